@@ -1,0 +1,41 @@
+# Every target sets up what it needs: a virtual environment in .venv, torch, the compiled extension.
+PYTHON ?= python3
+TORCH ?= torch==2.13.0
+VENV := .venv
+BIN := $(VENV)/bin
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: demo test lint bench wheel clean setup
+setup: .stamps/build
+
+.stamps/venv:
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install -q "$(TORCH)" numpy "setuptools>=77" wheel ninja pybind11
+	@mkdir -p .stamps && touch $@
+
+# What the project needs, from pyproject.toml alone; the extension is compiled by the next stamp.
+.stamps/deps: .stamps/venv pyproject.toml
+	FASTENC_BUILD=0 $(BIN)/pip install -q --no-build-isolation -e ".[dev]" "$(TORCH)"
+	@touch $@
+
+.stamps/build: .stamps/deps setup.py pyproject.toml $(wildcard csrc/*.cpp csrc/*.h csrc/cpu/*.cpp csrc/cpu/*.h)
+	$(BIN)/pip install -q --no-build-isolation --no-deps -e .
+	@touch $@
+
+demo: setup
+	$(BIN)/python -m fastenc.demo
+
+test: setup
+	$(BIN)/python -m pytest
+
+lint: setup
+	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
+
+bench: setup
+	$(BIN)/python -m benchmarks.run
+
+wheel: setup
+	$(BIN)/python -m build --no-isolation --outdir dist
+
+clean:
+	rm -rf build dist .stamps $(VENV) python/fastenc/*.so python/*.egg-info

@@ -1,0 +1,3 @@
+#define FASTENC_ISA baseline
+#define FASTENC_VECTOR_BYTES 16
+#include "kernels.inc"

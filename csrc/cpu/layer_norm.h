@@ -1,0 +1,100 @@
+// One row at a time, in cache: h is formed once into scratch, then two passes over it for exact
+// statistics. The last width % kLanes columns go through zero-filled vectors.
+
+template <class T>
+static void layer_norm_forward_rows(const LayerNormForward& a, int64_t begin, int64_t end, float* scratch) {
+  const int64_t width = a.width;
+  float* h = scratch;
+  float* keep = scratch + (width + kPhiloxColumns - 1) / kPhiloxColumns * kPhiloxColumns;
+  for (int64_t row = begin; row < end; ++row) {
+    const T* x = (const T*)a.x + row * width;
+    const T* residual = a.residual ? (const T*)a.residual + row * width : nullptr;
+    T* y = (T*)a.y + row * width;
+    if (a.dropout.threshold)
+      dropout_scales(a.dropout.seed, 0, (uint32_t)row, width, a.dropout.threshold, a.dropout.scale, keep);
+    Vec total{};
+    auto form = [&](int64_t c, int n) __attribute__((always_inline)) {
+      Vec v = load_n(x + c, n);
+      if (a.x_bias) v += load_n(a.x_bias + c, n);
+      if (a.dropout.threshold) {
+        Vec scale = load(keep + c);
+        v = scale == 0.f ? Vec{} : v * scale;
+      }
+      if (residual) v += load_n(residual + c, n);
+      if (a.h) {
+        store_n((T*)a.h + row * width + c, v, n);
+        v = load_n((const T*)a.h + row * width + c, n);  // statistics of what the backward will read
+      }
+      store_n(h + c, v, n);
+      total += v;
+    };
+    FASTENC_FOR_COLUMNS(width, form);
+    const float mean = a.rms ? 0.f : sum(total) / (float)width;
+    Vec squares{};
+    auto deviate = [&](int64_t c, int n) __attribute__((always_inline)) {
+      Vec d = load_n(h + c, n, mean) - mean;
+      squares += d * d;
+    };
+    FASTENC_FOR_COLUMNS(width, deviate);
+    const float rstd = 1.f / __builtin_sqrtf(sum(squares) / (float)width + a.eps);
+    auto normalise = [&](int64_t c, int n) __attribute__((always_inline)) {
+      Vec v = (load_n(h + c, n) - mean) * rstd;
+      if (a.weight) v *= load_n(a.weight + c, n);
+      if (a.bias) v += load_n(a.bias + c, n);
+      store_n(y + c, v, n);
+    };
+    FASTENC_FOR_COLUMNS(width, normalise);
+    if (a.mean) a.mean[row] = mean;
+    if (a.rstd) a.rstd[row] = rstd;
+  }
+}
+
+// dh = rstd * (g - mean(g) - xhat * mean(g * xhat)),  g = dy * weight; RMSNorm lacks the middle term.
+template <class T>
+static void layer_norm_backward_rows(const LayerNormBackward& a, int64_t begin, int64_t end, float* scratch) {
+  const int64_t width = a.width;
+  float* keep = scratch;
+  for (int64_t row = begin; row < end; ++row) {
+    const T* dy = (const T*)a.dy + row * width;
+    const T* h = (const T*)a.h + row * width;
+    T* dh = (T*)a.dh + row * width;
+    T* dx = a.dx ? (T*)a.dx + row * width : nullptr;
+    const float mean = a.mean[row], rstd = a.rstd[row];
+    if (a.dropout.threshold)
+      dropout_scales(a.dropout.seed, 0, (uint32_t)row, width, a.dropout.threshold, a.dropout.scale, keep);
+    Vec sum_g{}, sum_gx{};
+    auto reduce = [&](int64_t c, int n) __attribute__((always_inline)) {
+      Vec xhat = (load_n(h + c, n, mean) - mean) * rstd;
+      Vec d = load_n(dy + c, n);
+      Vec g = a.weight ? d * load_n(a.weight + c, n) : d;
+      sum_g += g;
+      sum_gx += g * xhat;
+      if (a.dweight) store_n(a.dweight + c, load_n(a.dweight + c, n) + d * xhat, n);
+      if (a.dbias) store_n(a.dbias + c, load_n(a.dbias + c, n) + d, n);
+    };
+    FASTENC_FOR_COLUMNS(width, reduce);
+    const float mean_g = a.rms ? 0.f : sum(sum_g) / (float)width;
+    const float mean_gx = sum(sum_gx) / (float)width;
+    auto write = [&](int64_t c, int n) __attribute__((always_inline)) {
+      Vec xhat = (load_n(h + c, n, mean) - mean) * rstd;
+      Vec g = load_n(dy + c, n);
+      if (a.weight) g *= load_n(a.weight + c, n);
+      Vec d = (g - mean_g - xhat * mean_gx) * rstd;
+      store_n(dh + c, d, n);
+      if (a.dropout.threshold) d *= load(keep + c);
+      if (dx) store_n(dx + c, d, n);
+      if (a.dx_bias) store_n(a.dx_bias + c, load_n(a.dx_bias + c, n) + d, n);
+    };
+    FASTENC_FOR_COLUMNS(width, write);
+  }
+}
+
+void layer_norm_forward(const LayerNormForward& a, bool bf16, int64_t begin, int64_t end, float* scratch) {
+  bf16 ? layer_norm_forward_rows<bfloat16>(a, begin, end, scratch)
+       : layer_norm_forward_rows<float>(a, begin, end, scratch);
+}
+
+void layer_norm_backward(const LayerNormBackward& a, bool bf16, int64_t begin, int64_t end, float* scratch) {
+  bf16 ? layer_norm_backward_rows<bfloat16>(a, begin, end, scratch)
+       : layer_norm_backward_rows<float>(a, begin, end, scratch);
+}

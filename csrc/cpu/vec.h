@@ -1,0 +1,123 @@
+// Vectors of floats, written once with the compiler's vector extensions and compiled once per
+// instruction set. Included by kernels.inc only, inside namespace fastenc::FASTENC_ISA.
+// No templates of the standard library here: the linker could keep one set's copy for another.
+
+#define FASTENC_INLINE static inline __attribute__((always_inline))
+
+constexpr int kLanes = FASTENC_VECTOR_BYTES / 4;
+typedef float Vec __attribute__((vector_size(FASTENC_VECTOR_BYTES)));
+typedef int32_t VecI __attribute__((vector_size(FASTENC_VECTOR_BYTES)));
+typedef uint32_t VecU __attribute__((vector_size(FASTENC_VECTOR_BYTES)));
+typedef uint16_t VecH __attribute__((vector_size(FASTENC_VECTOR_BYTES / 2)));
+
+FASTENC_INLINE Vec splat(float value) { return Vec{} + value; }
+
+FASTENC_INLINE Vec load(const float* p) {
+  Vec v;
+  __builtin_memcpy(&v, p, sizeof v);
+  return v;
+}
+FASTENC_INLINE void store(float* p, Vec v) { __builtin_memcpy(p, &v, sizeof v); }
+
+FASTENC_INLINE Vec load(const bfloat16* p) {
+  VecH h;
+  __builtin_memcpy(&h, p, sizeof h);
+  return (Vec)(__builtin_convertvector(h, VecU) << 16);
+}
+// Rounds to nearest, ties to even; NaN stays NaN.
+FASTENC_INLINE void store(bfloat16* p, Vec v) {
+  VecU bits = (VecU)v;
+  VecU rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+  VecU nan = (VecU)(v != v);
+  VecH h = __builtin_convertvector((rounded & ~nan) | (nan & 0x7fc0u), VecH);
+  __builtin_memcpy(p, &h, sizeof h);
+}
+
+FASTENC_INLINE float to_float(float value) { return value; }
+FASTENC_INLINE float to_float(bfloat16 value) {
+  uint32_t bits = (uint32_t)value.bits << 16;
+  float result;
+  __builtin_memcpy(&result, &bits, sizeof result);
+  return result;
+}
+FASTENC_INLINE void from_float(float* p, float value) { *p = value; }
+FASTENC_INLINE void from_float(bfloat16* p, float value) {
+  uint32_t bits;
+  __builtin_memcpy(&bits, &value, sizeof bits);
+  p->bits = value != value ? 0x7fc0 : (uint16_t)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+}
+
+// The first n < kLanes elements; the other lanes hold `fill`.
+template <class T>
+FASTENC_INLINE Vec load_first(const T* p, int n, float fill = 0.f) {
+  float lanes[kLanes];
+  for (int i = 0; i < kLanes; ++i) lanes[i] = i < n ? to_float(p[i]) : fill;
+  return load(lanes);
+}
+template <class T>
+FASTENC_INLINE void store_first(T* p, Vec v, int n) {
+  float lanes[kLanes];
+  store(lanes, v);
+  for (int i = 0; i < n; ++i) from_float(p + i, lanes[i]);
+}
+
+FASTENC_INLINE Vec max(Vec a, Vec b) { return a > b ? a : b; }
+FASTENC_INLINE Vec min(Vec a, Vec b) { return a < b ? a : b; }
+
+FASTENC_INLINE float sum(Vec v) {
+  float lanes[kLanes];
+  store(lanes, v);
+  for (int width = kLanes / 2; width; width /= 2)
+    for (int i = 0; i < width; ++i) lanes[i] += lanes[i + width];
+  return lanes[0];
+}
+FASTENC_INLINE float maximum(Vec v) {
+  float lanes[kLanes];
+  store(lanes, v);
+  for (int width = kLanes / 2; width; width /= 2)
+    for (int i = 0; i < width; ++i)
+      if (lanes[i + width] > lanes[i]) lanes[i] = lanes[i + width];
+  return lanes[0];
+}
+
+// e^x to about one unit in the last place (Cephes' polynomial after Cody-Waite reduction). Below
+// -87.3 the result is 0; above 88 it saturates at e^88. NaN stays NaN.
+FASTENC_INLINE Vec exp(Vec x) {
+  const Vec low = splat(-87.3f), high = splat(88.f);
+  Vec t = x < low ? low : (x > high ? high : x);
+  const float round_to_int = 12582912.f;  // 1.5 * 2^23: adding it rounds to an integer
+  Vec shifted = t * 1.44269504088896341f + round_to_int;
+  Vec n = shifted - round_to_int;
+  Vec r = t - n * 0.693359375f;
+  r = r - n * -2.12194440e-4f;
+  Vec p = splat(1.9875691500e-4f);
+  p = p * r + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * (r * r) + (r + 1.f);
+  VecI exponent = ((VecI)shifted << 23) + (127 << 23);
+  Vec result = p * (Vec)exponent;
+  return x < low ? splat(0.f) : result;
+}
+
+// Calls body(column, count) for each vector of a row.
+#define FASTENC_FOR_COLUMNS(width, body)                                \
+  do {                                                                  \
+    int64_t c = 0;                                                      \
+    for (; c + kLanes <= (width); c += kLanes) body(c, kLanes);         \
+    if (c < (width)) body(c, (int)((width) - c));                       \
+  } while (0)
+
+template <class T>
+FASTENC_INLINE Vec load_n(const T* p, int n, float fill = 0.f) {
+  return n == kLanes ? load(p) : load_first(p, n, fill);
+}
+template <class T>
+FASTENC_INLINE void store_n(T* p, Vec v, int n) {
+  if (n == kLanes)
+    store(p, v);
+  else
+    store_first(p, v, n);
+}

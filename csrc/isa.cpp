@@ -1,0 +1,71 @@
+#include "isa.h"
+
+#include <cstdlib>
+#include <cstring>
+#include <string>
+
+namespace fastenc {
+namespace {
+
+bool runs_here(Isa isa) {
+#if FASTENC_X86
+  if (isa == Isa::avx512)
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
+           __builtin_cpu_supports("fma");
+  if (isa == Isa::avx2) return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+#endif
+  return isa == Isa::baseline;
+}
+
+Isa best() {
+  for (Isa isa : {Isa::avx512, Isa::avx2})
+    if (runs_here(isa)) return isa;
+  return Isa::baseline;
+}
+
+Isa& chosen() {
+  static Isa value = [] {
+    const char* forced = std::getenv("FASTENC_ISA");
+    for (Isa isa : {Isa::baseline, Isa::avx2, Isa::avx512})
+      if (forced && !std::strcmp(forced, isa_name(isa)) && runs_here(isa)) return isa;
+    return best();
+  }();
+  return value;
+}
+
+}  // namespace
+
+const char* isa_name(Isa isa) {
+  switch (isa) {
+    case Isa::avx512:
+      return "avx512";
+    case Isa::avx2:
+      return "avx2";
+    default:
+      return "baseline";
+  }
+}
+
+Isa isa() { return chosen(); }
+
+bool set_isa(const char* name) {
+  for (Isa isa : {Isa::baseline, Isa::avx2, Isa::avx512})
+    if (!std::strcmp(name, isa_name(isa)) && runs_here(isa)) {
+      chosen() = isa;
+      return true;
+    }
+  return false;
+}
+
+const char* usable_isas() {
+  static const std::string names = [] {
+    std::string all = "baseline";
+    for (Isa isa : {Isa::avx2, Isa::avx512})
+      if (runs_here(isa)) all += std::string(" ") + isa_name(isa);
+    return all;
+  }();
+  return names.c_str();
+}
+
+}  // namespace fastenc

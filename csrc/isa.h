@@ -1,0 +1,54 @@
+// The instruction sets that the vector code is compiled for, and the choice among them at run time.
+#pragma once
+
+namespace fastenc {
+
+enum class Isa { baseline, avx2, avx512 };
+
+// The best set that this processor has; the environment variable FASTENC_ISA forces a lower one.
+Isa isa();
+// Chooses `name` from now on; returns false if it is unknown or this processor lacks it.
+bool set_isa(const char* name);
+const char* isa_name(Isa isa);
+// "baseline", "baseline avx2", ...: what this binary holds and this processor can run.
+const char* usable_isas();
+
+}  // namespace fastenc
+
+#if defined(__x86_64__)
+#define FASTENC_X86 1
+#endif
+
+// Declares the given functions once for each instruction set's namespace.
+#if FASTENC_X86
+#define FASTENC_FOR_EACH_ISA(...) \
+  namespace baseline {            \
+  __VA_ARGS__                     \
+  }                               \
+  namespace avx2 {                \
+  __VA_ARGS__                     \
+  }                               \
+  namespace avx512 {              \
+  __VA_ARGS__                     \
+  }
+// Calls fastenc::<isa>::function(arguments).
+#define FASTENC_CALL(function, ...)                       \
+  do {                                                    \
+    switch (::fastenc::isa()) {                           \
+      case ::fastenc::Isa::avx512:                        \
+        ::fastenc::avx512::function(__VA_ARGS__);         \
+        break;                                            \
+      case ::fastenc::Isa::avx2:                          \
+        ::fastenc::avx2::function(__VA_ARGS__);           \
+        break;                                            \
+      default:                                            \
+        ::fastenc::baseline::function(__VA_ARGS__);       \
+    }                                                     \
+  } while (0)
+#else
+#define FASTENC_FOR_EACH_ISA(...) \
+  namespace baseline {            \
+  __VA_ARGS__                     \
+  }
+#define FASTENC_CALL(function, ...) ::fastenc::baseline::function(__VA_ARGS__)
+#endif

@@ -1,0 +1,114 @@
+#include "layer_norm.h"
+
+#include "tensors.h"
+
+namespace fastenc {
+namespace {
+
+Dropout make_dropout(double p, const std::optional<Tensor>& seed) {
+  Dropout dropout;
+  if (!seed) return dropout;
+  dropout.threshold = dropout_threshold(p);
+  dropout.seed = static_cast<uint64_t>(*static_cast<const int64_t*>(seed->const_data_ptr()));
+  dropout.scale = 65536.f / static_cast<float>(65536 - dropout.threshold);
+  return dropout;
+}
+
+int64_t scratch_size(int64_t width) { return 2 * ((width + 127) / 128 * 128); }
+
+// (y, h, mean, rstd); h is empty where it would equal x, all three are empty unless `save`.
+std::tuple<Tensor, Tensor, Tensor, Tensor> forward(
+    Tensor x, std::optional<Tensor> residual, std::optional<Tensor> x_bias, std::optional<Tensor> weight,
+    std::optional<Tensor> bias, std::optional<Tensor> seed, double dropout_p, double eps, bool rms, bool save) {
+  x = as_contiguous(x);
+  if (residual) residual = as_contiguous(*residual);
+  const bool bf16 = is_bfloat16(x);
+  const int64_t width = x.size(x.dim() - 1), rows = width ? x.numel() / width : 0;
+  const bool fused = residual || x_bias || seed;
+  FloatVector x_bias_values(x_bias), weight_values(weight), bias_values(bias);
+  Tensor y = torch::stable::empty_like(x);
+  Tensor h = save && fused ? torch::stable::empty_like(x) : empty({0}, x.scalar_type());
+  Tensor mean = empty({save ? rows : 0}, ScalarType::Float), rstd = empty({save ? rows : 0}, ScalarType::Float);
+
+  LayerNormForward a{};
+  a.x = x.const_data_ptr();
+  a.residual = residual ? residual->const_data_ptr() : nullptr;
+  a.x_bias = x_bias_values.data();
+  a.weight = weight_values.data();
+  a.bias = bias_values.data();
+  a.y = y.mutable_data_ptr();
+  a.h = save && fused ? h.mutable_data_ptr() : nullptr;
+  a.mean = save ? static_cast<float*>(mean.mutable_data_ptr()) : nullptr;
+  a.rstd = save ? static_cast<float*>(rstd.mutable_data_ptr()) : nullptr;
+  a.width = width;
+  a.eps = static_cast<float>(eps);
+  a.rms = rms;
+  a.dropout = make_dropout(dropout_p, seed);
+  torch::stable::parallel_for(0, rows, grain(width), [&](int64_t begin, int64_t end) {
+    std::vector<float> scratch(scratch_size(width));
+    FASTENC_CALL(layer_norm_forward, a, bf16, begin, end, scratch.data());
+  });
+  return {y, h, mean, rstd};
+}
+
+// (dh, dx, dweight, dbias, dx_bias); dh is the residual's gradient. dx is empty where it would equal dh;
+// the sums are float32 and empty unless wanted.
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> backward(
+    Tensor dy, Tensor h, Tensor mean, Tensor rstd, std::optional<Tensor> weight, std::optional<Tensor> seed,
+    double dropout_p, bool rms, bool wants_affine, bool wants_x_bias) {
+  dy = as_contiguous(dy);
+  const bool bf16 = is_bfloat16(h);
+  const int64_t width = h.size(h.dim() - 1), rows = width ? h.numel() / width : 0;
+  FloatVector weight_values(weight);
+  Tensor dh = torch::stable::empty_like(h);
+  Tensor dx = seed ? torch::stable::empty_like(h) : empty({0}, h.scalar_type());
+  Tensor dweight = empty({wants_affine ? width : 0}, ScalarType::Float);
+  Tensor dbias = empty({wants_affine ? width : 0}, ScalarType::Float);
+  Tensor dx_bias = empty({wants_x_bias ? width : 0}, ScalarType::Float);
+
+  LayerNormBackward common{};
+  common.dy = dy.const_data_ptr();
+  common.h = h.const_data_ptr();
+  common.mean = static_cast<const float*>(mean.const_data_ptr());
+  common.rstd = static_cast<const float*>(rstd.const_data_ptr());
+  common.weight = weight_values.data();
+  common.dh = dh.mutable_data_ptr();
+  common.dx = seed ? dx.mutable_data_ptr() : nullptr;
+  common.width = width;
+  common.rms = rms;
+  common.dropout = make_dropout(dropout_p, seed);
+
+  const RowBlocks blocks(rows);
+  std::vector<float> sums(blocks.count * 3 * width, 0.f);
+  torch::stable::parallel_for(0, blocks.count, 1, [&](int64_t first, int64_t last) {
+    std::vector<float> scratch(scratch_size(width));
+    for (int64_t block = first; block < last; ++block) {
+      LayerNormBackward a = common;
+      float* block_sums = sums.data() + block * 3 * width;
+      a.dweight = wants_affine ? block_sums : nullptr;
+      a.dbias = wants_affine ? block_sums + width : nullptr;
+      a.dx_bias = wants_x_bias ? block_sums + 2 * width : nullptr;
+      FASTENC_CALL(layer_norm_backward, a, bf16, blocks.begin(block), blocks.begin(block + 1), scratch.data());
+    }
+  });
+  const auto add_blocks = [&](Tensor& out, int64_t which) {
+    float* total = static_cast<float*>(out.mutable_data_ptr());
+    for (int64_t c = 0; c < out.numel(); ++c) {
+      total[c] = 0.f;
+      for (int64_t block = 0; block < blocks.count; ++block) total[c] += sums[(block * 3 + which) * width + c];
+    }
+  };
+  add_blocks(dweight, 0);
+  add_blocks(dbias, 1);
+  add_blocks(dx_bias, 2);
+  return {dh, dx, dweight, dbias, dx_bias};
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(fastenc, CPU, m) {
+  m.impl("layer_norm_fwd", TORCH_BOX(&forward));
+  m.impl("layer_norm_bwd", TORCH_BOX(&backward));
+}
+
+}  // namespace fastenc

@@ -1,0 +1,54 @@
+// y = Norm(h) * weight + bias,  h = residual + dropout(x + x_bias); Norm is LayerNorm or RMSNorm.
+#pragma once
+#include <cstdint>
+
+#include "isa.h"
+
+namespace fastenc {
+
+struct Dropout {
+  uint64_t seed = 0;
+  uint32_t threshold = 0;  // an element is kept if its 16 random bits are >= threshold
+  float scale = 1.f;       // 1 / probability of keeping
+};
+
+// Pointers that may be null say so; x, residual, h, y, dy, dx and dh hold elements of one storage type.
+struct LayerNormForward {
+  const void* x;
+  const void* residual;  // or null
+  const float* x_bias;   // or null
+  const float* weight;   // or null: ones
+  const float* bias;     // or null: zeros
+  void* y;
+  void* h;      // or null: not wanted
+  float* mean;  // or null
+  float* rstd;  // or null
+  int64_t width;
+  float eps;
+  bool rms;
+  Dropout dropout;
+};
+
+struct LayerNormBackward {
+  const void* dy;
+  const void* h;
+  const float* mean;
+  const float* rstd;
+  const float* weight;  // or null
+  void* dh;
+  void* dx;  // or null: equal to dh
+  // Sums over the rows given to one call; added to, so zeroed by the caller; null where not wanted.
+  float* dweight;
+  float* dbias;
+  float* dx_bias;
+  int64_t width;
+  bool rms;
+  Dropout dropout;
+};
+
+// Rows [begin, end); scratch holds 2 * (width rounded up to 128) floats.
+FASTENC_FOR_EACH_ISA(
+    void layer_norm_forward(const LayerNormForward&, bool bf16, int64_t begin, int64_t end, float* scratch);
+    void layer_norm_backward(const LayerNormBackward&, bool bf16, int64_t begin, int64_t end, float* scratch);)
+
+}  // namespace fastenc

@@ -1,0 +1,34 @@
+// The extension module: what was compiled, and the choice of instruction set. The ops register
+// themselves beside their code; their schemas are defined in Python (fastenc.ops._library).
+#include <pybind11/pybind11.h>
+
+#include <stdexcept>
+#include <string>
+
+#include "isa.h"
+
+namespace py = pybind11;
+
+PYBIND11_MODULE(_C, m) {
+  m.doc() = "fastenc's compiled ops";
+  m.def(
+      "build_info",
+      [] {
+        py::dict info;
+        info["compiler"] = __VERSION__;
+        info["torch_stable_abi"] = "2.11";
+        info["cuda"] = py::none();
+        info["usable_instruction_sets"] = fastenc::usable_isas();
+        info["instruction_set"] = fastenc::isa_name(fastenc::isa());
+        return info;
+      },
+      "What this extension was compiled with and what it uses on this processor.");
+  m.def(
+      "set_instruction_set",
+      [](const std::string& name) {
+        if (!fastenc::set_isa(name.c_str()))
+          throw std::invalid_argument("instruction set must be one of '" + std::string(fastenc::usable_isas()) +
+                                      "', got '" + name + "'");
+      },
+      py::arg("name"), "Use another of the instruction sets that this processor has (for tests and benchmarks).");
+}

@@ -1,0 +1,75 @@
+// What the ops' entry points share: reading torch tensors through the stable ABI.
+#pragma once
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+
+#include <algorithm>
+#include <cstring>
+#include <optional>
+#include <tuple>
+#include <vector>
+
+#include "dtype.h"
+
+namespace fastenc {
+
+using torch::stable::Tensor;
+using torch::headeronly::ScalarType;
+
+// Python checks dtypes for the user's eyes; this guards direct calls of the op.
+inline bool is_bfloat16(const Tensor& t) {
+  STD_TORCH_CHECK(
+      t.scalar_type() == ScalarType::Float || t.scalar_type() == ScalarType::BFloat16,
+      "fastenc: CPU kernels take float32 or bfloat16");
+  return t.scalar_type() == ScalarType::BFloat16;
+}
+
+inline Tensor as_contiguous(const Tensor& t) {
+  return t.is_contiguous() ? t : torch::stable::contiguous(t);
+}
+
+inline Tensor empty(std::initializer_list<int64_t> sizes, ScalarType dtype) {
+  return torch::stable::empty(torch::headeronly::IntHeaderOnlyArrayRef(sizes.begin(), sizes.size()), dtype);
+}
+
+// Sums, weights and biases are float inside the kernels; a bfloat16 one is widened here once.
+class FloatVector {
+ public:
+  explicit FloatVector(const std::optional<Tensor>& t) {
+    if (!t) return;
+    held_ = as_contiguous(*t);
+    if (!is_bfloat16(*held_)) {
+      data_ = static_cast<const float*>(held_->const_data_ptr());
+      return;
+    }
+    const auto* source = static_cast<const bfloat16*>(held_->const_data_ptr());
+    widened_.resize(held_->numel());
+    for (size_t i = 0; i < widened_.size(); ++i) {
+      const uint32_t bits = static_cast<uint32_t>(source[i].bits) << 16;
+      std::memcpy(&widened_[i], &bits, sizeof bits);
+    }
+    data_ = widened_.data();
+  }
+  const float* data() const { return data_; }
+
+ private:
+  std::optional<Tensor> held_;
+  std::vector<float> widened_;
+  const float* data_ = nullptr;
+};
+
+// Rows per thread at least, so that a task is worth starting.
+inline int64_t grain(int64_t width) { return std::max<int64_t>(1, 16384 / std::max<int64_t>(1, width)); }
+
+// Column sums over rows (weight and bias gradients) are formed in a fixed number of row blocks and added
+// in order, so that the result does not depend on the number of threads.
+struct RowBlocks {
+  int64_t rows, count;
+  explicit RowBlocks(int64_t rows_) : rows(rows_), count(std::clamp<int64_t>(rows_ / 32, 1, 16)) {}
+  int64_t begin(int64_t block) const { return rows * block / count; }
+};
+
+inline uint32_t dropout_threshold(double p) { return static_cast<uint32_t>(p * 65536.0 + 0.5); }
+
+}  // namespace fastenc

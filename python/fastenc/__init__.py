@@ -1,0 +1,36 @@
+"""Fused kernels for bidirectional transformer encoders: same checkpoints, same numbers, no padding paid for."""
+
+from importlib import import_module
+
+__version__ = "0.1.0"
+
+# Imported at first use, so that `import fastenc` needs torch only and stays quick.
+_LAZY = {
+    "patch": "fastenc.integrations.transformers",
+    "unpatch": "fastenc.integrations.transformers",
+    "Encoder": "fastenc.models",
+    "PackedBatch": "fastenc.packing",
+    "nn": None,
+    "ops": None,
+    "models": None,
+    "packing": None,
+}
+
+__all__ = [
+    "Encoder",
+    "PackedBatch",
+    "__version__",
+    "models",
+    "nn",
+    "ops",
+    "packing",
+    "patch",
+    "unpatch",
+]
+
+
+def __getattr__(name: str):
+    if name not in _LAZY:
+        raise AttributeError(f"module 'fastenc' has no attribute {name!r}")
+    home = _LAZY[name]
+    return import_module(f"fastenc.{name}") if home is None else getattr(import_module(home), name)

@@ -1,0 +1,69 @@
+"""LayerNorm and RMSNorm modules over the fused op; parameters and state-dict keys are torch.nn's."""
+
+import torch
+from torch import Tensor, nn
+
+from fastenc.ops import layer_norm, rms_norm
+
+
+class LayerNorm(nn.LayerNorm):
+    """``torch.nn.LayerNorm`` over the last dimension, whose forward can take the residual path too.
+
+    ``forward(x, residual=None, x_bias=None, dropout_p=0.0)`` is LN(residual + dropout(x + x_bias)); dropout is
+    applied in training mode only.
+    Raises: ValueError when ``normalized_shape`` has more than one dimension.
+    """
+
+    def __init__(self, normalized_shape, *args, **kwargs):
+        super().__init__(normalized_shape, *args, **kwargs)
+        _check_one_dimension(self)
+
+    def forward(
+        self,
+        x: Tensor,
+        residual: Tensor | None = None,
+        x_bias: Tensor | None = None,
+        dropout_p: float = 0.0,
+    ) -> Tensor:
+        dropout_p = dropout_p if self.training else 0.0
+        return layer_norm(
+            x,
+            self.weight,
+            self.bias,
+            residual=residual,
+            x_bias=x_bias,
+            dropout_p=dropout_p,
+            eps=self.eps,
+        )
+
+
+class RMSNorm(nn.RMSNorm):
+    """``torch.nn.RMSNorm`` over the last dimension, with the residual path of :class:`LayerNorm`.
+
+    ``eps=None`` means the machine epsilon of the input's dtype, as in torch.
+    """
+
+    def __init__(self, normalized_shape, *args, **kwargs):
+        super().__init__(normalized_shape, *args, **kwargs)
+        _check_one_dimension(self)
+
+    def forward(
+        self,
+        x: Tensor,
+        residual: Tensor | None = None,
+        x_bias: Tensor | None = None,
+        dropout_p: float = 0.0,
+    ) -> Tensor:
+        eps = torch.finfo(x.dtype).eps if self.eps is None else self.eps
+        dropout_p = dropout_p if self.training else 0.0
+        return rms_norm(
+            x, self.weight, residual=residual, x_bias=x_bias, dropout_p=dropout_p, eps=eps
+        )
+
+
+def _check_one_dimension(module) -> None:
+    if len(module.normalized_shape) != 1:
+        raise ValueError(
+            f"normalized_shape must be one dimension, got {tuple(module.normalized_shape)}: "
+            "use the torch.nn module for more"
+        )

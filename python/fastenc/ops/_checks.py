@@ -1,0 +1,58 @@
+"""Argument checks that the ops share; each raises ValueError with rule, received value and remedy."""
+
+import torch
+from torch import Tensor
+
+
+def check_vector(op: str, name: str, value: Tensor | None, x: Tensor) -> None:
+    """A weight or bias: one element for each of x's last dimension, on x's device."""
+    if value is None:
+        return
+    if value.shape != x.shape[-1:]:
+        raise ValueError(
+            f"{op}: {name} must have shape ({x.shape[-1]},), the last dimension of x, "
+            f"got {tuple(value.shape)}"
+        )
+    check_device(op, name, value, x)
+    if not value.is_floating_point():
+        raise ValueError(f"{op}: {name} must be floating point, got {value.dtype}")
+
+
+def check_like(op: str, name: str, value: Tensor | None, x: Tensor) -> None:
+    """A second input: x's shape, dtype and device."""
+    if value is None:
+        return
+    if value.shape != x.shape:
+        raise ValueError(
+            f"{op}: {name} must have x's shape {tuple(x.shape)}, got {tuple(value.shape)}"
+        )
+    if value.dtype != x.dtype:
+        raise ValueError(
+            f"{op}: {name} must have x's dtype {x.dtype}, got {value.dtype}: cast one of them"
+        )
+    check_device(op, name, value, x)
+
+
+def check_device(op: str, name: str, value: Tensor, x: Tensor) -> None:
+    if value.device != x.device:
+        raise ValueError(
+            f"{op}: {name} must be on the input's device {x.device}, got {value.device}: move it there"
+        )
+
+
+def check_floating(op: str, x: Tensor) -> None:
+    if not x.is_floating_point() or x.dim() < 1:
+        raise ValueError(
+            f"{op}: the input must be a floating-point tensor of at least one dimension, "
+            f"got {x.dtype} of shape {tuple(x.shape)}"
+        )
+
+
+def check_dropout(op: str, dropout_p: float) -> None:
+    if not 0.0 <= dropout_p < 1.0:
+        raise ValueError(f"{op}: dropout_p must be in [0, 1), got {dropout_p}")
+
+
+def draw_seed() -> Tensor:
+    """A dropout seed from torch's default CPU generator: int64 (1,)."""
+    return torch.randint(2**62, (1,))

@@ -1,0 +1,69 @@
+"""Bias and GELU in one pass."""
+
+import torch
+from torch import Tensor
+
+from fastenc.ops import _checks
+from fastenc.ops._dispatch import choose
+from fastenc.ops._library import define
+from fastenc.reference import bias_gelu as reference
+
+
+def bias_gelu(
+    x: Tensor, bias: Tensor | None = None, *, approximate: str = "none", impl: str = "auto"
+) -> Tensor:
+    """gelu(x + bias), and the bias gradient in the same pass of the backward.
+
+        approximate="none":  gelu(u) = u * P(u), P the normal distribution (BERT's form)
+        approximate="tanh":  gelu(u) = u/2 * (1 + tanh(sqrt(2/pi) * (u + 0.044715 u^3)))
+
+    Args:
+        x: (..., intermediate_size), floating point.
+        bias: (intermediate_size,) or None; any floating dtype.
+        impl: "auto", "cpp" or "reference".
+    Returns: shape and dtype of x.
+    Raises: ValueError stating rule, received value, remedy.
+    Numerics: fp32 arithmetic. Deterministic: yes. Differentiable: x, bias.
+    Source: Hendrycks and Gimpel 2016, arXiv:1606.08415.
+    """
+    _checks.check_floating("bias_gelu", x)
+    _checks.check_vector("bias_gelu", "bias", bias, x)
+    if approximate not in ("none", "tanh"):
+        raise ValueError(f"bias_gelu: approximate must be 'none' or 'tanh', got {approximate!r}")
+    if choose("bias_gelu", impl, x) == "reference":
+        return reference.bias_gelu(x, bias, approximate=approximate)
+    tanh = approximate == "tanh"
+    if torch.is_grad_enabled() and (x.requires_grad or (bias is not None and bias.requires_grad)):
+        return _BiasGelu.apply(x, bias, tanh)
+    return torch.ops.fastenc.bias_gelu_fwd(x, bias, tanh)
+
+
+class _BiasGelu(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, bias, tanh):
+        ctx.save_for_backward(x, bias)
+        ctx.tanh = tanh
+        return torch.ops.fastenc.bias_gelu_fwd(x, bias, tanh)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, dy):
+        x, bias = ctx.saved_tensors
+        dx, dbias = torch.ops.fastenc.bias_gelu_bwd(dy, x, bias, ctx.tanh)
+        return dx, dbias.to(bias.dtype) if ctx.needs_input_grad[1] else None, None
+
+
+def _fake_forward(x, bias, tanh):
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+def _fake_backward(dy, x, bias, tanh):
+    width = x.shape[-1] if bias is not None else 0
+    return _fake_forward(x, bias, tanh), x.new_empty((width,), dtype=torch.float32)
+
+
+define("bias_gelu_fwd(Tensor x, Tensor? bias, bool tanh) -> Tensor", _fake_forward)
+define(
+    "bias_gelu_bwd(Tensor dy, Tensor x, Tensor? bias, bool tanh) -> (Tensor, Tensor)",
+    _fake_backward,
+)

@@ -1,0 +1,173 @@
+"""LayerNorm and RMSNorm with bias, dropout and residual fused before them."""
+
+import torch
+from torch import Tensor
+
+from fastenc.ops import _checks
+from fastenc.ops._dispatch import choose
+from fastenc.ops._library import define
+from fastenc.reference import layer_norm as reference
+
+
+def layer_norm(
+    x: Tensor,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    *,
+    residual: Tensor | None = None,
+    x_bias: Tensor | None = None,
+    dropout_p: float = 0.0,
+    eps: float = 1e-5,
+    impl: str = "auto",
+) -> Tensor:
+    """LayerNorm(residual + dropout(x + x_bias)) in one pass.
+
+        h = residual + dropout(x + x_bias)
+        y = (h - mean(h)) / sqrt(var(h) + eps) * weight + bias
+
+    Args:
+        x: (..., hidden_size), floating point.
+        weight, bias: (hidden_size,) or None; any floating dtype.
+        residual: x's shape and dtype, or None.
+        x_bias: (hidden_size,) or None, the bias of the linear layer that made x.
+        dropout_p: probability of zeroing an element, rounded to a multiple of 2^-16. Applied whenever
+            positive: pass 0 in evaluation. The mask comes from torch's default CPU generator.
+        eps: added to the variance.
+        impl: "auto", "cpp" or "reference".
+    Returns: y, shape and dtype of x.
+    Raises: ValueError stating rule, received value, remedy.
+    Numerics: fp32 statistics. Deterministic: yes. Differentiable: x, weight, bias, residual, x_bias.
+    Source: Ba et al. 2016, arXiv:1607.06450.
+    """
+    _check("layer_norm", x, weight, bias, residual, x_bias, dropout_p)
+    seed = _checks.draw_seed() if dropout_p > 0 else None
+    if choose("layer_norm", impl, x) == "reference":
+        return reference.layer_norm(
+            x,
+            weight,
+            bias,
+            residual=residual,
+            x_bias=x_bias,
+            dropout_p=dropout_p,
+            seed=seed,
+            eps=eps,
+        )
+    return _run(x, residual, x_bias, weight, bias, seed, dropout_p, eps, False)
+
+
+def rms_norm(
+    x: Tensor,
+    weight: Tensor | None = None,
+    *,
+    residual: Tensor | None = None,
+    x_bias: Tensor | None = None,
+    dropout_p: float = 0.0,
+    eps: float = 1e-6,
+    impl: str = "auto",
+) -> Tensor:
+    """RMSNorm(residual + dropout(x + x_bias)) in one pass.
+
+        y = h / sqrt(mean(h^2) + eps) * weight,  h = residual + dropout(x + x_bias)
+
+    Arguments, result, errors and numerics as :func:`layer_norm`.
+    Source: Zhang and Sennrich 2019, arXiv:1910.07467.
+    """
+    _check("rms_norm", x, weight, None, residual, x_bias, dropout_p)
+    seed = _checks.draw_seed() if dropout_p > 0 else None
+    if choose("rms_norm", impl, x) == "reference":
+        return reference.rms_norm(
+            x, weight, residual=residual, x_bias=x_bias, dropout_p=dropout_p, seed=seed, eps=eps
+        )
+    return _run(x, residual, x_bias, weight, None, seed, dropout_p, eps, True)
+
+
+def _check(op, x, weight, bias, residual, x_bias, dropout_p):
+    _checks.check_floating(op, x)
+    for name, value in (("weight", weight), ("bias", bias), ("x_bias", x_bias)):
+        _checks.check_vector(op, name, value, x)
+    _checks.check_like(op, "residual", residual, x)
+    _checks.check_dropout(op, dropout_p)
+
+
+def _run(*arguments):
+    if torch.is_grad_enabled() and any(
+        isinstance(value, Tensor) and value.requires_grad for value in arguments
+    ):
+        return _LayerNorm.apply(*arguments)
+    return torch.ops.fastenc.layer_norm_fwd(*arguments, False)[0]
+
+
+class _LayerNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, residual, x_bias, weight, bias, seed, dropout_p, eps, rms):
+        y, h, mean, rstd = torch.ops.fastenc.layer_norm_fwd(
+            x, residual, x_bias, weight, bias, seed, dropout_p, eps, rms, True
+        )
+        fused = residual is not None or x_bias is not None or seed is not None
+        ctx.save_for_backward(
+            h if fused else x.contiguous(), mean, rstd, weight, bias, x_bias, seed
+        )
+        ctx.dropout_p, ctx.rms = dropout_p, rms
+        return y
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, dy):
+        h, mean, rstd, weight, bias, x_bias, seed = ctx.saved_tensors
+        needs_x, needs_residual, needs_x_bias, needs_weight, needs_bias = ctx.needs_input_grad[:5]
+        dh, dx, dweight, dbias, dx_bias = torch.ops.fastenc.layer_norm_bwd(
+            dy,
+            h,
+            mean,
+            rstd,
+            weight,
+            seed,
+            ctx.dropout_p,
+            ctx.rms,
+            needs_weight or needs_bias,
+            needs_x_bias,
+        )
+        return (
+            (dh if seed is None else dx) if needs_x else None,
+            dh if needs_residual else None,
+            dx_bias.to(x_bias.dtype) if needs_x_bias else None,
+            dweight.to(weight.dtype) if needs_weight else None,
+            dbias.to(bias.dtype) if needs_bias else None,
+            None,
+            None,
+            None,
+            None,
+        )
+
+
+def _fake_forward(x, residual, x_bias, weight, bias, seed, dropout_p, eps, rms, save):
+    fused = residual is not None or x_bias is not None or seed is not None
+    rows = x.shape[:-1].numel() if save else 0
+    y = torch.empty_like(x, memory_format=torch.contiguous_format)
+    statistics = lambda: x.new_empty((rows,), dtype=torch.float32)
+    return (
+        y,
+        torch.empty_like(y) if save and fused else x.new_empty((0,)),
+        statistics(),
+        statistics(),
+    )
+
+
+def _fake_backward(dy, h, mean, rstd, weight, seed, dropout_p, rms, wants_affine, wants_x_bias):
+    width = h.shape[-1]
+    sums = lambda wanted: h.new_empty((width if wanted else 0,), dtype=torch.float32)
+    dx = torch.empty_like(h) if seed is not None else h.new_empty((0,))
+    return torch.empty_like(h), dx, sums(wants_affine), sums(wants_affine), sums(wants_x_bias)
+
+
+define(
+    "layer_norm_fwd(Tensor x, Tensor? residual, Tensor? x_bias, Tensor? weight, Tensor? bias, Tensor? seed, "
+    "float dropout_p, float eps, bool rms, bool save) -> (Tensor, Tensor, Tensor, Tensor)",
+    _fake_forward,
+)
+define(
+    "layer_norm_bwd(Tensor dy, Tensor h, Tensor mean, Tensor rstd, Tensor? weight, Tensor? seed, "
+    "float dropout_p, bool rms, bool wants_affine, bool wants_x_bias) "
+    "-> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    _fake_backward,
+)

@@ -1,0 +1,178 @@
+"""Padded ↔ packed: a batch as one row of tokens with no padding.
+
+The host does the packing once, before the embedding; ``unpack`` undoes it once, at the end, only if
+somebody wants a padded result. The format is described in DESIGN.md.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, chain
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class PackedBatch:
+    """Sequences laid end to end.
+
+    Fields (T = total tokens, B = sequences):
+        input_ids: (T,) int64.
+        cu_seqlens: (B+1,) int32, offsets of the sequences, from 0 to T.
+        max_seqlen: length of the longest sequence, a host int.
+        position_ids: (T,) int64, position inside the sequence, from 0.
+        token_type_ids: (T,) int64, or None for all zeros.
+        indices: (T,) int64, place of each token in the flattened padded batch, or None.
+        padded_shape: (B, length) of that padded batch, or None.
+    """
+
+    input_ids: Tensor
+    cu_seqlens: Tensor
+    max_seqlen: int
+    position_ids: Tensor
+    token_type_ids: Tensor | None = None
+    indices: Tensor | None = None
+    padded_shape: tuple[int, int] | None = None
+
+    @property
+    def total_tokens(self) -> int:
+        return self.input_ids.shape[0]
+
+    @property
+    def num_sequences(self) -> int:
+        return self.cu_seqlens.shape[0] - 1
+
+    def to(self, device: torch.device | str, non_blocking: bool = True) -> "PackedBatch":
+        """The same batch with its tensors on ``device``."""
+        moved = {
+            name: value.to(device, non_blocking=non_blocking)
+            for name, value in vars(self).items()
+            if isinstance(value, Tensor)
+        }
+        return replace(self, **moved)
+
+
+def pack(
+    input_ids: Tensor, attention_mask: Tensor | None = None, token_type_ids: Tensor | None = None
+) -> PackedBatch:
+    """Remove the padding of a (B, length) batch.
+
+    Args:
+        input_ids: (B, length) integer.
+        attention_mask: (B, length), non-zero at real tokens; None keeps every token. The real tokens of
+            a row may stand anywhere (left or right padding, holes); order is kept.
+        token_type_ids: (B, length) integer or None.
+    Raises: ValueError for another shape.
+    Reads lengths back to the host, so call it before the forward pass, on CPU tensors where possible.
+    """
+    if input_ids.dim() != 2:
+        raise ValueError(
+            f"input_ids must be (batch, length), got shape {tuple(input_ids.shape)}: "
+            "add a batch dimension, or use pack_sequences for a list of sequences"
+        )
+    for name, value in (("attention_mask", attention_mask), ("token_type_ids", token_type_ids)):
+        if value is not None and value.shape != input_ids.shape:
+            raise ValueError(
+                f"{name} must have the shape of input_ids {tuple(input_ids.shape)}, "
+                f"got {tuple(value.shape)}: build both with the same padding"
+            )
+    batch, length = input_ids.shape
+    device = input_ids.device
+    if attention_mask is None:
+        positions = torch.arange(length, device=device).repeat(batch)
+        cu_seqlens = torch.arange(batch + 1, dtype=torch.int32, device=device) * length
+        indices, max_seqlen = torch.arange(batch * length, device=device), length if batch else 0
+    else:
+        real = attention_mask != 0
+        seqlens = real.sum(1, dtype=torch.int32)
+        cu_seqlens = torch.nn.functional.pad(seqlens.cumsum(0, dtype=torch.int32), (1, 0))
+        indices = real.flatten().nonzero().flatten()
+        positions = (real.cumsum(1) - 1).flatten()[indices]
+        max_seqlen = int(seqlens.max()) if batch else 0
+    return PackedBatch(
+        input_ids=input_ids.reshape(-1)[indices].long(),
+        cu_seqlens=cu_seqlens,
+        max_seqlen=max_seqlen,
+        position_ids=positions,
+        token_type_ids=None
+        if token_type_ids is None
+        else token_type_ids.reshape(-1)[indices].long(),
+        indices=indices,
+        padded_shape=(batch, length),
+    )
+
+
+def pack_sequences(
+    sequences: Sequence[Sequence[int]], token_type_ids: Sequence[Sequence[int]] | None = None
+) -> PackedBatch:
+    """Pack lists of token ids; what a collator calls on the host."""
+    lengths = [len(sequence) for sequence in sequences]
+    if token_type_ids is not None and [len(types) for types in token_type_ids] != lengths:
+        raise ValueError(
+            f"token_type_ids must have the lengths of the sequences {lengths}, "
+            f"got {[len(types) for types in token_type_ids]}: give one type for every token"
+        )
+    flat = lambda rows: torch.tensor(list(chain.from_iterable(rows)), dtype=torch.int64)
+    return PackedBatch(
+        input_ids=flat(sequences),
+        cu_seqlens=torch.tensor([0, *accumulate(lengths)], dtype=torch.int32),
+        max_seqlen=max(lengths, default=0),
+        position_ids=flat(map(range, lengths)),
+        token_type_ids=None if token_type_ids is None else flat(token_type_ids),
+    )
+
+
+def unpack(values: Tensor, batch: PackedBatch, padding_value: float = 0.0) -> Tensor:
+    """Put the padding back: (T, ...) → (B, length, ...), differentiable.
+
+    A batch packed from lists has no padded shape; its rows become left-aligned at max_seqlen.
+    Raises: ValueError when ``values`` does not have one row a token.
+    """
+    if values.shape[0] != batch.total_tokens:
+        raise ValueError(
+            f"values must have one row for each of the batch's {batch.total_tokens} tokens, "
+            f"got shape {tuple(values.shape)}: pass the packed output of the same batch"
+        )
+    if batch.indices is not None and batch.padded_shape is not None:
+        rows, length, indices = *batch.padded_shape, batch.indices
+    else:
+        rows, length = batch.num_sequences, batch.max_seqlen
+        seqlens = (batch.cu_seqlens[1:] - batch.cu_seqlens[:-1]).long()
+        row = torch.repeat_interleave(
+            torch.arange(rows, device=values.device), seqlens, output_size=batch.total_tokens
+        )
+        indices = row * length + batch.position_ids
+    padded = values.new_full((rows * length, *values.shape[1:]), padding_value)
+    return padded.index_copy(0, indices, values).view(rows, length, *values.shape[1:])
+
+
+def check_cu_seqlens(cu_seqlens: Tensor, total_tokens: int, max_seqlen: int) -> None:
+    """Check offsets: int32, one-dimensional, from 0 to total_tokens, non-decreasing, none longer than max_seqlen.
+
+    Values are read only on CPU tensors; on an accelerator that would wait for the device.
+    Raises: ValueError with the rule, the value and the remedy.
+    """
+    if cu_seqlens.dtype != torch.int32 or cu_seqlens.dim() != 1 or cu_seqlens.shape[0] < 1:
+        raise ValueError(
+            f"cu_seqlens must be int32 of shape (batch+1,), got {cu_seqlens.dtype} of shape "
+            f"{tuple(cu_seqlens.shape)}: build it with fastenc.packing.pack"
+        )
+    if cu_seqlens.device.type != "cpu" or torch.compiler.is_compiling():
+        return
+    offsets = cu_seqlens.tolist()
+    if offsets[0] != 0 or offsets[-1] != total_tokens:
+        raise ValueError(
+            f"cu_seqlens must run from 0 to the number of tokens {total_tokens}, "
+            f"got {offsets[0]} to {offsets[-1]}: were tokens cut after packing?"
+        )
+    for place, (start, end) in enumerate(zip(offsets, offsets[1:], strict=False)):
+        if end < start:
+            raise ValueError(
+                f"cu_seqlens must not decrease, got {start} then {end} at place {place + 1}: "
+                "give offsets, not lengths"
+            )
+        if end - start > max_seqlen:
+            raise ValueError(
+                f"max_seqlen must be at least the longest sequence, got {max_seqlen} but sequence "
+                f"{place} has {end - start} tokens: pass the batch's own max_seqlen"
+            )

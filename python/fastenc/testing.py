@@ -1,0 +1,44 @@
+"""The numerics policy as functions: how far a result may be from the truth."""
+
+import torch
+from torch import Tensor
+
+
+def error_budget(plain: Tensor, truth: Tensor) -> tuple[float, float]:
+    """Largest allowed (max, mean) error: 2 × (the plain path's own error + half a rounding step).
+
+    Args:
+        plain: the plain PyTorch path's result in the dtype under test.
+        truth: the float64 reference computed from the same inputs.
+    The rounding step is the spacing of the dtype's numbers at each value (at its largest value for the
+    maximum, on average for the mean).
+    """
+    plain, truth = plain.detach(), truth.detach()
+    step = truth.abs() * torch.finfo(plain.dtype).eps
+    error = (plain.double() - truth).abs()
+    if not truth.numel():
+        return 0.0, 0.0
+    return (
+        2 * float(error.max() + step.max() / 2),
+        2 * float(error.mean() + step.mean() / 2),
+    )
+
+
+def assert_within_budget(
+    result: Tensor, plain: Tensor, truth: Tensor, what: str = "result"
+) -> None:
+    """Raise AssertionError unless ``result`` keeps the budget; shapes and dtypes must agree too."""
+    if result.shape != truth.shape or result.dtype != plain.dtype:
+        raise AssertionError(
+            f"{what}: {result.dtype} {tuple(result.shape)}, expected {plain.dtype} {tuple(truth.shape)}"
+        )
+    if not truth.numel():
+        return
+    max_allowed, mean_allowed = error_budget(plain, truth)
+    error = (result.detach().double() - truth.detach()).abs()
+    # Written so that NaN fails.
+    if not (error.max() <= max_allowed and error.mean() <= mean_allowed):
+        raise AssertionError(
+            f"{what}: error max {error.max():.3g} (allowed {max_allowed:.3g}), "
+            f"mean {error.mean():.3g} (allowed {mean_allowed:.3g})"
+        )
