@@ -2,6 +2,8 @@
 
 from importlib import import_module
 
+import torch as _torch  # noqa: F401  (the extension links against its libraries)
+
 __version__ = "0.1.0"
 
 # Imported at first use, so that `import fastenc` needs torch only and stays quick.

@@ -1,0 +1,128 @@
+"""What every benchmark shares: correctness first, alternating runs, medians, JSON.
+
+A provider whose result is wrong is reported as wrong, without a time. Runs of the providers alternate in one
+process, so that a drift of the machine's speed hits all of them alike; quote the ratios.
+"""
+
+import json
+import os
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from datetime import datetime, timezone
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import torch
+
+RESULTS = Path(__file__).parent / "results"
+LIBRARIES = ("fastenc", "torch", "transformers", "onnxruntime", "openvino", "numpy")
+
+
+def machine() -> dict:
+    """The device and the versions that the figures belong to."""
+    versions = {}
+    for name in LIBRARIES:
+        try:
+            versions[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return {
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else _processor(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "python": platform.python_version(),
+        "versions": versions,
+        "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
+    }
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or "unknown processor"
+
+
+def folder_of_device() -> str:
+    """Results of this kind of device go into benchmarks/results/<this>."""
+    if torch.cuda.is_available():
+        return torch.cuda.get_device_name().lower().replace(" ", "-")
+    return f"cpu-{os.cpu_count()}-cores"
+
+
+def compare(
+    providers: dict[str, Callable[[], object]],
+    *,
+    baseline: str,
+    check: Callable[[str, object], str | None] | None = None,
+    seconds: float = 4.0,
+    min_rounds: int = 5,
+) -> dict:
+    """Time the providers in turn.
+
+    Args:
+        baseline: the provider that the ratios divide.
+        check: called with a provider's name and its result; returns what is wrong, or None.
+        seconds: about how long the timing of all providers together lasts.
+    Returns: {provider: {"median_ms", "p20_ms", "p80_ms", "speedup"}} or {"wrong": why}.
+    """
+    results: dict[str, dict] = {}
+    alive = {}
+    for name, call in providers.items():
+        problem = check(name, call()) if check else None
+        if problem:
+            results[name] = {"wrong": problem}
+        else:
+            call()
+            alive[name] = call
+    times: dict[str, list[float]] = {name: [] for name in alive}
+    end = time.perf_counter() + seconds
+    rounds = 0
+    while rounds < min_rounds or (time.perf_counter() < end and rounds < 1000):
+        for name, call in alive.items():
+            start = time.perf_counter()
+            call()
+            times[name].append(time.perf_counter() - start)
+        rounds += 1
+    for name, values in times.items():
+        values.sort()
+        results[name] = {
+            "median_ms": statistics.median(values) * 1e3,
+            "p20_ms": values[len(values) // 5] * 1e3,
+            "p80_ms": values[-1 - len(values) // 5] * 1e3,
+            "rounds": rounds,
+        }
+    for row in results.values():
+        if "median_ms" in row and baseline in times:
+            row["speedup"] = results[baseline]["median_ms"] / row["median_ms"]
+    return results
+
+
+def write(name: str, cases: dict) -> Path:
+    """Write a benchmark's cases as JSON with machine and versions, and print them as a table."""
+    folder = RESULTS / folder_of_device()
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}.json"
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(json.dumps({"machine": machine(), "cases": cases}, indent=1) + "\n")
+    os.replace(temporary, path)
+    print(f"\n{name} ({path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path})")
+    for case, rows in cases.items():
+        print(f"  {case}")
+        for provider, row in rows.items():
+            if not isinstance(row, dict):
+                print(f"    {provider}: {row}")
+            elif "wrong" in row:
+                print(f"    {provider:34} WRONG: {row['wrong']}")
+            elif "median_ms" in row:
+                ratio = f"{row['speedup']:6.2f}x" if "speedup" in row else ""
+                print(
+                    f"    {provider:34} {row['median_ms']:10.3f} ms "
+                    f"[{row['p20_ms']:.3f}, {row['p80_ms']:.3f}] {ratio}"
+                )
+    sys.stdout.flush()
+    return path
