@@ -5,15 +5,6 @@
 namespace fastenc {
 namespace {
 
-Dropout make_dropout(double p, const std::optional<Tensor>& seed) {
-  Dropout dropout;
-  if (!seed) return dropout;
-  dropout.threshold = dropout_threshold(p);
-  dropout.seed = static_cast<uint64_t>(*static_cast<const int64_t*>(seed->const_data_ptr()));
-  dropout.scale = 65536.f / static_cast<float>(65536 - dropout.threshold);
-  return dropout;
-}
-
 int64_t scratch_size(int64_t width) { return 2 * ((width + 127) / 128 * 128); }
 
 // (y, h, mean, rstd); h is empty where it would equal x, all three are empty unless `save`.

@@ -2,15 +2,10 @@
 #pragma once
 #include <cstdint>
 
+#include "dropout.h"
 #include "isa.h"
 
 namespace fastenc {
-
-struct Dropout {
-  uint64_t seed = 0;
-  uint32_t threshold = 0;  // an element is kept if its 16 random bits are >= threshold
-  float scale = 1.f;       // 1 / probability of keeping
-};
 
 // Pointers that may be null say so; x, residual, h, y, dy, dx and dh hold elements of one storage type.
 struct LayerNormForward {

@@ -10,6 +10,7 @@
 #include <tuple>
 #include <vector>
 
+#include "dropout.h"
 #include "dtype.h"
 
 namespace fastenc {
@@ -70,6 +71,14 @@ struct RowBlocks {
   int64_t begin(int64_t block) const { return rows * block / count; }
 };
 
-inline uint32_t dropout_threshold(double p) { return static_cast<uint32_t>(p * 65536.0 + 0.5); }
+// The mask of probability p for a seed drawn by the caller, or none without a seed.
+inline Dropout make_dropout(double p, const std::optional<Tensor>& seed) {
+  Dropout dropout;
+  if (!seed) return dropout;
+  dropout.threshold = static_cast<uint32_t>(p * 65536.0 + 0.5);
+  dropout.seed = static_cast<uint64_t>(*static_cast<const int64_t*>(seed->const_data_ptr()));
+  dropout.scale = 65536.f / static_cast<float>(65536 - dropout.threshold);
+  return dropout;
+}
 
 }  // namespace fastenc
