@@ -3,5 +3,14 @@
 from fastenc.ops.attention import attention
 from fastenc.ops.bias_gelu import bias_gelu
 from fastenc.ops.layer_norm import layer_norm, rms_norm
+from fastenc.ops.linear_masked_cross_entropy import linear_masked_cross_entropy
+from fastenc.ops.masked_cross_entropy import masked_cross_entropy
 
-__all__ = ["attention", "bias_gelu", "layer_norm", "rms_norm"]
+__all__ = [
+    "attention",
+    "bias_gelu",
+    "layer_norm",
+    "linear_masked_cross_entropy",
+    "masked_cross_entropy",
+    "rms_norm",
+]

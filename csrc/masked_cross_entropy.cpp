@@ -1,0 +1,130 @@
+#include "masked_cross_entropy.h"
+
+#include <cstdlib>
+
+#include "tensors.h"
+
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
+namespace fastenc {
+namespace {
+
+// The rows that carry a label. Python checks the labels for the user's eyes; this guards direct calls.
+std::vector<int64_t> labelled_rows(const Tensor& labels, int64_t vocabulary, int64_t ignore_index) {
+  STD_TORCH_CHECK(labels.scalar_type() == ScalarType::Long, "masked_cross_entropy: labels must be int64");
+  const auto* values = static_cast<const int64_t*>(labels.const_data_ptr());
+  std::vector<int64_t> rows;
+  for (int64_t row = 0; row < labels.numel(); ++row) {
+    if (values[row] == ignore_index) continue;
+    STD_TORCH_CHECK(
+        values[row] >= 0 && values[row] < vocabulary, "masked_cross_entropy: a label is outside the vocabulary");
+    rows.push_back(row);
+  }
+  return rows;
+}
+
+// A gradient whose ignored rows cost nothing: calloc takes large blocks from the system already zero and maps
+// them where they are written only; an allocator tuned to recycle clears warm memory instead.
+Tensor lazy_zeros_like(const Tensor& x) {
+  constexpr size_t alignment = 64;
+  const size_t bytes = x.numel() * (x.scalar_type() == ScalarType::Float ? 4 : 2);
+  void* block = std::calloc(bytes + alignment, 1);
+  STD_TORCH_CHECK(block, "masked_cross_entropy: no memory for a gradient of ", bytes, " bytes");
+  void* aligned = reinterpret_cast<void*>((reinterpret_cast<uintptr_t>(block) + alignment - 1) / alignment * alignment);
+  const int64_t sizes[2] = {x.size(0), x.size(1)}, strides[2] = {x.size(1), 1};
+  return torch::stable::from_blob(
+      aligned, torch::headeronly::IntHeaderOnlyArrayRef(sizes, 2), torch::headeronly::IntHeaderOnlyArrayRef(strides, 2),
+      x.device(), x.scalar_type(), [block](void*) { std::free(block); });
+}
+
+// Maps the pages of one row about to be written in one call, where a fault for each page would cost more than the
+// arithmetic. Only a hint: systems that lack it fault as usual.
+void map_pages([[maybe_unused]] void* row, [[maybe_unused]] size_t bytes) {
+#if defined(MADV_POPULATE_WRITE)
+  constexpr uintptr_t page = 4096;
+  const auto begin = reinterpret_cast<uintptr_t>(row) / page * page;
+  const auto end = (reinterpret_cast<uintptr_t>(row) + bytes + page - 1) / page * page;
+  madvise(reinterpret_cast<void*>(begin), end - begin, MADV_POPULATE_WRITE);
+#endif
+}
+
+void run(
+    const Tensor& logits, const Tensor& labels, double label_smoothing, double z_loss, double scale, Tensor& losses,
+    void* dlogits, bool fresh_pages, const std::vector<int64_t>& rows) {
+  MaskedCrossEntropy a{};
+  a.logits = logits.const_data_ptr();
+  a.labels = static_cast<const int64_t*>(labels.const_data_ptr());
+  a.vocabulary = logits.size(1);
+  a.label_smoothing = static_cast<float>(label_smoothing);
+  a.z_loss = static_cast<float>(z_loss);
+  a.scale = static_cast<float>(scale);
+  a.losses = static_cast<float*>(losses.mutable_data_ptr());
+  a.dlogits = dlogits;
+  const bool bf16 = is_bfloat16(logits);
+  torch::stable::parallel_for(0, rows.size(), grain(a.vocabulary), [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const size_t bytes = a.vocabulary * (bf16 ? 2 : 4);
+      if (fresh_pages) map_pages(static_cast<char*>(dlogits) + rows[i] * bytes, bytes);
+      FASTENC_CALL(masked_cross_entropy, a, bf16, rows[i]);
+    }
+  });
+}
+
+Tensor zero_losses(int64_t rows) {
+  Tensor losses = empty({rows}, ScalarType::Float);
+  torch::stable::zero_(losses);
+  return losses;
+}
+
+// (losses, dlogits): float32 losses, 0 in ignored rows; dlogits is empty unless wanted.
+std::tuple<Tensor, Tensor> forward(
+    Tensor logits, Tensor labels, int64_t ignore_index, double label_smoothing, double z_loss, double scale,
+    bool wants_gradient) {
+  logits = as_contiguous(logits);
+  labels = as_contiguous(labels);
+  const auto rows = labelled_rows(labels, logits.size(1), ignore_index);
+  Tensor losses = zero_losses(logits.size(0));
+  Tensor dlogits = wants_gradient ? lazy_zeros_like(logits) : empty({0}, logits.scalar_type());
+  run(logits, labels, label_smoothing, z_loss, scale, losses,
+      wants_gradient ? dlogits.mutable_data_ptr() : nullptr, wants_gradient, rows);
+  return {losses, dlogits};
+}
+
+// Overwrites every row of the logits, all labelled, with its gradient; returns the losses.
+Tensor forward_in_place(Tensor logits, Tensor labels, double label_smoothing, double z_loss, double scale) {
+  STD_TORCH_CHECK(logits.is_contiguous(), "masked_cross_entropy_: the logits must be contiguous");
+  labels = as_contiguous(labels);
+  const auto rows = labelled_rows(labels, logits.size(1), -1);
+  STD_TORCH_CHECK(
+      static_cast<int64_t>(rows.size()) == logits.size(0), "masked_cross_entropy_: every row must have a label");
+  Tensor losses = zero_losses(logits.size(0));
+  run(logits, labels, label_smoothing, z_loss, scale, losses, logits.mutable_data_ptr(), false, rows);
+  return losses;
+}
+
+// Multiplies the labelled rows of x by factors[row], or by the only factor there is.
+void scale_labelled_rows(Tensor x, Tensor labels, int64_t ignore_index, Tensor factors) {
+  labels = as_contiguous(labels);
+  const auto rows = labelled_rows(labels, x.size(1), ignore_index);
+  const FloatVector values(factors);
+  const bool one = factors.numel() == 1, bf16 = is_bfloat16(x);
+  const int64_t width = x.size(1);
+  auto* data = static_cast<char*>(x.mutable_data_ptr());
+  torch::stable::parallel_for(0, rows.size(), grain(width), [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i)
+      FASTENC_CALL(
+          scale_row, data + rows[i] * width * (bf16 ? 2 : 4), bf16, width, values.data()[one ? 0 : rows[i]]);
+  });
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(fastenc, CPU, m) {
+  m.impl("masked_cross_entropy_fwd", TORCH_BOX(&forward));
+  m.impl("masked_cross_entropy_", TORCH_BOX(&forward_in_place));
+  m.impl("scale_labelled_rows_", TORCH_BOX(&scale_labelled_rows));
+}
+
+}  // namespace fastenc

@@ -1,0 +1,170 @@
+"""Softmax cross-entropy over the labelled rows of a logits matrix."""
+
+import torch
+from torch import Tensor
+
+from fastenc.ops import _checks
+from fastenc.ops._dispatch import choose
+from fastenc.ops._library import define
+from fastenc.reference import masked_cross_entropy as reference
+
+
+def masked_cross_entropy(
+    logits: Tensor,
+    labels: Tensor,
+    *,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    reduction: str = "mean",
+    impl: str = "auto",
+) -> Tensor:
+    """Cross-entropy of the rows whose label is not ``ignore_index``; the other rows are never read.
+
+        loss_i = lse_i - (1 - e) * x_i[y_i] - e * mean(x_i) + z_loss * lse_i^2,   lse_i = log sum_j exp(x_i[j])
+
+    with e = label_smoothing. The gradient is formed in the forward pass, where the row is in cache, in a
+    buffer of its own; the logits are left as they were. Where no masked logits exist yet,
+    :func:`linear_masked_cross_entropy` does not form them.
+
+    Args:
+        logits: (rows, vocabulary), floating point.
+        labels: int64 (rows,), in [0, vocabulary) or ``ignore_index``.
+        label_smoothing: in [0, 1].
+        z_loss: factor of the squared log-normaliser.
+        reduction: "mean" over the labelled rows, "sum", or "none" (0 in ignored rows).
+        impl: "auto", "cpp" or "reference".
+    Returns: float32 (float64 for float64 logits); a scalar, or (rows,) for "none". With no labelled row the
+        loss is 0 and so is the gradient (``F.cross_entropy`` gives nan there).
+    Raises: ValueError stating rule, received value, remedy.
+    Numerics: fp32 statistics and loss whatever the dtype. Deterministic: yes. Differentiable: logits.
+    Memory: the gradient; on Linux the pages of its ignored rows are never touched.
+    Source: Szegedy et al. 2016, arXiv:1512.00567 (label smoothing); Chowdhery et al. 2022, arXiv:2204.02311 (z-loss).
+    """
+    check_loss_options("masked_cross_entropy", label_smoothing, z_loss, reduction)
+    if logits.dim() != 2 or not logits.is_floating_point():
+        raise ValueError(
+            "masked_cross_entropy: logits must be floating point of shape (rows, vocabulary), "
+            f"got {logits.dtype} of shape {tuple(logits.shape)}: flatten the leading dimensions"
+        )
+    check_labels("masked_cross_entropy", labels, logits, logits.shape[1], ignore_index)
+    if choose("masked_cross_entropy", impl, logits) == "reference":
+        return reference.masked_cross_entropy(
+            logits,
+            labels,
+            ignore_index=ignore_index,
+            label_smoothing=label_smoothing,
+            z_loss=z_loss,
+            reduction=reduction,
+        )
+    options = (ignore_index, label_smoothing, z_loss)
+    if torch.is_grad_enabled() and logits.requires_grad:
+        return _MaskedCrossEntropy.apply(logits, labels, options, reduction)
+    losses, _ = torch.ops.fastenc.masked_cross_entropy_fwd(logits, labels, *options, 1.0, False)
+    return reduce_losses(losses, reduction, count_labelled(labels, ignore_index))
+
+
+def count_labelled(labels: Tensor, ignore_index: int) -> Tensor:
+    """Number of labelled rows, at least 1: int64 scalar."""
+    return (labels != ignore_index).sum().clamp(min=1)
+
+
+def reduce_losses(losses: Tensor, reduction: str, count: Tensor) -> Tensor:
+    """Sum in float64, so that the order of a long sum does not show in the float32 result."""
+    if reduction == "none":
+        return losses
+    total = losses.sum(dtype=torch.float64)
+    return (total / count if reduction == "mean" else total).to(losses.dtype)
+
+
+def check_loss_options(op: str, label_smoothing: float, z_loss: float, reduction: str) -> None:
+    if not 0.0 <= label_smoothing <= 1.0:
+        raise ValueError(f"{op}: label_smoothing must be in [0, 1], got {label_smoothing}")
+    if z_loss < 0:
+        raise ValueError(f"{op}: z_loss must not be negative, got {z_loss}")
+    if reduction not in ("mean", "sum", "none"):
+        raise ValueError(f"{op}: reduction must be 'mean', 'sum' or 'none', got {reduction!r}")
+
+
+def check_labels(op: str, labels: Tensor, rows: Tensor, vocabulary: int, ignore_index: int) -> None:
+    """int64, one a row of ``rows``, each in the vocabulary or ``ignore_index``.
+
+    Values are read only on CPU tensors; on an accelerator that would wait for the device.
+    """
+    if labels.dtype != torch.int64 or labels.shape != rows.shape[:1]:
+        raise ValueError(
+            f"{op}: labels must be int64 of shape ({rows.shape[0]},), one class index a row, "
+            f"got {labels.dtype} of shape {tuple(labels.shape)}"
+        )
+    _checks.check_device(op, "labels", labels, rows)
+    if labels.device.type != "cpu" or torch.compiler.is_compiling():
+        return
+    outside = ((labels < 0) | (labels >= vocabulary)) & (labels != ignore_index)
+    if outside.any():
+        row = int(outside.nonzero()[0])
+        raise ValueError(
+            f"{op}: labels must be in [0, {vocabulary}) or ignore_index {ignore_index}, "
+            f"got {int(labels[row])} in row {row}: was another vocabulary's tokenizer used?"
+        )
+
+
+class _MaskedCrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, logits, labels, options, reduction):
+        count = count_labelled(labels, options[0])
+        ctx.save_for_backward(logits, labels, count)
+        ctx.options, ctx.reduction, ctx.gradient = options, reduction, []
+        # A compiled graph keeps no state beside its saved tensors: its backward forms the gradient itself.
+        now = not torch.compiler.is_compiling()
+        scale = 1.0 / count.item() if now and reduction == "mean" else 1.0
+        losses, dlogits = torch.ops.fastenc.masked_cross_entropy_fwd(
+            logits, labels, *options, scale, now
+        )
+        if now:
+            ctx.gradient.append(dlogits)
+        return reduce_losses(losses, reduction, count)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, dloss):
+        logits, labels, count = ctx.saved_tensors
+        if ctx.gradient:
+            # Given away, so that nothing has to copy it; a second backward forms it again below.
+            dlogits = ctx.gradient.pop()
+            if bool((dloss == 1).all()):
+                return dlogits, None, None, None
+        else:
+            dlogits = torch.ops.fastenc.masked_cross_entropy_fwd(
+                logits, labels, *ctx.options, 1.0, True
+            )[1]
+            dloss = dloss / count if ctx.reduction == "mean" else dloss
+        torch.ops.fastenc.scale_labelled_rows_(
+            dlogits, labels, ctx.options[0], dloss.contiguous().flatten()
+        )
+        return dlogits, None, None, None
+
+
+def _fake_forward(logits, labels, ignore_index, label_smoothing, z_loss, scale, wants_gradient):
+    losses = logits.new_empty((logits.shape[0],), dtype=torch.float32)
+    empty = torch.empty_like(logits, memory_format=torch.contiguous_format)
+    return losses, empty if wants_gradient else logits.new_empty((0,))
+
+
+def _fake_in_place(logits, labels, label_smoothing, z_loss, scale):
+    return logits.new_empty((logits.shape[0],), dtype=torch.float32)
+
+
+define(
+    "masked_cross_entropy_fwd(Tensor logits, Tensor labels, int ignore_index, float label_smoothing, float z_loss, "
+    "float scale, bool wants_gradient) -> (Tensor, Tensor)",
+    _fake_forward,
+)
+define(
+    "masked_cross_entropy_(Tensor(a!) logits, Tensor labels, float label_smoothing, float z_loss, float scale) "
+    "-> Tensor",
+    _fake_in_place,
+)
+define(
+    "scale_labelled_rows_(Tensor(a!) x, Tensor labels, int ignore_index, Tensor factors) -> ()",
+    lambda x, labels, ignore_index, factors: None,
+)

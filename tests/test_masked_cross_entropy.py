@@ -1,0 +1,281 @@
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import needs_cpp
+
+from fastenc import nn as fnn
+from fastenc.ops import linear_masked_cross_entropy, masked_cross_entropy
+from fastenc.reference import masked_cross_entropy as reference
+from fastenc.testing import assert_within_budget
+
+DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+
+
+def labels_for(rows, vocabulary, share=0.3):
+    labels = torch.randint(vocabulary, (rows,))
+    return torch.where(torch.rand(rows) < share, labels, -100)
+
+
+def plain_loss(logits, labels, label_smoothing, z_loss, reduction):
+    """torch's own cross-entropy in the dtype given, with the z-loss added by its definition."""
+    keep = labels != -100
+    losses = F.cross_entropy(logits, labels, reduction="none", label_smoothing=label_smoothing)
+    losses = losses + z_loss * torch.where(keep, torch.logsumexp(logits, 1).square(), 0)
+    if reduction == "none":
+        return losses
+    return losses.sum() / (keep.sum() if reduction == "mean" else 1)
+
+
+@DTYPES
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("label_smoothing,z_loss", [(0.0, 0.0), (0.1, 1e-3)])
+@pytest.mark.parametrize("rows,vocabulary", [(1, 1), (9, 37), (40, 2048), (33, 5003)])
+def test_loss_and_gradient_keep_the_budget(
+    instruction_set, rows, vocabulary, label_smoothing, z_loss, reduction, dtype
+):
+    logits = (3 * torch.randn(rows, vocabulary)).to(dtype).requires_grad_()
+    labels = labels_for(rows, vocabulary)
+    labels[-1] = vocabulary - 1
+    options = dict(label_smoothing=label_smoothing, z_loss=z_loss, reduction=reduction)
+    before = logits.detach().clone()
+    loss = masked_cross_entropy(logits, labels, impl="cpp", **options)
+    plain = plain_loss(logits, labels, **options)
+    wide = logits.detach().double().requires_grad_()
+    truth = reference.masked_cross_entropy(wide, labels, **options)
+    torch.testing.assert_close(truth, plain_loss(wide, labels, **options), rtol=1e-12, atol=1e-12)
+    # The loss is float32 whatever the logits: it is held to float32's budget.
+    assert loss.dtype == torch.float32
+    plain32 = plain_loss(logits.float(), labels, **options)
+    assert_within_budget(loss, plain32, truth, "loss")
+    upstream = torch.randn_like(loss)
+    (ours,) = torch.autograd.grad(loss, logits, upstream)
+    (theirs,) = torch.autograd.grad(plain, logits, upstream.to(plain.dtype))
+    (exact,) = torch.autograd.grad(truth, wide, upstream.double())
+    assert_within_budget(ours, theirs, exact, "dlogits")
+    assert torch.equal(logits.detach(), before), "the caller's logits were changed"
+
+
+@needs_cpp
+def test_ignored_rows_are_never_read():
+    logits = torch.randn(8, 100)
+    labels = torch.tensor([3, -100, 5, -100, -100, 99, -100, 0])
+    expected = F.cross_entropy(logits, labels)
+    logits[labels == -100] = float("nan")
+    logits.requires_grad_()
+    loss = masked_cross_entropy(logits, labels)
+    torch.testing.assert_close(loss, expected)
+    loss.backward()
+    assert torch.equal(logits.grad[labels == -100], torch.zeros(4, 100))
+    assert logits.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("impl", ["reference", pytest.param("cpp", marks=needs_cpp)])
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("rows", [0, 5])
+def test_nothing_labelled_is_a_loss_of_zero(impl, reduction, rows):
+    logits = torch.randn(rows, 11, requires_grad=True)
+    labels = torch.full((rows,), -100)
+    loss = masked_cross_entropy(logits, labels, reduction=reduction, impl=impl)
+    assert torch.equal(loss, torch.zeros(rows if reduction == "none" else ()))
+    loss.sum().backward()
+    assert torch.equal(logits.grad, torch.zeros(rows, 11))
+
+
+@pytest.mark.parametrize("value", [1e4, -1e4])
+def test_large_and_infinite_logits(instruction_set, value):
+    logits = torch.randn(3, 3000)
+    logits[0, 7] = value
+    logits[1, :2100] = -float("inf")  # a whole block of columns
+    logits[2, :] = value
+    labels = torch.tensor([7, 2500, 0])
+    logits.requires_grad_()
+    losses = masked_cross_entropy(logits, labels, reduction="none")
+    expected = F.cross_entropy(logits, labels, reduction="none")
+    torch.testing.assert_close(losses, expected, rtol=1e-5, atol=1e-5)
+    ours, theirs = (torch.autograd.grad(v.sum(), logits)[0] for v in (losses, expected))
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+def test_nan_in_a_labelled_row_is_not_hidden(instruction_set):
+    logits = torch.zeros(2, 50)
+    logits[0, 20] = float("nan")
+    losses = masked_cross_entropy(logits, torch.tensor([1, 1]), reduction="none")
+    assert losses[0].isnan() and losses[1].isfinite()
+
+
+@needs_cpp
+def test_backward_twice_and_scaled_losses():
+    logits, labels = torch.randn(6, 300), labels_for(6, 300, 0.7)
+    ours, theirs = logits.clone().requires_grad_(), logits.clone().requires_grad_()
+    loss = masked_cross_entropy(ours, labels)
+    loss.backward(retain_graph=True)
+    (3 * loss).backward()
+    (4 * F.cross_entropy(theirs, labels)).backward()
+    torch.testing.assert_close(ours.grad, theirs.grad)
+
+
+@needs_cpp
+def test_the_gradient_does_not_depend_on_the_number_of_threads():
+    logits, labels = torch.randn(64, 3001), labels_for(64, 3001)
+    results = []
+    threads = torch.get_num_threads()
+    for number in (1, 2):
+        torch.set_num_threads(number)
+        x = logits.clone().requires_grad_()
+        loss = masked_cross_entropy(x, labels)
+        loss.backward()
+        results.append((loss.detach(), x.grad))
+    torch.set_num_threads(threads)
+    assert torch.equal(results[0][0], results[1][0]) and torch.equal(results[0][1], results[1][1])
+
+
+@needs_cpp
+def test_registration_passes_opcheck():
+    logits, labels = torch.randn(5, 40), torch.tensor([1, -100, 3, 39, -100])
+    ops = torch.ops.fastenc
+    for wants in (False, True):
+        torch.library.opcheck(
+            ops.masked_cross_entropy_fwd.default, (logits, labels, -100, 0.1, 0.0, 1.0, wants)
+        )
+    torch.library.opcheck(
+        ops.masked_cross_entropy_.default, (logits, torch.arange(5), 0.0, 0.0, 1.0)
+    )
+    torch.library.opcheck(
+        ops.scale_labelled_rows_.default, (logits, labels, -100, torch.tensor([2.0]))
+    )
+
+
+@needs_cpp
+def test_torch_compile_full_graph_and_dynamic_shapes():
+    compiled = torch.compile(
+        masked_cross_entropy, fullgraph=True, dynamic=True, backend="aot_eager"
+    )
+    for rows in (4, 9):
+        logits, labels = torch.randn(rows, 50, requires_grad=True), labels_for(rows, 50, 0.8)
+        labels[0] = 3
+        (ours,) = torch.autograd.grad(compiled(logits, labels), logits)
+        (theirs,) = torch.autograd.grad(F.cross_entropy(logits, labels), logits)
+        torch.testing.assert_close(ours, theirs)
+
+
+@DTYPES
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("max_logits_bytes", [2**31, 3000])
+def test_linear_loss_and_gradients_keep_the_budget(dtype, reduction, max_logits_bytes):
+    tokens, width, vocabulary = 70, 24, 301
+    labels = labels_for(tokens, vocabulary)
+    tensors = [
+        (torch.randn(shape) * scale).to(dtype).requires_grad_()
+        for shape, scale in (((tokens, width), 1), ((vocabulary, width), 0.3), ((vocabulary,), 1))
+    ]
+    options = dict(label_smoothing=0.1, z_loss=1e-3, reduction=reduction)
+    loss = linear_masked_cross_entropy(
+        *tensors, labels, max_logits_bytes=max_logits_bytes, **options
+    )
+    plain = plain_loss(F.linear(*tensors), labels, **options)
+    wide = [t.detach().double().requires_grad_() for t in tensors]
+    truth = reference.linear_masked_cross_entropy(*wide, labels, **options)
+    if dtype == torch.float32:
+        assert_within_budget(loss, plain, truth, "loss")
+    upstream = torch.randn_like(loss)
+    ours = torch.autograd.grad(loss, tensors, upstream)
+    theirs = torch.autograd.grad(plain, tensors, upstream.to(plain.dtype))
+    exact = torch.autograd.grad(truth, wide, upstream.double())
+    for name, *triple in zip(("dhidden", "dweight", "dbias"), ours, theirs, exact, strict=True):
+        assert_within_budget(*triple, name)
+
+
+def test_linear_form_without_bias_with_tied_weight_and_no_labels():
+    weight = torch.randn(40, 8, requires_grad=True)
+    ids = torch.randint(40, (12,))
+    for labels in (labels_for(12, 40, 0.5), torch.full((12,), -100)):
+        hidden = F.embedding(ids, weight).tanh()
+        loss = linear_masked_cross_entropy(hidden, weight, None, labels)
+        (ours,) = torch.autograd.grad(loss, weight)
+        hidden = F.embedding(ids, weight).tanh()
+        (theirs,) = torch.autograd.grad(
+            reference.masked_cross_entropy(F.linear(hidden, weight), labels), weight
+        )
+        torch.testing.assert_close(ours, theirs)
+
+
+@needs_cpp
+def test_linear_form_under_autocast_and_backward_twice():
+    hidden, weight = (
+        torch.randn(20, 16, requires_grad=True),
+        torch.randn(90, 16, requires_grad=True),
+    )
+    bias, labels = torch.zeros(90, requires_grad=True), labels_for(20, 90, 0.5)
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = linear_masked_cross_entropy(hidden, weight, bias, labels)
+        expected = F.cross_entropy(F.linear(hidden, weight, bias).float(), labels)
+    torch.testing.assert_close(loss, expected, rtol=1e-3, atol=1e-3)
+    first = torch.autograd.grad(loss, (hidden, weight, bias), retain_graph=True)
+    second = torch.autograd.grad(loss, (hidden, weight, bias))
+    for a, b in zip(first, second, strict=True):
+        assert a.dtype == torch.float32 and torch.equal(a, b)
+
+
+@needs_cpp
+def test_logits_of_unlabelled_rows_never_exist():
+    """The largest tensor made by the op has one row for each labelled token."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    largest = 0
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            nonlocal largest
+            result = func(*args, **(kwargs or {}))
+            for value in result if isinstance(result, (tuple, list)) else (result,):
+                if isinstance(value, torch.Tensor):
+                    largest = max(largest, value.numel())
+            return result
+
+    labels = torch.full((200,), -100)
+    labels[::10] = 5
+    hidden = torch.randn(200, 4, requires_grad=True)
+    weight = torch.randn(1000, 4, requires_grad=True)
+    with Watch():
+        linear_masked_cross_entropy(hidden, weight, None, labels).backward()
+    assert largest == 20 * 1000
+
+
+def test_module_takes_the_place_of_torchs():
+    logits, labels = torch.randn(6, 9), torch.tensor([0, 8, -1, 3, -1, 2])
+    for reduction in ("mean", "sum", "none"):
+        arguments = dict(ignore_index=-1, reduction=reduction, label_smoothing=0.2)
+        torch.testing.assert_close(
+            fnn.CrossEntropyLoss(**arguments)(logits, labels),
+            torch.nn.CrossEntropyLoss(**arguments)(logits, labels),
+        )
+    with pytest.raises(ValueError, match="class weights are not supported"):
+        fnn.CrossEntropyLoss(torch.ones(9))
+
+
+def test_bad_input_is_named():
+    logits, labels = torch.randn(3, 10), torch.tensor([1, 2, 3])
+    for bad, message in (
+        (dict(logits=torch.ones(3, 2, 10)), "logits must be floating point of shape"),
+        (dict(labels=labels.int()), "labels must be int64 of shape \\(3,\\).*got torch.int32"),
+        (dict(labels=labels[:2]), "labels must be int64 of shape \\(3,\\)"),
+        (dict(labels=torch.tensor([1, 10, 3])), "got 10 in row 1: was another vocabulary"),
+        (dict(labels=torch.tensor([1, 2, -1])), "got -1 in row 2"),
+        (dict(label_smoothing=1.5), "label_smoothing must be in \\[0, 1\\], got 1.5"),
+        (dict(z_loss=-1.0), "z_loss must not be negative, got -1.0"),
+        (dict(reduction="max"), "reduction must be .* got 'max'"),
+        (dict(impl="cuda"), "impl must be one of"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            masked_cross_entropy(**{"logits": logits, "labels": labels, **bad})
+    hidden, weight = torch.randn(3, 4), torch.randn(10, 4)
+    for bad, message in (
+        (dict(weight=torch.randn(10, 5)), "weight must have shape \\(vocabulary, 4\\)"),
+        (dict(bias=torch.zeros(9)), "bias must have shape \\(10,\\)"),
+        (dict(weight=weight.bfloat16()), "weight must have hidden's dtype"),
+        (dict(max_logits_bytes=0), "max_logits_bytes must be positive"),
+        (dict(labels=torch.tensor([1, 2, 10])), "got 10 in row 2"),
+    ):
+        arguments = {"hidden": hidden, "weight": weight, "bias": None, "labels": labels}
+        with pytest.raises(ValueError, match=message):
+            linear_masked_cross_entropy(**{**arguments, **bad})
