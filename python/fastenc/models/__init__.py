@@ -1,0 +1,15 @@
+"""Encoders and their heads, loaded from and saved to the families' own checkpoints."""
+
+from fastenc.models.config import EncoderConfig
+from fastenc.models.encoder import Encoder, EncoderOutput
+from fastenc.models.masked_lm import MaskedLM, ModelOutput
+from fastenc.models.sequence_classifier import SequenceClassifier
+
+__all__ = [
+    "Encoder",
+    "EncoderConfig",
+    "EncoderOutput",
+    "MaskedLM",
+    "ModelOutput",
+    "SequenceClassifier",
+]

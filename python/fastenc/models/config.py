@@ -1,0 +1,127 @@
+"""What an encoder is made of, read from and written to the families' own config.json."""
+
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from fastenc.models.families import FAMILIES, family_named
+from fastenc.nn.encoder_layer import ACTIVATIONS
+
+SIZES = (
+    "vocab_size",
+    "hidden_size",
+    "num_layers",
+    "num_heads",
+    "intermediate_size",
+    "max_positions",
+)
+
+
+@dataclass(frozen=True)
+class EncoderConfig:
+    """An encoder's sizes and constants; the defaults are BERT-base's.
+
+    Fields:
+        family: "bert", "roberta", "xlm-roberta", "distilbert" or "electra".
+        max_positions: the longest sequence, in tokens.
+        position_offset: row of the position table that token 0 takes (RoBERTa keeps the rows before it for padding).
+        type_vocab_size: rows of the token-type table, 0 for none.
+        embedding_size: width of the embeddings, projected to hidden_size where they differ (ELECTRA).
+        activation: a name of ``fastenc.nn.encoder_layer.ACTIVATIONS``.
+        pooler: whether a tanh layer over the first token follows (BERT, RoBERTa).
+        extra: the rest of the family's config.json, written back as it was.
+    Raises: ValueError naming the field, the value and the rule.
+    """
+
+    vocab_size: int = 30522
+    hidden_size: int = 768
+    num_layers: int = 12
+    num_heads: int = 12
+    intermediate_size: int = 3072
+    max_positions: int = 512
+    position_offset: int = 0
+    type_vocab_size: int = 2
+    embedding_size: int | None = None
+    activation: str = "gelu"
+    eps: float = 1e-12
+    hidden_dropout_p: float = 0.1
+    attention_dropout_p: float = 0.1
+    classifier_dropout_p: float | None = None
+    pad_token_id: int = 0
+    initializer_range: float = 0.02
+    pooler: bool = True
+    family: str = "bert"
+    extra: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        family_named(self.family)
+        if self.embedding_size is None:
+            object.__setattr__(self, "embedding_size", self.hidden_size)
+        for name in (*SIZES, "embedding_size"):
+            if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
+                raise ValueError(f"{name} must be a positive integer, got {getattr(self, name)!r}")
+        if self.hidden_size % self.num_heads:
+            raise ValueError(
+                f"hidden_size must be a multiple of num_heads, got {self.hidden_size} and {self.num_heads}"
+            )
+        if self.activation not in ACTIVATIONS:
+            raise ValueError(
+                f"activation must be one of {sorted(ACTIVATIONS)}, got {self.activation!r}"
+            )
+        for name in ("hidden_dropout_p", "attention_dropout_p", "classifier_dropout_p"):
+            p = getattr(self, name)
+            if p is not None and not 0 <= p < 1:
+                raise ValueError(f"{name} must be in [0, 1), got {p}")
+
+    @classmethod
+    def from_hf(cls, values: dict[str, Any]) -> "EncoderConfig":
+        """Read the contents of a Hugging Face config.json.
+
+        Raises: ValueError for an unknown family, or a variant that this encoder does not compute.
+        """
+        name = values.get("model_type")
+        family = family_named(name)
+        for key, supported in (
+            ("position_embedding_type", "absolute"),
+            ("is_decoder", False),
+            ("add_cross_attention", False),
+        ):
+            if values.get(key, supported) != supported:
+                raise ValueError(
+                    f"config.json: {key} must be {supported!r}, got {values[key]!r}: "
+                    "this encoder computes bidirectional attention with absolute positions"
+                )
+        missing = [family.config_names[ours] for ours in SIZES if family.config_names[ours] not in values]
+        if missing:
+            raise ValueError(f"config.json must give {', '.join(missing)}: is the file complete?")
+        read = {
+            ours: values[theirs] for ours, theirs in family.config_names.items() if theirs in values
+        }
+        pad = values.get("pad_token_id")
+        read["pad_token_id"] = family.default_pad if pad is None else pad
+        if family.positions_after_padding:
+            read["position_offset"] = read["pad_token_id"] + 1
+            read["max_positions"] = values["max_position_embeddings"] - read["position_offset"]
+        if "type_vocab_size" not in family.config_names:
+            read["type_vocab_size"] = 0
+        read.setdefault("eps", family.default_eps)
+        if family.default_classifier_dropout is not None:
+            read.setdefault("classifier_dropout_p", family.default_classifier_dropout)
+        known = {*family.config_names.values(), "pad_token_id", "model_type"}
+        extra = {key: value for key, value in values.items() if key not in known}
+        return cls(**read, family=name, pooler=family.has_pooler, extra=extra)
+
+    def to_hf(self) -> dict[str, Any]:
+        """The contents of the family's config.json."""
+        family = FAMILIES[self.family]
+        written = {
+            theirs: getattr(self, ours)
+            for ours, theirs in family.config_names.items()
+            if ours != "classifier_dropout_p" or self.classifier_dropout_p is not None
+        }
+        written["pad_token_id"] = self.pad_token_id
+        written[family.config_names["max_positions"]] = self.max_positions + self.position_offset
+        return {**self.extra, **written, "model_type": self.family}
+
+    def replace(self, **changes: Any) -> "EncoderConfig":
+        """A copy with some fields changed."""
+        return EncoderConfig(**{**{f.name: getattr(self, f.name) for f in fields(self)}, **changes})

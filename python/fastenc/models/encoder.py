@@ -1,0 +1,226 @@
+"""The encoder: embeddings and post-norm layers over packed tokens."""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fastenc._extras import require
+from fastenc.models.config import EncoderConfig
+from fastenc.models.pretrained import PretrainedModel
+from fastenc.nn import LayerNorm
+from fastenc.nn.encoder_layer import (
+    InferenceLayer,
+    LayerOptions,
+    LayerWeights,
+    encoder_layer,
+    wants_inference,
+)
+from fastenc.nn.pooling import POOLINGS, pool
+from fastenc.packing import PackedBatch, pack_sequences
+
+
+@dataclass(frozen=True)
+class EncoderOutput:
+    """Packed results: rows are the batch's tokens; ``fastenc.packing.unpack`` puts the padding back.
+
+    Fields:
+        last_hidden_state: (total_tokens, hidden_size).
+        hidden_states: the embeddings' output and every layer's, if asked for.
+        pooled: (batch, hidden_size), the pooler's output, where the model has one.
+    """
+
+    last_hidden_state: Tensor
+    hidden_states: tuple[Tensor, ...] | None = None
+    pooled: Tensor | None = None
+
+
+class Embeddings(nn.Module):
+    """LayerNorm(word + position + token type), then dropout, then a projection where the widths differ."""
+
+    def __init__(self, config: EncoderConfig):
+        super().__init__()
+        width = config.embedding_size
+        self.position_offset = config.position_offset
+        self.dropout_p = config.hidden_dropout_p
+        self.word = nn.Embedding(config.vocab_size, width)
+        self.position = nn.Embedding(config.max_positions + config.position_offset, width)
+        self.token_type = (
+            nn.Embedding(config.type_vocab_size, width) if config.type_vocab_size else None
+        )
+        self.norm = LayerNorm(width, eps=config.eps)
+        self.projection = (
+            nn.Linear(width, config.hidden_size) if width != config.hidden_size else None
+        )
+
+    def forward(self, batch: PackedBatch) -> Tensor:
+        _check_batch(batch, self)
+        rest = self.position(batch.position_ids + self.position_offset)
+        if self.token_type is not None:
+            # A table of one row tells nothing apart, so that families with one take any token types.
+            if batch.token_type_ids is None or self.token_type.num_embeddings == 1:
+                rest = rest + self.token_type.weight[0]
+            else:
+                rest = rest + self.token_type(batch.token_type_ids)
+        x = self.norm(self.word(batch.input_ids), residual=rest)
+        x = F.dropout(x, self.dropout_p, self.training)
+        return x if self.projection is None else self.projection(x)
+
+
+class EncoderLayer(nn.Module):
+    """Post-norm transformer layer with q, k and v in one projection."""
+
+    def __init__(self, config: EncoderConfig):
+        super().__init__()
+        width = config.hidden_size
+        self.qkv = nn.Linear(width, 3 * width)
+        self.attention_out = nn.Linear(width, width)
+        self.attention_norm = LayerNorm(width, eps=config.eps)
+        self.up = nn.Linear(width, config.intermediate_size)
+        self.down = nn.Linear(config.intermediate_size, width)
+        self.out_norm = LayerNorm(width, eps=config.eps)
+        dropouts = (config.attention_dropout_p, config.hidden_dropout_p)
+        constants = (config.num_heads, config.activation, config.eps)
+        self._train_options = LayerOptions(*constants, *dropouts)
+        self._eval_options = LayerOptions(*constants)
+        self._inference = InferenceLayer()
+
+    def forward(self, x: Tensor, cu_seqlens: Tensor, max_seqlen: int) -> Tensor:
+        weights = LayerWeights(
+            (self.qkv.weight,),
+            (self.qkv.bias,),
+            self.attention_out.weight,
+            self.attention_out.bias,
+            self.attention_norm.weight,
+            self.attention_norm.bias,
+            self.up.weight,
+            self.up.bias,
+            self.down.weight,
+            self.down.bias,
+            self.out_norm.weight,
+            self.out_norm.bias,
+        )
+        options = self._train_options if self.training else self._eval_options
+        run = self._inference if wants_inference(x, options) else encoder_layer
+        return run(x, cu_seqlens, max_seqlen, weights, options)
+
+
+class Encoder(PretrainedModel):
+    """A bidirectional encoder of the BERT family on packed batches.
+
+        x_0 = Embeddings(tokens),  x_i = Layer_i(x_{i-1})
+
+    ``Encoder(config)`` has first weights; :meth:`from_pretrained` loads a checkpoint.
+    """
+
+    kind = "encoder"
+
+    def __init__(self, config: EncoderConfig):
+        super().__init__(config)
+        self.embeddings = Embeddings(config)
+        self.layers = nn.ModuleList(EncoderLayer(config) for _ in range(config.num_layers))
+        self.pooler = nn.Linear(config.hidden_size, config.hidden_size) if config.pooler else None
+        self.apply(self.init_weights)
+
+    def forward(self, batch: PackedBatch, output_hidden_states: bool = False) -> EncoderOutput:
+        """Raises: ValueError for token ids outside the table or sequences longer than the positions."""
+        x = self.embeddings(batch)
+        states = [x]
+        for layer in self.layers:
+            x = layer(x, batch.cu_seqlens, batch.max_seqlen)
+            states.append(x)
+        pooled = None
+        if self.pooler is not None and batch.num_sequences:
+            pooled = torch.tanh(self.pooler(pool(x, batch.cu_seqlens, "cls")))
+        return EncoderOutput(x, tuple(states) if output_hidden_states else None, pooled)
+
+    @torch.inference_mode()
+    def encode(
+        self,
+        texts: str | Sequence[str],
+        *,
+        batch_size: int = 32,
+        pooling: str = "mean",
+        normalize: bool = True,
+        show_progress: bool | None = None,
+    ) -> Tensor:
+        """Embed texts with the checkpoint's own tokenizer, in evaluation mode.
+
+        Args:
+            texts: one text or several; each is cut to the model's positions.
+            batch_size: sequences a batch; batches are formed by length, the result is in the order given.
+            pooling: "mean", "cls" or "max" over a text's tokens, special tokens included.
+            normalize: scale each vector to Euclidean length 1.
+            show_progress: a progress bar on stderr; None: on a terminal, for more than ten batches.
+        Returns: (len(texts), hidden_size), the model's dtype, on its device; (hidden_size,) for one text.
+        Raises: ValueError without a tokenizer, for an unknown pooling or a batch_size below 1.
+        """
+        if self.tokenizer is None:
+            raise ValueError(
+                "encode needs the checkpoint's tokenizer.json: load the model with from_pretrained from a folder "
+                "that has one, or set model.tokenizer"
+            )
+        if pooling not in POOLINGS:
+            raise ValueError(f"pooling must be one of {POOLINGS}, got {pooling!r}")
+        if batch_size < 1:
+            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+        single = isinstance(texts, str)
+        ids = tokenize([texts] if single else list(texts), self.tokenizer, self.config.max_positions)
+        order = sorted(range(len(ids)), key=lambda place: len(ids[place]), reverse=True)
+        starts = range(0, len(order), batch_size)
+        if show_progress is None:
+            show_progress = sys.stderr.isatty() and len(starts) > 10
+        if show_progress:
+            starts = require("tqdm", extra="models").tqdm(starts, desc="encode", unit="batch")
+        weight = self.embeddings.word.weight
+        vectors = weight.new_empty((len(ids), self.config.hidden_size))
+        was_training = self.training
+        self.eval()
+        for start in starts:
+            chosen = order[start : start + batch_size]
+            batch = pack_sequences([ids[place] for place in chosen]).to(weight.device)
+            pooled = pool(self(batch).last_hidden_state, batch.cu_seqlens, pooling)
+            vectors[chosen] = F.normalize(pooled, dim=1) if normalize else pooled
+        self.train(was_training)
+        return vectors[0] if single else vectors
+
+
+def tokenize(texts: list[str], tokenizer, max_length: int) -> list[list[int]]:
+    """Token ids with special tokens; a longer text is cut so that its closing special token stays."""
+    room = max_length - tokenizer.num_special_tokens_to_add(False)
+    ids = []
+    for text, encoding in zip(texts, tokenizer.encode_batch(texts), strict=True):
+        if len(encoding.ids) > max_length:
+            encoding = tokenizer.encode(text, add_special_tokens=False)
+            encoding.truncate(room)
+            encoding = tokenizer.post_process(encoding)
+        ids.append(encoding.ids)
+    return ids
+
+
+def _check_batch(batch: PackedBatch, embeddings: Embeddings) -> None:
+    """Values are read only on CPU tensors; on an accelerator that would wait for the device."""
+    positions = embeddings.position.num_embeddings - embeddings.position_offset
+    if batch.max_seqlen > positions:
+        raise ValueError(
+            f"a sequence may have at most {positions} tokens, the model's positions, got {batch.max_seqlen}: "
+            "cut it or split it"
+        )
+    if batch.input_ids.device.type != "cpu" or torch.compiler.is_compiling():
+        return
+    remedy = "was another model's tokenizer used?"
+    _check_range("token ids", batch.input_ids, embeddings.word.num_embeddings, remedy)
+    types = embeddings.token_type
+    if batch.token_type_ids is not None and types is not None and types.num_embeddings > 1:
+        _check_range("token types", batch.token_type_ids, types.num_embeddings, "give 0 or 1")
+
+
+def _check_range(what: str, values: Tensor, rows: int, remedy: str) -> None:
+    if not values.numel():
+        return
+    low, high = (int(value) for value in values.aminmax())
+    if low < 0 or high >= rows:
+        raise ValueError(f"{what} must be in [0, {rows}), got {low if low < 0 else high}: {remedy}")

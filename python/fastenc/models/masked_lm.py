@@ -1,0 +1,81 @@
+"""Masked-LM model: the encoder and a head that sees the labelled tokens only."""
+
+from dataclasses import dataclass
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fastenc.models.config import EncoderConfig
+from fastenc.models.encoder import Encoder
+from fastenc.models.families import FAMILIES
+from fastenc.models.pretrained import PretrainedModel
+from fastenc.nn import LayerNorm
+from fastenc.nn.encoder_layer import activate
+from fastenc.ops import linear_masked_cross_entropy
+from fastenc.packing import PackedBatch
+
+
+@dataclass(frozen=True)
+class ModelOutput:
+    """loss: float32 scalar or None; logits or None."""
+
+    loss: Tensor | None = None
+    logits: Tensor | None = None
+
+
+class MaskedLMHead(nn.Module):
+    """logits = LN(act(hidden W + b)) E^T + bias, E the word embeddings unless the configuration unties them."""
+
+    def __init__(self, config: EncoderConfig):
+        super().__init__()
+        width = config.embedding_size
+        self.dense = nn.Linear(config.hidden_size, width)
+        self.norm = LayerNorm(width, eps=config.eps)
+        tied = config.extra.get("tie_word_embeddings", True)
+        self.decoder = None if tied else nn.Linear(width, config.vocab_size, bias=False)
+        self.bias = nn.Parameter(self.dense.bias.new_zeros(config.vocab_size))
+        # ELECTRA's generator has GELU here whatever its layers have.
+        self.activation = "gelu" if config.family in ("electra", "roberta", "xlm-roberta") else config.activation
+
+    def transform(self, hidden: Tensor) -> Tensor:
+        return self.norm(activate(F.linear(hidden, self.dense.weight), self.dense.bias, self.activation))
+
+
+class MaskedLM(PretrainedModel):
+    """Predicts tokens from both sides: the model of masked-LM pretraining.
+
+    Source: Devlin et al. 2018, arXiv:1810.04805.
+    """
+
+    kind = "masked_lm"
+
+    def __init__(self, config: EncoderConfig):
+        super().__init__(config)
+        self.encoder = Encoder(config.replace(pooler=False))
+        self.head = MaskedLMHead(config)
+        self.head.apply(self.init_weights)
+
+    def forward(self, batch: PackedBatch, labels: Tensor | None = None) -> ModelOutput:
+        """Loss over the labelled tokens, or logits of every token.
+
+        Args:
+            labels: int64 (total_tokens,), -100 where there is nothing to predict. With labels, only the labelled
+                tokens go through the head, and ``logits`` is None.
+        Returns: the mean loss over the labelled tokens (0 if there is none), or logits (total_tokens, vocabulary).
+        """
+        hidden = self.encoder(batch).last_hidden_state
+        table = self.encoder.embeddings.word if self.head.decoder is None else self.head.decoder
+        if labels is None:
+            return ModelOutput(logits=F.linear(self.head.transform(hidden), table.weight, self.head.bias))
+        if labels.shape != hidden.shape[:1]:
+            raise ValueError(
+                f"labels must have shape ({hidden.shape[0]},), one for each packed token, got {tuple(labels.shape)}"
+            )
+        rows = (labels != -100).nonzero().flatten()
+        chosen = self.head.transform(hidden.index_select(0, rows))
+        loss = linear_masked_cross_entropy(chosen, table.weight, self.head.bias, labels[rows])
+        return ModelOutput(loss=loss)
+
+    def head_names(self) -> dict[str, str]:
+        names = FAMILIES[self.config.family].lm_head
+        return {f"head.{ours}": theirs for ours, theirs in names.items()}

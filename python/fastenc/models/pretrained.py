@@ -1,0 +1,161 @@
+"""What every model shares: loading and saving under its family's names, and first weights."""
+
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from fastenc.data import load_tokenizer, save_tokenizer
+from fastenc.models import checkpoint
+from fastenc.models.config import EncoderConfig
+from fastenc.models.families import FAMILIES
+
+Model = TypeVar("Model", bound="PretrainedModel")
+
+
+class PretrainedModel(nn.Module):
+    """An ``nn.Module`` with a config that loads from and saves to a family's own checkpoint format.
+
+    ``tokenizer`` is the folder's tokenizer (a ``tokenizers.Tokenizer``), or None where there is none; it is
+    saved with the model.
+    """
+
+    kind: ClassVar[str]  # "encoder", "masked_lm" or "classifier"
+    tokenizer: Any = None
+
+    def __init__(self, config: EncoderConfig):
+        super().__init__()
+        self.config = config
+
+    def head_names(self) -> dict[str, str]:
+        """Parameter or module of the head → the family's full name."""
+        return {}
+
+    @classmethod
+    def build(cls: type[Model], config: EncoderConfig, hf_config: dict[str, Any], **options) -> Model:
+        """The model that a checkpoint's configuration describes."""
+        return cls(config, **options)
+
+    @classmethod
+    def from_pretrained(
+        cls: type[Model],
+        path_or_hub_id: str | Path,
+        *,
+        dtype: torch.dtype = torch.float32,
+        **options,
+    ) -> Model:
+        """Load a checkpoint of a BERT, RoBERTa, XLM-RoBERTa, DistilBERT or ELECTRA model, in evaluation mode.
+
+        Args:
+            path_or_hub_id: folder with config.json and safetensors, or a name on the Hugging Face hub.
+            dtype: of the loaded parameters.
+            options: overrides for the model's constructor, such as ``num_labels``.
+        A head that the checkpoint lacks gets first weights; a missing encoder weight is an error.
+        Raises: ValueError for an unknown family, a missing, corrupt or incomplete checkpoint, a wrong shape.
+        """
+        folder = checkpoint.resolve(path_or_hub_id)
+        values = checkpoint.read_config(folder)
+        config = EncoderConfig.from_hf(values)
+        tensors = checkpoint.read_tensors(folder)
+        with torch.device("meta"):
+            model = cls.build(config, values, **options)
+        state = model._to_canonical(tensors, folder)
+        model.load_state_dict(state, strict=False, assign=True)
+        for name, module in model.named_modules():
+            if any(parameter.is_meta for parameter in module.parameters(recurse=False)):
+                module.to_empty(device="cpu", recurse=False)
+                model.init_weights(module, name)
+        model.to(dtype)
+        if (folder / "tokenizer.json").exists():
+            model.tokenizer = load_tokenizer(folder)
+        return model.eval()
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Write config.json, model.safetensors and the tokenizer, as the family's transformers class reads them.
+
+        Each file is replaced as a whole or not at all.
+        """
+        folder = Path(folder)
+        tensors: dict[str, Tensor] = {}
+        for ours, theirs in self._family_names(with_prefix=self.kind != "encoder").items():
+            value = self.state_dict()[ours]
+            tensors.update(zip(theirs, value.chunk(len(theirs)), strict=True))
+        family = FAMILIES[self.config.family]
+        values = {
+            **self.config.to_hf(),
+            **self.extra_config(),
+            "architectures": [family.architectures[self.kind]],
+            "dtype": checkpoint.dtype_name(next(self.parameters()).dtype),
+        }
+        checkpoint.write(folder, values, tensors)
+        if self.tokenizer is not None:
+            save_tokenizer(self.tokenizer, folder)
+
+    def extra_config(self) -> dict[str, Any]:
+        """Entries of config.json that belong to the head."""
+        return {}
+
+    def init_weights(self, module: nn.Module, name: str = "") -> None:
+        """Give one module first weights: normal with the configuration's standard deviation, biases 0, norms 1."""
+        if isinstance(module, nn.Linear | nn.Embedding):
+            nn.init.normal_(module.weight, std=self.config.initializer_range)
+        elif isinstance(module, nn.LayerNorm):
+            nn.init.ones_(module.weight)
+        bias = getattr(module, "bias", None)
+        if isinstance(bias, nn.Parameter):
+            nn.init.zeros_(bias)
+
+    def _family_names(self, with_prefix: bool) -> dict[str, tuple[str, ...]]:
+        """Canonical parameter name → the family's names, whose tensors are stacked."""
+        family = FAMILIES[self.config.family]
+        prefix = f"{family.prefix}." if with_prefix else ""
+        encoder_names, head_names = family.names(self.config.num_layers), self.head_names()
+        table = {}
+        for key in self.state_dict():
+            if key in head_names:
+                table[key] = (head_names[key],)
+                continue
+            module, leaf = key.rsplit(".", 1)
+            if module in head_names:
+                table[key] = (f"{head_names[module]}.{leaf}",)
+                continue
+            theirs = encoder_names[module.removeprefix("encoder.")]
+            several = (theirs,) if isinstance(theirs, str) else theirs
+            table[key] = tuple(f"{prefix}{name}.{leaf}" for name in several)
+        return table
+
+    def _to_canonical(self, tensors: dict[str, Tensor], folder: Path) -> dict[str, Tensor]:
+        prefix = FAMILIES[self.config.family].prefix + "."
+        found = {_modern(name.removeprefix(prefix)): tensor for name, tensor in tensors.items()}
+        state, missing = {}, []
+        own, heads = self.state_dict(), self.head_names()
+        for ours, theirs in self._family_names(with_prefix=False).items():
+            absent = [name for name in theirs if name not in found]
+            # Not every checkpoint of a family has a pooler or this head.
+            optional = ours in heads or ours.rsplit(".", 1)[0] in heads or "pooler" in ours
+            if absent:
+                if not optional:
+                    missing += absent
+                continue
+            value = torch.cat([found[name] for name in theirs]) if len(theirs) > 1 else found[theirs[0]]
+            if value.shape != own[ours].shape:
+                raise ValueError(
+                    f"{folder}: {', '.join(theirs)} has shape {tuple(value.shape)}, but config.json asks for "
+                    f"{tuple(own[ours].shape)}: do the two files belong together?"
+                )
+            state[ours] = value
+        if missing:
+            shown = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
+            raise ValueError(
+                f"{folder} is incomplete: it lacks {shown}. Write the checkpoint again, or check that config.json "
+                "belongs to it"
+            )
+        return state
+
+
+def _modern(name: str) -> str:
+    """LayerNorm's names in checkpoints of 2018."""
+    return name.replace("LayerNorm.gamma", "LayerNorm.weight").replace(
+        "LayerNorm.beta", "LayerNorm.bias"
+    )

@@ -1,0 +1,138 @@
+"""One post-norm transformer encoder layer over packed tokens."""
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fastenc.nn.prepacked_linear import PrepackedLinear
+from fastenc.ops import attention, bias_gelu, layer_norm
+
+# name in a configuration: GELU's approximation, or a function
+ACTIVATIONS = {
+    "gelu": "none",
+    "gelu_new": "tanh",
+    "gelu_fast": "tanh",
+    "gelu_pytorch_tanh": "tanh",
+    "relu": torch.relu,
+    "silu": F.silu,
+}
+
+
+class LayerWeights(NamedTuple):
+    """Weights (out_features, in_features) and biases; q, k, v fused in one tensor or given as three."""
+
+    qkv_weights: tuple[Tensor, ...]
+    qkv_biases: tuple[Tensor, ...]
+    attention_out_weight: Tensor
+    attention_out_bias: Tensor
+    attention_norm_weight: Tensor
+    attention_norm_bias: Tensor
+    up_weight: Tensor
+    up_bias: Tensor
+    down_weight: Tensor
+    down_bias: Tensor
+    out_norm_weight: Tensor
+    out_norm_bias: Tensor
+
+
+class LayerOptions(NamedTuple):
+    """What a layer needs beside its weights; the dropouts are probabilities, 0 in evaluation."""
+
+    num_heads: int
+    activation: str
+    eps: float
+    attention_dropout_p: float = 0.0
+    hidden_dropout_p: float = 0.0
+
+
+def encoder_layer(
+    x: Tensor, cu_seqlens: Tensor, max_seqlen: int, weights: LayerWeights, options: LayerOptions
+) -> Tensor:
+    """Post-norm layer: y = LN(h + FFN(h)), h = LN(x + Attention(x)).
+
+    Args:
+        x: (total_tokens, hidden_size); cu_seqlens, max_seqlen as in :func:`fastenc.ops.attention`.
+    Returns: (total_tokens, hidden_size). Under autocast, in its dtype.
+    Source: Vaswani et al. 2017, arXiv:1706.03762; Devlin et al. 2018, arXiv:1810.04805.
+    """
+    w, o = weights, options
+    if torch.is_autocast_enabled(x.device.type):
+        # The linear layers will return this dtype; the residual stream has it from the start.
+        x = x.to(torch.get_autocast_dtype(x.device.type))
+    qkv = F.linear(x, _cat(w.qkv_weights), _cat(w.qkv_biases))
+    heads = qkv.view(x.shape[0], 3, o.num_heads, -1)
+    mixed = attention(heads, cu_seqlens, max_seqlen, dropout_p=o.attention_dropout_p)
+    # The bias of a product that a norm follows is added there, in the same pass.
+    h = layer_norm(
+        F.linear(mixed.flatten(1), w.attention_out_weight),
+        w.attention_norm_weight,
+        w.attention_norm_bias,
+        residual=x,
+        x_bias=w.attention_out_bias,
+        dropout_p=o.hidden_dropout_p,
+        eps=o.eps,
+    )
+    inner = activate(F.linear(h, w.up_weight), w.up_bias, o.activation)
+    return layer_norm(
+        F.linear(inner, w.down_weight),
+        w.out_norm_weight,
+        w.out_norm_bias,
+        residual=h,
+        x_bias=w.down_bias,
+        dropout_p=o.hidden_dropout_p,
+        eps=o.eps,
+    )
+
+
+class InferenceLayer:
+    """:func:`encoder_layer` without gradients and dropout, whose weights are reordered once for the CPU."""
+
+    def __init__(self) -> None:
+        self._qkv, self._attention_out = PrepackedLinear(), PrepackedLinear()
+        self._up, self._down = PrepackedLinear(), PrepackedLinear()
+
+    def __call__(
+        self,
+        x: Tensor,
+        cu_seqlens: Tensor,
+        max_seqlen: int,
+        weights: LayerWeights,
+        options: LayerOptions,
+    ) -> Tensor:
+        w, o = weights, options
+        heads = self._qkv(x, w.qkv_weights, w.qkv_biases).view(x.shape[0], 3, o.num_heads, -1)
+        mixed = attention(heads, cu_seqlens, max_seqlen).flatten(1)
+        projected = self._attention_out(mixed, (w.attention_out_weight,), (w.attention_out_bias,))
+        h = layer_norm(
+            projected, w.attention_norm_weight, w.attention_norm_bias, residual=x, eps=o.eps
+        )
+        if ACTIVATIONS[o.activation] == "none":
+            inner = self._up(h, (w.up_weight,), (w.up_bias,), "gelu")
+        else:
+            inner = activate(self._up(h, (w.up_weight,), (None,)), w.up_bias, o.activation)
+        projected = self._down(inner, (w.down_weight,), (w.down_bias,))
+        return layer_norm(projected, w.out_norm_weight, w.out_norm_bias, residual=h, eps=o.eps)
+
+
+def activate(x: Tensor, bias: Tensor, activation: str) -> Tensor:
+    """activation(x + bias) for a name of ACTIVATIONS."""
+    function = ACTIVATIONS[activation]
+    if isinstance(function, str):
+        return bias_gelu(x, bias, approximate=function)
+    return function(x + bias.to(x.dtype))
+
+
+def wants_inference(x: Tensor, options: LayerOptions) -> bool:
+    """Whether a layer's input can take :class:`InferenceLayer`: no gradient, no dropout, no autocast."""
+    return not (
+        torch.is_grad_enabled()
+        or options.attention_dropout_p
+        or options.hidden_dropout_p
+        or torch.is_autocast_enabled(x.device.type)
+    )
+
+
+def _cat(tensors: tuple[Tensor, ...]) -> Tensor:
+    return tensors[0] if len(tensors) == 1 else torch.cat(tensors)

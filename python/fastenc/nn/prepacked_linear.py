@@ -1,0 +1,67 @@
+"""Linear layers for inference on a CPU, with weights in the order that oneDNN's matrix product reads them."""
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def can_prepack(weight: Tensor) -> bool:
+    """Whether this build of torch has oneDNN's prepacked linear for such a weight.
+
+    The ops behind it are private to torch, so anything unexpected means no.
+    """
+    if weight.device.type != "cpu" or weight.is_inference() or torch.compiler.is_compiling():
+        return False
+    if not torch.backends.mkldnn.is_available() or not torch.backends.mkldnn.enabled:
+        return False
+    if not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+        return False
+    if weight.dtype == torch.bfloat16:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return weight.dtype == torch.float32
+
+
+class PrepackedLinear:
+    """activation(x @ W.T + b), where W is the given weights one above the other (a fused q, k, v projection).
+
+    The reordered copy is made at the first call and again whenever a weight was replaced or changed in place;
+    where torch cannot reorder it, the fused weight alone is kept. For use without gradients.
+    """
+
+    def __init__(self) -> None:
+        self._key: tuple | None = None
+
+    def __call__(
+        self,
+        x: Tensor,
+        weights: Sequence[Tensor],
+        biases: Sequence[Tensor | None],
+        activation: str = "none",
+    ) -> Tensor:
+        """x: (tokens, in_features); activation: "none" or "gelu", with a bias for each weight or none at all."""
+        if not can_prepack(weights[0]) or x.dtype != weights[0].dtype:
+            y = F.linear(x, _fuse(weights), _fuse(biases))
+            return F.gelu(y) if activation == "gelu" else y
+        key = tuple((t.data_ptr(), t._version) for t in (*weights, *biases) if t is not None)
+        if key != self._key:
+            self._weight = torch.ops.mkldnn._reorder_linear_weight(_fuse(weights).detach())
+            self._bias = _fuse(biases)
+            # Holding the tensors keeps another one from appearing at the same address.
+            self._held, self._key = (*weights, *biases), key
+        return torch.ops.mkldnn._linear_pointwise(
+            x, self._weight, self._bias, activation, [], "none"
+        )
+
+    def __deepcopy__(self, memo) -> "PrepackedLinear":
+        return PrepackedLinear()
+
+    def __reduce__(self):
+        return PrepackedLinear, ()
+
+
+def _fuse(tensors: Sequence[Tensor | None]) -> Tensor | None:
+    if tensors[0] is None:
+        return None
+    return tensors[0] if len(tensors) == 1 else torch.cat(list(tensors))
