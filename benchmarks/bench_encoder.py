@@ -19,9 +19,9 @@ from benchmarks._peers import (
     OpenVino,
     export_onnx,
     hugging_face,
-    minilm_folder,
     padded,
 )
+from fastenc.demo.checkpoint import minilm_folder
 from fastenc.models import Encoder
 from fastenc.packing import pack_sequences
 

@@ -90,7 +90,9 @@ class EncoderConfig:
                     f"config.json: {key} must be {supported!r}, got {values[key]!r}: "
                     "this encoder computes bidirectional attention with absolute positions"
                 )
-        missing = [family.config_names[ours] for ours in SIZES if family.config_names[ours] not in values]
+        missing = [
+            family.config_names[ours] for ours in SIZES if family.config_names[ours] not in values
+        ]
         if missing:
             raise ValueError(f"config.json must give {', '.join(missing)}: is the file complete?")
         read = {

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from fastenc._extras import require
 from fastenc.models.config import EncoderConfig
+from fastenc.models.families import FAMILIES
 from fastenc.models.pretrained import PretrainedModel
 from fastenc.nn import LayerNorm
 from fastenc.nn.encoder_layer import (
@@ -82,9 +83,10 @@ class EncoderLayer(nn.Module):
         self.up = nn.Linear(width, config.intermediate_size)
         self.down = nn.Linear(config.intermediate_size, width)
         self.out_norm = LayerNorm(width, eps=config.eps)
-        dropouts = (config.attention_dropout_p, config.hidden_dropout_p)
         constants = (config.num_heads, config.activation, config.eps)
-        self._train_options = LayerOptions(*constants, *dropouts)
+        p = config.hidden_dropout_p
+        out_p = p if FAMILIES[config.family].drops_attention_output else 0.0
+        self._train_options = LayerOptions(*constants, config.attention_dropout_p, out_p, p)
         self._eval_options = LayerOptions(*constants)
         self._inference = InferenceLayer()
 
@@ -168,7 +170,9 @@ class Encoder(PretrainedModel):
         if batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {batch_size}")
         single = isinstance(texts, str)
-        ids = tokenize([texts] if single else list(texts), self.tokenizer, self.config.max_positions)
+        ids = tokenize(
+            [texts] if single else list(texts), self.tokenizer, self.config.max_positions
+        )
         order = sorted(range(len(ids)), key=lambda place: len(ids[place]), reverse=True)
         starts = range(0, len(order), batch_size)
         if show_progress is None:

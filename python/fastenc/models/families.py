@@ -80,6 +80,7 @@ class Family:
     classifier_kind: str
     architectures: dict[str, str]
     has_pooler: bool = True
+    drops_attention_output: bool = True
     positions_after_padding: bool = False
     default_pad: int = 0
     default_eps: float = 1e-12
@@ -165,6 +166,7 @@ FAMILIES = {
             "classifier": "DistilBertForSequenceClassification",
         },
         has_pooler=False,
+        drops_attention_output=False,
         default_classifier_dropout=0.2,
     ),
     "electra": Family(

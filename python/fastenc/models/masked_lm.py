@@ -35,10 +35,14 @@ class MaskedLMHead(nn.Module):
         self.decoder = None if tied else nn.Linear(width, config.vocab_size, bias=False)
         self.bias = nn.Parameter(self.dense.bias.new_zeros(config.vocab_size))
         # ELECTRA's generator has GELU here whatever its layers have.
-        self.activation = "gelu" if config.family in ("electra", "roberta", "xlm-roberta") else config.activation
+        self.activation = (
+            "gelu" if config.family in ("electra", "roberta", "xlm-roberta") else config.activation
+        )
 
     def transform(self, hidden: Tensor) -> Tensor:
-        return self.norm(activate(F.linear(hidden, self.dense.weight), self.dense.bias, self.activation))
+        return self.norm(
+            activate(F.linear(hidden, self.dense.weight), self.dense.bias, self.activation)
+        )
 
 
 class MaskedLM(PretrainedModel):
@@ -66,7 +70,9 @@ class MaskedLM(PretrainedModel):
         hidden = self.encoder(batch).last_hidden_state
         table = self.encoder.embeddings.word if self.head.decoder is None else self.head.decoder
         if labels is None:
-            return ModelOutput(logits=F.linear(self.head.transform(hidden), table.weight, self.head.bias))
+            return ModelOutput(
+                logits=F.linear(self.head.transform(hidden), table.weight, self.head.bias)
+            )
         if labels.shape != hidden.shape[:1]:
             raise ValueError(
                 f"labels must have shape ({hidden.shape[0]},), one for each packed token, got {tuple(labels.shape)}"

@@ -33,7 +33,9 @@ class PretrainedModel(nn.Module):
         return {}
 
     @classmethod
-    def build(cls: type[Model], config: EncoderConfig, hf_config: dict[str, Any], **options) -> Model:
+    def build(
+        cls: type[Model], config: EncoderConfig, hf_config: dict[str, Any], **options
+    ) -> Model:
         """The model that a checkpoint's configuration describes."""
         return cls(config, **options)
 
@@ -138,7 +140,9 @@ class PretrainedModel(nn.Module):
                 if not optional:
                     missing += absent
                 continue
-            value = torch.cat([found[name] for name in theirs]) if len(theirs) > 1 else found[theirs[0]]
+            value = (
+                torch.cat([found[name] for name in theirs]) if len(theirs) > 1 else found[theirs[0]]
+            )
             if value.shape != own[ours].shape:
                 raise ValueError(
                     f"{folder}: {', '.join(theirs)} has shape {tuple(value.shape)}, but config.json asks for "
@@ -146,7 +150,9 @@ class PretrainedModel(nn.Module):
                 )
             state[ours] = value
         if missing:
-            shown = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
+            shown = ", ".join(missing[:3]) + (
+                f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+            )
             raise ValueError(
                 f"{folder} is incomplete: it lacks {shown}. Write the checkpoint again, or check that config.json "
                 "belongs to it"

@@ -62,7 +62,9 @@ class SequenceClassifier(PretrainedModel):
         self.dropout_p = config.hidden_dropout_p if p is None else p
 
     @classmethod
-    def build(cls, config: EncoderConfig, hf_config: dict[str, Any], **options) -> "SequenceClassifier":
+    def build(
+        cls, config: EncoderConfig, hf_config: dict[str, Any], **options
+    ) -> "SequenceClassifier":
         stored = hf_config.get("id2label") or {}
         names = [stored[key] for key in sorted(stored, key=int)]
         if not options.get("num_labels") and not options.get("label_names"):

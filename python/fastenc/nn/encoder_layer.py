@@ -44,7 +44,8 @@ class LayerOptions(NamedTuple):
     activation: str
     eps: float
     attention_dropout_p: float = 0.0
-    hidden_dropout_p: float = 0.0
+    attention_out_dropout_p: float = 0.0
+    down_dropout_p: float = 0.0
 
 
 def encoder_layer(
@@ -71,7 +72,7 @@ def encoder_layer(
         w.attention_norm_bias,
         residual=x,
         x_bias=w.attention_out_bias,
-        dropout_p=o.hidden_dropout_p,
+        dropout_p=o.attention_out_dropout_p,
         eps=o.eps,
     )
     inner = activate(F.linear(h, w.up_weight), w.up_bias, o.activation)
@@ -81,7 +82,7 @@ def encoder_layer(
         w.out_norm_bias,
         residual=h,
         x_bias=w.down_bias,
-        dropout_p=o.hidden_dropout_p,
+        dropout_p=o.down_dropout_p,
         eps=o.eps,
     )
 
@@ -129,7 +130,8 @@ def wants_inference(x: Tensor, options: LayerOptions) -> bool:
     return not (
         torch.is_grad_enabled()
         or options.attention_dropout_p
-        or options.hidden_dropout_p
+        or options.attention_out_dropout_p
+        or options.down_dropout_p
         or torch.is_autocast_enabled(x.device.type)
     )
 

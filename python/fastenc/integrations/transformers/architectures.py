@@ -1,0 +1,168 @@
+"""Where the supported Hugging Face classes keep what the fused forward needs."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from fastenc.nn.encoder_layer import ACTIVATIONS, LayerOptions, LayerWeights
+
+BASE_MODELS = {
+    "BertModel": "bert",
+    "RobertaModel": "roberta",
+    "XLMRobertaModel": "roberta",
+    "DistilBertModel": "distilbert",
+    "ElectraModel": "bert",
+}
+
+
+@dataclass(frozen=True)
+class LayerParts:
+    """The modules of one transformer layer, in the canonical roles."""
+
+    query: nn.Module
+    key: nn.Module
+    value: nn.Module
+    attention_out: nn.Module
+    attention_norm: nn.Module
+    up: nn.Module
+    down: nn.Module
+    out_norm: nn.Module
+    attention_dropout: nn.Module | None
+    attention_out_dropout: nn.Module | None
+    down_dropout: nn.Module
+    # The modules around them, whose own forward the fused one stands in for.
+    containers: tuple[nn.Module, ...]
+
+    def linears(self) -> tuple[nn.Module, ...]:
+        return (self.query, self.key, self.value, self.attention_out, self.up, self.down)
+
+    def norms(self) -> tuple[nn.Module, ...]:
+        return (self.attention_norm, self.out_norm)
+
+    def weights(self) -> LayerWeights:
+        """The live parameters, read at every call."""
+        return LayerWeights(
+            (self.query.weight, self.key.weight, self.value.weight),
+            (self.query.bias, self.key.bias, self.value.bias),
+            self.attention_out.weight,
+            self.attention_out.bias,
+            self.attention_norm.weight,
+            self.attention_norm.bias,
+            self.up.weight,
+            self.up.bias,
+            self.down.weight,
+            self.down.bias,
+            self.out_norm.weight,
+            self.out_norm.bias,
+        )
+
+    def options(self, num_heads: int, activation: str) -> LayerOptions:
+        p = lambda module: module.p if module is not None and module.training else 0.0
+        return LayerOptions(
+            num_heads,
+            activation,
+            self.attention_norm.eps,
+            p(self.attention_dropout),
+            p(self.attention_out_dropout),
+            p(self.down_dropout),
+        )
+
+
+def _bert_layer(layer) -> LayerParts:
+    attention, out = layer.attention.self, layer.attention.output
+    return LayerParts(
+        attention.query,
+        attention.key,
+        attention.value,
+        out.dense,
+        out.LayerNorm,
+        layer.intermediate.dense,
+        layer.output.dense,
+        layer.output.LayerNorm,
+        attention.dropout,
+        out.dropout,
+        layer.output.dropout,
+        (layer, layer.attention, attention, out, layer.intermediate, layer.output),
+    )
+
+
+def _distilbert_layer(layer) -> LayerParts:
+    attention, ffn = layer.attention, layer.ffn
+    return LayerParts(
+        attention.q_lin,
+        attention.k_lin,
+        attention.v_lin,
+        attention.out_lin,
+        layer.sa_layer_norm,
+        ffn.lin1,
+        ffn.lin2,
+        layer.output_layer_norm,
+        attention.dropout,
+        None,
+        ffn.dropout,
+        (layer, attention, ffn),
+    )
+
+
+def layers_of(base: nn.Module) -> list[nn.Module]:
+    """The transformer layers of a base model, first to last."""
+    if BASE_MODELS[type(base).__name__] == "distilbert":
+        return list(base.transformer.layer)
+    return list(base.encoder.layer)
+
+
+def parts_of(base: nn.Module, layer: nn.Module) -> LayerParts:
+    distilbert = BASE_MODELS[type(base).__name__] == "distilbert"
+    return _distilbert_layer(layer) if distilbert else _bert_layer(layer)
+
+
+def stack_of(base: nn.Module) -> nn.Module:
+    """The module that holds the layers."""
+    return base.transformer if BASE_MODELS[type(base).__name__] == "distilbert" else base.encoder
+
+
+def num_heads(base: nn.Module) -> int:
+    return base.config.num_attention_heads
+
+
+def activation(base: nn.Module) -> str | None:
+    """The activation's name if the fused layer knows it."""
+    name = getattr(base.config, "hidden_act", None) or getattr(base.config, "activation", None)
+    return name if isinstance(name, str) and name in ACTIVATIONS else None
+
+
+def takes_token_types(base: nn.Module) -> bool:
+    return hasattr(base.embeddings, "token_type_embeddings")
+
+
+# Masked-LM classes: everything before the decoder as a function of token vectors, and the decoder.
+def _bert_head(model) -> tuple[Callable[[Tensor], Tensor], nn.Module]:
+    predictions = model.cls.predictions
+    return predictions.transform, predictions.decoder
+
+
+def _roberta_head(model):
+    head = model.lm_head
+    gelu = nn.functional.gelu
+    return lambda hidden: head.layer_norm(gelu(head.dense(hidden))), head.decoder
+
+
+def _distilbert_head(model):
+    def transform(hidden: Tensor) -> Tensor:
+        return model.vocab_layer_norm(model.activation(model.vocab_transform(hidden)))
+
+    return transform, model.vocab_projector
+
+
+def _electra_head(model):
+    return model.generator_predictions, model.generator_lm_head
+
+
+MASKED_LM_HEADS = {
+    "BertForMaskedLM": _bert_head,
+    "RobertaForMaskedLM": _roberta_head,
+    "XLMRobertaForMaskedLM": _roberta_head,
+    "DistilBertForMaskedLM": _distilbert_head,
+    "ElectraForMaskedLM": _electra_head,
+}

@@ -1,0 +1,55 @@
+"""The fused forward of the Hugging Face masked-LM classes: a head over real tokens, or labelled ones only."""
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fastenc.integrations.transformers import architectures, base_model
+from fastenc.ops import linear_masked_cross_entropy, masked_cross_entropy
+
+
+def obstacle(model: nn.Module) -> str | None:
+    """Why the head must take the model's own forward, or None."""
+    _, decoder = architectures.MASKED_LM_HEADS[type(model).__name__](model)
+    if type(decoder) is not nn.Linear or base_model.is_hooked(decoder):
+        return f"the decoder is a {type(decoder).__name__} that was replaced or hooked"
+    if base_model.has_hooks(model.base_model):
+        return "the base model has hooks"
+    return None
+
+
+def forward(
+    model: nn.Module,
+    base: nn.Module,
+    layers: base_model.Layers,
+    arguments: dict,
+    labelled_logits_only: bool,
+):
+    """Loss and logits as the class returns them; with ``labelled_logits_only`` and labels, the loss only."""
+    from transformers.modeling_outputs import MaskedLMOutput
+
+    labels = arguments.pop("labels", None)
+    keep_all = base_model.wanted(base, arguments, "output_hidden_states")
+    packed = base_model.run(base, layers, arguments, keep_all)
+    hidden = packed.hidden_states[-1]
+    transform, decoder = architectures.MASKED_LM_HEADS[type(model).__name__](model)
+    own_labels = None if labels is None else labels.reshape(-1)[packed.batch.indices]
+    loss = logits = None
+    if own_labels is not None and labelled_logits_only:
+        rows = (own_labels != -100).nonzero().flatten()
+        chosen = transform(hidden.index_select(0, rows))
+        loss = linear_masked_cross_entropy(chosen, decoder.weight, decoder.bias, own_labels[rows])
+    else:
+        logits = F.linear(transform(hidden), decoder.weight, decoder.bias)
+        if own_labels is not None:
+            loss = _loss(logits, own_labels)
+        logits = packed.padded(logits)
+    states = tuple(map(packed.padded, packed.hidden_states)) if keep_all else None
+    result = MaskedLMOutput(loss=loss, logits=logits, hidden_states=states)
+    return result if base_model.wanted(model, arguments, "return_dict") else result.to_tuple()
+
+
+def _loss(logits: Tensor, labels: Tensor) -> Tensor:
+    # The class's own loss is nan without any label; a caller may rely on seeing that.
+    if not bool((labels != -100).any()):
+        return F.cross_entropy(logits, labels)
+    return masked_cross_entropy(logits, labels)
