@@ -16,8 +16,8 @@ ALLOWED = {
     "ops": {"reference", "ops", "_C", "kernels", "packing"},
     "packing": set(),
     "nn": {"ops", "packing", "nn", "_extras"},
-    "data": {"packing", "data", "_extras"},
-    "models": {"ops", "packing", "nn", "models", "data", "_extras"},
+    "data": {"packing", "data", "_extras", "_files"},
+    "models": {"ops", "packing", "nn", "models", "data", "_extras", "_files"},
     "objectives": {"ops", "packing", "nn", "models", "data", "objectives", "_extras"},
     "tasks": {"ops", "packing", "nn", "models", "data", "tasks", "_extras"},
 }

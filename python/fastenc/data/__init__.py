@@ -1,0 +1,36 @@
+"""From files to packed batches: readers, tokenizers, full-sentence blocks, collators, batch order."""
+
+from fastenc.data.batching import BatchSampler
+from fastenc.data.blocks import full_sentence_blocks
+from fastenc.data.classification import (
+    ClassificationExample,
+    collate_classification,
+    encode_labelled,
+    encode_texts,
+)
+from fastenc.data.readers import LabelledData, read_labelled, read_table, read_texts
+from fastenc.data.tokenizers import (
+    SpecialTokens,
+    load_tokenizer,
+    save_tokenizer,
+    special_tokens,
+    train_tokenizer,
+)
+
+__all__ = [
+    "BatchSampler",
+    "ClassificationExample",
+    "LabelledData",
+    "SpecialTokens",
+    "collate_classification",
+    "encode_labelled",
+    "encode_texts",
+    "full_sentence_blocks",
+    "load_tokenizer",
+    "read_labelled",
+    "read_table",
+    "read_texts",
+    "save_tokenizer",
+    "special_tokens",
+    "train_tokenizer",
+]

@@ -1,6 +1,5 @@
 """The encoder: embeddings and post-norm layers over packed tokens."""
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -8,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fastenc._extras import require
+from fastenc.data.progress import progress_bar
 from fastenc.models.config import EncoderConfig
 from fastenc.models.families import FAMILIES
 from fastenc.models.pretrained import PretrainedModel
@@ -175,15 +174,13 @@ class Encoder(PretrainedModel):
         )
         order = sorted(range(len(ids)), key=lambda place: len(ids[place]), reverse=True)
         starts = range(0, len(order), batch_size)
-        if show_progress is None:
-            show_progress = sys.stderr.isatty() and len(starts) > 10
-        if show_progress:
-            starts = require("tqdm", extra="models").tqdm(starts, desc="encode", unit="batch")
+        if show_progress is None and len(starts) <= 10:
+            show_progress = False
         weight = self.embeddings.word.weight
         vectors = weight.new_empty((len(ids), self.config.hidden_size))
         was_training = self.training
         self.eval()
-        for start in starts:
+        for start in progress_bar(starts, "encode", "batch", show_progress):
             chosen = order[start : start + batch_size]
             batch = pack_sequences([ids[place] for place in chosen]).to(weight.device)
             pooled = pool(self(batch).last_hidden_state, batch.cu_seqlens, pooling)

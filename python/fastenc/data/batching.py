@@ -1,0 +1,73 @@
+"""The order of batches: shuffled, by length, sharded over processes, and startable anywhere."""
+
+import random
+from collections.abc import Iterator, Sequence
+
+
+class BatchSampler:
+    """Batches of indices, a function of (seed, epoch) alone.
+
+    Shuffled batches hold examples of similar lengths: the shuffled indices are cut into pools of 50 batches, each
+    pool is sorted by length and cut into batches, and the batches are shuffled. Without shuffling, indices go in
+    order. Every process gets the same number of batches: the last ones of an epoch that do not fill all
+    processes are left out when shuffling, and given to the first ones otherwise.
+
+    Args:
+        lengths: tokens of each example.
+        batch_size: examples a batch and process.
+        num_shards, shard: number of processes, and this one's place.
+    """
+
+    POOL = 50
+
+    def __init__(
+        self,
+        lengths: Sequence[int],
+        batch_size: int,
+        *,
+        shuffle: bool,
+        seed: int = 0,
+        num_shards: int = 1,
+        shard: int = 0,
+    ):
+        if batch_size < 1:
+            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+        if not lengths:
+            raise ValueError("there are no examples to batch")
+        if not 0 <= shard < num_shards:
+            raise ValueError(f"shard must be in [0, {num_shards}), got {shard}")
+        self.lengths, self.batch_size = lengths, batch_size
+        self.shuffle, self.seed = shuffle, seed
+        self.num_shards, self.shard = num_shards, shard
+
+    def __len__(self) -> int:
+        """Batches of an epoch for this process."""
+        batches = -(-len(self.lengths) // self.batch_size)
+        if not self.shuffle:
+            return len(range(self.shard, batches, self.num_shards))
+        return max(1, batches // self.num_shards)
+
+    def epoch(self, epoch: int, start: int = 0) -> Iterator[list[int]]:
+        """The batches of an epoch from the ``start``-th on."""
+        batches = self._batches(epoch)
+        if self.shuffle and len(batches) < self.num_shards:
+            batches = [batches[place % len(batches)] for place in range(self.num_shards)]
+        own = batches[self.shard :: self.num_shards][: len(self)]
+        return iter(own[start:])
+
+    def _batches(self, epoch: int) -> list[list[int]]:
+        order = list(range(len(self.lengths)))
+        cut = lambda indices: [
+            indices[start : start + self.batch_size]
+            for start in range(0, len(indices), self.batch_size)
+        ]
+        if not self.shuffle:
+            return cut(order)
+        draw = random.Random(f"{self.seed} {epoch}")
+        draw.shuffle(order)
+        pool = self.POOL * self.batch_size
+        batches: list[list[int]] = []
+        for start in range(0, len(order), pool):
+            batches += cut(sorted(order[start : start + pool], key=self.lengths.__getitem__))
+        draw.shuffle(batches)
+        return batches

@@ -1,0 +1,53 @@
+import random
+
+import pytest
+
+from fastenc.data import BatchSampler
+
+LENGTHS = [random.Random(0).randint(3, 100) for _ in range(1003)]
+
+
+def test_every_example_once_an_epoch_in_batches_of_similar_length():
+    sampler = BatchSampler(LENGTHS, 8, shuffle=True, seed=1)
+    batches = list(sampler.epoch(0))
+    assert len(batches) == len(sampler) == 126
+    assert sorted(sum(batches, [])) == list(range(1003))
+    spread = sum(max(LENGTHS[i] for i in b) - min(LENGTHS[i] for i in b) for b in batches) / len(
+        batches
+    )
+    assert spread < 15, "shuffled batches of random examples spread over about 80 tokens"
+
+
+def test_order_depends_on_seed_and_epoch_alone_and_starts_anywhere():
+    sampler = BatchSampler(LENGTHS, 8, shuffle=True, seed=1)
+    again = BatchSampler(LENGTHS, 8, shuffle=True, seed=1)
+    assert list(again.epoch(3)) == list(sampler.epoch(3)) != list(sampler.epoch(4))
+    assert list(BatchSampler(LENGTHS, 8, shuffle=True, seed=2).epoch(3)) != list(sampler.epoch(3))
+    assert list(sampler.epoch(3, start=70)) == list(sampler.epoch(3))[70:]
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_shards_are_disjoint_and_equally_long_when_shuffled(shuffle):
+    shards = [BatchSampler(LENGTHS, 8, shuffle=shuffle, num_shards=4, shard=i) for i in range(4)]
+    seen = [index for shard in shards for batch in shard.epoch(0) for index in batch]
+    assert len(seen) == len(set(seen))
+    assert len(set(seen)) >= 1003 - 3 * 8
+    assert all(len(list(shard.epoch(0))) == len(shard) for shard in shards)
+    if shuffle:
+        assert len({len(shard) for shard in shards}) == 1
+    else:
+        assert sorted(seen) == list(range(1003))
+
+
+def test_more_processes_than_batches_still_get_one_each():
+    shards = [BatchSampler([3, 4, 5], 2, shuffle=True, num_shards=4, shard=i) for i in range(4)]
+    assert [len(list(shard.epoch(0))) for shard in shards] == [1, 1, 1, 1]
+
+
+def test_bad_input_is_named():
+    with pytest.raises(ValueError, match="batch_size must be at least 1, got 0"):
+        BatchSampler(LENGTHS, 0, shuffle=True)
+    with pytest.raises(ValueError, match="there are no examples"):
+        BatchSampler([], 2, shuffle=True)
+    with pytest.raises(ValueError, match=r"shard must be in \[0, 2\), got 2"):
+        BatchSampler(LENGTHS, 2, shuffle=True, num_shards=2, shard=2)

@@ -1,0 +1,105 @@
+import math
+
+import pytest
+import torch
+
+from fastenc.data import load_tokenizer, special_tokens, train_tokenizer
+from fastenc.demo.checkpoint import minilm_folder
+from fastenc.objectives import MlmCollator, count_tokens
+
+TOKENIZER = load_tokenizer(minilm_folder())
+SPECIAL = special_tokens(TOKENIZER)
+VOCABULARY = TOKENIZER.get_vocab_size()
+
+
+def sequences(count=200, length=128):
+    draw = torch.Generator().manual_seed(0)
+    body = lambda: torch.randint(1996, 5000, (length - 2,), generator=draw).tolist()
+    return [[SPECIAL.cls, *body(), SPECIAL.sep] for _ in range(count)]
+
+
+def within(share, expected, count):
+    """Four standard deviations of a binomial share."""
+    return abs(share - expected) < 4 * math.sqrt(expected * (1 - expected) / count)
+
+
+@pytest.mark.parametrize("replacement", ["uniform", "unigram"])
+def test_selection_and_corruption_have_the_papers_shares(replacement):
+    data = sequences()
+    counts = count_tokens(data, VOCABULARY)
+    collator = MlmCollator(TOKENIZER, replacement=replacement, unigram_counts=counts)
+    example = collator(data, step=0)
+    ids, labels = example["batch"].input_ids, example["labels"]
+    original = torch.tensor(sum(data, []))
+    special = torch.isin(original, torch.tensor(sorted(SPECIAL.all)))
+    selected = labels != -100
+    assert not (selected & special).any() and torch.equal(labels[selected], original[selected])
+    assert torch.equal(ids[~selected], original[~selected])
+    candidates, chosen = int((~special).sum()), int(selected.sum())
+    assert within(chosen / candidates, 0.15, candidates)
+    masked = ids[selected] == SPECIAL.mask
+    kept = ids[selected] == original[selected]
+    replaced = ids[selected][~masked & ~kept]
+    assert within(masked.float().mean().item(), 0.8, chosen)
+    assert within(kept.float().mean().item(), 0.1, chosen)
+    assert not torch.isin(replaced, torch.tensor(sorted(SPECIAL.all))).any()
+    common = ((replaced >= 1996) & (replaced < 5000)).float().mean().item()
+    if replacement == "unigram":
+        assert common == 1.0, "a token that never occurs has no unigram frequency"
+    else:
+        assert within(common, 3004 / (VOCABULARY - len(SPECIAL.all)), len(replaced))
+
+
+def test_unigram_replacements_follow_the_counts():
+    counts = torch.zeros(VOCABULARY, dtype=torch.int64)
+    counts[3000], counts[4000], counts[SPECIAL.sep] = 30, 10, 1000
+    collator = MlmCollator(TOKENIZER, replacement="unigram", unigram_counts=counts)
+    ids = torch.full((200_000,), 2500)
+    corrupted, _ = collator.corrupt(ids, 0)
+    drawn = corrupted[(corrupted != 2500) & (corrupted != SPECIAL.mask)]
+    assert set(drawn.tolist()) == {3000, 4000}
+    assert within((drawn == 3000).float().mean().item(), 0.75, len(drawn))
+
+
+def test_masks_are_dynamic_and_depend_on_seed_and_step_alone():
+    data = sequences(4)
+    collator, again = MlmCollator(TOKENIZER, seed=5), MlmCollator(TOKENIZER, seed=5)
+    first, second = collator(data, 0), collator(data, 1)
+    assert not torch.equal(first["labels"], second["labels"])
+    torch.rand(3)
+    assert torch.equal(again(data, 1)["batch"].input_ids, second["batch"].input_ids)
+    assert not torch.equal(MlmCollator(TOKENIZER, seed=6)(data, 0)["labels"], first["labels"])
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "bpe", "unigram"])
+def test_whole_words_are_selected_together(kind):
+    texts = ["internationalisation of unbelievable extraordinariness"] * 30 + ["a bc def"] * 5
+    tokenizer = train_tokenizer(texts, kind=kind, vocab_size=300 if kind == "bpe" else 45)
+    encoding = tokenizer.encode(" ".join(["unbelievable", "international", "of"] * 400))
+    labels = MlmCollator(tokenizer, whole_word=True)([encoding.ids], 0)["labels"]
+    assert len(encoding.ids) > 2000, "the words must have several tokens each"
+    starts = ("##",) if kind == "wordpiece" else ("Ġ", "▁")
+    groups, own = [], []
+    for token, label in zip(encoding.tokens, (labels != -100).tolist(), strict=True):
+        begins = token.startswith(starts) != (kind == "wordpiece")
+        if begins and own:
+            groups.append(own)
+            own = []
+        own.append(label)
+    assert all(len(set(group)) == 1 for group in groups[1:])  # the first holds [CLS] too
+    chosen = sum(group[0] for group in groups[1:])
+    assert within(chosen / len(groups), 0.15, len(groups))
+
+
+def test_bad_input_is_named():
+    for options, message in (
+        (dict(probability=0.0), r"probability must be in \(0, 1\), got 0.0"),
+        (dict(replacement="zipf"), "replacement must be one of .* got 'zipf'"),
+        (dict(replacement="unigram"), r"unigram_counts must have shape \(30522,\).*got None"),
+        (
+            dict(replacement="unigram", unigram_counts=torch.zeros(VOCABULARY)),
+            "no token that is not special",
+        ),
+    ):
+        with pytest.raises(ValueError, match=message):
+            MlmCollator(TOKENIZER, **options)

@@ -1,0 +1,111 @@
+import gzip
+import json
+
+import datasets
+import pytest
+
+from fastenc.data import read_labelled, read_texts
+
+
+def write(path, text):
+    opened = gzip.open if path.suffix == ".gz" else open
+    with opened(path, "wb") as file:
+        file.write(text if isinstance(text, bytes) else text.encode())
+    return path
+
+
+def test_text_documents_are_separated_by_empty_lines(tmp_path):
+    path = write(tmp_path / "a.txt.gz", "= A =\nfirst line\n\n\n= B =\nsecond\n")
+    assert read_texts(path) == ["= A =\nfirst line", "= B =\nsecond"]
+
+
+def test_every_format_gives_the_same_data(tmp_path):
+    texts, labels = ['a "quoted" text', "b, with a comma", "é"], ["no", "yes", "no"]
+    rows = list(zip(texts, labels, strict=True))
+    tsv = write(tmp_path / "x.tsv", "label\ttext\n" + "".join(f"{y}\t{t}\n" for t, y in rows))
+    quoted = lambda t: '"' + t.replace('"', '""') + '"'
+    comma = write(
+        tmp_path / "x.csv", "text,label\n" + "".join(f"{quoted(t)},{y}\n" for t, y in rows)
+    )
+    lines = "".join(json.dumps({"text": t, "label": y}) + "\n" for t, y in rows)
+    jsonl = write(tmp_path / "x.jsonl.gz", lines)
+    names = datasets.ClassLabel(names=["no", "yes"])
+    table = datasets.Dataset.from_dict(
+        {"text": texts, "label": [names.str2int(y) for y in labels]},
+        features=datasets.Features({"text": datasets.Value("string"), "label": names}),
+    )
+    table.save_to_disk(str(tmp_path / "saved"))
+    for path in (tsv, comma, jsonl, tmp_path / "saved"):
+        data = read_labelled(path, text=["text"])
+        assert (data.texts, data.labels, data.label_names) == (texts, [0, 1, 0], ["no", "yes"]), (
+            path
+        )
+        assert read_texts(path) == texts
+
+
+def test_pairs_regression_and_numeric_classes(tmp_path):
+    path = write(tmp_path / "x.tsv", "a\tb\tlabel\nx\ty\t10\nz\tw\t2\n")
+    data = read_labelled(path, text=["a", "b"])
+    assert data.texts == [("x", "y"), ("z", "w")]
+    assert data.label_names == ["2", "10"] and data.labels == [1, 0]
+    assert read_labelled(path, text=["a"], regression=True).labels == [10.0, 2.0]
+    assert read_labelled(path, text=["a"], label_names=["10", "2"]).labels == [0, 1]
+
+
+@pytest.mark.parametrize(
+    "name,content,message",
+    [
+        ("x.tsv", "sentence\tlabel\na\t1\nb\n", r"x.tsv, line 3: 1 columns where the header has 2"),
+        (
+            "x.tsv",
+            "text\tlabel\na\t1\n",
+            r"x.tsv, line 2: no column 'sentence', the columns are \['text', 'label'\]",
+        ),
+        ("x.tsv", b"sentence\tlabel\nok\t1\n\xff\t0\n", r"x.tsv, line 3: not UTF-8"),
+        ("x.csv", 'sentence,label\n"a"b,1\n', r"x.csv, line 2: "),
+        (
+            "x.jsonl",
+            '{"sentence": "a", "label": 1}\n{"sentence": \n',
+            r"x.jsonl, line 2: not valid JSON",
+        ),
+        ("x.jsonl", '["a", 1]\n', r"x.jsonl, line 1: each line must be a JSON object, got list"),
+        (
+            "x.jsonl",
+            '{"sentence": 3, "label": 1}\n',
+            r"x.jsonl, line 1: column 'sentence' must hold text, got int",
+        ),
+        ("x.tsv", "sentence\tlabel\n", r"x.tsv holds no rows"),
+        (
+            "x.tsv",
+            "sentence\tlabel\na\tmaybe\n",
+            r"x.tsv, line 2: label 'maybe' is not one of \['0', '1'\]",
+        ),
+        ("x.txt", "a\n", r"a text file has no columns"),
+        ("x.parquet", "a\n", r"not a file or folder that can be read"),
+    ],
+)
+def test_a_malformed_file_is_named_with_its_line(tmp_path, name, content, message):
+    path = write(tmp_path / name, content)
+    with pytest.raises(ValueError, match=message):
+        read_labelled(path, label_names=["0", "1"])
+
+
+def test_other_errors(tmp_path):
+    with pytest.raises(ValueError, match=r"nowhere.tsv is not a file"):
+        read_labelled(tmp_path / "nowhere.tsv")
+    with pytest.raises(ValueError, match=r"holds no text"):
+        read_texts(write(tmp_path / "empty.txt", "\n \n"))
+    path = write(tmp_path / "x.tsv", "sentence\tlabel\na\tfive\n")
+    with pytest.raises(
+        ValueError, match=r"line 2: a regression's label must be a number, got 'five'"
+    ):
+        read_labelled(path, regression=True)
+
+
+def test_real_files(data_dir):
+    sst2 = read_labelled(data_dir / "sst2" / "dev.tsv.gz")
+    assert len(sst2) == 872 and sst2.label_names == ["0", "1"]
+    pairs = read_labelled(data_dir / "mrpc" / "dev.tsv.gz", text=["sentence1", "sentence2"])
+    assert isinstance(pairs.texts[0], tuple) and set(pairs.labels) == {0, 1}
+    articles = read_texts(data_dir / "wikipedia_en" / "valid.txt.gz")
+    assert len(articles) == 285 and all(article.startswith("= ") for article in articles)
