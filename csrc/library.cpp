@@ -1,10 +1,12 @@
 // The extension module: what was compiled, and the choice of instruction set. The ops register
 // themselves beside their code; their schemas are defined in Python (fastenc.ops._library).
 #include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
 
 #include <stdexcept>
 #include <string>
 
+#include "fingerprint.h"
 #include "isa.h"
 
 namespace py = pybind11;
@@ -23,6 +25,9 @@ PYBIND11_MODULE(_C, m) {
         return info;
       },
       "What this extension was compiled with and what it uses on this processor.");
+  m.def(
+      "fingerprint", &fastenc::fingerprint, py::arg("buffers"),
+      "A hash of a sample of the contents of [(address, bytes), ...], which must be readable.");
   m.def(
       "set_instruction_set",
       [](const std::string& name) {

@@ -19,7 +19,7 @@ ALLOWED = {
     "data": {"packing", "data", "_extras", "_files"},
     "models": {"ops", "packing", "nn", "models", "data", "_extras", "_files"},
     "objectives": {"ops", "packing", "nn", "models", "data", "objectives", "_extras"},
-    "tasks": {"ops", "packing", "nn", "models", "data", "tasks", "_extras"},
+    "tasks": {"ops", "packing", "nn", "models", "data", "objectives", "tasks", "_extras"},
 }
 # Outside the project's own modules, these layers may import only:
 LIBRARIES = {"reference": {"torch"}, "ops": {"torch"}, "packing": {"torch"}, "nn": {"torch"}}

@@ -150,14 +150,23 @@ def test_a_head_that_the_checkpoint_lacks_gets_first_weights(tmp_path):
     assert not any(p.is_meta for p in MaskedLM.from_pretrained(folder).parameters())
 
 
-def test_inference_follows_changed_weights(tmp_path):
-    """The weights reordered for inference are made again after an optimiser's step."""
+@pytest.mark.parametrize("change", ["in place", "through .data", "fused optimiser"])
+def test_inference_follows_changed_weights(tmp_path, change):
+    """The weights reordered for inference are made again, even after writes that torch's counters do not see."""
     ours = Encoder.from_pretrained(save(model("bert"), tmp_path))
     batch = packed(padded_batch("bert"))
+    ours(batch).last_hidden_state.square().sum().backward()
     with torch.inference_mode():
         ours(batch)
+    weight = ours.layers[0].up.weight
+    if change == "in place":
+        with torch.no_grad():
+            weight.mul_(2)
+    elif change == "through .data":
+        weight.data.mul_(2)
+    else:
+        torch.optim.AdamW(ours.parameters(), lr=0.1, fused=True).step()
     with torch.no_grad():
-        ours.layers[0].up.weight.mul_(2)
         fused = ours(batch).last_hidden_state
     with torch.enable_grad():
         plain = ours(batch).last_hidden_state

@@ -105,8 +105,10 @@ class EncoderLayer(nn.Module):
             self.out_norm.bias,
         )
         options = self._train_options if self.training else self._eval_options
-        run = self._inference if wants_inference(x, options) else encoder_layer
-        return run(x, cu_seqlens, max_seqlen, weights, options)
+        if wants_inference(x, options):
+            return self._inference(x, cu_seqlens, max_seqlen, weights, options)
+        self._inference.forget()
+        return encoder_layer(x, cu_seqlens, max_seqlen, weights, options)
 
 
 class Encoder(PretrainedModel):

@@ -94,6 +94,11 @@ class InferenceLayer:
         self._qkv, self._attention_out = PrepackedLinear(), PrepackedLinear()
         self._up, self._down = PrepackedLinear(), PrepackedLinear()
 
+    def forget(self) -> None:
+        """Drop the reordered weights: training is about to change them, and needs the memory."""
+        for linear in (self._qkv, self._attention_out, self._up, self._down):
+            linear.forget()
+
     def __call__(
         self,
         x: Tensor,

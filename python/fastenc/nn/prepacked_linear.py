@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fastenc.ops._library import HAS_CPP, fingerprint
+
 
 def can_prepack(weight: Tensor) -> bool:
     """Whether this build of torch has oneDNN's prepacked linear for such a weight.
@@ -14,7 +16,7 @@ def can_prepack(weight: Tensor) -> bool:
     """
     if weight.device.type != "cpu" or weight.is_inference() or torch.compiler.is_compiling():
         return False
-    if not torch.backends.mkldnn.is_available() or not torch.backends.mkldnn.enabled:
+    if not HAS_CPP or not torch.backends.mkldnn.is_available() or not torch.backends.mkldnn.enabled:
         return False
     if not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
         return False
@@ -26,12 +28,14 @@ def can_prepack(weight: Tensor) -> bool:
 class PrepackedLinear:
     """activation(x @ W.T + b), where W is the given weights one above the other (a fused q, k, v projection).
 
-    The reordered copy is made at the first call and again whenever a weight was replaced or changed in place;
-    where torch cannot reorder it, the fused weight alone is kept. For use without gradients.
+    The reordered copy is made at the first call, and again when a weight was replaced or changed. Torch's version
+    counters do not tell: its fused optimisers and writes through ``.data`` leave them as they were, so a sample of
+    the contents is compared at each call too. Where torch cannot reorder, the layer is computed plainly. For use
+    without gradients.
     """
 
     def __init__(self) -> None:
-        self._key: tuple | None = None
+        self.forget()
 
     def __call__(
         self,
@@ -44,7 +48,7 @@ class PrepackedLinear:
         if not can_prepack(weights[0]) or x.dtype != weights[0].dtype:
             y = F.linear(x, _fuse(weights), _fuse(biases))
             return F.gelu(y) if activation == "gelu" else y
-        key = tuple((t.data_ptr(), t._version) for t in (*weights, *biases) if t is not None)
+        key = _key([t for t in (*weights, *biases) if t is not None])
         if key != self._key:
             self._weight = torch.ops.mkldnn._reorder_linear_weight(_fuse(weights).detach())
             self._bias = _fuse(biases)
@@ -54,11 +58,20 @@ class PrepackedLinear:
             x, self._weight, self._bias, activation, [], "none"
         )
 
+    def forget(self) -> None:
+        """Drop the copy."""
+        self._key = self._weight = self._bias = self._held = None
+
     def __deepcopy__(self, memo) -> "PrepackedLinear":
         return PrepackedLinear()
 
     def __reduce__(self):
         return PrepackedLinear, ()
+
+
+def _key(tensors: Sequence[Tensor]) -> tuple:
+    buffers = [(t.data_ptr(), t.nbytes) for t in tensors]
+    return (*buffers, *(t._version for t in tensors), fingerprint(buffers))
 
 
 def _fuse(tensors: Sequence[Tensor | None]) -> Tensor | None:

@@ -20,6 +20,7 @@ except ImportError as error:
     )
 
 HAS_CPP = _C is not None
+fingerprint = _C.fingerprint if HAS_CPP else None
 CPP_DTYPES = (torch.float32, torch.bfloat16)
 
 

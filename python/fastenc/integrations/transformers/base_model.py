@@ -88,10 +88,10 @@ def run(base: nn.Module, layers: Layers, arguments: dict, keep_all: bool) -> Pac
         call = (x, batch.cu_seqlens, batch.max_seqlen, parts.weights(), options)
         if wants_inference(x, options):
             x = layers[place](*call)
-        elif layer.training and getattr(layer, "gradient_checkpointing", False):
-            x = checkpoint(encoder_layer, *call, use_reentrant=False)
         else:
-            x = encoder_layer(*call)
+            layers[place].forget()
+            recompute = layer.training and getattr(layer, "gradient_checkpointing", False)
+            x = checkpoint(encoder_layer, *call, use_reentrant=False) if recompute else encoder_layer(*call)
         if keep_all:
             states.append(x)
     # Autocast's narrower dtype stays inside the layers, as in the model's own forward.

@@ -1,0 +1,32 @@
+"""Metrics of classification and regression, by scikit-learn and scipy."""
+
+from collections.abc import Sequence
+
+from fastenc._extras import require
+
+
+def classification_metrics(
+    predictions: Sequence[int], labels: Sequence[int], num_labels: int
+) -> dict[str, float]:
+    """accuracy, f1 (of class 1 for two classes, macro for more) and mcc (Matthews correlation), each at most 1."""
+    sklearn = require("sklearn.metrics", extra="train")
+    average = "binary" if num_labels == 2 else "macro"
+    classes = None if num_labels == 2 else list(range(num_labels))
+    return {
+        "accuracy": float(sklearn.accuracy_score(labels, predictions)),
+        "f1": float(
+            sklearn.f1_score(labels, predictions, average=average, labels=classes, zero_division=0)
+        ),
+        "mcc": float(sklearn.matthews_corrcoef(labels, predictions)),
+    }
+
+
+def regression_metrics(predictions: Sequence[float], targets: Sequence[float]) -> dict[str, float]:
+    """Pearson and Spearman correlation; 0 where a constant input leaves them undefined."""
+    stats = require("scipy.stats", extra="train")
+    if len(set(predictions)) < 2 or len(set(targets)) < 2:
+        return {"pearson": 0.0, "spearman": 0.0}
+    return {
+        "pearson": float(stats.pearsonr(predictions, targets).statistic),
+        "spearman": float(stats.spearmanr(predictions, targets).statistic),
+    }

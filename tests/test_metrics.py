@@ -1,0 +1,48 @@
+import pytest
+import torch
+from scipy import stats
+from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
+
+from fastenc.data import ClassificationExample
+from fastenc.models import EncoderConfig, SequenceClassifier
+from fastenc.tasks import evaluate_classifier, predict_logits
+from fastenc.tasks.metrics import classification_metrics, regression_metrics
+
+
+@pytest.mark.parametrize("classes", [2, 4])
+def test_classification_metrics_are_scikit_learns(classes):
+    predictions, labels = torch.randint(classes, (2, 50)).tolist()
+    ours = classification_metrics(predictions, labels, classes)
+    assert ours["accuracy"] == accuracy_score(labels, predictions)
+    average = "binary" if classes == 2 else "macro"
+    assert ours["f1"] == f1_score(labels, predictions, average=average)
+    assert ours["mcc"] == matthews_corrcoef(labels, predictions)
+
+
+def test_regression_metrics_are_scipys():
+    a, b = torch.randn(2, 30).tolist()
+    assert regression_metrics(a, b) == {
+        "pearson": stats.pearsonr(a, b).statistic,
+        "spearman": stats.spearmanr(a, b).statistic,
+    }
+    assert regression_metrics([1.0, 1.0], [1.0, 2.0]) == {"pearson": 0.0, "spearman": 0.0}
+
+
+def test_predictions_keep_the_order_whatever_the_batches():
+    config = EncoderConfig(
+        vocab_size=50, hidden_size=16, num_layers=1, num_heads=2, intermediate_size=32
+    )
+    model = SequenceClassifier(config, num_labels=3).eval()
+    lengths = (4, 9, 2, 17, 5, 5, 30)
+    examples = [
+        ClassificationExample(torch.randint(50, (n,)).tolist(), [0] * n, n % 3) for n in lengths
+    ]
+    alone = torch.cat([predict_logits(model, [example]) for example in examples])
+    torch.testing.assert_close(predict_logits(model, examples, 2), alone, rtol=0, atol=1e-5)
+    labels = torch.tensor([example.label for example in examples])
+    metrics = evaluate_classifier(model, examples, 3)
+    assert metrics["loss"] == pytest.approx(
+        torch.nn.functional.cross_entropy(alone, labels).item(), rel=1e-4
+    )
+    assert metrics["accuracy"] == pytest.approx((alone.argmax(1) == labels).double().mean().item())
+    assert predict_logits(model, []).shape == (0, 3)
