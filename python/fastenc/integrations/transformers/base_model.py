@@ -91,7 +91,11 @@ def run(base: nn.Module, layers: Layers, arguments: dict, keep_all: bool) -> Pac
         else:
             layers[place].forget()
             recompute = layer.training and getattr(layer, "gradient_checkpointing", False)
-            x = checkpoint(encoder_layer, *call, use_reentrant=False) if recompute else encoder_layer(*call)
+            x = (
+                checkpoint(encoder_layer, *call, use_reentrant=False)
+                if recompute
+                else encoder_layer(*call)
+            )
         if keep_all:
             states.append(x)
     # Autocast's narrower dtype stays inside the layers, as in the model's own forward.

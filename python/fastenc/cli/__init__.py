@@ -1,0 +1,17 @@
+"""The command line: ``fastenc pretrain | finetune | predict | embed | info``."""
+
+import sys
+
+
+def main() -> None:
+    """Run the command line; an error the user can mend is one line on stderr and exit code 2."""
+    try:
+        from fastenc._extras import require
+
+        require("typer", extra="train")
+        from fastenc.cli.app import app
+
+        app()
+    except (ValueError, ImportError, OSError) as error:
+        print(f"fastenc: {error}", file=sys.stderr)
+        raise SystemExit(2) from error

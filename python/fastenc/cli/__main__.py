@@ -1,0 +1,3 @@
+from fastenc.cli import main
+
+main()

@@ -1,0 +1,215 @@
+"""The commands and their help; the work is in commands.py and info.py."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fastenc.cli import commands, info
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+    help="Pretrain, fine-tune and run encoders of the BERT family, without paying for padding.",
+)
+
+# Options that the two training commands share.
+Output = Annotated[
+    Path, typer.Option("--output", "-o", help="Folder for checkpoints, log, curves and the model.")
+]
+Epochs = Annotated[int, typer.Option(help="Passes over the data.")]
+MaxSteps = Annotated[int | None, typer.Option(help="Optimiser steps; counts instead of --epochs.")]
+BatchSize = Annotated[int, typer.Option(help="Sequences a batch and process.")]
+Accumulation = Annotated[int, typer.Option(help="Batches an optimiser step.")]
+LearningRate = Annotated[
+    float, typer.Option("--learning-rate", "--lr", help="Peak learning rate of AdamW.")
+]
+Warmup = Annotated[float, typer.Option(help="Share of the steps with rising learning rate.")]
+WeightDecay = Annotated[float, typer.Option(help="Weight decay of matrices.")]
+Precision = Annotated[str, typer.Option(help="fp32, or bf16 for autocast over fp32 weights.")]
+Seed = Annotated[int, typer.Option(help="Seed of initial weights, data order, masks and dropout.")]
+EvalEvery = Annotated[
+    int | None, typer.Option(help="Steps between evaluations; default: every epoch.")
+]
+SaveEvery = Annotated[int | None, typer.Option(help="Steps between further checkpoints.")]
+Resume = Annotated[
+    bool, typer.Option("--resume", help="Go on from the newest checkpoint in --output.")
+]
+TextColumns = Annotated[
+    list[str] | None,
+    typer.Option("--text", "-t", help="Column of the text; twice for pairs. Default: sentence."),
+]
+
+
+@app.command()
+def pretrain(
+    train: Annotated[
+        list[str], typer.Argument(help="Texts: .txt, .tsv, .csv, .jsonl (.gz), or a data set.")
+    ],
+    output: Output,
+    dev: Annotated[
+        str | None, typer.Option(help="Held-out texts; default: one in twenty documents.")
+    ] = None,
+    column: Annotated[
+        str | None, typer.Option(help="Column of the text in a table. Default: text.")
+    ] = None,
+    start: Annotated[
+        str | None, typer.Option("--from", help="Checkpoint folder or hub name to go on from.")
+    ] = None,
+    tokenizer: Annotated[
+        str, typer.Option(help="Kind to train: wordpiece, bpe or unigram.")
+    ] = "wordpiece",
+    vocab_size: Annotated[int, typer.Option(help="Tokens of the trained vocabulary.")] = 16000,
+    layers: Annotated[int, typer.Option(help="Layers of a new model.")] = 6,
+    hidden: Annotated[int, typer.Option(help="Width of a new model.")] = 384,
+    heads: Annotated[int, typer.Option(help="Attention heads of a new model.")] = 12,
+    block_size: Annotated[int, typer.Option(help="Tokens a training sequence.")] = 512,
+    probability: Annotated[float, typer.Option(help="Share of tokens to predict.")] = 0.15,
+    replacement: Annotated[
+        str, typer.Option(help="Random tokens: uniform, or by unigram frequency.")
+    ] = "uniform",
+    whole_word: Annotated[bool, typer.Option("--whole-word", help="Mask whole words.")] = False,
+    epochs: Epochs = 3,
+    max_steps: MaxSteps = None,
+    batch_size: BatchSize = 16,
+    accumulation: Accumulation = 1,
+    learning_rate: LearningRate = 5e-4,
+    warmup: Warmup = 0.06,
+    weight_decay: WeightDecay = 0.01,
+    precision: Precision = "fp32",
+    seed: Seed = 0,
+    eval_every: EvalEvery = None,
+    save_every: SaveEvery = None,
+    resume: Resume = False,
+) -> None:
+    """Train a masked language model on text.
+
+    Without --from, a tokenizer is trained on the text first, then a BERT of the given size. The result is a folder
+    that transformers loads.
+
+    Examples:
+
+    - `fastenc pretrain wiki.txt.gz -o runs/small`
+
+    - `fastenc pretrain more.txt --from runs/small -o runs/adapted --lr 1e-4 --whole-word`
+    """
+    settings = _settings(locals())
+    commands.pretrain(
+        train,
+        dev,
+        column,
+        start,
+        commands.NewModel(tokenizer, vocab_size, layers, hidden, heads),
+        commands.Masking(block_size, probability, replacement, whole_word),
+        settings,
+        resume,
+    )
+
+
+@app.command()
+def finetune(
+    model: Annotated[str, typer.Argument(help="Checkpoint folder or hub name.")],
+    train: Annotated[
+        str, typer.Argument(help="Labelled texts: .tsv, .csv, .jsonl (.gz), or a data set.")
+    ],
+    output: Output,
+    dev: Annotated[
+        str | None, typer.Option(help="Labelled texts to choose the best checkpoint by.")
+    ] = None,
+    text: TextColumns = None,
+    label: Annotated[str, typer.Option(help="Column of the label.")] = "label",
+    regression: Annotated[
+        bool, typer.Option("--regression", help="Labels are numbers to predict.")
+    ] = False,
+    metric: Annotated[
+        str | None,
+        typer.Option(
+            help="accuracy, f1, mcc, pearson, spearman or loss. Default: accuracy or pearson."
+        ),
+    ] = None,
+    max_length: Annotated[
+        int, typer.Option(help="Longest input in tokens; longer ones are cut.")
+    ] = 128,
+    epochs: Epochs = 3,
+    max_steps: MaxSteps = None,
+    batch_size: BatchSize = 32,
+    accumulation: Accumulation = 1,
+    learning_rate: LearningRate = 5e-5,
+    warmup: Warmup = 0.06,
+    weight_decay: WeightDecay = 0.01,
+    precision: Precision = "fp32",
+    seed: Seed = 0,
+    eval_every: EvalEvery = None,
+    save_every: SaveEvery = None,
+    resume: Resume = False,
+) -> None:
+    """Fine-tune a sequence classifier, or a regression, on one or two texts an example.
+
+    Examples:
+
+    - `fastenc finetune runs/small train.tsv --dev dev.tsv -o runs/sst2`
+
+    - `fastenc finetune runs/small mrpc.tsv --dev dev.tsv -t sentence1 -t sentence2 -o runs/mrpc --metric f1`
+    """
+    settings = _settings(locals())
+    data = commands.Labelled(train, dev, text or ["sentence"], label, regression, max_length)
+    commands.finetune(model, data, metric, settings, resume)
+
+
+@app.command()
+def predict(
+    model: Annotated[str, typer.Argument(help="Folder of a fine-tuned classifier.")],
+    inputs: Annotated[
+        str, typer.Argument(help="Texts: .tsv, .csv, .jsonl, or .txt with a text a line (.gz).")
+    ],
+    output: Annotated[Path, typer.Option("--output", "-o", help="File to write: .tsv or .jsonl.")],
+    text: TextColumns = None,
+    max_length: Annotated[
+        int, typer.Option(help="Longest input in tokens; longer ones are cut.")
+    ] = 128,
+    batch_size: BatchSize = 32,
+) -> None:
+    """Write each text's label and the probability of every label (the number, for a regression).
+
+    Example: `fastenc predict runs/sst2 new.tsv -o labels.tsv`
+    """
+    commands.predict(model, inputs, output, text or ["sentence"], max_length, batch_size)
+
+
+@app.command()
+def embed(
+    model: Annotated[str, typer.Argument(help="Checkpoint folder or hub name.")],
+    inputs: Annotated[
+        str, typer.Argument(help="Texts: .txt with a text a line, .tsv, .csv or .jsonl (.gz).")
+    ],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="File to write: .safetensors or .npy.")
+    ],
+    column: Annotated[str, typer.Option(help="Column of the text in a table.")] = "sentence",
+    pooling: Annotated[str, typer.Option(help="mean, cls or max.")] = "mean",
+    normalize: Annotated[bool, typer.Option(help="Scale vectors to length 1.")] = True,
+    batch_size: BatchSize = 32,
+) -> None:
+    """Embed texts: a matrix with a row for each, in the order given.
+
+    Example: `fastenc embed sentence-transformers/all-MiniLM-L6-v2 texts.txt -o vectors.npy`
+    """
+    commands.embed(model, inputs, output, column, pooling, normalize, batch_size)
+
+
+@app.command(name="info")
+def show_info() -> None:
+    """What is installed, compiled and usable here, and which implementation each op takes."""
+    info.show()
+
+
+def _settings(values: dict) -> dict:
+    """The arguments of a command that are fields of a training configuration."""
+    from fastenc.train import TrainConfig
+
+    return {
+        "output_dir": str(values["output"]),
+        **{name: values[name] for name in TrainConfig.__dataclass_fields__ if name in values},
+    }

@@ -1,0 +1,109 @@
+"""fastenc info: what is here and what it will use."""
+
+import os
+import platform
+from importlib.metadata import PackageNotFoundError, version
+
+import torch
+
+import fastenc
+from fastenc._extras import require
+from fastenc.ops import _library
+from fastenc.ops._dispatch import choose
+
+OPS = (
+    "attention",
+    "bias_gelu",
+    "layer_norm",
+    "linear_masked_cross_entropy",
+    "masked_cross_entropy",
+    "rms_norm",
+)
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+LIBRARIES = (
+    "triton",
+    "transformers",
+    "tokenizers",
+    "safetensors",
+    "accelerate",
+    "datasets",
+    "scikit-learn",
+    "matplotlib",
+)
+
+
+def show() -> None:
+    """Print it as tables."""
+    console = require("rich.console", extra="train").Console()
+    for title, rows in (("Here", here()), ("Extension", extension()), ("Libraries", libraries())):
+        console.print(_table(title, rows))
+    console.print(_table("Implementation that impl='auto' takes", implementations()))
+
+
+def here() -> dict[str, str]:
+    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    return {
+        "fastenc": fastenc.__version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "cores, threads": f"{os.cpu_count()}, {torch.get_num_threads()}",
+        "GPUs": ", ".join(gpus) or "none",
+        "bfloat16 matrix units": _bfloat16(),
+    }
+
+
+def extension() -> dict[str, str]:
+    if not _library.HAS_CPP:
+        return {"compiled": "no: every op takes the PyTorch reference"}
+    built = _library._C.build_info()
+    return {
+        "compiled": f"by {built['compiler']}, torch stable ABI {built['torch_stable_abi']}",
+        "instruction sets here": built["usable_instruction_sets"],
+        "in use": built["instruction_set"],
+        "CUDA": str(built["cuda"] or "not compiled"),
+    }
+
+
+def libraries() -> dict[str, str]:
+    return {name: _version(name) for name in LIBRARIES}
+
+
+def implementations() -> dict[str, str]:
+    devices = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+    rows = {}
+    for op in OPS:
+        taken = []
+        for device in devices:
+            for dtype in DTYPES:
+                x = torch.empty(1, dtype=dtype, device=device)
+                taken.append(
+                    f"{device} {str(dtype).removeprefix('torch.')}: {choose(op, 'auto', x)}"
+                )
+        rows[op] = "   ".join(taken)
+    return rows
+
+
+def _bfloat16() -> str:
+    if not torch.backends.mkldnn.is_available():
+        return "unknown"
+    if torch.cpu._is_amx_tile_supported():
+        return "AMX"
+    if torch.cpu._is_avx512_bf16_supported():
+        return "AVX-512 BF16 (products about as fast as float32 or slower: prefer float32)"
+    return "none: prefer float32"
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def _table(title: str, rows: dict[str, str]):
+    table = require("rich.table", extra="train").Table(
+        title=title, title_justify="left", show_header=False
+    )
+    for name, value in rows.items():
+        table.add_row(name, value)
+    return table

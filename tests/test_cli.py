@@ -1,0 +1,183 @@
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from typer.testing import CliRunner
+
+from fastenc.cli import main
+from fastenc.cli.app import app
+from fastenc.demo.checkpoint import minilm_folder
+from fastenc.models import Encoder
+
+WORDS = ["good", "fine", "nice", "happy"], ["bad", "poor", "sad", "awful"]
+
+
+def run(*arguments):
+    result = CliRunner().invoke(app, [str(a) for a in arguments], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def failure(capsys, *arguments):
+    """The one line that an error leaves on stderr."""
+    sys.argv = ["fastenc", *(str(a) for a in arguments)]
+    with pytest.raises(SystemExit) as exit_:
+        main()
+    assert exit_.value.code == 2
+    text = capsys.readouterr().err
+    assert "Traceback" not in text
+    return text
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("cli")
+    draw = torch.Generator().manual_seed(0)
+    pick = lambda words: words[int(torch.randint(len(words), (1,), generator=draw))]
+    rows = []
+    for place in range(120):
+        label = place % 2
+        words = [pick(WORDS[label]), "the", pick(["film", "book", "song"]), pick(WORDS[label])]
+        rows.append((" ".join(words), "pos" if label == 0 else "neg"))
+    table = lambda part: "sentence\tlabel\n" + "".join(f"{s}\t{y}\n" for s, y in part)
+    (folder / "train.tsv").write_text(table(rows[:100]))
+    (folder / "dev.tsv").write_text(table(rows[100:]))
+    (folder / "text.txt").write_text("\n\n".join(s for s, _ in rows))
+    return folder
+
+
+SMALL = ("--layers", 1, "--hidden", 32, "--heads", 2, "--vocab-size", 60)
+
+
+@pytest.fixture(scope="module")
+def pretrained(folder):
+    output = folder / "pretrained"
+    text = run(
+        "pretrain", folder / "text.txt", "-o", output, *SMALL, "--block-size", 32, "--max-steps", 6
+    )
+    assert "perplexity" in text
+    return output
+
+
+@pytest.fixture(scope="module")
+def finetuned(folder, pretrained):
+    output = folder / "finetuned"
+    command = (
+        "finetune",
+        pretrained,
+        folder / "train.tsv",
+        "--dev",
+        folder / "dev.tsv",
+        "-o",
+        output,
+    )
+    text = run(*command, "--lr", 5e-3, "--epochs", 4, "--batch-size", 8)
+    assert "accuracy" in text
+    return output
+
+
+def test_pretrain_finetune_predict(folder, finetuned):
+    run("predict", finetuned, folder / "dev.tsv", "-o", folder / "labels.tsv")
+    lines = [line.split("\t") for line in (folder / "labels.tsv").read_text().splitlines()]
+    assert lines[0] == ["label", "p(neg)", "p(pos)"] and len(lines) == 21
+    truth = [line.split("\t")[1] for line in (folder / "dev.tsv").read_text().splitlines()[1:]]
+    right = sum(line[0] == label for line, label in zip(lines[1:], truth, strict=True))
+    assert right >= 18, "the words tell the label"
+    run("predict", finetuned, folder / "dev.tsv", "-o", folder / "labels.jsonl")
+    rows = [json.loads(line) for line in (folder / "labels.jsonl").read_text().splitlines()]
+    assert [row["label"] for row in rows] == [line[0] for line in lines[1:]]
+    assert all(abs(row["p(neg)"] + row["p(pos)"] - 1) < 1e-5 for row in rows)
+    for name in ("model.safetensors", "config.json", "tokenizer.json", "log.jsonl", "curves.png"):
+        assert (finetuned / name).is_file()
+
+
+def test_pretraining_goes_on_from_a_checkpoint(folder, pretrained):
+    output = folder / "adapted"
+    command = (
+        "pretrain",
+        folder / "text.txt",
+        "--from",
+        pretrained,
+        "-o",
+        output,
+        "--block-size",
+        32,
+    )
+    run(*command, "--max-steps", 2, "--whole-word", "--replacement", "unigram", "--epochs", 1)
+    assert (
+        load_file(output / "model.safetensors").keys()
+        == load_file(pretrained / "model.safetensors").keys()
+    )
+
+
+def test_embed_writes_the_encoders_vectors(folder):
+    texts = ["first text", "a second text"]
+    (folder / "texts.txt").write_text("\n".join(texts) + "\n")
+    run("embed", minilm_folder(), folder / "texts.txt", "-o", folder / "vectors.safetensors")
+    vectors = load_file(folder / "vectors.safetensors")["embeddings"]
+    torch.testing.assert_close(vectors, Encoder.from_pretrained(minilm_folder()).encode(texts))
+    import numpy
+
+    run(
+        "embed",
+        minilm_folder(),
+        folder / "texts.txt",
+        "-o",
+        folder / "vectors.npy",
+        "--pooling",
+        "cls",
+    )
+    assert numpy.load(folder / "vectors.npy").shape == (2, 384)
+
+
+def test_info_names_every_op_and_library():
+    text = run("info")
+    for word in ("masked_cross_entropy", "attention", "cpu float32", "transformers", "torch"):
+        assert word in text
+
+
+def test_help_teaches():
+    assert "Examples" in run("finetune", "--help") and "fastenc finetune" in run(
+        "finetune", "--help"
+    )
+    for command in ("pretrain", "predict", "embed", "info"):
+        assert "Usage" in run(command, "--help")
+
+
+def test_errors_are_one_line(folder, pretrained, finetuned, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", [])
+    text = failure(
+        capsys, "predict", folder / "nowhere", folder / "dev.tsv", "-o", folder / "x.tsv"
+    )
+    assert "is not a folder here" in text
+    text = failure(capsys, "predict", finetuned, folder / "dev.tsv", "-o", folder / "x.csv")
+    assert "--output must end in .tsv or .jsonl" in text
+    text = failure(
+        capsys, "finetune", pretrained, folder / "train.tsv", "-t", "text", "-o", folder / "x"
+    )
+    assert "train.tsv, line 2: no column 'text'" in text
+    text = failure(capsys, "finetune", pretrained, folder / "train.tsv", "-o", finetuned)
+    assert "holds a run" in text
+    text = failure(
+        capsys,
+        "pretrain",
+        folder / "text.txt",
+        "--block-size",
+        900,
+        "--from",
+        pretrained,
+        "-o",
+        folder / "x",
+    )
+    assert "--block-size must be at most the model's 512 positions" in text
+
+
+def test_without_typer_the_extra_is_named():
+    code = "import sys; sys.modules['typer'] = None\nfrom fastenc.cli import main\nmain()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (
+        done.returncode == 2 and "fastenc[train]" in done.stderr and "Traceback" not in done.stderr
+    )
