@@ -1,0 +1,52 @@
+"""python -m fastenc.demo [FOLDER]: encode, pretrain and fine-tune on text that every Python installation has."""
+
+import shutil
+import sys
+import time
+from pathlib import Path
+
+from fastenc.demo import classification, corpus, encoding, pretraining
+from fastenc.demo.report import write_report
+
+
+def main() -> None:
+    folder = Path(sys.argv[1] if len(sys.argv) > 1 else "demo-report")
+    begin = time.perf_counter()
+    for part in ("pretrained", "finetuned"):  # runs of an earlier demo
+        shutil.rmtree(folder / part, ignore_errors=True)
+
+    print("Reading the docstrings of this Python installation …", flush=True)
+    texts = corpus.standard_library()
+    pairs = corpus.which_package()
+
+    print("\n1. One checkpoint (MiniLM), three ways to run it", flush=True)
+    encoded = encoding.run(texts[:320])
+    base = encoded["sentences_per_s"]["Hugging Face"]
+    for name, speed in encoded["sentences_per_s"].items():
+        difference = encoded["differences"][name]
+        print(
+            f"   {name:16} {speed:8.1f} sentences/s  {speed / base:4.1f}x   differs by {difference:.1e}"
+        )
+
+    print("\n2. Pretraining a small BERT on the standard library's docstrings", flush=True)
+    pretrained = pretraining.run(texts, folder / "pretrained")
+    for line in pretrained["log"][4::5]:
+        if "loss" in line:
+            print(
+                f"   step {line['step']:4}  loss {line['loss']:.3f}  {line['tokens_per_s']:,.0f} tokens/s"
+            )
+    before, after = pretrained["before"]["loss"], pretrained["after"]["loss"]
+    print(f"   held-out loss {before:.2f} -> {after:.2f}")
+
+    print("\n3. Fine-tuning MiniLM: which package does this docstring come from?", flush=True)
+    classified = classification.run(pairs, folder / "finetuned")
+    for name, accuracy in classified["accuracies"].items():
+        print(f"   {name:18} {accuracy:6.1%}")
+
+    report = folder / "report.html"
+    write_report(report, encoded, pretrained, classified, time.perf_counter() - begin)
+    print(f"\nReport: {report}   ({(time.perf_counter() - begin) / 60:.1f} minutes)")
+
+
+if __name__ == "__main__":
+    main()

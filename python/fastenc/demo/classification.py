@@ -1,0 +1,68 @@
+"""Part three: which package does a docstring come from? MiniLM fine-tuned, against two baselines."""
+
+from collections import Counter
+from pathlib import Path
+
+from fastenc._extras import require
+from fastenc.data import LabelledData, collate_classification, encode_labelled
+from fastenc.demo.checkpoint import minilm_folder
+from fastenc.models import SequenceClassifier
+from fastenc.tasks import evaluate_classifier
+from fastenc.train import TrainConfig, Trainer
+from fastenc.train.log import read_log
+
+MAX_LENGTH, TRAINING, HELD_OUT = 64, 4000, 1000
+
+
+def run(pairs: list[tuple[str, str]], folder: Path) -> dict:
+    """Fine-tune on (text, package) pairs and measure on held-out ones.
+
+    Returns: accuracies of the majority class, a bag of words and the fine-tuned model, and the log's lines.
+    """
+    names = sorted({package for _, package in pairs})
+    as_data = lambda part: LabelledData(
+        [text for text, _ in part], [names.index(package) for _, package in part], names
+    )
+    held_out, training = as_data(pairs[:HELD_OUT]), as_data(pairs[HELD_OUT : HELD_OUT + TRAINING])
+    model = SequenceClassifier.from_pretrained(minilm_folder(), label_names=names)
+    examples = encode_labelled(training, model.tokenizer, MAX_LENGTH)
+    held_out_examples = encode_labelled(held_out, model.tokenizer, MAX_LENGTH)
+    trainer = Trainer(
+        model,
+        TrainConfig(str(folder), epochs=2, batch_size=32, learning_rate=1e-4),
+        examples,
+        [len(example.input_ids) for example in examples],
+        lambda chosen, step: collate_classification(chosen),
+        evaluate=lambda m: evaluate_classifier(m, held_out_examples),
+        metric="accuracy",
+        higher_is_better=True,
+    )
+    metrics = trainer.train()
+    return {
+        "accuracies": {
+            "majority class": _majority(training, held_out),
+            "bag of words": _bag_of_words(training, held_out),
+            "fine-tuned MiniLM": metrics["accuracy"],
+        },
+        "classes": names,
+        "training": len(training),
+        "held_out": len(held_out),
+        "log": read_log(folder / "log.jsonl"),
+    }
+
+
+def _majority(training: LabelledData, held_out: LabelledData) -> float:
+    (common, _), *_ = Counter(training.labels).most_common(1)
+    return sum(label == common for label in held_out.labels) / len(held_out)
+
+
+def _bag_of_words(training: LabelledData, held_out: LabelledData) -> float:
+    text = require("sklearn.feature_extraction.text", extra="demo")
+    linear = require("sklearn.linear_model", extra="demo")
+    pipeline = require("sklearn.pipeline", extra="demo")
+    model = pipeline.make_pipeline(
+        text.TfidfVectorizer(sublinear_tf=True, min_df=2),
+        linear.LogisticRegression(max_iter=1000, C=10),
+    )
+    model.fit(training.texts, training.labels)
+    return float(model.score(held_out.texts, held_out.labels))
