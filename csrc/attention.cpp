@@ -8,27 +8,32 @@
 
 namespace fastenc {
 
+// For the widest vectors and panels; the kernels lay it out.
 int64_t attention_forward_scratch(int64_t length, int64_t head_dim) {
-  const int64_t padded = (length + 127) / 128 * 128;
-  return padded * (2 * head_dim + 6 + 1) + 2 * 6 * head_dim;
+  const int64_t padded = (length + 127) / 128 * 128, rows = 24;
+  return 2 * padded * head_dim + rows * (padded + 16) + 2 * rows * head_dim + padded;
 }
 
 int64_t attention_backward_scratch(int64_t length, int64_t head_dim) {
-  const int64_t padded = (length + 127) / 128 * 128;
-  return padded * (5 * head_dim + 2 * 48 + 1) + 3 * 48 * head_dim;
+  const int64_t padded = (length + 127) / 128 * 128, rows = 48;
+  return 5 * padded * head_dim + 2 * rows * (padded + 16) + 3 * rows * head_dim + padded;
 }
 
 namespace {
 
-// Scratch that a thread keeps from call to call: fresh pages would cost more than the arithmetic on them.
+// Scratch that a thread keeps from call to call: fresh pages would cost more than the arithmetic on them. It starts
+// on a cache line, as the kernels' whole vectors do: a load across two lines costs two.
 float* thread_scratch(int64_t floats) {
-  thread_local std::unique_ptr<float[]> buffer;
+  constexpr int64_t line = 64;
+  thread_local std::unique_ptr<char[]> buffer;
   thread_local int64_t size = 0;
-  if (size < floats) {
-    buffer.reset(new float[floats]);
-    size = floats;
+  const int64_t bytes = floats * sizeof(float) + line;
+  if (size < bytes) {
+    buffer.reset(new char[bytes]);
+    size = bytes;
   }
-  return buffer.get();
+  const auto start = reinterpret_cast<uintptr_t>(buffer.get());
+  return reinterpret_cast<float*>((start + line - 1) / line * line);
 }
 
 // Calls task(first, length, head) for every head of every sequence; threads take the longest first. Python checks

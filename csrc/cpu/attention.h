@@ -1,71 +1,96 @@
 // One (sequence, head) at a time. Operands are widened to float once, keys (and in the backward values)
-// transposed, so that every product is C[rows x columns] (+)= A B with B's columns contiguous: one register-blocked
-// micro-kernel serves all of them. Scores exist for a block of query rows only; the backward forms them again
-// instead of reading them back, so nothing of size length x length is ever stored.
+// transposed, so that every product is C (+)= A B with B's columns contiguous: one family of register tiles
+// serves all of them. Scores exist for a block of query rows only; the backward forms them again instead of
+// reading them back, so nothing of size length x length is ever stored.
 
 constexpr int kTileRows = 6;
-constexpr int kTileVectors = kLanes == 16 ? 4 : 2;  // 24 of 32, or 12 of 16 registers accumulate
-constexpr int64_t kForwardRows = 6, kBackwardRows = 48;
+constexpr int kTileVectors = kLanes == 16 ? 4 : 2;   // 24 of 32, or 12 of 16 registers accumulate
+constexpr int64_t kPanel = kTileVectors * kLanes;    // columns of a tile at most
+constexpr int64_t kDepth = 128;                      // rows of B per pass: a panel of them stays in the first cache
+constexpr int64_t kForwardRows = 24, kBackwardRows = 48;
 
-struct Matrix {  // element (row, k) at data[row * stride_row + k * stride_k]
-  const float* data;
-  int64_t stride_row, stride_k;
-};
-
-template <int kVectors, bool kAdd>
-FASTENC_INLINE void multiply_tile(Matrix a, const float* b, int64_t ldb, int64_t depth, float* c, int64_t ldc, int rows) {
-  Vec sums[kTileRows][kVectors];
-  const float* a_row[kTileRows];
+// C (kRows x kVectors vectors) = or += A B. A's element (row, k) is at a[row * lda + k], or transposed at
+// a[k * lda + row].
+template <int kRows, int kVectors, bool kTransposed>
+static void multiply_tile(
+    const float* a, int64_t lda, const float* b, int64_t ldb, int64_t depth, float* c, int64_t ldc, bool add) {
+  Vec sums[kRows][kVectors];
 #pragma GCC unroll 8
-  for (int r = 0; r < kTileRows; ++r) {
-    a_row[r] = a.data + (r < rows ? r : rows - 1) * a.stride_row;  // spare rows repeat the last one
+  for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) sums[r][v] = Vec{};
-  }
   for (int64_t k = 0; k < depth; ++k) {
     Vec b_k[kVectors];
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) b_k[v] = load(b + k * ldb + v * kLanes);
 #pragma GCC unroll 8
-    for (int r = 0; r < kTileRows; ++r) {
-      const Vec a_k = splat(a_row[r][k * a.stride_k]);
+    for (int r = 0; r < kRows; ++r) {
+      const Vec a_k = splat(kTransposed ? a[k * lda + r] : a[r * lda + k]);
 #pragma GCC unroll 4
       for (int v = 0; v < kVectors; ++v) sums[r][v] += a_k * b_k[v];
     }
   }
 #pragma GCC unroll 8
-  for (int r = 0; r < kTileRows; ++r)
-    if (r < rows)
+  for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll 4
-      for (int v = 0; v < kVectors; ++v) {
-        float* target = c + r * ldc + v * kLanes;
-        store(target, kAdd ? load(target) + sums[r][v] : sums[r][v]);
-      }
+    for (int v = 0; v < kVectors; ++v) {
+      float* target = c + r * ldc + v * kLanes;
+      store(target, add ? load(target) + sums[r][v] : sums[r][v]);
+    }
 }
 
-// C (rows x columns) = or += A (rows x depth) B (depth x columns); columns a multiple of kLanes.
-template <bool kAdd>
+using Tile = void (*)(const float*, int64_t, const float*, int64_t, int64_t, float*, int64_t, bool);
+
+template <int kVectors, bool kTransposed>
+FASTENC_INLINE Tile tile_of_rows(int64_t rows) {
+  static_assert(kTileRows == 6);
+  constexpr Tile tiles[] = {
+      multiply_tile<1, kVectors, kTransposed>, multiply_tile<2, kVectors, kTransposed>,
+      multiply_tile<3, kVectors, kTransposed>, multiply_tile<4, kVectors, kTransposed>,
+      multiply_tile<5, kVectors, kTransposed>, multiply_tile<6, kVectors, kTransposed>};
+  return tiles[rows - 1];
+}
+
+template <bool kTransposed>
+FASTENC_INLINE Tile tile_of(int64_t rows, int64_t vectors) {
+  if (vectors == 1) return tile_of_rows<1, kTransposed>(rows);
+  if (kTileVectors == 2 || vectors == 2) return tile_of_rows<2, kTransposed>(rows);
+  if (vectors == 3) return tile_of_rows<kTileVectors - 1, kTransposed>(rows);
+  return tile_of_rows<kTileVectors, kTransposed>(rows);
+}
+
+// C (rows x columns) = or += A B for at most kPanel columns, a multiple of kLanes. The tiles share the rows evenly:
+// 20 rows are 4 x 5, not 3 x 6 and a nearly empty one.
+template <bool kTransposed = false>
+static void multiply_panel(
+    const float* a, int64_t lda, const float* b, int64_t ldb, float* c, int64_t ldc, int64_t rows, int64_t columns,
+    int64_t depth, bool add) {
+  const int64_t tiles = (rows + kTileRows - 1) / kTileRows, tile_rows = (rows + tiles - 1) / tiles;
+  for (int64_t r = 0; r < rows; r += tile_rows) {
+    const Tile tile = tile_of<kTransposed>(rows - r < tile_rows ? rows - r : tile_rows, columns / kLanes);
+    tile(a + r * (kTransposed ? 1 : lda), lda, b, ldb, depth, c + r * ldc, ldc, add);
+  }
+}
+
+FASTENC_INLINE int64_t panel_width(int64_t columns_left) { return columns_left < kPanel ? columns_left : kPanel; }
+
+// C (rows x columns) = A B, where B (depth x columns) is stored in panels of kPanel columns.
+static void multiply_panels(
+    const float* a, int64_t lda, const float* panels, float* c, int64_t ldc, int64_t rows, int64_t columns,
+    int64_t depth) {
+  for (int64_t j = 0; j < columns; j += kPanel)
+    multiply_panel(a, lda, panels + j * depth, kPanel, c + j, ldc, rows, panel_width(columns - j), depth, false);
+}
+
+// C (rows x columns) = or += A B, all of them row by row (A transposed: column by column).
+template <bool kTransposed = false>
 static void multiply(
-    Matrix a, const float* b, int64_t ldb, float* c, int64_t ldc, int64_t rows, int64_t columns, int64_t depth) {
-  int64_t j = 0;
-  const auto columns_of = [&](auto tile, int64_t width) __attribute__((always_inline)) {
-    for (; j + width <= columns; j += width)
-      for (int64_t r = 0; r < rows; r += kTileRows) {
-        const Matrix a_tile{a.data + r * a.stride_row, a.stride_row, a.stride_k};
-        tile(a_tile, b + j, c + r * ldc + j, (int)(rows - r < kTileRows ? rows - r : kTileRows));
-      }
-  };
-  columns_of(
-      [&](Matrix m, const float* b_, float* c_, int n) {
-        multiply_tile<kTileVectors, kAdd>(m, b_, ldb, depth, c_, ldc, n);
-      },
-      kTileVectors * kLanes);
-  columns_of(
-      [&](Matrix m, const float* b_, float* c_, int n) { multiply_tile<2, kAdd>(m, b_, ldb, depth, c_, ldc, n); },
-      2 * kLanes);
-  columns_of(
-      [&](Matrix m, const float* b_, float* c_, int n) { multiply_tile<1, kAdd>(m, b_, ldb, depth, c_, ldc, n); },
-      kLanes);
+    const float* a, int64_t lda, const float* b, float* c, int64_t rows, int64_t columns, int64_t depth, bool add) {
+  for (int64_t k = 0; k < depth; k += kDepth)
+    for (int64_t j = 0; j < columns; j += kPanel)
+      multiply_panel<kTransposed>(
+          a + k * (kTransposed ? lda : 1), lda, b + k * columns + j, columns, c + j, columns, rows,
+          panel_width(columns - j), depth - k < kDepth ? depth - k : kDepth, add || k);
 }
 
 // Widens `rows` rows to float, times `factor`.
@@ -83,36 +108,53 @@ static void narrow(const float* source, int64_t rows, int64_t head_dim, float fa
       store(target + i * stride + d, load(source + i * head_dim + d) * factor);
 }
 
-// target[d][j] = source[j][d], zero for rows <= j < padded.
+// Widens and transposes `rows` rows into panels of kPanel columns; the columns up to the next multiple of kLanes are 0.
 template <class T>
-static void widen_transposed(
-    const T* source, int64_t stride, int64_t rows, int64_t padded, int64_t head_dim, float* target) {
-  for (int64_t j0 = 0; j0 < padded; j0 += kLanes) {
-    float block[kLanes][128];
-    for (int j = 0; j < kLanes; ++j)
-      for (int64_t d = 0; d < head_dim; d += kLanes)
-        store(&block[j][d], j0 + j < rows ? load(source + (j0 + j) * stride + d) : Vec{});
-    for (int64_t d = 0; d < head_dim; ++d) {
-      Vec column;
-      for (int j = 0; j < kLanes; ++j) column[j] = block[j][d];
-      store(target + d * padded + j0, column);
+static void widen_transposed(const T* source, int64_t stride, int64_t rows, int64_t head_dim, float* panels) {
+  for (int64_t j = 0; j < rows; j += kLanes) {
+    float* target = panels + j / kPanel * kPanel * head_dim + j % kPanel;
+    for (int64_t d = 0; d < head_dim; d += kLanes) {
+      Vec block[kLanes];
+#pragma GCC unroll 16
+      for (int i = 0; i < kLanes; ++i) block[i] = j + i < rows ? load(source + (j + i) * stride + d) : Vec{};
+      transpose(block);
+#pragma GCC unroll 16
+      for (int i = 0; i < kLanes; ++i) store(target + (d + i) * kPanel, block[i]);
     }
   }
 }
 
-// Turns `length` scores into exp(score - max), zero in the padding; returns 1 / their sum.
-FASTENC_INLINE float exponentials(float* scores, int64_t length, int64_t padded) {
-  for (int64_t j = length; j < padded; ++j) scores[j] = -__builtin_inff();
+constexpr float kLog2E = 1.44269504088896341f;
+
+// 2^x for x at most a little above 0, to about one unit in the last place: a minimax polynomial on [-1/2, 1/2] times
+// a power of two. Below -126 the result is 0. NaN stays NaN.
+FASTENC_INLINE Vec exp2_of_negative(Vec x) {
+  const float round_to_int = 12582912.f + 127.f;  // 1.5 * 2^23 and the bias of the exponent
+  const Vec shifted = x + round_to_int;
+  const Vec f = x - (shifted - round_to_int);
+  Vec p = splat(1.5353362e-4f);
+  p = p * f + 1.3398875e-3f;
+  p = p * f + 9.61843692e-3f;
+  p = p * f + 5.55033237e-2f;
+  p = p * f + 2.40226477e-1f;
+  p = p * f + 6.93147182e-1f;
+  p = p * f + 1.f;
+  const Vec result = p * (Vec)((VecI)shifted << 23);
+  return x < splat(-126.f) ? Vec{} : result;
+}
+
+// The largest of `length` scores; those beyond, up to a whole vector, become -inf.
+FASTENC_INLINE float row_maximum(float* scores, int64_t length) {
+  const int64_t whole = length / kLanes * kLanes;
   Vec highest = splat(-__builtin_inff());
-  for (int64_t j = 0; j < padded; j += kLanes) highest = max(load(scores + j), highest);
-  const float top = maximum(highest);
-  Vec total{};
-  for (int64_t j = 0; j < padded; j += kLanes) {
-    const Vec e = exp(load(scores + j) - top);
-    total += e;
-    store(scores + j, e);
+  for (int64_t j = 0; j < whole; j += kLanes) highest = max(load(scores + j), highest);
+  if (whole < length) {
+    const VecI inside = kLaneIndex < (int32_t)(length - whole);
+    const Vec last = inside ? load(scores + whole) : splat(-__builtin_inff());
+    store(scores + whole, last);
+    highest = max(last, highest);
   }
-  return 1.f / sum(total);
+  return maximum(highest);
 }
 
 FASTENC_INLINE void row_dropout(const Attention& a, int64_t token, int64_t head, int64_t length, float* keep) {
@@ -121,37 +163,44 @@ FASTENC_INLINE void row_dropout(const Attention& a, int64_t token, int64_t head,
 }
 
 FASTENC_INLINE int64_t padded_length(int64_t length) { return (length + kLanes - 1) / kLanes * kLanes; }
-FASTENC_INLINE int64_t keep_length(int64_t length) {
-  return (length + kPhiloxColumns - 1) / kPhiloxColumns * kPhiloxColumns;
-}
+FASTENC_INLINE int64_t panels_length(int64_t length) { return (length + kPanel - 1) / kPanel * kPanel; }
+// Distance between rows of scores: never a multiple of the page size, where columns would share few cache sets.
+FASTENC_INLINE int64_t scores_stride(int64_t length) { return padded_length(length) + 16; }
 
 template <class T>
 static void attention_forward_task(const Attention& a, int64_t first, int64_t length, int64_t head, float* scratch) {
-  const int64_t dim = a.head_dim, padded = padded_length(length);
+  const int64_t dim = a.head_dim, padded = padded_length(length), stride = scores_stride(length);
   const T* q = (const T*)a.qkv + first * a.stride_token + head * a.stride_head;
   T* out = (T*)a.out + (first * a.num_heads + head) * dim;
-  float* keys = scratch;  // transposed
-  float* values = keys + dim * padded;
+  float* keys = scratch;  // transposed, in panels
+  float* values = keys + panels_length(length) * dim;
   float* scores = values + length * dim;
-  float* queries = scores + kForwardRows * padded;
+  float* queries = scores + kForwardRows * stride;
   float* result = queries + kForwardRows * dim;
   float* keep = result + kForwardRows * dim;
-  widen_transposed(q + a.stride_part, a.stride_token, length, padded, dim, keys);
+  widen_transposed(q + a.stride_part, a.stride_token, length, dim, keys);
   widen(q + 2 * a.stride_part, a.stride_token, length, dim, 1.f, values);
   for (int64_t row = 0; row < length; row += kForwardRows) {
     const int64_t rows = length - row < kForwardRows ? length - row : kForwardRows;
     widen(q + row * a.stride_token, a.stride_token, rows, dim, a.scale, queries);
-    multiply<false>({queries, dim, 1}, keys, padded, scores, padded, rows, padded, dim);
+    multiply_panels(queries, dim, keys, scores, stride, rows, padded, dim);
     float inverse[kForwardRows];
     for (int64_t r = 0; r < rows; ++r) {
-      float* p = scores + r * padded;
-      inverse[r] = exponentials(p, length, padded);
+      float* p = scores + r * stride;
+      const Vec top = splat(row_maximum(p, length) * kLog2E);
+      Vec total{};
+      for (int64_t j = 0; j < padded; j += kLanes) {
+        const Vec e = exp2_of_negative(load(p + j) * kLog2E - top);
+        total += e;
+        store(p + j, e);
+      }
+      inverse[r] = 1.f / sum(total);
       if (a.dropout.threshold) {
         row_dropout(a, first + row + r, head, length, keep);
         for (int64_t j = 0; j < padded; j += kLanes) store(p + j, load(p + j) * load(keep + j));
       }
     }
-    multiply<false>({scores, padded, 1}, values, dim, result, dim, rows, dim, length);
+    multiply(scores, stride, values, result, rows, dim, length, false);
     for (int64_t r = 0; r < rows; ++r)
       narrow(result + r * dim, 1, dim, inverse[r], out + (row + r) * a.num_heads * dim, dim);
   }
@@ -160,57 +209,58 @@ static void attention_forward_task(const Attention& a, int64_t first, int64_t le
 // dv = p_kept^T dout;  dp = dout v^T, kept;  ds = p (dp - sum_j p dp);  dq = scale ds k;  dk = scale ds^T q.
 template <class T>
 static void attention_backward_task(const Attention& a, int64_t first, int64_t length, int64_t head, float* scratch) {
-  const int64_t dim = a.head_dim, padded = padded_length(length), size = length * dim;
+  const int64_t dim = a.head_dim, padded = padded_length(length), stride = scores_stride(length);
+  const int64_t size = length * dim, panels_size = panels_length(length) * dim;
   const int64_t out_stride = a.num_heads * dim, grad_stride = 3 * out_stride;
   const T* q = (const T*)a.qkv + first * a.stride_token + head * a.stride_head;
   const T* dout = (const T*)a.dout + (first * a.num_heads + head) * dim;
   T* dq = (T*)a.dqkv + first * grad_stride + head * dim;
   float* keys_t = scratch;
-  float* values_t = keys_t + dim * padded;
-  float* keys = values_t + dim * padded;
+  float* values_t = keys_t + panels_size;
+  float* keys = values_t + panels_size;
   float* dkeys = keys + size;
   float* dvalues = dkeys + size;
   float* queries = dvalues + size;
   float* douts = queries + kBackwardRows * dim;
   float* dqueries = douts + kBackwardRows * dim;
   float* p = dqueries + kBackwardRows * dim;
-  float* ds = p + kBackwardRows * padded;
-  float* keep = ds + kBackwardRows * padded;
-  widen_transposed(q + a.stride_part, a.stride_token, length, padded, dim, keys_t);
-  widen_transposed(q + 2 * a.stride_part, a.stride_token, length, padded, dim, values_t);
+  float* ds = p + kBackwardRows * stride;
+  float* keep = ds + kBackwardRows * stride;
+  widen_transposed(q + a.stride_part, a.stride_token, length, dim, keys_t);
+  widen_transposed(q + 2 * a.stride_part, a.stride_token, length, dim, values_t);
   widen(q + a.stride_part, a.stride_token, length, dim, 1.f, keys);
-  for (int64_t i = 0; i < 2 * size; i += kLanes) store(dkeys + i, Vec{});
   for (int64_t row = 0; row < length; row += kBackwardRows) {
     const int64_t rows = length - row < kBackwardRows ? length - row : kBackwardRows;
     widen(q + row * a.stride_token, a.stride_token, rows, dim, a.scale, queries);
     widen(dout + row * out_stride, out_stride, rows, dim, 1.f, douts);
-    multiply<false>({queries, dim, 1}, keys_t, padded, p, padded, rows, padded, dim);
-    multiply<false>({douts, dim, 1}, values_t, padded, ds, padded, rows, padded, dim);
+    multiply_panels(queries, dim, keys_t, p, stride, rows, padded, dim);
+    multiply_panels(douts, dim, values_t, ds, stride, rows, padded, dim);
     for (int64_t r = 0; r < rows; ++r) {
-      float* p_row = p + r * padded;
-      float* ds_row = ds + r * padded;
-      const float inverse = exponentials(p_row, length, padded);
-      if (a.dropout.threshold) row_dropout(a, first + row + r, head, length, keep);
-      Vec deltas{};
+      float* p_row = p + r * stride;
+      float* ds_row = ds + r * stride;
+      const Vec top = splat(row_maximum(p_row, length) * kLog2E);
+      if (a.dropout.threshold) {
+        row_dropout(a, first + row + r, head, length, keep);
+        for (int64_t j = 0; j < padded; j += kLanes) store(ds_row + j, load(ds_row + j) * load(keep + j));
+      }
+      Vec total{}, deltas{};
+      for (int64_t j = 0; j < padded; j += kLanes) {
+        const Vec e = exp2_of_negative(load(p_row + j) * kLog2E - top);
+        total += e;
+        deltas += e * load(ds_row + j);
+        store(p_row + j, e);
+      }
+      const float inverse = 1.f / sum(total), delta = sum(deltas) * inverse;
       for (int64_t j = 0; j < padded; j += kLanes) {
         const Vec probability = load(p_row + j) * inverse;
-        Vec dp = load(ds_row + j);
-        if (a.dropout.threshold) dp *= load(keep + j);
-        deltas += probability * dp;
-        store(p_row + j, probability);
-        store(ds_row + j, dp);
-      }
-      const float delta = sum(deltas);
-      for (int64_t j = 0; j < padded; j += kLanes) {
-        const Vec probability = load(p_row + j);
         store(ds_row + j, probability * (load(ds_row + j) - delta));
-        if (a.dropout.threshold) store(p_row + j, probability * load(keep + j));
+        store(p_row + j, a.dropout.threshold ? probability * load(keep + j) : probability);
       }
     }
-    multiply<false>({ds, padded, 1}, keys, dim, dqueries, dim, rows, dim, length);
+    multiply(ds, stride, keys, dqueries, rows, dim, length, false);
     narrow(dqueries, rows, dim, a.scale, dq + row * grad_stride, grad_stride);
-    multiply<true>({ds, 1, padded}, queries, dim, dkeys, dim, length, dim, rows);
-    multiply<true>({p, 1, padded}, douts, dim, dvalues, dim, length, dim, rows);
+    multiply<true>(ds, stride, queries, dkeys, length, dim, rows, row > 0);
+    multiply<true>(p, stride, douts, dvalues, length, dim, rows, row > 0);
   }
   narrow(dkeys, length, dim, 1.f, dq + out_stride, grad_stride);
   narrow(dvalues, length, dim, 1.f, dq + 2 * out_stride, grad_stride);

@@ -10,7 +10,8 @@ typedef int32_t VecI __attribute__((vector_size(FASTENC_VECTOR_BYTES)));
 typedef uint32_t VecU __attribute__((vector_size(FASTENC_VECTOR_BYTES)));
 typedef uint16_t VecH __attribute__((vector_size(FASTENC_VECTOR_BYTES / 2)));
 
-FASTENC_INLINE Vec splat(float value) { return Vec{} + value; }
+// Minus, because value + 0 is not value for -0: the compiler would have to compute it.
+FASTENC_INLINE Vec splat(float value) { return value - Vec{}; }
 
 FASTENC_INLINE Vec load(const float* p) {
   Vec v;
@@ -64,20 +65,43 @@ FASTENC_INLINE void store_first(T* p, Vec v, int n) {
 FASTENC_INLINE Vec max(Vec a, Vec b) { return a > b ? a : b; }
 FASTENC_INLINE Vec min(Vec a, Vec b) { return a < b ? a : b; }
 
+// 0, 1, 2, ...
+constexpr VecI kLaneIndex = {
+    0, 1, 2, 3,
+#if FASTENC_VECTOR_BYTES >= 32
+    4, 5, 6, 7,
+#endif
+#if FASTENC_VECTOR_BYTES >= 64
+    8, 9, 10, 11, 12, 13, 14, 15,
+#endif
+};
+
+// Halves fold onto each other, in registers.
 FASTENC_INLINE float sum(Vec v) {
-  float lanes[kLanes];
-  store(lanes, v);
-  for (int width = kLanes / 2; width; width /= 2)
-    for (int i = 0; i < width; ++i) lanes[i] += lanes[i + width];
-  return lanes[0];
+#pragma GCC unroll 4
+  for (int width = kLanes / 2; width; width /= 2) v += __builtin_shuffle(v, kLaneIndex ^ width);
+  return v[0];
 }
 FASTENC_INLINE float maximum(Vec v) {
-  float lanes[kLanes];
-  store(lanes, v);
-  for (int width = kLanes / 2; width; width /= 2)
-    for (int i = 0; i < width; ++i)
-      if (lanes[i + width] > lanes[i]) lanes[i] = lanes[i + width];
-  return lanes[0];
+#pragma GCC unroll 4
+  for (int width = kLanes / 2; width; width /= 2) v = max(__builtin_shuffle(v, kLaneIndex ^ width), v);
+  return v[0];
+}
+
+// Transposes kLanes x kLanes elements: every round interleaves rows i and i + kLanes / 2.
+FASTENC_INLINE void transpose(Vec* rows) {
+  const VecI low = (kLaneIndex >> 1) + (kLaneIndex & 1) * kLanes, high = low + kLanes / 2;
+#pragma GCC unroll 4
+  for (int round = 1; round < kLanes; round *= 2) {
+    Vec next[kLanes];
+#pragma GCC unroll 8
+    for (int i = 0; i < kLanes / 2; ++i) {
+      next[2 * i] = __builtin_shuffle(rows[i], rows[i + kLanes / 2], low);
+      next[2 * i + 1] = __builtin_shuffle(rows[i], rows[i + kLanes / 2], high);
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < kLanes; ++i) rows[i] = next[i];
+  }
 }
 
 // e^x to about one unit in the last place (Cephes' polynomial after Cody-Waite reduction). Below
