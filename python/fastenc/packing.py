@@ -7,6 +7,7 @@ somebody wants a padded result. The format is described in DESIGN.md.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, chain
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -44,7 +45,7 @@ class PackedBatch:
 
     def to(self, device: torch.device | str, non_blocking: bool = True) -> "PackedBatch":
         """The same batch with its tensors on ``device``."""
-        moved = {
+        moved: dict[str, Any] = {
             name: value.to(device, non_blocking=non_blocking)
             for name, value in vars(self).items()
             if isinstance(value, Tensor)

@@ -25,7 +25,7 @@ class EncoderConfig:
         max_positions: the longest sequence, in tokens.
         position_offset: row of the position table that token 0 takes (RoBERTa keeps the rows before it for padding).
         type_vocab_size: rows of the token-type table, 0 for none.
-        embedding_size: width of the embeddings, projected to hidden_size where they differ (ELECTRA).
+        embedding_size: width of the embeddings, projected to hidden_size where they differ (ELECTRA); 0: hidden_size.
         activation: a name of ``fastenc.nn.encoder_layer.ACTIVATIONS``.
         pooler: whether a tanh layer over the first token follows (BERT, RoBERTa).
         extra: the rest of the family's config.json, written back as it was.
@@ -40,7 +40,7 @@ class EncoderConfig:
     max_positions: int = 512
     position_offset: int = 0
     type_vocab_size: int = 2
-    embedding_size: int | None = None
+    embedding_size: int = 0
     activation: str = "gelu"
     eps: float = 1e-12
     hidden_dropout_p: float = 0.1
@@ -54,7 +54,7 @@ class EncoderConfig:
 
     def __post_init__(self) -> None:
         family_named(self.family)
-        if self.embedding_size is None:
+        if not self.embedding_size:
             object.__setattr__(self, "embedding_size", self.hidden_size)
         for name in (*SIZES, "embedding_size"):
             if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
@@ -78,7 +78,7 @@ class EncoderConfig:
 
         Raises: ValueError for an unknown family, or a variant that this encoder does not compute.
         """
-        name = values.get("model_type")
+        name = values.get("model_type", "")
         family = family_named(name)
         for key, supported in (
             ("position_embedding_type", "absolute"),

@@ -171,9 +171,8 @@ class Encoder(PretrainedModel):
         if batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {batch_size}")
         single = isinstance(texts, str)
-        ids = tokenize(
-            [texts] if single else list(texts), self.tokenizer, self.config.max_positions
-        )
+        listed = [texts] if isinstance(texts, str) else list(texts)
+        ids = tokenize(listed, self.tokenizer, self.config.max_positions)
         order = sorted(range(len(ids)), key=lambda place: len(ids[place]), reverse=True)
         starts = range(0, len(order), batch_size)
         if show_progress is None and len(starts) <= 10:

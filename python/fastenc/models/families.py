@@ -41,7 +41,7 @@ _EMBEDDINGS = {
     "embeddings.norm": "embeddings.LayerNorm",
     "embeddings.projection": "embeddings_project",
 }
-_BERT_LAYER = {
+_BERT_LAYER: dict[str, str | tuple[str, ...]] = {
     "qkv": ("attention.self.query", "attention.self.key", "attention.self.value"),
     "attention_out": "attention.output.dense",
     "attention_norm": "attention.output.LayerNorm",
@@ -49,7 +49,7 @@ _BERT_LAYER = {
     "down": "output.dense",
     "out_norm": "output.LayerNorm",
 }
-_DISTILBERT_LAYER = {
+_DISTILBERT_LAYER: dict[str, str | tuple[str, ...]] = {
     "qkv": ("attention.q_lin", "attention.k_lin", "attention.v_lin"),
     "attention_out": "attention.out_lin",
     "attention_norm": "sa_layer_norm",

@@ -113,7 +113,7 @@ class PretrainedModel(nn.Module):
         family = FAMILIES[self.config.family]
         prefix = f"{family.prefix}." if with_prefix else ""
         encoder_names, head_names = family.names(self.config.num_layers), self.head_names()
-        table = {}
+        table: dict[str, tuple[str, ...]] = {}
         for key in self.state_dict():
             if key in head_names:
                 table[key] = (head_names[key],)

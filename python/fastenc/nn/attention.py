@@ -60,6 +60,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         x = query if self.batch_first else query.transpose(0, 1)
         real = None if key_padding_mask is None else ~key_padding_mask
         batch = pack(torch.zeros(x.shape[:2], dtype=torch.long, device=x.device), real)
+        assert batch.indices is not None  # pack() sets it
         tokens = x.flatten(0, 1).index_select(0, batch.indices)
         y = unpack(self.forward_packed(tokens, batch.cu_seqlens, batch.max_seqlen), batch)
         return (y if self.batch_first else y.transpose(0, 1)), None

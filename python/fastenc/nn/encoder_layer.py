@@ -1,5 +1,6 @@
 """One post-norm transformer encoder layer over packed tokens."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -10,7 +11,7 @@ from fastenc.nn.prepacked_linear import PrepackedLinear
 from fastenc.ops import attention, bias_gelu, layer_norm
 
 # name in a configuration: GELU's approximation, or a function
-ACTIVATIONS = {
+ACTIVATIONS: dict[str, str | Callable[[Tensor], Tensor]] = {
     "gelu": "none",
     "gelu_new": "tanh",
     "gelu_fast": "tanh",

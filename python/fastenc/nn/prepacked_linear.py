@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fastenc.ops._library import HAS_CPP, fingerprint
+from fastenc.ops import _library
 
 
 def can_prepack(weight: Tensor) -> bool:
@@ -16,7 +16,11 @@ def can_prepack(weight: Tensor) -> bool:
     """
     if weight.device.type != "cpu" or weight.is_inference() or torch.compiler.is_compiling():
         return False
-    if not HAS_CPP or not torch.backends.mkldnn.is_available() or not torch.backends.mkldnn.enabled:
+    if (
+        not _library.HAS_CPP
+        or not torch.backends.mkldnn.is_available()
+        or not torch.backends.mkldnn.enabled
+    ):
         return False
     if not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
         return False
@@ -35,7 +39,10 @@ class PrepackedLinear:
     """
 
     def __init__(self) -> None:
-        self.forget()
+        self._key: tuple = ()
+        self._held: tuple = ()
+        self._weight: Tensor | None = None
+        self._bias: Tensor | None = None
 
     def __call__(
         self,
@@ -46,11 +53,11 @@ class PrepackedLinear:
     ) -> Tensor:
         """x: (tokens, in_features); activation: "none" or "gelu", with a bias for each weight or none at all."""
         if not can_prepack(weights[0]) or x.dtype != weights[0].dtype:
-            y = F.linear(x, _fuse(weights), _fuse(biases))
+            y = F.linear(x, _stack(weights), _fuse(biases))
             return F.gelu(y) if activation == "gelu" else y
         key = _key([t for t in (*weights, *biases) if t is not None])
         if key != self._key:
-            self._weight = torch.ops.mkldnn._reorder_linear_weight(_fuse(weights).detach())
+            self._weight = torch.ops.mkldnn._reorder_linear_weight(_stack(weights).detach())
             self._bias = _fuse(biases)
             # Holding the tensors keeps another one from appearing at the same address.
             self._held, self._key = (*weights, *biases), key
@@ -60,7 +67,7 @@ class PrepackedLinear:
 
     def forget(self) -> None:
         """Drop the copy."""
-        self._key = self._weight = self._bias = self._held = None
+        self._key, self._held, self._weight, self._bias = (), (), None, None
 
     def __deepcopy__(self, memo) -> "PrepackedLinear":
         return PrepackedLinear()
@@ -71,10 +78,13 @@ class PrepackedLinear:
 
 def _key(tensors: Sequence[Tensor]) -> tuple:
     buffers = [(t.data_ptr(), t.nbytes) for t in tensors]
-    return (*buffers, *(t._version for t in tensors), fingerprint(buffers))
+    return (*buffers, *(t._version for t in tensors), _library.fingerprint(buffers))
 
 
 def _fuse(tensors: Sequence[Tensor | None]) -> Tensor | None:
-    if tensors[0] is None:
-        return None
+    given = [tensor for tensor in tensors if tensor is not None]
+    return _stack(given) if given else None
+
+
+def _stack(tensors: Sequence[Tensor]) -> Tensor:
     return tensors[0] if len(tensors) == 1 else torch.cat(list(tensors))

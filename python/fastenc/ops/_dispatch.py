@@ -18,6 +18,7 @@ def choose(op: str, impl: str, x: Tensor, unsupported: str | None = None) -> str
         return impl
     if impl not in IMPLEMENTATIONS:
         raise ValueError(f"{op}: impl must be one of {IMPLEMENTATIONS}, got {impl!r}")
+    reason: str | None
     if not HAS_CPP:
         reason = "the compiled extension is not available: see `fastenc info`"
     elif x.device.type != "cpu":

@@ -20,7 +20,13 @@ except ImportError as error:
     )
 
 HAS_CPP = _C is not None
-fingerprint = _C.fingerprint if HAS_CPP else None
+
+
+def fingerprint(buffers: list[tuple[int, int]]) -> int:
+    """A hash of a sample of the contents of [(address, bytes), ...]; the extension only."""
+    return _C.fingerprint(buffers)
+
+
 CPP_DTYPES = (torch.float32, torch.bfloat16)
 
 

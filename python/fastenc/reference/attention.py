@@ -28,6 +28,7 @@ def attention(
         if dropout_p > 0:
             heads = torch.arange(num_heads, device=qkv.device)[:, None]
             rows = torch.arange(start, end, device=qkv.device)[None, :]
+            assert seed is not None
             scales = dropout_scales(int(seed), heads, rows, end - start, dropout_p)
             probabilities = probabilities * scales.to(wide)
         outputs.append((probabilities @ v).transpose(0, 1).to(qkv.dtype))

@@ -1,5 +1,7 @@
 """Where the supported Hugging Face classes keep what the fused forward needs."""
 
+from typing import Any
+
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -20,17 +22,17 @@ BASE_MODELS = {
 class LayerParts:
     """The modules of one transformer layer, in the canonical roles."""
 
-    query: nn.Module
-    key: nn.Module
-    value: nn.Module
-    attention_out: nn.Module
-    attention_norm: nn.Module
-    up: nn.Module
-    down: nn.Module
-    out_norm: nn.Module
-    attention_dropout: nn.Module | None
-    attention_out_dropout: nn.Module | None
-    down_dropout: nn.Module
+    query: Any
+    key: Any
+    value: Any
+    attention_out: Any
+    attention_norm: Any
+    up: Any
+    down: Any
+    out_norm: Any
+    attention_dropout: Any
+    attention_out_dropout: Any
+    down_dropout: Any
     # The modules around them, whose own forward the fused one stands in for.
     containers: tuple[nn.Module, ...]
 
@@ -105,34 +107,34 @@ def _distilbert_layer(layer) -> LayerParts:
     )
 
 
-def layers_of(base: nn.Module) -> list[nn.Module]:
+def layers_of(base: Any) -> list[nn.Module]:
     """The transformer layers of a base model, first to last."""
     if BASE_MODELS[type(base).__name__] == "distilbert":
         return list(base.transformer.layer)
     return list(base.encoder.layer)
 
 
-def parts_of(base: nn.Module, layer: nn.Module) -> LayerParts:
+def parts_of(base: Any, layer: Any) -> LayerParts:
     distilbert = BASE_MODELS[type(base).__name__] == "distilbert"
     return _distilbert_layer(layer) if distilbert else _bert_layer(layer)
 
 
-def stack_of(base: nn.Module) -> nn.Module:
+def stack_of(base: Any) -> nn.Module:
     """The module that holds the layers."""
     return base.transformer if BASE_MODELS[type(base).__name__] == "distilbert" else base.encoder
 
 
-def num_heads(base: nn.Module) -> int:
+def num_heads(base: Any) -> int:
     return base.config.num_attention_heads
 
 
-def activation(base: nn.Module) -> str | None:
+def activation(base: Any) -> str | None:
     """The activation's name if the fused layer knows it."""
     name = getattr(base.config, "hidden_act", None) or getattr(base.config, "activation", None)
     return name if isinstance(name, str) and name in ACTIVATIONS else None
 
 
-def takes_token_types(base: nn.Module) -> bool:
+def takes_token_types(base: Any) -> bool:
     return hasattr(base.embeddings, "token_type_embeddings")
 
 

@@ -1,7 +1,7 @@
 """The fused forward of a Hugging Face base model: unpad once, fused layers, pad once."""
 
 import warnings
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +25,7 @@ class PackedRun(NamedTuple):
 
     def padded(self, hidden: Tensor) -> Tensor:
         """(batch, length, ...); the places of padding hold 0."""
+        assert self.batch.padded_shape is not None  # pack() sets it
         rows, length = self.batch.padded_shape
         if self.batch.total_tokens == rows * length:
             return hidden.view(rows, length, *hidden.shape[1:])
@@ -41,7 +42,7 @@ class Layers:
         return self._layers.setdefault(place, InferenceLayer())
 
 
-def obstacle(base: nn.Module, arguments: dict) -> str | None:
+def obstacle(base: Any, arguments: dict) -> str | None:
     """Why this call must take the model's own forward, or None."""
     config = base.config
     extra = {
@@ -73,7 +74,7 @@ def obstacle(base: nn.Module, arguments: dict) -> str | None:
     return _changed_module(base)
 
 
-def run(base: nn.Module, layers: Layers, arguments: dict, keep_all: bool) -> PackedRun:
+def run(base: Any, layers: Layers, arguments: dict, keep_all: bool) -> PackedRun:
     """Embed and encode the real tokens only."""
     inputs, mask = _inputs(arguments), arguments.get("attention_mask")
     rows, length = inputs.shape[:2]
@@ -81,7 +82,7 @@ def run(base: nn.Module, layers: Layers, arguments: dict, keep_all: bool) -> Pac
     batch = pack(places if inputs.dim() == 3 else inputs, mask)
     x = _embed(base, arguments, batch)
     states = [x]
-    heads, activation = architectures.num_heads(base), architectures.activation(base)
+    heads, activation = architectures.num_heads(base), str(architectures.activation(base))
     for place, layer in enumerate(architectures.layers_of(base)):
         parts = architectures.parts_of(base, layer)
         options = parts.options(heads, activation)
@@ -103,12 +104,12 @@ def run(base: nn.Module, layers: Layers, arguments: dict, keep_all: bool) -> Pac
     return PackedRun([state.to(dtype) for state in (states if keep_all else [x])], batch)
 
 
-def output(base: nn.Module, packed: PackedRun, arguments: dict):
+def output(base: Any, packed: PackedRun, arguments: dict):
     """The class that the model's own forward returns, padded, or a tuple."""
     from transformers import modeling_outputs
 
     hidden = packed.padded(packed.hidden_states[-1])
-    fields = {"last_hidden_state": hidden}
+    fields: dict[str, Any] = {"last_hidden_state": hidden}
     if getattr(base, "pooler", None) is not None:
         fields["pooler_output"] = base.pooler(hidden)
     if wanted(base, arguments, "output_hidden_states"):
@@ -122,13 +123,13 @@ def output(base: nn.Module, packed: PackedRun, arguments: dict):
     return result if wanted(base, arguments, "return_dict") else result.to_tuple()
 
 
-def wanted(model: nn.Module, arguments: dict, name: str) -> bool:
+def wanted(model: Any, arguments: dict, name: str) -> bool:
     """A switch given in the call, or else the configuration's."""
     value = arguments.get(name)
     return bool(getattr(model.config, name) if value is None else value)
 
 
-def warn_once(base: nn.Module, reason: str) -> None:
+def warn_once(base: Any, reason: str) -> None:
     """Say once a reason that a call takes the model's own forward."""
     said = base.__dict__.setdefault("_fastenc_said", set())
     if reason not in said:
@@ -138,19 +139,20 @@ def warn_once(base: nn.Module, reason: str) -> None:
         )
 
 
-def _inputs(arguments: dict) -> Tensor | None:
+def _inputs(arguments: dict) -> Any:
     ids, embeds = arguments.get("input_ids"), arguments.get("inputs_embeds")
     if (ids is None) == (embeds is None):
         return None
     return ids if embeds is None else embeds
 
 
-def _embed(base: nn.Module, arguments: dict, batch: PackedBatch) -> Tensor:
+def _embed(base: Any, arguments: dict, batch: PackedBatch) -> Tensor:
     """The model's own embedding module over one row of real tokens."""
+    assert batch.padded_shape is not None  # pack() sets it
     rows, length = batch.padded_shape
     take = lambda padded: padded.reshape(rows * length, *padded.shape[2:])[batch.indices][None]
     ids, embeds = arguments.get("input_ids"), arguments.get("inputs_embeds")
-    inputs = ids if embeds is None else embeds
+    inputs = _inputs(arguments)
     position_ids = arguments.get("position_ids")
     if position_ids is None:
         position_ids = _positions(base, ids, rows, length, inputs.device)
@@ -180,7 +182,7 @@ def _positions(base, ids: Tensor | None, rows: int, length: int, device) -> Tens
     return real.cumsum(1) * real + padding
 
 
-def _changed_module(base: nn.Module) -> str | None:
+def _changed_module(base: Any) -> str | None:
     """A module that is not what the fused layer stands for: replaced, hooked or given another forward."""
     if architectures.activation(base) is None:
         return "its activation is not one of the fused layer's"

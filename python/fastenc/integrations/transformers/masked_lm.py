@@ -1,5 +1,7 @@
 """The fused forward of the Hugging Face masked-LM classes: a head over real tokens, or labelled ones only."""
 
+from typing import Any
+
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -7,7 +9,7 @@ from fastenc.integrations.transformers import architectures, base_model
 from fastenc.ops import linear_masked_cross_entropy, masked_cross_entropy
 
 
-def obstacle(model: nn.Module) -> str | None:
+def obstacle(model: Any) -> str | None:
     """Why the head must take the model's own forward, or None."""
     _, decoder = architectures.MASKED_LM_HEADS[type(model).__name__](model)
     if type(decoder) is not nn.Linear or base_model.is_hooked(decoder):
@@ -18,8 +20,8 @@ def obstacle(model: nn.Module) -> str | None:
 
 
 def forward(
-    model: nn.Module,
-    base: nn.Module,
+    model: Any,
+    base: Any,
     layers: base_model.Layers,
     arguments: dict,
     labelled_logits_only: bool,

@@ -87,7 +87,7 @@ def unpatch(model: Any) -> Any:
     return model
 
 
-def _pretrained(model: Any) -> nn.Module:
+def _pretrained(model: Any) -> Any:
     """The transformers model itself, or the one inside a sentence-transformers model."""
     pretrained = require("transformers", extra="transformers").PreTrainedModel
     if isinstance(model, pretrained):
@@ -102,7 +102,7 @@ def _pretrained(model: Any) -> nn.Module:
     )
 
 
-def _install(module: nn.Module, fused, labelled_logits_only: bool = False) -> None:
+def _install(module: Any, fused, labelled_logits_only: bool = False) -> None:
     state = module.__dict__.get(STATE)
     if state is not None:
         state.labelled_logits_only = labelled_logits_only
@@ -120,7 +120,7 @@ def _install(module: nn.Module, fused, labelled_logits_only: bool = False) -> No
         arguments = _named(own, args, kwargs)
         return fused(self, state, arguments, plain)
 
-    forward._fastenc = True
+    forward._fastenc = True  # type: ignore[attr-defined]
     module.__dict__[STATE] = _State(module.__dict__.get("forward"), labelled_logits_only)
     module.forward = MethodType(forward, module)
 
