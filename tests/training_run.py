@@ -1,9 +1,14 @@
-"""A small masked-LM run that the training tests start, kill and resume: python training_run.py FOLDER [key=value ...]"""
+"""A small masked-LM run that tests start, kill and resume: python training_run.py FOLDER [key=value ...]"""
 
 import json
+import os
+import signal
 import sys
+from pathlib import Path
+from pkgutil import resolve_name
 
 import torch
+from safetensors.torch import load_file
 
 from fastenc.data import train_tokenizer
 from fastenc.models import EncoderConfig, MaskedLM
@@ -11,18 +16,42 @@ from fastenc.objectives import MlmCollator
 from fastenc.tasks import evaluate_masked_lm
 from fastenc.train import TrainConfig, Trainer
 
-WORDS = "the a cat dog sat ran on under mat tree quickly slowly and then it was gone".split()
+WORDS = [
+    "the",
+    "a",
+    "cat",
+    "dog",
+    "sat",
+    "ran",
+    "on",
+    "under",
+    "mat",
+    "tree",
+    "quickly",
+    "slowly",
+    "gone",
+]
 
 
-def build(folder, dropout=0.1, **settings):
+def weights(folder) -> dict[str, torch.Tensor]:
+    return load_file(Path(folder) / "model.safetensors")
+
+
+def assert_bitwise_equal(a, b):
+    assert a.keys() == b.keys()
+    assert all(torch.equal(a[name], b[name]) for name in a)
+
+
+def build(folder, dropout=0.1, probability=0.3, texts=60, **settings):
     torch.set_num_threads(1)
     draw = torch.Generator().manual_seed(0)
-    texts = [
+    sentences = [
         " ".join(WORDS[i] for i in torch.randint(len(WORDS), (n,), generator=draw))
         for n in torch.randint(4, 20, (60,), generator=draw).tolist()
     ]
-    tokenizer = train_tokenizer(texts, vocab_size=80)
-    sequences = [tokenizer.encode(text).ids for text in texts]
+    tokenizer = train_tokenizer(sentences, vocab_size=80)
+    sequences = [tokenizer.encode(text).ids for text in sentences[-texts:]]
+    held_out, sequences = sequences[-10:], sequences[:-10]
     torch.manual_seed(1)
     config = EncoderConfig(
         vocab_size=tokenizer.get_vocab_size(),
@@ -36,19 +65,41 @@ def build(folder, dropout=0.1, **settings):
     )
     model = MaskedLM(config)
     model.tokenizer = tokenizer
-    held_out = MlmCollator(tokenizer, seed=99)
+    held_out_masks = MlmCollator(tokenizer, seed=99)
     values = dict(
         epochs=3, batch_size=4, accumulation=2, learning_rate=2e-3, save_every=3, log_every=1
     )
     return Trainer(
         model,
         TrainConfig(str(folder), **(values | settings)),
-        sequences[:50],
-        [len(sequence) for sequence in sequences[:50]],
-        MlmCollator(tokenizer, seed=5, probability=0.3),
-        evaluate=lambda m: evaluate_masked_lm(m, sequences[50:], held_out, 4),
+        sequences,
+        [len(sequence) for sequence in sequences],
+        MlmCollator(tokenizer, seed=5, probability=probability),
+        evaluate=lambda m: evaluate_masked_lm(m, held_out, held_out_masks, 4),
+        settings={"probability": probability},
         show_progress=False,
     )
+
+
+def killed(folder, owner, name, call):
+    """Fork a run that kills itself when the ``call``-th call of ``owner.name`` begins; its status by ``os.waitpid``.
+
+    Only for a process that has computed nothing: torch's threads do not survive a fork.
+    """
+    if child := os.fork():
+        return os.waitpid(child, 0)[1]
+    owner = resolve_name(owner)
+    real, calls = getattr(owner, name), [0]
+
+    def kill(*arguments, **options):
+        calls[0] += 1
+        if calls[0] == call:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return real(*arguments, **options)
+
+    setattr(owner, name, kill)
+    build(folder).train()
+    os._exit(0)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,6 @@ def main() -> None:
         from fastenc.cli.app import app
 
         app()
-    except (ValueError, ImportError, OSError) as error:
-        print(f"fastenc: {error}", file=sys.stderr)
+    except (ValueError, ImportError, OSError, FloatingPointError) as error:
+        print("fastenc:", " ".join(str(error).split()), file=sys.stderr)
         raise SystemExit(2) from error

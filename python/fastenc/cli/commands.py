@@ -1,5 +1,6 @@
 """What the commands do."""
 
+import gzip
 import json
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,14 +18,18 @@ from fastenc.data import (
     read_labelled,
     read_table,
     read_texts,
+    special_tokens,
     train_tokenizer,
 )
 from fastenc.models import Encoder, EncoderConfig, MaskedLM, SequenceClassifier
 from fastenc.objectives import MlmCollator, count_tokens
 from fastenc.tasks import evaluate_classifier, evaluate_masked_lm, predict_logits
 from fastenc.train import TrainConfig, Trainer
+from fastenc.train.checkpoint import check_free
 
 HELD_OUT_ONE_IN = 20
+CLASSIFICATION_METRICS = ("accuracy", "f1", "mcc", "loss")  # the first is the default
+REGRESSION_METRICS = ("pearson", "spearman", "loss")
 
 
 class NewModel(NamedTuple):
@@ -68,6 +73,7 @@ def pretrain(
     resume: bool,
 ) -> None:
     config = TrainConfig(**settings)
+    found = check_free(Path(config.output_dir), resume)
     documents = [document for path in train for document in read_texts(path, column)]
     if dev is not None:
         held_out = read_texts(dev, column)
@@ -78,13 +84,13 @@ def pretrain(
         raise ValueError(
             "one document cannot be both trained on and held out: give --dev, or more documents"
         )
+    # A run that goes on has its tokenizer in its checkpoint.
+    folder = found or start
     model = (
-        MaskedLM.from_pretrained(start)
-        if start
+        _with_tokenizer(MaskedLM.from_pretrained(folder), folder)
+        if folder
         else _new_masked_lm(new, documents, masking, config.seed)
     )
-    if model.tokenizer is None:
-        raise ValueError(f"{start} has no tokenizer.json, which text needs")
     if masking.block_size > model.config.max_positions:
         raise ValueError(
             f"--block-size must be at most the model's {model.config.max_positions} positions, got {masking.block_size}"
@@ -113,14 +119,23 @@ def pretrain(
         [len(block) for block in blocks],
         collator(config.seed),
         evaluate=lambda m: evaluate_masked_lm(m, held_out_blocks, held_out_collator),
+        settings={
+            **masking._asdict(),
+            **({} if start else new._asdict()),
+            "held_out": len(held_out_blocks),
+        },
     )
-    _report(trainer.train(resume=resume), config)
+    _run(trainer, resume)
 
 
 def finetune(
     model_name: str, data: Labelled, metric: str | None, settings: dict[str, Any], resume: bool
 ) -> None:
     config = TrainConfig(**settings)
+    known = REGRESSION_METRICS if data.regression else CLASSIFICATION_METRICS
+    if metric is not None and (data.dev is None or metric not in known):
+        raise ValueError(f"--metric needs --dev and one of {', '.join(known)}, got {metric}")
+    check_free(Path(config.output_dir), resume)
     train = read_labelled(data.train, data.text, data.label, regression=data.regression)
     dev: LabelledData | None = None
     if data.dev is not None:
@@ -133,28 +148,25 @@ def finetune(
         if data.regression
         else {"label_names": train.label_names, "problem_type": "single_label_classification"}
     )
-    model = SequenceClassifier.from_pretrained(model_name, **options)
-    if model.tokenizer is None:
-        raise ValueError(f"{model_name} has no tokenizer.json, which text needs")
+    model = _with_tokenizer(SequenceClassifier.from_pretrained(model_name, **options), model_name)
     max_length = min(data.max_length, model.config.max_positions)
     examples = encode_labelled(train, model.tokenizer, max_length)
-    evaluate = None
-    if dev is not None:
-        dev_examples = encode_labelled(dev, model.tokenizer, max_length)
-        evaluate = lambda m: evaluate_classifier(m, dev_examples, config.batch_size)
-    default = "loss" if dev is None else "pearson" if data.regression else "accuracy"
-    metric = metric or default
+    dev_examples = encode_labelled(dev, model.tokenizer, max_length) if dev else []
+    metric = metric or known[0]
     trainer = Trainer(
         model,
         config,
         examples,
         [len(example.input_ids) for example in examples],
         lambda chosen, step: collate_classification(chosen),
-        evaluate=evaluate,
+        evaluate=(lambda m: evaluate_classifier(m, dev_examples, config.batch_size))
+        if dev
+        else None,
         metric=metric,
         higher_is_better=metric != "loss",
+        settings={"label_names": train.label_names, "held_out": len(dev_examples)},
     )
-    _report(trainer.train(resume=resume), config)
+    _run(trainer, resume)
 
 
 def predict(
@@ -162,9 +174,7 @@ def predict(
 ) -> None:
     _check_suffix(output, (".tsv", ".jsonl"))
     texts = _texts(inputs, text)
-    model = SequenceClassifier.from_pretrained(model_name)
-    if model.tokenizer is None:
-        raise ValueError(f"{model_name} has no tokenizer.json, which text needs")
+    model = _with_tokenizer(SequenceClassifier.from_pretrained(model_name), model_name)
     examples = encode_texts(texts, model.tokenizer, min(max_length, model.config.max_positions))
     logits = predict_logits(model, examples, batch_size, show_progress=None)
     if model.problem_type == "regression":
@@ -222,7 +232,7 @@ def _new_masked_lm(new: NewModel, documents: list[str], masking: Masking, seed: 
         num_heads=new.heads,
         intermediate_size=4 * new.hidden,
         max_positions=max(512, masking.block_size),
-        pad_token_id=tokenizer.token_to_id("[PAD]" if new.tokenizer == "wordpiece" else "<pad>"),
+        pad_token_id=special_tokens(tokenizer).pad,
     )
     torch.manual_seed(seed)
     model = MaskedLM(config)
@@ -230,11 +240,22 @@ def _new_masked_lm(new: NewModel, documents: list[str], masking: Masking, seed: 
     return model
 
 
+def _with_tokenizer(model: Any, name: str | Path) -> Any:
+    """``model`` itself; Raises: ValueError when it came without a tokenizer."""
+    if model.tokenizer is None:
+        raise ValueError(f"{name} has no tokenizer.json, which text needs")
+    return model
+
+
 def _texts(inputs: str, columns: list[str]) -> list[Any]:
-    """Texts of a table's columns, or the lines of a text file."""
-    suffixes = [suffix for suffix in Path(inputs).suffixes if suffix != ".gz"]
-    if suffixes[-1:] == [".txt"]:
-        return [line for document in read_texts(inputs) for line in document.split("\n")]
+    """Texts of a table's columns, or the lines of a text file: empty ones too, so that outputs stay beside them."""
+    path = Path(inputs)
+    if path.name.endswith((".txt", ".txt.gz")):
+        with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8") as file:
+            try:
+                return [line.rstrip("\n") for line in file]
+            except UnicodeDecodeError as error:
+                raise ValueError(f"{path}: not UTF-8 ({error}): convert the file") from error
     rows = read_table(inputs, columns)
     parts = [tuple(str(row[name]) for name in columns) for row in rows]
     return [p[0] if len(p) == 1 else p for p in parts]
@@ -250,6 +271,9 @@ def _write(output: Path, write) -> None:
     write_atomically(output, write)
 
 
-def _report(metrics: dict[str, float], config: TrainConfig) -> None:
-    shown = "  ".join(f"{name} {value:.4f}" for name, value in metrics.items())
-    print(f"best: {shown}\nmodel, log.jsonl and curves.png in {config.output_dir}")
+def _run(trainer: Trainer, resume: bool) -> None:
+    metrics = trainer.train(resume=resume)
+    if trainer.accelerator.is_main_process:
+        if metrics:
+            print("best:", "  ".join(f"{name} {value:.4f}" for name, value in metrics.items()))
+        print(f"model, metrics.json, log.jsonl and curves.png in {trainer.output_dir}")

@@ -7,18 +7,11 @@ from importlib.metadata import PackageNotFoundError, version
 import torch
 
 import fastenc
+from fastenc import ops
 from fastenc._extras import require
 from fastenc.ops import _library
 from fastenc.ops._dispatch import choose
 
-OPS = (
-    "attention",
-    "bias_gelu",
-    "layer_norm",
-    "linear_masked_cross_entropy",
-    "masked_cross_entropy",
-    "rms_norm",
-)
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 LIBRARIES = (
     "triton",
@@ -71,7 +64,7 @@ def libraries() -> dict[str, str]:
 def implementations() -> dict[str, str]:
     devices = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
     rows = {}
-    for op in OPS:
+    for op in ops.__all__:
         taken = []
         for device in devices:
             for dtype in DTYPES:

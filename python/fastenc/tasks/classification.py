@@ -41,10 +41,10 @@ def evaluate_classifier(
     """loss, and accuracy, f1, mcc; pearson, spearman for a regression."""
     logits = predict_logits(model, examples, batch_size)
     if model.problem_type == "regression":
-        targets = torch.tensor([float(example.label) for example in examples])
+        targets = torch.tensor([example.label for example in examples], dtype=torch.float32)
         loss = torch.nn.functional.mse_loss(logits[:, 0], targets)
         return {"loss": loss.item(), **regression_metrics(logits[:, 0].tolist(), targets.tolist())}
-    labels = torch.tensor([int(example.label) for example in examples])
+    labels = torch.tensor([example.label for example in examples])
     loss = torch.nn.functional.cross_entropy(logits, labels)
     predicted = logits.argmax(1).tolist()
     return {

@@ -8,23 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fastenc._extras import require
-from fastenc._files import write_atomically
+from fastenc.models.pretrained import PretrainedModel
 
-STATE, OPTIMIZER, RANDOM, BEST = (
-    "state.json",
-    "optimizer.safetensors",
-    "random.safetensors",
-    "best.json",
-)
+STATE, OPTIMIZER, RANDOM = "state.json", "optimizer.safetensors", "random.safetensors"
 
 
 def save_checkpoint(
     output_dir: Path,
     step: int,
-    model: nn.Module,
+    model: PretrainedModel,
     optimizer: torch.optim.Optimizer,
     random_states: dict[str, Tensor],
     state: dict[str, Any],
@@ -36,80 +31,103 @@ def save_checkpoint(
     Raises: OSError naming the last good checkpoint.
     """
     save_file = require("safetensors.torch", extra="train").save_file
-    final = output_dir / f"checkpoint-{step:08d}"
-    hidden = output_dir / f".{final.name}.tmp"
-    shutil.rmtree(hidden, ignore_errors=True)
+    final = folder_of(output_dir, step)
+    hidden = _hidden(final)
     try:
         hidden.mkdir(parents=True)
         model.save_pretrained(hidden)
         save_file(_flat_optimizer(model, optimizer), hidden / OPTIMIZER)
         save_file(random_states, hidden / RANDOM)
         (hidden / STATE).write_text(json.dumps({**state, "step": step}, indent=1), encoding="utf-8")
-        for path in hidden.iterdir():
-            with open(path, "rb+") as file:
-                os.fsync(file.fileno())
-        shutil.rmtree(final, ignore_errors=True)
+        for path in (*hidden.iterdir(), hidden):
+            _flush(path)
         os.replace(hidden, final)
-    except Exception as error:
-        shutil.rmtree(hidden, ignore_errors=True)
+        _flush(output_dir)
+    except (
+        Exception
+    ) as error:  # safetensors and tokenizers report a full disk by classes of their own
         last = latest_checkpoint(output_dir)
         kept = f"the last good checkpoint is {last}" if last else "there is no earlier checkpoint"
         raise OSError(
             f"the checkpoint at step {step} could not be written to {output_dir} ({error}); {kept}. "
             "Make room there and resume"
         ) from error
+    finally:
+        shutil.rmtree(hidden, ignore_errors=True)
     return final
+
+
+def folder_of(output_dir: Path, step: int) -> Path:
+    return output_dir / f"checkpoint-{step:08d}"
 
 
 def checkpoints(output_dir: Path) -> list[Path]:
     """The complete checkpoints of a run, oldest first."""
-    found = [
-        p for p in output_dir.glob("checkpoint-*") if re.fullmatch(r"checkpoint-\d{8}", p.name)
-    ]
-    return sorted(path for path in found if (path / STATE).is_file())
+    found = output_dir.glob("checkpoint-*")
+    return sorted(path for path in found if re.fullmatch(r"checkpoint-\d{8}", path.name))
 
 
 def latest_checkpoint(output_dir: Path) -> Path | None:
     return next(iter(reversed(checkpoints(output_dir))), None)
 
 
+def check_free(output_dir: Path, resume: bool) -> Path | None:
+    """The checkpoint that a run in ``output_dir`` goes on from.
+
+    Raises: ValueError when there is one and ``resume`` is False.
+    """
+    found = latest_checkpoint(output_dir)
+    if found is not None and not resume:
+        raise ValueError(
+            f"{output_dir} holds a run ({found.name}): resume it, or give another output_dir"
+        )
+    return found
+
+
+def read_state(folder: Path) -> dict[str, Any]:
+    """A checkpoint's progress and settings."""
+    try:
+        return json.loads((folder / STATE).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise _corrupt(folder, error) from error
+
+
 def load_checkpoint(
-    folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer
-) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Put a checkpoint's weights into model and optimiser; returns its progress and random states."""
+    folder: Path, model: PretrainedModel, optimizer: torch.optim.Optimizer
+) -> dict[str, Tensor]:
+    """Put a checkpoint's weights into model and optimiser; returns its random states."""
     load_file = require("safetensors.torch", extra="train").load_file
     error_class = require("safetensors", extra="train").SafetensorError
     try:
-        state = json.loads((folder / STATE).read_text(encoding="utf-8"))
-        stored = type(model).from_pretrained(folder).state_dict()
+        load_weights(folder, model)
         moments, random_states = load_file(folder / OPTIMIZER), load_file(folder / RANDOM)
-    except (error_class, OSError, json.JSONDecodeError) as error:
-        raise ValueError(
-            f"{folder} is corrupt ({error}): remove it to resume from the checkpoint before it"
-        ) from error
-    model.load_state_dict(stored)
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            prefix = names[id(parameter)] + "|"
-            entries = {
-                key.removeprefix(prefix): v for key, v in moments.items() if key.startswith(prefix)
-            }
-            if entries:
-                optimizer.state[parameter] = {
-                    key: value.to(parameter.device) for key, value in entries.items()
-                }
-    return state, random_states
+    except (error_class, OSError, ValueError) as error:
+        raise _corrupt(folder, error) from error
+    parameters = dict(model.named_parameters())
+    for key, value in moments.items():
+        name, entry = key.split("|")
+        parameter = parameters[name]
+        optimizer.state[parameter][entry] = value.to(parameter.device)
+    return random_states
 
 
-def _flat_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """AdamW's moments and step counts under "parameter|entry"."""
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    return {
-        f"{names[id(parameter)]}|{key}": value.detach().cpu().contiguous()
-        for parameter, entries in optimizer.state.items()
-        for key, value in entries.items()
-    }
+def load_weights(folder: Path, model: PretrainedModel) -> None:
+    model.load_state_dict(type(model).from_pretrained(folder).state_dict())
+
+
+def remove_old(output_dir: Path, keep: int, best: Path | None) -> None:
+    """Delete all but the newest ``keep`` checkpoints and the best."""
+    for path in checkpoints(output_dir)[:-keep]:
+        if path != best:
+            # Renamed first: a kill half way must not leave a folder that looks like a checkpoint.
+            os.replace(path, _hidden(path))
+    remove_unfinished(output_dir)
+
+
+def remove_unfinished(output_dir: Path) -> None:
+    """Delete what a kill left of checkpoints that were being written or removed."""
+    for path in output_dir.glob(".checkpoint-*.tmp"):
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def random_state() -> dict[str, Tensor]:
@@ -126,19 +144,30 @@ def restore_random_state(states: dict[str, Tensor]) -> None:
         torch.cuda.set_rng_state(states["cuda"])
 
 
-def write_best(output_dir: Path, checkpoint: Path, value: float) -> None:
-    text = json.dumps({"checkpoint": checkpoint.name, "value": value})
-    write_atomically(output_dir / BEST, lambda path: path.write_text(text, encoding="utf-8"))
+def _flat_optimizer(model: PretrainedModel, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """AdamW's moments and step counts under "parameter|entry"."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    return {
+        f"{names[id(parameter)]}|{key}": value.detach().cpu().contiguous()
+        for parameter, entries in optimizer.state.items()
+        for key, value in entries.items()
+    }
 
 
-def read_best(output_dir: Path) -> dict[str, Any] | None:
-    path = output_dir / BEST
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+def _hidden(path: Path) -> Path:
+    return path.with_name(f".{path.name}.tmp")
 
 
-def remove_old(output_dir: Path, keep: int) -> None:
-    """Delete all but the newest ``keep`` checkpoints and the best."""
-    best = read_best(output_dir)
-    for path in checkpoints(output_dir)[:-keep]:
-        if best is None or path.name != best["checkpoint"]:
-            shutil.rmtree(path, ignore_errors=True)
+def _flush(path: Path) -> None:
+    """Wait until a file, or a folder's list of names, is on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _corrupt(folder: Path, error: Exception) -> ValueError:
+    return ValueError(
+        f"{folder} is corrupt ({error}): remove it to resume from the checkpoint before it"
+    )

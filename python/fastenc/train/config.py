@@ -74,9 +74,8 @@ class TrainConfig:
             raise ValueError(f"precision must be one of {PRECISIONS}, got {self.precision!r}")
 
     def decisive(self) -> dict[str, Any]:
-        """The fields that the weights depend on, as JSON keeps them."""
-        values = {name: value for name, value in asdict(self).items() if name not in FREE}
-        return {**values, "betas": list(self.betas)}
+        """The fields that the weights depend on."""
+        return {name: value for name, value in asdict(self).items() if name not in FREE}
 
 
 def check_same(stored: dict[str, Any], current: dict[str, Any], where: str) -> None:

@@ -1,10 +1,9 @@
-"""The run's log: one JSON object a line, and the curves drawn from it."""
+"""The run's log: one JSON object a line."""
 
 import json
 from pathlib import Path
 from typing import Any
 
-from fastenc._extras import require
 from fastenc._files import write_atomically
 
 
@@ -34,30 +33,3 @@ def read_log(path: Path) -> list[dict[str, Any]]:
         except json.JSONDecodeError:
             break
     return lines
-
-
-def plot_log(path: Path, image: Path, metric: str | None = None) -> None:
-    """Training and evaluation loss over steps, and ``metric`` beside them if it is logged, as a PNG."""
-    matplotlib = require("matplotlib", extra="train")
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    lines = read_log(path)
-    series = lambda key: [(line["step"], line[key]) for line in lines if key in line]
-    panels = ["loss"] + (
-        [metric] if metric not in (None, "loss") and series(f"eval_{metric}") else []
-    )
-    figure, axes = pyplot.subplots(1, len(panels), figsize=(5 * len(panels), 3.5), squeeze=False)
-    for axis, name in zip(axes[0], panels, strict=True):
-        for key, label in ((name, "training"), (f"eval_{name}", "evaluation")):
-            points = series(key)
-            if points:
-                axis.plot(
-                    *zip(*points, strict=True), label=label, marker="." if key != name else None
-                )
-        axis.set(xlabel="step", ylabel=name)
-        axis.grid(alpha=0.3)
-        axis.legend()
-    figure.tight_layout()
-    write_atomically(image, lambda temporary: figure.savefig(temporary, format="png", dpi=120))
-    pyplot.close(figure)

@@ -1,9 +1,13 @@
 """The training loop, over accelerate."""
 
+import json
 import math
 import time
-from collections.abc import Callable, Sequence
+import zlib
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
+from dataclasses import fields
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +15,18 @@ import torch
 from torch import nn
 
 from fastenc._extras import require
+from fastenc._files import write_atomically
 from fastenc.data import BatchSampler
 from fastenc.data.progress import progress_bar
+from fastenc.models.pretrained import PretrainedModel
 from fastenc.train import checkpoint as checkpoints
 from fastenc.train.config import TrainConfig, check_same
-from fastenc.train.log import Log, plot_log
+from fastenc.train.log import Log
 from fastenc.train.optimizer import build_optimizer, rate_factor
+from fastenc.train.plot import plot_log
 
 Collate = Callable[[Sequence[Any], int], dict[str, Any]]
-Evaluate = Callable[[nn.Module], dict[str, float]]
+Evaluate = Callable[[Any], dict[str, float]]
 
 
 class Trainer:
@@ -31,19 +38,22 @@ class Trainer:
     gives the weights of one that was not: bit for bit on a CPU with the same number of threads.
 
     Args:
-        model: with ``from_pretrained`` and ``save_pretrained``.
+        model: one of ``fastenc.models``; its weights on entry are the first ones.
         examples, lengths: the training set and the tokens of each example.
         collate: (examples, step) → model arguments; its random numbers may depend on ``step`` only, which is
             different for every micro-batch and process.
-        evaluate: model → metrics, called on the main process.
+        evaluate: model → metrics, called on the main process while the others wait; None keeps the last weights.
         metric: the metric that chooses the best checkpoint; ``higher_is_better``: in which direction.
+        settings: what else the result depends on (masking, names of the labels), as JSON values; like the
+            configuration, a resumed run must have the same.
         show_progress: None asks whether stderr is a terminal.
-    Files in ``config.output_dir``: checkpoint-*/, best.json, log.jsonl, curves.png and, at the end, the best model.
+    Files in ``config.output_dir``: checkpoint-*/, log.jsonl, curves.png and, at the end, the best model and its
+    metrics.json.
     """
 
     def __init__(
         self,
-        model: nn.Module,
+        model: PretrainedModel,
         config: TrainConfig,
         examples: Sequence[Any],
         lengths: Sequence[int],
@@ -52,9 +62,11 @@ class Trainer:
         evaluate: Evaluate | None = None,
         metric: str = "loss",
         higher_is_better: bool = False,
+        settings: dict[str, Any] | None = None,
         show_progress: bool | None = None,
     ):
         accelerate = require("accelerate", extra="train")
+        require("matplotlib", extra="train")  # missed now, not at the first checkpoint
         # Accelerate keeps the first run's precision for the process; a later Trainer may have another.
         accelerate.state.AcceleratorState._reset_state()
         self.accelerator = accelerate.Accelerator(
@@ -78,81 +90,88 @@ class Trainer:
         self.warmup_steps = math.ceil(config.warmup * self.total_steps)
         # The seed below decides dropout; each process drops other units.
         torch.manual_seed(config.seed + self.accelerator.process_index)
-        self.optimizer = build_optimizer(model, config)
-        self.model, self.optimizer = self.accelerator.prepare(model, self.optimizer)
+        # Accelerate's wrapper shares the state of the optimiser in it.
+        self.adamw = build_optimizer(model, config)
+        self.model, self.optimizer = self.accelerator.prepare(model, self.adamw)
         self.step = 0
-        self.decisive = {
+        self.best: dict[str, Any] | None = None
+        decisive = {
             **config.decisive(),
-            "examples": len(examples),
-            "tokens": sum(lengths),
+            **{f"model.{name}": value for name, value in _model_settings(model).items()},
+            **(settings or {}),
+            "metric": metric,
+            "data": f"{len(examples)} examples of {sum(lengths)} tokens (checksum "
+            f"{zlib.crc32(repr(list(lengths)).encode()):08x})",
             "processes": processes,
         }
+        self.decisive = json.loads(json.dumps(decisive))
 
     @property
-    def plain_model(self) -> nn.Module:
+    def plain_model(self) -> PretrainedModel:
         """The model without accelerate's wrappers."""
         return self.accelerator.unwrap_model(self.model)
 
     def train(self, resume: bool = False) -> dict[str, float]:
-        """Run to the end and return the best evaluation's metrics (the last training loss without one).
+        """Run to the end and return the best evaluation's metrics ({} without ``evaluate``).
 
         Args:
             resume: go on from the newest checkpoint in output_dir, or start if there is none.
         Raises: ValueError when output_dir holds a run and ``resume`` is False, or when the checkpoint's run had other
-            settings; RuntimeError when the loss is not finite; OSError when a checkpoint cannot be written.
+            settings; FloatingPointError when the loss or its gradient is not finite; OSError when a checkpoint cannot
+            be written.
         """
         self._begin(resume)
-        config, best_metrics, window = self.config, {}, _Window()
+        config, window = self.config, _Window()
         main = self.accelerator.is_main_process
-        show = False if not main else self.show_progress
         every = config.eval_every or self.steps_per_epoch
         bar = progress_bar(
-            range(self.step, self.total_steps),
+            islice(self._windows(), self.total_steps - self.step),
             "training",
             "step",
-            show,
+            self.show_progress if main else False,
             initial=self.step,
             total=self.total_steps,
         )
-        for step in bar:
-            loss, norm, tokens = self._optimiser_step(step)
-            self.step = step + 1
+        for indices in bar:
+            loss, norm, tokens = self._optimiser_step(indices)
+            self.step += 1
             window.add(loss, tokens)
             last = self.step == self.total_steps
             if main and (self.step % config.log_every == 0 or last):
-                rate = self.optimizer.param_groups[0]["lr"]
-                epoch = self.step / self.steps_per_epoch
+                line = window.close()
+                if hasattr(bar, "set_postfix"):
+                    bar.set_postfix({name: f"{value:.4g}" for name, value in line.items()})
                 self.log.write(
                     step=self.step,
-                    epoch=epoch,
-                    learning_rate=rate,
+                    epoch=self.step / self.steps_per_epoch,
+                    learning_rate=self.optimizer.param_groups[0]["lr"],
                     grad_norm=norm,
-                    **window.close(),
+                    **line,
                 )
             evaluates = self.step % every == 0 or last
             if evaluates:
-                metrics = self._evaluate(loss)
-                if self._save(metrics):
-                    best_metrics = metrics
+                self._evaluate()
+            if evaluates or (config.save_every and self.step % config.save_every == 0):
+                self._save()
                 window.restart_clock()
-            elif config.save_every and self.step % config.save_every == 0:
-                self._save(None)
         self._finish()
-        return best_metrics or self._best_metrics()
+        return self.best["metrics"] if self.best else {}
+
+    def _windows(self) -> Iterator[list[list[int]]]:
+        """The micro-batches of each optimiser step from ``self.step`` on, without end; none crosses an epoch."""
+        first, place = divmod(self.step, self.steps_per_epoch)
+        start = place * self.config.accumulation
+        for epoch in count(first):
+            batches = self.sampler.epoch(epoch, start if epoch == first else 0)
+            while window := list(islice(batches, self.config.accumulation)):
+                yield window
 
     def _begin(self, resume: bool) -> None:
-        found = checkpoints.latest_checkpoint(self.output_dir)
-        if found is not None and not resume:
-            raise ValueError(
-                f"{self.output_dir} holds a run ({found.name}): resume it, or give another output_dir"
-            )
-        self.best: dict[str, Any] | None = None
+        found = checkpoints.check_free(self.output_dir, resume)
         if found is not None:
-            # Through the unwrapped optimiser: accelerate's wrapper shares its state.
-            state, states = checkpoints.load_checkpoint(
-                found, self.plain_model, self.optimizer.optimizer
-            )
+            state = checkpoints.read_state(found)
             check_same(state["settings"], self.decisive, str(found))
+            states = checkpoints.load_checkpoint(found, self.plain_model, self.adamw)
             own = f"{self.accelerator.process_index}."
             checkpoints.restore_random_state(
                 {
@@ -163,27 +182,20 @@ class Trainer:
             )
             self.step, self.best = state["step"], state["best"]
         if self.accelerator.is_main_process:
+            self._remove_old()
             self.log = Log(self.output_dir / "log.jsonl", self.step)
 
-    def _optimiser_step(self, step: int) -> tuple[float, float, int]:
+    def _optimiser_step(self, window: list[list[int]]) -> tuple[float, float, int]:
         """One update; returns the loss, the gradient's norm and the number of tokens, over all processes."""
         config, accelerator = self.config, self.accelerator
-        epoch, place = divmod(step, self.steps_per_epoch)
-        start = place * config.accumulation
-        micro = [
-            indices
-            for indices, _ in zip(
-                self.sampler.epoch(epoch, start), range(config.accumulation), strict=False
-            )
-        ]
         batches, items, tokens = [], [], 0
-        for number, indices in enumerate(micro):
-            serial = (step * config.accumulation + number) * accelerator.num_processes
+        for number, indices in enumerate(window):
+            serial = (self.step * config.accumulation + number) * accelerator.num_processes
             arguments = self.collate(
                 [self.examples[i] for i in indices], serial + accelerator.process_index
             )
             batches.append(arguments)
-            items.append(int((arguments["labels"] != -100).sum()))
+            items.append(_labelled(arguments["labels"]))
             tokens += arguments["batch"].total_tokens
         device = accelerator.device
         totals = torch.tensor([float(sum(items)), float(tokens)], device=device)
@@ -191,57 +203,52 @@ class Trainer:
         share = accelerator.num_processes / max(1.0, totals[0].item())
         for group in self.optimizer.param_groups:
             group["lr"] = config.learning_rate * rate_factor(
-                step, self.warmup_steps, self.total_steps
+                self.step, self.warmup_steps, self.total_steps
             )
         self.model.train()
         loss = torch.zeros((), device=device)
-        for number, (arguments, count) in enumerate(zip(batches, items, strict=True)):
+        for number, (arguments, labelled) in enumerate(zip(batches, items, strict=True)):
             arguments = {name: value.to(device) for name, value in arguments.items()}
             with _sync(accelerator, self.model, number + 1 == len(batches)):
-                part = self.model(**arguments).loss * (count * share)
+                part = self.model(**arguments).loss * (labelled * share)
                 accelerator.backward(part)
             loss += part.detach()
         value = accelerator.reduce(loss, "mean").item()
-        if not math.isfinite(value):
-            raise RuntimeError(
-                f"the loss is {value} at step {step + 1}: lower learning_rate, or look at this step's data. The newest "
-                f"checkpoint is {checkpoints.latest_checkpoint(self.output_dir)}"
-            )
         limit = config.max_grad_norm or math.inf
-        norm = accelerator.clip_grad_norm_(self.model.parameters(), limit)
+        norm = float(accelerator.clip_grad_norm_(self.model.parameters(), limit))
+        for what, result in (("loss", value), ("gradient's norm", norm)):
+            if not math.isfinite(result):
+                raise FloatingPointError(
+                    f"the {what} is {result} at step {self.step + 1}: lower learning_rate, or look at this step's "
+                    f"data. Last good checkpoint: {checkpoints.latest_checkpoint(self.output_dir) or 'none yet'}"
+                )
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        return value, float(norm), int(totals[1])
+        return value, norm, int(totals[1])
 
-    def _evaluate(self, loss: float) -> dict[str, float]:
+    def _evaluate(self) -> None:
+        """Log the metrics, and note this step if they are the best so far."""
         if self.evaluate is None:
-            return {"loss": loss}
-        metrics: list[dict[str, float] | None] = [None]
+            return
+        found: list[dict[str, float]] = [{}]
         if self.accelerator.is_main_process:
-            before = torch.get_rng_state()
-            model = self.plain_model.eval()
-            metrics[0] = self.evaluate(model)
-            torch.set_rng_state(before)
+            before = checkpoints.random_state()
+            found[0] = self.evaluate(self.plain_model.eval())
+            checkpoints.restore_random_state(before)
             self.log.write(
-                step=self.step, **{f"eval_{name}": value for name, value in metrics[0].items()}
+                step=self.step, **{f"eval_{name}": value for name, value in found[0].items()}
             )
-        require("accelerate.utils", extra="train").broadcast_object_list(metrics)
-        found = metrics[0]
-        if self.metric not in found:
+        require("accelerate.utils", extra="train").broadcast_object_list(found)
+        metrics = found[0]
+        if self.metric not in metrics:
             raise ValueError(
-                f"metric {self.metric!r} is not among the evaluation's {sorted(found)}"
+                f"metric {self.metric!r} is not among the evaluation's {sorted(metrics)}"
             )
-        return found
+        sign = 1 if self.higher_is_better else -1
+        if self.best is None or sign * metrics[self.metric] > sign * self.best["value"]:
+            self.best = {"value": metrics[self.metric], "step": self.step, "metrics": metrics}
 
-    def _save(self, metrics: dict[str, float] | None) -> bool:
-        """Write a checkpoint; True if its metrics are the best so far."""
-        better = False
-        if metrics is not None:
-            value = metrics[self.metric]
-            sign = 1 if self.higher_is_better else -1
-            better = self.best is None or sign * value > sign * self.best["value"]
-            if better:
-                self.best = {"value": value, "step": self.step, "metrics": metrics}
+    def _save(self) -> None:
         utils = require("accelerate.utils", extra="train")
         own = {
             f"{self.accelerator.process_index}.{name}": state
@@ -250,35 +257,36 @@ class Trainer:
         states = {k: v for part in utils.gather_object([own]) for k, v in part.items()}
         if self.accelerator.is_main_process:
             state = {"settings": self.decisive, "best": self.best}
-            folder = checkpoints.save_checkpoint(
+            checkpoints.save_checkpoint(
                 self.output_dir,
                 self.step,
                 self.plain_model,
-                self.optimizer.optimizer,
+                self.adamw,
                 states,
                 state,
             )
-            if better:
-                checkpoints.write_best(self.output_dir, folder, self.best["value"])
-            checkpoints.remove_old(self.output_dir, self.config.keep_checkpoints)
+            self._remove_old()
             plot_log(self.log.path, self.output_dir / "curves.png", self.metric)
         self.accelerator.wait_for_everyone()
-        return better
 
     def _finish(self) -> None:
-        """Put the best checkpoint's weights into the model and into output_dir itself."""
-        best = checkpoints.read_best(self.output_dir)
-        if best is not None:
-            model = self.plain_model
-            stored = type(model).from_pretrained(self.output_dir / best["checkpoint"]).state_dict()
-            model.load_state_dict(stored)
+        """Put the best checkpoint's weights into the model, and them and their metrics into output_dir itself."""
+        model = self.plain_model.eval()
+        if (folder := self._best_folder()) is not None:
+            checkpoints.load_weights(folder, model)
         if self.accelerator.is_main_process:
-            self.plain_model.save_pretrained(self.output_dir)
-        self.plain_model.eval()
+            model.save_pretrained(self.output_dir)
+            best = self.best or {"step": self.step, "metrics": {}}
+            text = json.dumps({"step": best["step"], **best["metrics"]}, indent=1)
+            write_atomically(self.output_dir / "metrics.json", lambda path: path.write_text(text))
         self.accelerator.wait_for_everyone()
 
-    def _best_metrics(self) -> dict[str, float]:
-        return self.best["metrics"] if self.best else {}
+    def _remove_old(self) -> None:
+        keep = self.config.keep_checkpoints
+        checkpoints.remove_old(self.output_dir, keep, self._best_folder())
+
+    def _best_folder(self) -> Path | None:
+        return checkpoints.folder_of(self.output_dir, self.best["step"]) if self.best else None
 
 
 class _Window:
@@ -290,7 +298,7 @@ class _Window:
         self.restart_clock()
 
     def restart_clock(self) -> None:
-        """Leave out the time of an evaluation."""
+        """Leave out the time of evaluations and checkpoints."""
         self.since = time.perf_counter()
 
     def add(self, loss: float, tokens: int) -> None:
@@ -312,3 +320,14 @@ class _Window:
 def _sync(accelerator, model: nn.Module, last: bool):
     """Processes exchange gradients once an optimiser step, after its last micro-batch."""
     return nullcontext() if last else accelerator.no_sync(model)
+
+
+def _labelled(labels: torch.Tensor) -> int:
+    """Items that the loss is a mean over: all targets of a regression, classes other than -100."""
+    return labels.numel() if labels.is_floating_point() else int((labels != -100).sum())
+
+
+def _model_settings(model: PretrainedModel) -> dict[str, Any]:
+    """The fields of the model's configuration that describe what it computes."""
+    config = model.config
+    return {field.name: getattr(config, field.name) for field in fields(config) if field.compare}

@@ -1,0 +1,27 @@
+"""The curves of a run, drawn from its log."""
+
+from pathlib import Path
+
+from fastenc._extras import require
+from fastenc._files import write_atomically
+from fastenc.train.log import read_log
+
+
+def plot_log(path: Path, image: Path, metric: str | None = None) -> None:
+    """Training and evaluation loss over steps, and ``metric`` beside them if it is logged, as a PNG."""
+    # Not pyplot, whose backend and figures belong to the user.
+    figure_class = require("matplotlib.figure", extra="train").Figure
+    lines = read_log(path)
+    series = lambda key: [(line["step"], line[key]) for line in lines if key in line]
+    panels = ["loss"]
+    if metric not in (None, "loss") and series(f"eval_{metric}"):
+        panels.append(metric)
+    figure = figure_class(figsize=(5 * len(panels), 3.5), layout="tight")
+    for axis, name in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
+        for key, label, marker in ((name, "training", ""), (f"eval_{name}", "evaluation", ".")):
+            if points := series(key):
+                axis.plot(*zip(*points, strict=True), label=label, marker=marker)
+                axis.legend()
+        axis.set(xlabel="step", ylabel=name)
+        axis.grid(alpha=0.3)
+    write_atomically(image, lambda temporary: figure.savefig(temporary, format="png", dpi=120))
