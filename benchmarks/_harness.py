@@ -115,7 +115,7 @@ def write(name: str, cases: dict) -> Path:
         print(f"  {case}")
         for provider, row in rows.items():
             if not isinstance(row, dict):
-                print(f"    {provider}: {row}")
+                print(f"    {provider:34} {row:10.1f}")
             elif "wrong" in row:
                 print(f"    {provider:34} WRONG: {row['wrong']}")
             elif "median_ms" in row:

@@ -2,16 +2,23 @@
 
 Forward, backward and AdamW. Hugging Face computes logits for every token; fastenc for the labelled ones.
 Both start from the same weights and see the same tokens and labels; the losses must agree before anything is timed
-(dropout is off in that comparison and on while timing).
+(dropout is off in that comparison and on while timing). The memory of the head is the growth of the process's largest
+resident size over the head's forward and backward, the gradient of the decoder's weights included in both.
 """
 
+import json
+import resource
+import subprocess
+import sys
 import tempfile
 import warnings
 
 import torch
+import torch.nn.functional as F
 
 from benchmarks._harness import compare, write
 from fastenc.models import MaskedLM
+from fastenc.ops import linear_masked_cross_entropy
 from fastenc.packing import pack
 
 BATCH, LENGTH, VOCABULARY = 16, 128, 30522
@@ -31,7 +38,32 @@ def hugging_face():
     return BertForMaskedLM(config)
 
 
+def head_memory(provider: str) -> float:
+    """MB, in a process of its own."""
+    model = hugging_face()
+    hidden = torch.randn(BATCH * LENGTH, 384, requires_grad=True)
+    labels = torch.where(torch.rand(BATCH * LENGTH) < 0.15, 7, -100)
+    decoder = model.cls.predictions.decoder
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    if provider == "fastenc":
+        rows = (labels != -100).nonzero().flatten()
+        chosen = model.cls.predictions.transform(hidden[rows])
+        linear_masked_cross_entropy(chosen, decoder.weight, decoder.bias, labels[rows]).backward()
+    else:
+        F.cross_entropy(model.cls(hidden), labels).backward()
+    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+
+
+def measure_head_memory() -> dict[str, float]:
+    command = [sys.executable, "-m", "benchmarks.bench_mlm_step"]
+    run = lambda name: subprocess.run([*command, name], capture_output=True, text=True, check=True)
+    return {name: json.loads(run(name).stdout) for name in ("Hugging Face", "fastenc")}
+
+
 def main() -> None:
+    if len(sys.argv) > 1:
+        print(head_memory(sys.argv[1]))
+        return
     theirs = hugging_face()
     with tempfile.TemporaryDirectory() as folder:
         theirs.save_pretrained(folder)
@@ -77,7 +109,8 @@ def main() -> None:
         )
     for row in rows.values():
         row["tokens_per_s"] = BATCH * LENGTH / row["median_ms"] * 1e3
-    write("mlm_step", {"6 x 384, batch 16 x 128, fp32 weights": rows})
+    memory = measure_head_memory()
+    write("mlm_step", {"6 x 384, batch 16 x 128": rows, "head memory, MB": memory})
 
 
 if __name__ == "__main__":

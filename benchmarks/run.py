@@ -14,10 +14,11 @@ def main() -> int:
         return 2
     failed = []
     for file in files:
-        if not wanted or file.stem.removeprefix("bench_") in wanted:
-            # A process each: none inherits another's memory or compiled state.
-            if subprocess.run([sys.executable, "-m", f"benchmarks.{file.stem}"]).returncode:
-                failed.append(file.stem)
+        if wanted and file.stem.removeprefix("bench_") not in wanted:
+            continue
+        # A process each: none inherits another's memory or compiled state.
+        if subprocess.run([sys.executable, "-m", f"benchmarks.{file.stem}"]).returncode:
+            failed.append(file.stem)
     if failed:
         print(f"failed: {', '.join(failed)}", file=sys.stderr)
     return bool(failed)

@@ -38,7 +38,9 @@ def padded(example: dict) -> dict:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("--steps", type=int, default=600)
     steps = parser.parse_args().steps
     if "FASTENC_DATA" not in os.environ:
@@ -75,7 +77,9 @@ def main() -> None:
     def evaluate_theirs() -> float:
         theirs.eval()
         total = count = 0
-        for step, places in enumerate(BatchSampler([1] * len(held_out), 32, shuffle=False).epoch(0)):
+        for step, places in enumerate(
+            BatchSampler([1] * len(held_out), 32, shuffle=False).epoch(0)
+        ):
             example = held_out_collator([held_out[place] for place in places], step)
             masked = int((example["labels"] != -100).sum())
             total += theirs(**padded(example)).loss.item() * masked
@@ -85,9 +89,14 @@ def main() -> None:
     batches = (indices for epoch in range(10**6) for indices in sampler.epoch(epoch))
     for step in range(steps + 1):
         if step % EVERY == 0 or step == steps:
-            curves["fastenc"].append((step, evaluate_masked_lm(ours, held_out, held_out_collator)["loss"]))
+            curves["fastenc"].append(
+                (step, evaluate_masked_lm(ours, held_out, held_out_collator)["loss"])
+            )
             curves["transformers"].append((step, evaluate_theirs()))
-            print(f"step {step:5}: " + "  ".join(f"{n} {c[-1][1]:.4f}" for n, c in curves.items()), flush=True)
+            print(
+                f"step {step:5}: " + "  ".join(f"{n} {c[-1][1]:.4f}" for n, c in curves.items()),
+                flush=True,
+            )
         if step == steps:
             break
         example = collator([blocks[i] for i in next(batches)], step)
@@ -102,7 +111,10 @@ def main() -> None:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
             seconds[name] += time.perf_counter() - start
-    write("train_mlm", {"held-out loss": {n: {"curve": c, "seconds": seconds[n]} for n, c in curves.items()}})
+    write(
+        "train_mlm",
+        {"held-out loss": {n: {"curve": c, "seconds": seconds[n]} for n, c in curves.items()}},
+    )
     draw(curves)
 
 
@@ -115,7 +127,11 @@ def draw(curves: dict[str, list]) -> None:
     figure, axis = pyplot.subplots(figsize=(6, 4))
     for (name, points), style in zip(curves.items(), ("-", "--"), strict=True):
         axis.plot(*zip(*points, strict=True), style, label=name)
-    axis.set(xlabel="step", ylabel="held-out masked-LM loss (nats)", title="wikipedia_en, same weights and batches")
+    axis.set(
+        xlabel="step",
+        ylabel="held-out masked-LM loss (nats)",
+        title="wikipedia_en, same weights and batches",
+    )
     axis.legend()
     axis.grid(alpha=0.3)
     figure.tight_layout()

@@ -57,7 +57,8 @@ def theirs(train, dev, config: TrainConfig) -> dict:
     def rows(data):
         encoded = tokenizer(data.texts, truncation=True, max_length=MAX_LENGTH)["input_ids"]
         return [
-            {"input_ids": ids, "labels": label} for ids, label in zip(encoded, data.labels, strict=True)
+            {"input_ids": ids, "labels": label}
+            for ids, label in zip(encoded, data.labels, strict=True)
         ]
 
     arguments = transformers.TrainingArguments(
@@ -83,7 +84,9 @@ def theirs(train, dev, config: TrainConfig) -> dict:
         train_dataset=rows(train),
         eval_dataset=rows(dev),
         data_collator=transformers.DataCollatorWithPadding(tokenizer),
-        compute_metrics=lambda p: {"accuracy": float((p.predictions.argmax(1) == p.label_ids).mean())},
+        compute_metrics=lambda p: {
+            "accuracy": float((p.predictions.argmax(1) == p.label_ids).mean())
+        },
     )
     start = time.perf_counter()
     trainer.train()
@@ -92,7 +95,9 @@ def theirs(train, dev, config: TrainConfig) -> dict:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()

@@ -1,0 +1,173 @@
+"""README tables from the committed results: python -m benchmarks.tables [--check]
+
+Without --check the README is rewritten between its markers; with it, a difference is an error.
+"""
+
+import argparse
+import json
+import re
+from pathlib import Path
+
+from benchmarks._harness import RESULTS
+
+README = Path(__file__).parents[1] / "README.md"
+MARKERS = re.compile(r"(<!-- tables -->\n).*?(<!-- /tables -->)", re.DOTALL)
+
+
+def load(device: Path, name: str) -> dict | None:
+    path = device / f"{name}.json"
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+def machine_line(machine: dict) -> str:
+    versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
+    return f"{machine['device']}, {machine['threads']} threads; {versions}; {machine['date']}."
+
+
+def grid(cases: dict, columns: dict[str, str], unit: str, form) -> str:
+    """Providers down, cases across."""
+    providers = list(dict.fromkeys(name for case in columns for name in cases[case]))
+    lines = [f"| {unit} | " + " | ".join(columns.values()) + " |", "|---|" + "---:|" * len(columns)]
+    for provider in providers:
+        cells = [form(cases[case].get(provider)) for case in columns]
+        lines.append(f"| {provider} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def speedup(row: dict | None) -> str:
+    if row is None:
+        return "–"
+    return "wrong" if "wrong" in row else f"{row['speedup']:.2f}×"
+
+
+def time_and_speedup(row: dict | None) -> str:
+    if row is None:
+        return "–"
+    return "wrong" if "wrong" in row else f"{row['median_ms']:.1f} ms, {row['speedup']:.1f}×"
+
+
+def section(title: str, command: str, text: str, body: str) -> str:
+    return f"### {title}\n\n`{command}`\n\n{text}\n\n{body}\n"
+
+
+def encoder(data: dict) -> str:
+    columns = {case: case for case in data["cases"]}
+    return section(
+        "Inference: MiniLM (6 × 384)",
+        "FASTENC_DATA=... python -m benchmarks.run encoder",
+        "Speed relative to Hugging Face sdpa in float32; batches of 32, tokens prepared beforehand. "
+        + machine_line(data["machine"]),
+        grid(data["cases"], columns, "speed-up", speedup),
+    )
+
+
+def masked_cross_entropy(data: dict) -> str:
+    cases = data["cases"]
+    timed = {case: case for case in cases if not case.startswith("memory")}
+    memory = cases["memory, float32"]
+    peaks = ", ".join(
+        f"{name} {row['peak_MB_above_inputs']:.0f} MB"
+        for name, row in memory.items()
+        if isinstance(row, dict)
+    )
+    gradient = memory["gradient of the labelled rows, MB"]
+    return section(
+        "Masked cross-entropy: 2,048 × 30,522, 15 % labelled, loss and gradient",
+        "python -m benchmarks.run masked_cross_entropy",
+        f"Peak memory above the inputs, float32: {peaks}; the labelled rows' gradient itself is {gradient:.0f} MB. "
+        + machine_line(data["machine"]),
+        grid(cases, timed, "time, speed-up", time_and_speedup),
+    )
+
+
+def mlm_step(data: dict) -> str:
+    cases = dict(data["cases"])
+    memory = cases.pop("head memory, MB")
+    shown = ", ".join(f"{name} {value:.0f} MB" for name, value in memory.items())
+    return section(
+        "A masked-LM training step: 6 × 384, batch 16 × 128 without padding, vocabulary 30,522",
+        "python -m benchmarks.run mlm_step",
+        "Forward, backward and AdamW. Memory that the head's forward and backward add, the gradient of its weights "
+        f"included: {shown}. " + machine_line(data["machine"]),
+        grid(cases, {case: "time, speed-up" for case in cases}, "", time_and_speedup),
+    )
+
+
+def train_sst2(data: dict) -> str:
+    ((case, rows),) = data["cases"].items()
+    lines = [f"| {case} | accuracy | time |", "|---|---:|---:|"]
+    for name, row in rows.items():
+        lines.append(f"| {name} | {row['accuracy']:.1%} | {row['seconds'] / 60:.1f} min |")
+    return section(
+        "Fine-tuning: MiniLM on SST-2, the defaults",
+        "FASTENC_DATA=... python -m benchmarks.train_sst2",
+        machine_line(data["machine"]),
+        "\n".join(lines),
+    )
+
+
+def train_mlm(data: dict) -> str:
+    rows = data["cases"]["held-out loss"]
+    points = [points for points, _ in rows["fastenc"]["curve"]]
+    shown = [
+        points[i]
+        for i in sorted(
+            {0, len(points) // 4, len(points) // 2, 3 * len(points) // 4, len(points) - 1}
+        )
+    ]
+    lines = [
+        "| held-out loss at step | " + " | ".join(map(str, shown)) + " |",
+        "|---|" + "---:|" * len(shown),
+    ]
+    for name, row in rows.items():
+        values = dict(map(tuple, row["curve"]))
+        lines.append(f"| {name} | " + " | ".join(f"{values[step]:.3f}" for step in shown) + " |")
+    return section(
+        "Pretraining: wikipedia_en, the same first weights and batches",
+        "FASTENC_DATA=... python -m benchmarks.train_mlm",
+        "Dropout is each model's own. ![Both curves](benchmarks/results/cpu-2-cores/train_mlm.png)\n\n"
+        + machine_line(data["machine"]),
+        "\n".join(lines),
+    )
+
+
+SECTIONS = {
+    "encoder": encoder,
+    "masked_cross_entropy": masked_cross_entropy,
+    "mlm_step": mlm_step,
+    "train_sst2": train_sst2,
+    "train_mlm": train_mlm,
+}
+
+
+def tables() -> str:
+    parts = []
+    for device in sorted(path for path in RESULTS.glob("*") if path.is_dir()):
+        for name, make in SECTIONS.items():
+            data = load(device, name)
+            if data is not None:
+                parts.append(make(data))
+    return "\n".join(parts)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--check", action="store_true")
+    check = parser.parse_args().check
+    old = README.read_text(encoding="utf-8")
+    new = MARKERS.sub(lambda match: match[1] + tables() + match[2], old)
+    if new == old:
+        return 0
+    if check:
+        print(
+            "README.md's tables are not those of benchmarks/results: run python -m benchmarks.tables"
+        )
+        return 1
+    README.write_text(new, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
