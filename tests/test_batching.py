@@ -11,7 +11,7 @@ def test_every_example_once_an_epoch_in_batches_of_similar_length():
     sampler = BatchSampler(LENGTHS, 8, shuffle=True, seed=1)
     batches = list(sampler.epoch(0))
     assert len(batches) == len(sampler) == 126
-    assert sorted(sum(batches, [])) == list(range(1003))
+    assert sorted(index for batch in batches for index in batch) == list(range(1003))
     spread = sum(max(LENGTHS[i] for i in b) - min(LENGTHS[i] for i in b) for b in batches) / len(
         batches
     )

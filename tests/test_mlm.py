@@ -1,6 +1,8 @@
+import itertools
 import math
 
 import pytest
+import tokenizers
 import torch
 
 from fastenc.data import load_tokenizer, special_tokens, train_tokenizer
@@ -30,7 +32,7 @@ def test_selection_and_corruption_have_the_papers_shares(replacement):
     collator = MlmCollator(TOKENIZER, replacement=replacement, unigram_counts=counts)
     example = collator(data, step=0)
     ids, labels = example["batch"].input_ids, example["labels"]
-    original = torch.tensor(sum(data, []))
+    original = torch.tensor(data).flatten()
     special = torch.isin(original, torch.tensor(sorted(SPECIAL.all)))
     selected = labels != -100
     assert not (selected & special).any() and torch.equal(labels[selected], original[selected])
@@ -71,6 +73,24 @@ def test_masks_are_dynamic_and_depend_on_seed_and_step_alone():
     assert not torch.equal(MlmCollator(TOKENIZER, seed=6)(data, 0)["labels"], first["labels"])
 
 
+def test_neighbouring_seeds_and_steps_select_independently():
+    ids = torch.full((100_000,), 2500)
+    selected = {
+        (seed, step): MlmCollator(TOKENIZER, seed=seed).corrupt(ids, step)[1] != -100
+        for seed in (0, 1)
+        for step in (0, 1)
+    }
+    for first, second in itertools.combinations(selected.values(), 2):
+        both = (first & second).float().mean().item()
+        assert within(both, 0.15**2, len(ids))
+
+
+def test_inputs_are_not_changed():
+    data, counts = sequences(2), torch.ones(VOCABULARY, dtype=torch.float64)
+    MlmCollator(TOKENIZER, replacement="unigram", unigram_counts=counts)(data, 0)
+    assert data == sequences(2) and bool((counts == 1).all())
+
+
 @pytest.mark.parametrize("kind", ["wordpiece", "bpe", "unigram"])
 def test_whole_words_are_selected_together(kind):
     texts = ["internationalisation of unbelievable extraordinariness"] * 30 + ["a bc def"] * 5
@@ -91,6 +111,15 @@ def test_whole_words_are_selected_together(kind):
     assert within(chosen / len(groups), 0.15, len(groups))
 
 
+def test_words_of_a_byte_level_vocabulary_that_holds_number_signs():
+    # RoBERTa's vocabulary holds the piece "##" too, which continues no word there.
+    tokenizer = train_tokenizer(["## heading ## word"] * 9, kind="bpe", vocab_size=280)
+    assert "##" in tokenizer.get_vocab()
+    ids = tokenizer.encode(" heading" * 3000).ids
+    labels = MlmCollator(tokenizer, whole_word=True)([ids], 0)["labels"]
+    assert within((labels != -100).float().mean().item(), 0.15, 3000)
+
+
 def test_bad_input_is_named():
     for options, message in (
         (dict(probability=0.0), r"probability must be in \(0, 1\), got 0.0"),
@@ -98,8 +127,17 @@ def test_bad_input_is_named():
         (dict(replacement="unigram"), r"unigram_counts must have shape \(30522,\).*got None"),
         (
             dict(replacement="unigram", unigram_counts=torch.zeros(VOCABULARY)),
-            "no token that is not special",
+            "unigram_counts must be at least 0, and above it for some token",
+        ),
+        (
+            dict(replacement="unigram", unigram_counts=-torch.ones(VOCABULARY)),
+            "unigram_counts must be at least 0",
         ),
     ):
         with pytest.raises(ValueError, match=message):
             MlmCollator(TOKENIZER, **options)
+    unmarked = tokenizers.Tokenizer(tokenizers.models.BPE())
+    unmarked.add_special_tokens(["<pad>", "<unk>", "<s>", "</s>", "<mask>"])
+    unmarked.add_tokens(["word"])
+    with pytest.raises(ValueError, match="whole_word needs a vocabulary that marks words"):
+        MlmCollator(unmarked, whole_word=True)

@@ -43,6 +43,56 @@ def test_every_format_gives_the_same_data(tmp_path):
         assert read_texts(path) == texts
 
 
+def test_hub_names_reach_datasets(monkeypatch):
+    table = datasets.Dataset.from_dict({"sentence": ["a", "b"], "label": [1, 0]})
+    calls = []
+    monkeypatch.setattr(datasets, "load_dataset", lambda *a, **k: calls.append((a, k)) or table)
+    for name in ("org/set", "org/set:validation", "org/set:part:test"):
+        assert read_labelled(name).labels == [1, 0]
+    assert calls == [
+        (("org/set",), {"split": "train"}),
+        (("org/set",), {"split": "validation"}),
+        (("org/set", "part"), {"split": "test"}),
+    ]
+
+    def fail(*_, **__):
+        raise ConnectionError("no network")
+
+    monkeypatch.setattr(datasets, "load_dataset", fail)
+    with pytest.raises(ValueError, match=r"org/set is neither a file.*\(no network\): check"):
+        read_labelled("org/set")
+
+
+def test_saved_data_sets_that_cannot_be_used(tmp_path):
+    with pytest.raises(
+        ValueError, match=r"is neither a file, nor a folder written by save_to_disk"
+    ):
+        read_labelled(tmp_path)
+    features = datasets.Features(
+        {"sentence": datasets.Value("string"), "label": datasets.ClassLabel(names=["no", "yes"])}
+    )
+    table = datasets.Dataset.from_dict({"sentence": ["a", "b"], "label": [0, -1]}, features)
+    datasets.DatasetDict(train=table, test=table).save_to_disk(str(tmp_path / "both"))
+    with pytest.raises(ValueError, match=r"both holds several splits, \['test', 'train'\]"):
+        read_labelled(tmp_path / "both")
+    # -1 is datasets' mark of a hidden label.
+    with pytest.raises(ValueError, match=r"row 1: column 'label' must hold a label, got None"):
+        read_labelled(tmp_path / "both" / "test")
+    assert read_texts(tmp_path / "both" / "test", "sentence") == ["a", "b"]
+
+
+def test_byte_order_mark_and_windows_line_ends(tmp_path):
+    path = write(tmp_path / "x.csv", b'\xef\xbb\xbfsentence,label\r\n"a\r\nb",1\r\n\r\nc,0\r\n')
+    data = read_labelled(path)
+    assert (data.texts, data.labels) == (["a\nb", "c"], [1, 0])
+
+
+def test_long_values(tmp_path):
+    text = "word " * 50_000
+    assert read_texts(write(tmp_path / "x.tsv", f"text\n{text}\n")) == [text]
+    assert read_texts(write(tmp_path / "x.jsonl", json.dumps({"text": text}) + "\n")) == [text]
+
+
 def test_pairs_regression_and_numeric_classes(tmp_path):
     path = write(tmp_path / "x.tsv", "a\tb\tlabel\nx\ty\t10\nz\tw\t2\n")
     data = read_labelled(path, text=["a", "b"])
@@ -74,7 +124,20 @@ def test_pairs_regression_and_numeric_classes(tmp_path):
             '{"sentence": 3, "label": 1}\n',
             r"x.jsonl, line 1: column 'sentence' must hold text, got int",
         ),
+        (
+            "x.jsonl",
+            '{"sentence": "a", "label": "0"}\n{"sentence": "a", "label": null}\n',
+            r"x.jsonl, line 2: column 'label' must hold a label, got None",
+        ),
+        ("x.tsv", "sentence\tlabel\na\t\n", r"x.tsv, line 2: column 'label' must hold a label"),
+        ("x.csv", 'sentence,label\n"a\nb",1\nc\n', r"x.csv, line 4: 1 columns where the header"),
+        ("x.csv", 'sentence,label\n"a,1\n', r"x.csv, line 2: unexpected end of data"),
+        ("x.tsv", "label\tlabel\n", r"x.tsv, line 1: two columns have the same name"),
         ("x.tsv", "sentence\tlabel\n", r"x.tsv holds no rows"),
+        ("x.tsv", "", r"x.tsv holds no rows"),
+        ("x.csv", "", r"x.csv holds no rows"),
+        ("x.jsonl", "\n", r"x.jsonl holds no rows"),
+        ("corpus", "a\n", r"corpus is not a file or folder that can be read"),
         (
             "x.tsv",
             "sentence\tlabel\na\tmaybe\n",
@@ -95,11 +158,20 @@ def test_other_errors(tmp_path):
         read_labelled(tmp_path / "nowhere.tsv")
     with pytest.raises(ValueError, match=r"holds no text"):
         read_texts(write(tmp_path / "empty.txt", "\n \n"))
-    path = write(tmp_path / "x.tsv", "sentence\tlabel\na\tfive\n")
-    with pytest.raises(
-        ValueError, match=r"line 2: a regression's label must be a number, got 'five'"
-    ):
-        read_labelled(path, regression=True)
+    for value in ("five", "nan"):
+        path = write(tmp_path / "x.tsv", f"sentence\tlabel\na\t{value}\n")
+        with pytest.raises(
+            ValueError, match=rf"line 2: a regression's label must be a number, got '{value}'"
+        ):
+            read_labelled(path, regression=True)
+    plain = write(tmp_path / "plain.tsv", "sentence\tlabel\n" + "a\t1\n" * 5000)
+    wrong = tmp_path / "x.tsv.gz"
+    wrong.write_bytes(plain.read_bytes())
+    with pytest.raises(ValueError, match=r"x.tsv.gz, after line 0: damaged or not gzip"):
+        read_labelled(wrong)
+    wrong.write_bytes(gzip.compress(plain.read_bytes())[:-20])
+    with pytest.raises(ValueError, match=r"x.tsv.gz, after line \d+: damaged or not gzip"):
+        read_labelled(wrong)
 
 
 def test_real_files(data_dir):
@@ -107,5 +179,11 @@ def test_real_files(data_dir):
     assert len(sst2) == 872 and sst2.label_names == ["0", "1"]
     pairs = read_labelled(data_dir / "mrpc" / "dev.tsv.gz", text=["sentence1", "sentence2"])
     assert isinstance(pairs.texts[0], tuple) and set(pairs.labels) == {0, 1}
+    scores = read_labelled(
+        data_dir / "stsb" / "en_dev.tsv.gz", ["sentence1", "sentence2"], "score", regression=True
+    )
+    assert len(scores) == 1500 and 0 <= min(scores.labels) < max(scores.labels) <= 5
+    books = read_texts(data_dir / "gutenberg" / "books.jsonl.gz")
+    assert len(books) == 13 and max(map(len, books)) > 1_000_000
     articles = read_texts(data_dir / "wikipedia_en" / "valid.txt.gz")
     assert len(articles) == 285 and all(article.startswith("= ") for article in articles)

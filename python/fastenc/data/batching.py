@@ -31,14 +31,15 @@ class BatchSampler:
         shard: int = 0,
     ):
         if batch_size < 1:
-            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+            raise ValueError(f"batch_size must be at least 1, got {batch_size}: give more")
         if not lengths:
-            raise ValueError("there are no examples to batch")
+            raise ValueError("there are no examples to batch, got no lengths: check the data")
         if not 0 <= shard < num_shards:
             raise ValueError(f"shard must be in [0, {num_shards}), got {shard}")
         self.lengths, self.batch_size = lengths, batch_size
         self.shuffle, self.seed = shuffle, seed
         self.num_shards, self.shard = num_shards, shard
+        self._newest: tuple[int, list[list[int]]] | None = None
 
     def __len__(self) -> int:
         """Batches of an epoch for this process."""
@@ -49,7 +50,10 @@ class BatchSampler:
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[list[int]]:
         """The batches of an epoch from the ``start``-th on."""
-        batches = self._batches(epoch)
+        # A training loop asks again for the same epoch at every step.
+        if self._newest is None or self._newest[0] != epoch:
+            self._newest = epoch, self._batches(epoch)
+        batches = self._newest[1]
         if self.shuffle and len(batches) < self.num_shards:
             batches = [batches[place % len(batches)] for place in range(self.num_shards)]
         own = batches[self.shard :: self.num_shards][: len(self)]

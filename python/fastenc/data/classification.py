@@ -5,8 +5,11 @@ from typing import Any, NamedTuple
 
 import torch
 
+from fastenc.data.progress import progress_bar
 from fastenc.data.readers import LabelledData
 from fastenc.packing import pack_sequences
+
+CHUNK = 1000  # texts encoded at once
 
 
 class ClassificationExample(NamedTuple):
@@ -22,6 +25,8 @@ def encode_texts(
     tokenizer: Any,
     max_length: int,
     labels: Sequence[int] | Sequence[float] | None = None,
+    *,
+    show_progress: bool | None = None,
 ) -> list[ClassificationExample]:
     """Token ids of texts or pairs; longer ones are cut, a pair at its longer text first.
 
@@ -31,17 +36,23 @@ def encode_texts(
     added = tokenizer.num_special_tokens_to_add(pairs)
     if max_length <= added:
         raise ValueError(
-            f"max_length must leave room beside {added} special tokens, got {max_length}"
+            f"max_length must leave room beside {added} special tokens, got {max_length}: give more"
         )
     # A copy, so that the caller's tokenizer keeps its settings.
     own = type(tokenizer).from_str(tokenizer.to_str())
+    own.no_padding()
     own.enable_truncation(max_length, strategy="longest_first")
-    encodings = own.encode_batch(list(texts))
-    labels = [None] * len(texts) if labels is None else labels
-    return [
-        ClassificationExample(encoding.ids, encoding.type_ids, label)
-        for encoding, label in zip(encodings, labels, strict=True)
-    ]
+    known: Sequence[Any] = [None] * len(texts) if labels is None else labels
+    examples: list[ClassificationExample] = []
+    for start in progress_bar(range(0, len(texts), CHUNK), "encoding", "chunk", show_progress):
+        chunk = slice(start, start + CHUNK)
+        examples += [
+            ClassificationExample(encoding.ids, encoding.type_ids, label)
+            for encoding, label in zip(
+                own.encode_batch_fast(list(texts[chunk])), known[chunk], strict=True
+            )
+        ]
+    return examples
 
 
 def encode_labelled(

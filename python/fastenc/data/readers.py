@@ -3,6 +3,8 @@
 import csv
 import gzip
 import json
+import math
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +33,8 @@ def read_texts(path: str | Path, column: str | None = None) -> list[str]:
 
     A ``.txt`` file holds documents separated by empty lines, a line for each paragraph or sentence. TSV (no
     quoting), CSV and JSONL hold a document a row, in ``column`` ("text" if None). A folder written by
-    ``datasets``' save_to_disk, or ``name`` or ``name:split`` on the hub, is read likewise.
+    ``datasets``' save_to_disk is read likewise, as is ``name``, ``name:split`` or ``name:configuration:split`` on
+    the hub (the split is "train" if not given).
     Raises: ValueError with file and line number for a malformed file.
     """
     if _kind(path) != ".txt":
@@ -64,14 +67,14 @@ def read_labelled(
     """Labelled texts from a table.
 
     Args:
-        path: a TSV, CSV or JSONL file, a saved data set's folder, or ``name:split`` on the hub.
+        path: a TSV, CSV or JSONL file, a saved data set's folder, or a hub name as in ``read_texts``.
         text: one column, or two for pairs of texts.
         label: column of the labels.
         label_names: the classes in order, as a training set gave them; None: those found, sorted (as numbers if
             they are numbers).
         regression: labels are numbers to predict.
     Raises: ValueError with file and line number: a missing column, a wrong number of columns, bad JSON, a label
-        outside ``label_names``, not UTF-8, no rows.
+        outside ``label_names`` or none at all, not UTF-8, no rows.
     """
     if len(text) not in (1, 2):
         raise ValueError(f"text must name one column, or two for pairs, got {list(text)}")
@@ -80,7 +83,7 @@ def read_labelled(
     for where, row in _rows(path, [*text, label]):
         parts = tuple(_text(row, name, where) for name in text)
         texts.append(parts if len(parts) == 2 else parts[0])
-        found.append((where, str(row[label])))
+        found.append((where, _label(row, label, where)))
     if regression:
         return LabelledData(texts, [_number(value, where) for where, value in found], [])
     names = list(label_names) if label_names is not None else _sorted({v for _, v in found})
@@ -104,23 +107,32 @@ def _kind(path: str | Path) -> str:
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
+    """(number from 1, line without its end); a byte-order mark is dropped."""
     if not path.is_file():
         raise ValueError(f"{path} is not a file: check the path")
+    number = 0
     with (gzip.open if path.suffix == ".gz" else open)(path, "rb") as file:
-        for number, line in enumerate(file, start=1):
-            try:
-                yield number, line.decode("utf-8").rstrip("\r\n")
-            except UnicodeDecodeError as error:
-                raise ValueError(
-                    f"{path}, line {number}: not UTF-8 ({error}): convert the file"
-                ) from error
+        try:
+            for number, line in enumerate(file, start=1):
+                text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+                yield number, text.rstrip("\r\n")
+        except UnicodeDecodeError as error:
+            raise ValueError(
+                f"{path}, line {number}: not UTF-8 ({error}): convert the file"
+            ) from error
+        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+            raise ValueError(
+                f"{path}, after line {number}: damaged or not gzip ({error}): copy the file again"
+            ) from error
 
 
 def _rows(path: str | Path, columns: Sequence[str]) -> Iterator[tuple[str, Row]]:
     """(place for error messages, row) of any table, with the columns checked."""
     kind = _kind(path)
-    if kind in (".tsv", ".csv"):
-        rows = _delimited(Path(path), "\t" if kind == ".tsv" else ",")
+    if kind == ".tsv":
+        rows = _delimited(Path(path), _tsv_cells(Path(path)))
+    elif kind == ".csv":
+        rows = _delimited(Path(path), _csv_cells(Path(path)))
     elif kind == ".jsonl":
         rows = _json_lines(Path(path))
     elif kind == ".txt":
@@ -140,34 +152,37 @@ def _rows(path: str | Path, columns: Sequence[str]) -> Iterator[tuple[str, Row]]
         raise ValueError(f"{path} holds no rows")
 
 
-def _delimited(path: Path, delimiter: str) -> Iterator[tuple[str, Row]]:
-    numbers = [0]
-
-    def lines() -> Iterator[str]:
-        for number, line in _lines(path):
-            numbers[0] = number
-            yield line + "\n"
-
-    quoting = csv.QUOTE_NONE if delimiter == "\t" else csv.QUOTE_MINIMAL
-    reader = csv.reader(lines(), delimiter=delimiter, quoting=quoting, strict=True)
-    header: list[str] | None = None
-    while True:
-        try:
-            values = next(reader)
-        except StopIteration:
-            return
-        except csv.Error as error:
-            raise ValueError(f"{path}, line {numbers[0]}: {error}") from error
-        where = f"{path}, line {numbers[0]}"
-        if header is None:
+def _delimited(path: Path, cells: Iterator[tuple[int, list[str]]]) -> Iterator[tuple[str, Row]]:
+    """Rows below a header line."""
+    header: list[str] = []
+    for number, values in cells:
+        where = f"{path}, line {number}"
+        if not header:
             header = values
-        elif values:
-            if len(values) != len(header):
-                raise ValueError(
-                    f"{where}: {len(values)} columns where the header has {len(header)}: "
-                    "is a delimiter or a line break inside a value?"
-                )
+            if len(set(header)) < len(header):
+                raise ValueError(f"{where}: two columns have the same name, got {header}")
+        elif len(values) != len(header):
+            raise ValueError(
+                f"{where}: {len(values)} columns where the header has {len(header)}: "
+                "is a delimiter or a line break inside a value?"
+            )
+        else:
             yield where, dict(zip(header, values, strict=True))
+
+
+def _tsv_cells(path: Path) -> Iterator[tuple[int, list[str]]]:
+    return ((number, line.split("\t")) for number, line in _lines(path) if line)
+
+
+def _csv_cells(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """A value in quotes may hold line breaks; the number is that of its row's last line."""
+    reader = csv.reader((line + "\n" for _, line in _lines(path)), strict=True)
+    try:
+        for values in reader:
+            if values:
+                yield reader.line_num, values
+    except csv.Error as error:
+        raise ValueError(f"{path}, line {reader.line_num}: {error}") from error
 
 
 def _json_lines(path: Path) -> Iterator[tuple[str, Row]]:
@@ -185,32 +200,41 @@ def _json_lines(path: Path) -> Iterator[tuple[str, Row]]:
 
 
 def _data_set(path: str | Path) -> Iterator[tuple[str, Row]]:
-    datasets = require("datasets", extra="train")
-    folder = Path(path)
-    if folder.is_dir():
-        table = datasets.load_from_disk(str(folder))
-    elif folder.suffix or folder.is_absolute():
+    if Path(path).is_file() or (Path(path).is_absolute() and not Path(path).is_dir()):
         raise ValueError(
             f"{path} is not a file or folder that can be read: give {', '.join(TABLES)} or .txt"
         )
-    else:
-        name, _, split = str(path).partition(":")
-        table = datasets.load_dataset(name, split=split or "train")
+    table = _load_data_set(path)
     if isinstance(table, dict):
         raise ValueError(
             f"{path} holds several splits, {sorted(table)}: give the folder of one of them"
         )
-    features = {
-        name: feature.names
-        for name, feature in table.features.items()
-        if isinstance(feature, datasets.ClassLabel)
+    names = {
+        column: feature.names
+        for column, feature in table.features.items()
+        if hasattr(feature, "names")
     }
     for number, row in enumerate(table):
-        named = {
-            name: features[name][value] if name in features else value
-            for name, value in row.items()
-        }
-        yield f"{path}, row {number}", named
+        for column in names:
+            # -1 stands for "not labelled".
+            place = row[column]
+            row[column] = None if place is None or place < 0 else names[column][place]
+        yield f"{path}, row {number}", row
+
+
+def _load_data_set(path: str | Path) -> Any:
+    datasets = require("datasets", extra="train")
+    try:
+        if Path(path).is_dir():
+            return datasets.load_from_disk(str(path))
+        name, *rest = str(path).split(":")
+        *configuration, split = rest or ["train"]
+        return datasets.load_dataset(name, *configuration, split=split)
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"{path} is neither a file, nor a folder written by save_to_disk, nor a data set on the hub "
+            f"that can be loaded ({error}): check the path or name"
+        ) from error
 
 
 def _text(row: Row, name: str, where: str) -> str:
@@ -220,15 +244,27 @@ def _text(row: Row, name: str, where: str) -> str:
     return value
 
 
+def _label(row: Row, name: str, where: str) -> str:
+    value = row[name]
+    if value == "" or not isinstance(value, str | int | float):
+        raise ValueError(
+            f"{where}: column {name!r} must hold a label, got {value!r}: leave out what has none"
+        )
+    return str(value)
+
+
 def _number(value: str, where: str) -> float:
     try:
-        return float(value)
+        number = float(value)
     except ValueError:
-        raise ValueError(f"{where}: a regression's label must be a number, got {value!r}") from None
+        number = math.nan
+    if not math.isfinite(number):
+        raise ValueError(f"{where}: a regression's label must be a number, got {value!r}")
+    return number
 
 
 def _sorted(names: set[str]) -> list[str]:
     try:
-        return sorted(names, key=float)
+        return sorted(names, key=lambda name: (float(name), name))
     except ValueError:
         return sorted(names)

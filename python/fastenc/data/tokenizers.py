@@ -1,6 +1,7 @@
 """Tokenizers of the ``tokenizers`` library: loaded, trained and saved as transformers reads them."""
 
 import json
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,6 +13,7 @@ KINDS = ("wordpiece", "bpe", "unigram")
 # (pad, unk, cls, sep, mask)
 BERT_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 ROBERTA_TOKENS = ("<pad>", "<unk>", "<s>", "</s>", "<mask>")
+ROBERTA_ORDER = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")  # of the ids
 
 
 class SpecialTokens(NamedTuple):
@@ -50,15 +52,17 @@ def special_tokens(tokenizer: Any) -> SpecialTokens:
 
     Raises: ValueError naming the token that is missing.
     """
-    names = BERT_TOKENS if tokenizer.token_to_id(BERT_TOKENS[2]) is not None else ROBERTA_TOKENS
+    names = _role_names(tokenizer)
     ids = [tokenizer.token_to_id(name) for name in names]
     if None in ids:
         raise ValueError(
-            f"the tokenizer has no token {names[ids.index(None)]!r}, which masked-LM data needs"
+            f"the tokenizer has no token {names[ids.index(None)]!r}, which masked-LM data needs: "
+            "use one with BERT's or RoBERTa's special tokens"
         )
     added = tokenizer.get_added_tokens_decoder()
     special = {place for place, token in added.items() if token.special}
-    return SpecialTokens(*ids, frozenset(special | set(ids)))
+    pad, unk, cls, sep, mask = ids
+    return SpecialTokens(pad, unk, cls, sep, mask, frozenset(special | set(ids)))
 
 
 def train_tokenizer(
@@ -67,14 +71,16 @@ def train_tokenizer(
     kind: str = "wordpiece",
     vocab_size: int = 30522,
     lowercase: bool | None = None,
-    show_progress: bool = False,
+    show_progress: bool | None = None,
 ) -> Any:
     """Learn a vocabulary from texts.
 
     Args:
         kind: "wordpiece" (BERT), "bpe" (byte-level, RoBERTa) or "unigram" (XLM-R).
-        vocab_size: largest number of tokens, special tokens included.
+        vocab_size: largest number of tokens, special tokens included. WordPiece keeps the most frequent characters
+            in an eighth of it (but 1000), so that rare scripts do not crowd out words.
         lowercase: also strips accents; None: for WordPiece only.
+        show_progress: None asks whether stderr is a terminal.
     Returns: a ``tokenizers.Tokenizer`` that adds the family's special tokens around one and two texts.
     Raises: ValueError for an unknown kind, no text, or a vocabulary below the alphabet's size.
     Source: Sennrich et al. 2016, arXiv:1508.07909 (BPE); Kudo 2018, arXiv:1804.10959 (Unigram);
@@ -85,47 +91,66 @@ def train_tokenizer(
     texts = list(texts)
     if not any(text.strip() for text in texts):
         raise ValueError("a tokenizer needs texts to learn from, got none that is not empty")
-    if vocab_size < 300 and kind == "bpe":
-        raise ValueError(
-            f"byte-level BPE needs vocab_size of at least 300 (256 bytes), got {vocab_size}"
-        )
     library = require("tokenizers", extra="models")
     lowercase = kind == "wordpiece" if lowercase is None else lowercase
-    tokenizer, trainer = _parts(library, kind, vocab_size, lowercase, show_progress)
-    tokenizer.train_from_iterator(texts, trainer, length=len(texts))
+    show = sys.stderr.isatty() if show_progress is None else show_progress
+    parts = {"wordpiece": _wordpiece, "bpe": _byte_level_bpe, "unigram": _unigram}[kind]
+    tokenizer, trainer = parts(library, lowercase, vocab_size=vocab_size, show_progress=show)
+    too_small = f"vocab_size must hold every character of the texts, got {vocab_size}: give more"
+    try:
+        tokenizer.train_from_iterator(texts, trainer, length=len(texts))
+    except Exception as error:  # the library raises bare Exception
+        raise ValueError(f"{too_small} ({error})") from error
+    if tokenizer.get_vocab_size() > vocab_size:
+        raise ValueError(f"{too_small} (at least {tokenizer.get_vocab_size()})")
     _frame(library, tokenizer, BERT_TOKENS if kind == "wordpiece" else ROBERTA_TOKENS)
     return tokenizer
 
 
-def _parts(library, kind: str, vocab_size: int, lowercase: bool, show_progress: bool):
-    models, trainers = library.models, library.trainers
-    common = dict(vocab_size=vocab_size, show_progress=show_progress)
-    lower = (
-        [library.normalizers.Lowercase(), library.normalizers.StripAccents()] if lowercase else []
+def _wordpiece(library, lowercase: bool, **options):
+    tokenizer = library.Tokenizer(library.models.WordPiece(unk_token="[UNK]"))
+    tokenizer.normalizer = library.normalizers.BertNormalizer(lowercase=lowercase)
+    tokenizer.pre_tokenizer = library.pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = library.decoders.WordPiece()
+    return tokenizer, library.trainers.WordPieceTrainer(
+        special_tokens=list(BERT_TOKENS),
+        limit_alphabet=max(1000, options["vocab_size"] // 8),
+        **options,
     )
-    if kind == "wordpiece":
-        tokenizer = library.Tokenizer(models.WordPiece(unk_token="[UNK]"))
-        tokenizer.normalizer = library.normalizers.BertNormalizer(lowercase=lowercase)
-        tokenizer.pre_tokenizer = library.pre_tokenizers.BertPreTokenizer()
-        tokenizer.decoder = library.decoders.WordPiece()
-        return tokenizer, trainers.WordPieceTrainer(special_tokens=list(BERT_TOKENS), **common)
-    roberta = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]  # RoBERTa's order of ids
-    if kind == "bpe":
-        tokenizer = library.Tokenizer(models.BPE())
-        tokenizer.normalizer = (
-            library.normalizers.Sequence([library.normalizers.NFD(), *lower]) if lower else None
-        )
-        tokenizer.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
-        tokenizer.decoder = library.decoders.ByteLevel()
-        alphabet = library.pre_tokenizers.ByteLevel.alphabet()
-        return tokenizer, trainers.BpeTrainer(
-            special_tokens=roberta, initial_alphabet=alphabet, **common
-        )
-    tokenizer = library.Tokenizer(models.Unigram())
-    tokenizer.normalizer = library.normalizers.Sequence([library.normalizers.NFKC(), *lower])
-    tokenizer.pre_tokenizer = library.pre_tokenizers.Metaspace()
+
+
+def _byte_level_bpe(library, lowercase: bool, **options):
+    tokenizer = library.Tokenizer(library.models.BPE())
+    if lowercase:
+        tokenizer.normalizer = _lowercase(library, library.normalizers.NFD())
+    tokenizer.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = library.decoders.ByteLevel()
+    return tokenizer, library.trainers.BpeTrainer(
+        special_tokens=list(ROBERTA_ORDER),
+        initial_alphabet=library.pre_tokenizers.ByteLevel.alphabet(),
+        **options,
+    )
+
+
+def _unigram(library, lowercase: bool, **options):
+    tokenizer = library.Tokenizer(library.models.Unigram())
+    tokenizer.normalizer = (
+        _lowercase(library, library.normalizers.NFKD()) if lowercase else library.normalizers.NFKC()
+    )
+    # Any white space separates words, as in SentencePiece's own normalisation.
+    tokenizer.pre_tokenizer = library.pre_tokenizers.Sequence(
+        [library.pre_tokenizers.WhitespaceSplit(), library.pre_tokenizers.Metaspace()]
+    )
     tokenizer.decoder = library.decoders.Metaspace()
-    return tokenizer, trainers.UnigramTrainer(special_tokens=roberta, unk_token="<unk>", **common)
+    return tokenizer, library.trainers.UnigramTrainer(
+        special_tokens=list(ROBERTA_ORDER), unk_token="<unk>", **options
+    )
+
+
+def _lowercase(library, decomposition):
+    """Accents can be stripped only from decomposed characters."""
+    steps = [decomposition, library.normalizers.StripAccents(), library.normalizers.Lowercase()]
+    return library.normalizers.Sequence(steps)
 
 
 def _frame(library, tokenizer, names: tuple[str, ...]) -> None:
@@ -140,21 +165,27 @@ def _frame(library, tokenizer, names: tuple[str, ...]) -> None:
 
 
 def save_tokenizer(tokenizer: Any, folder: str | Path) -> None:
-    """Write tokenizer.json, and a tokenizer_config.json where there is none, as AutoTokenizer reads them."""
+    """Write tokenizer.json and tokenizer_config.json, as transformers' AutoTokenizer reads them."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / "tokenizer.json", lambda path: tokenizer.save(str(path)))
-    if (folder / "tokenizer_config.json").exists():
-        return
-    names = BERT_TOKENS if tokenizer.token_to_id(BERT_TOKENS[2]) is not None else ROBERTA_TOKENS
-    keys = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
+    names = _role_names(tokenizer)
+    roles = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
+    inputs = ["input_ids", "attention_mask"]
     values = {
         "tokenizer_class": "PreTrainedTokenizerFast",
-        **dict(zip(keys, names, strict=True)),
-        "model_input_names": ["input_ids", "attention_mask"]
-        + (["token_type_ids"] if names is BERT_TOKENS else []),
+        **dict(zip(roles, names, strict=True)),
+        "model_input_names": [*inputs, "token_type_ids"] if names is BERT_TOKENS else inputs,
     }
+    normalizer = json.loads(tokenizer.to_str())["normalizer"] or {}
+    if normalizer.get("type") == "BertNormalizer":
+        # BertTokenizerFast builds its normaliser from this.
+        values["do_lower_case"] = normalizer["lowercase"]
     text = json.dumps(values, indent=2) + "\n"
     write_atomically(
         folder / "tokenizer_config.json", lambda path: path.write_text(text, encoding="utf-8")
     )
+
+
+def _role_names(tokenizer: Any) -> tuple[str, ...]:
+    return BERT_TOKENS if tokenizer.token_to_id(BERT_TOKENS[2]) is not None else ROBERTA_TOKENS

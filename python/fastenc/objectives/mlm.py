@@ -55,16 +55,19 @@ class MlmCollator:
                     f"unigram_counts must have shape ({vocabulary},), one count a token, got "
                     f"{None if unigram_counts is None else tuple(unigram_counts.shape)}: see count_tokens"
                 )
-            weights = unigram_counts.double()
+            weights = unigram_counts.to(torch.float64, copy=True)
         else:
             weights = torch.ones(vocabulary, dtype=torch.float64)
-        self._special_ids = torch.tensor(sorted(self.special.all))
-        weights[self._special_ids] = 0
-        if not weights.sum() > 0:
+        self._is_special = torch.zeros(vocabulary, dtype=torch.bool)
+        self._is_special[list(self.special.all)] = True
+        weights[self._is_special] = 0
+        cumulative = weights.cumsum(0)
+        if not (weights >= 0).all() or not 0 < cumulative[-1] < torch.inf:
             raise ValueError(
-                "no token that is not special has a count: count the corpus's own tokens"
+                "unigram_counts must be at least 0, and above it for some token that is not special: "
+                "count the corpus's own tokens"
             )
-        self._cumulative = weights.cumsum(0) / weights.sum()
+        self._cumulative = cumulative / cumulative[-1]  # ends in exactly 1, above every draw
         self._begins_word = _word_starts(tokenizer) if whole_word else None
 
     def __call__(self, sequences: Sequence[Sequence[int]], step: int) -> dict[str, Any]:
@@ -78,7 +81,7 @@ class MlmCollator:
         """(corrupted ids, labels), each (total_tokens,), for the given step's random numbers."""
         generator = torch.Generator().manual_seed(_mix(self.seed, step))
         draw = lambda: torch.rand(ids.shape, generator=generator, dtype=torch.float64)
-        selectable = ~torch.isin(ids, self._special_ids)
+        selectable = ~self._is_special[ids]
         chance = draw()
         if self._begins_word is not None:
             # Every token takes the draw of its word's first token.
@@ -90,7 +93,6 @@ class MlmCollator:
         labels = torch.where(selected, ids, IGNORED)
         fate = draw()
         random_ids = torch.searchsorted(self._cumulative, draw(), right=True)
-        random_ids.clamp_(max=self._cumulative.shape[0] - 1)
         corrupted = torch.where(selected & (fate < 0.8), self.special.mask, ids)
         corrupted = torch.where(selected & (fate >= 0.8) & (fate < 0.9), random_ids, corrupted)
         return corrupted, labels
@@ -105,18 +107,24 @@ def count_tokens(sequences: Sequence[Sequence[int]], vocabulary: int) -> Tensor:
 
 
 def _mix(seed: int, step: int) -> int:
-    """A 63-bit seed from two numbers: neighbouring steps and seeds give unrelated streams."""
-    digest = hashlib.blake2b(f"{seed} {step}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little") >> 1
+    """A generator's seed: the first 32 bits (all that torch's CPU generator uses) of a hash of both numbers.
+
+    Sums such as seed + step would give runs with neighbouring seeds the same masks, shifted.
+    """
+    digest = hashlib.blake2b(f"{seed} {step}".encode(), digest_size=4).digest()
+    return int.from_bytes(digest, "little")
 
 
 def _word_starts(tokenizer: Any) -> Tensor:
     """bool (vocabulary,): whether a token begins a word."""
     pieces = [tokenizer.id_to_token(place) or "" for place in range(tokenizer.get_vocab_size())]
-    if any(piece.startswith("##") for piece in pieces):
+    # By the model and not the pieces: "##" is also a piece of many BPE vocabularies.
+    if type(tokenizer.model).__name__ == "WordPiece":
         return torch.tensor([not piece.startswith("##") for piece in pieces])
-    if any(piece.startswith(("Ġ", "▁")) for piece in pieces):
-        return torch.tensor([piece.startswith(("Ġ", "▁")) for piece in pieces])
-    raise ValueError(
-        "whole_word needs a vocabulary that marks words (## of WordPiece, Ġ of byte-level BPE, ▁ of Unigram)"
-    )
+    starts = torch.tensor([piece.startswith(("Ġ", "▁")) for piece in pieces])
+    if not starts.any():
+        raise ValueError(
+            "whole_word needs a vocabulary that marks words (## of WordPiece, Ġ of byte-level BPE, ▁ of "
+            f"Unigram), got a {type(tokenizer.model).__name__} without: set whole_word=False"
+        )
+    return starts
