@@ -118,7 +118,7 @@ def test_words_of_a_byte_level_vocabulary_that_holds_number_signs():
     encoding = tokenizer.encode(" unseen" * 300, add_special_tokens=False)
     assert len(encoding.ids) > 600, "the word must have several tokens"
     labels = MlmCollator(tokenizer, whole_word=True)([encoding.ids], 0)["labels"]
-    chosen = {pair for pair in zip(encoding.word_ids, (labels != -100).tolist(), strict=True)}
+    chosen = set(zip(encoding.word_ids, (labels != -100).tolist(), strict=True))
     assert len(chosen) == 300, "a word is selected in part"
 
 
