@@ -28,7 +28,7 @@ def failure(capsys, *arguments):
         main()
     assert exit_.value.code == 2
     text = capsys.readouterr().err
-    assert "Traceback" not in text
+    assert text.startswith("fastenc: ") and text.count("\n") == 1
     return text
 
 
@@ -92,6 +92,44 @@ def test_pretrain_finetune_predict(folder, finetuned):
     assert all(abs(row["p(neg)"] + row["p(pos)"] - 1) < 1e-5 for row in rows)
     for name in ("model.safetensors", "config.json", "tokenizer.json", "log.jsonl", "curves.png"):
         assert (finetuned / name).is_file()
+
+
+def test_a_text_file_gives_a_line_for_each_of_its_lines(folder, finetuned):
+    (folder / "lines.txt").write_text("a good film\n\na bad film\n")
+    run("predict", finetuned, folder / "lines.txt", "-o", folder / "lines.tsv")
+    assert len((folder / "lines.tsv").read_text().splitlines()) == 1 + 3
+
+
+def test_regression_predicts_numbers(folder, pretrained):
+    lines = (folder / "train.tsv").read_text().replace("pos", "1.5").replace("neg", "-2.5")
+    (folder / "numbers.tsv").write_text(lines)
+    output, data = folder / "regression", folder / "numbers.tsv"
+    text = run(
+        *("finetune", pretrained, data, "--dev", data, "--regression", "-o", output),
+        *("--lr", 5e-3, "--batch-size", 8, "--epochs", 6, "--metric", "spearman"),
+    )
+    metrics = json.loads((output / "metrics.json").read_text())
+    assert metrics["spearman"] > 0.8 and "pearson" in text
+    run("predict", output, data, "-o", folder / "numbers.jsonl")
+    rows = [json.loads(line) for line in (folder / "numbers.jsonl").read_text().splitlines()]
+    targets = [float(line.split("\t")[1]) for line in lines.splitlines()[1:]]
+    errors = [(r["prediction"] - y) ** 2 for r, y in zip(rows, targets, strict=True)]
+    assert sum(errors) / len(errors) == pytest.approx(metrics["loss"], rel=1e-3)
+    assert metrics["loss"] < 2, "the variance of the targets is 4"
+
+
+def test_a_run_is_resumed_with_its_own_settings_only(folder, pretrained, capsys):
+    command = ("pretrain", folder / "text.txt", "-o", pretrained, *SMALL, "--block-size", 32)
+    before = load_file(pretrained / "model.safetensors")
+    assert "perplexity" in run(*command, "--max-steps", 6, "--resume")
+    after = load_file(pretrained / "model.safetensors")
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    for options, message in (
+        (("--probability", 0.3), "written with probability=0.15, this run has 0.3"),
+        (("--layers", 2), "written with layers=1, this run has 2"),
+        (("--seed", 1), "written with seed=0, this run has 1"),
+    ):
+        assert message in failure(capsys, *command, "--max-steps", 6, "--resume", *options)
 
 
 def test_pretraining_goes_on_from_a_checkpoint(folder, pretrained):
@@ -159,8 +197,18 @@ def test_errors_are_one_line(folder, pretrained, finetuned, capsys, monkeypatch)
         capsys, "finetune", pretrained, folder / "train.tsv", "-t", "text", "-o", folder / "x"
     )
     assert "train.tsv, line 2: no column 'text'" in text
-    text = failure(capsys, "finetune", pretrained, folder / "train.tsv", "-o", finetuned)
+    train, dev = folder / "train.tsv", folder / "dev.tsv"
+    text = failure(capsys, "finetune", pretrained, train, "-o", finetuned)
     assert "holds a run" in text
+    for metric, option in (("bleu", ("--dev", dev)), ("f1", ()), ("pearson", ("--dev", dev))):
+        text = failure(
+            capsys, "finetune", pretrained, train, *option, "--metric", metric, "-o", folder / "x"
+        )
+        assert f"--metric needs --dev and one of accuracy, f1, mcc, loss, got {metric}" in text
+    text = failure(capsys, "finetune", pretrained, train, "--lr", 1e30, "-o", folder / "diverged")
+    assert "at step 3: lower learning_rate" in text
+    text = failure(capsys, "predict", finetuned, folder / "none.txt", "-o", folder / "x.tsv")
+    assert "none.txt" in text and not (folder / "x.tsv").exists()
     text = failure(
         capsys,
         "pretrain",

@@ -15,7 +15,7 @@ from training_run import assert_bitwise_equal, build, weights
 
 LOOP, CHECKPOINT = "fastenc.train.loop:Trainer", "fastenc.train.checkpoint"
 # (owner, function, call): the run dies when this call begins. Checkpoints: steps 3, 6, 7, 9, 12, 14, 15, 18, 21.
-DEATHS = [(LOOP, "_optimiser_step", step) for step in (1, 2, 4, 8, 13, 21)] + [
+DEATHS = [(LOOP, "_optimiser_step", step) for step in (1, 4, 13)] + [
     (CHECKPOINT, "_flat_optimizer", 1),  # half of the first checkpoint is written
     (CHECKPOINT, "_flat_optimizer", 4),
     (CHECKPOINT, "_flush", 20),  # a checkpoint is written, but has not been renamed
@@ -33,10 +33,10 @@ def uninterrupted(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def killed_runs(tmp_path_factory):
-    """A folder for each death, all made by one process that forks."""
+    """A folder for each death, all made by one process that imports everything and forks."""
     folders = {death: tmp_path_factory.mktemp("killed") for death in DEATHS}
     code = (
-        "import accelerate, json, matplotlib.backends.backend_agg, sys  # once, before the forks\n"
+        "import accelerate, json, sys, matplotlib.backends.backend_agg, torch._dynamo\n"
         "from training_run import killed\n"
         "print([killed(*run) for run in json.loads(sys.argv[1])])"
     )

@@ -151,6 +151,8 @@ class Trainer:
             evaluates = self.step % every == 0 or last
             if evaluates:
                 self._evaluate()
+                if main:
+                    plot_log(self.log.path, self.output_dir / "curves.png", self.metric)
             if evaluates or (config.save_every and self.step % config.save_every == 0):
                 self._save()
                 window.restart_clock()
@@ -266,7 +268,6 @@ class Trainer:
                 state,
             )
             self._remove_old()
-            plot_log(self.log.path, self.output_dir / "curves.png", self.metric)
         self.accelerator.wait_for_everyone()
 
     def _finish(self) -> None:
