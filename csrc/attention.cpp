@@ -10,13 +10,13 @@ namespace fastenc {
 
 // For the widest vectors and panels; the kernels lay it out.
 int64_t attention_forward_scratch(int64_t length, int64_t head_dim) {
-  const int64_t padded = (length + 127) / 128 * 128, rows = 24;
+  const int64_t padded = (length + 127) / 128 * 128, rows = kAttentionRows;
   return 2 * padded * head_dim + rows * (padded + 16) + 2 * rows * head_dim + padded;
 }
 
 int64_t attention_backward_scratch(int64_t length, int64_t head_dim) {
-  const int64_t padded = (length + 127) / 128 * 128, rows = 48;
-  return 5 * padded * head_dim + 2 * rows * (padded + 16) + 3 * rows * head_dim + padded;
+  const int64_t padded = (length + 127) / 128 * 128, rows = kAttentionRows;
+  return 5 * padded * head_dim + 3 * rows * (padded + 16) + 3 * rows * head_dim;
 }
 
 namespace {

@@ -18,6 +18,8 @@ struct Attention {
   void* dqkv;        // backward: (total_tokens, 3, num_heads, head_dim)
 };
 
+constexpr int64_t kAttentionRows = 48;  // query rows whose scores exist at a time
+
 // Floats of scratch that one (sequence, head) task needs.
 int64_t attention_forward_scratch(int64_t length, int64_t head_dim);
 int64_t attention_backward_scratch(int64_t length, int64_t head_dim);

@@ -3,60 +3,64 @@
 // serves all of them. Scores exist for a block of query rows only; the backward forms them again instead of
 // reading them back, so nothing of size length x length is ever stored.
 
-constexpr int kTileRows = 6;
-constexpr int kTileVectors = kLanes == 16 ? 4 : 2;   // 24 of 32, or 12 of 16 registers accumulate
-constexpr int64_t kPanel = kTileVectors * kLanes;    // columns of a tile at most
-constexpr int64_t kDepth = 128;                      // rows of B per pass: a panel of them stays in the first cache
-constexpr int64_t kForwardRows = 24, kBackwardRows = 48;
+static_assert(kAttentionRows % kLanes == 0);
 
-// C (kRows x kVectors vectors) = or += A B. A's element (row, k) is at a[row * lda + k], or transposed at
+constexpr int kTileRows = 6;
+constexpr int kTileVectors = kLanes == 16 ? 4 : 2;  // 24 of 32, or 12 of 16 registers accumulate
+constexpr int64_t kPanel = kTileVectors * kLanes;   // columns of a tile at most
+constexpr int64_t kDepth = 128;                    // rows of B per pass: a panel of them stays in the first cache
+
+// C (count x kRows rows, kVectors vectors) = or += A B. A's element (row, k) is at a[row * lda + k], or transposed at
 // a[k * lda + row].
 template <int kRows, int kVectors, bool kTransposed>
-static void multiply_tile(
-    const float* a, int64_t lda, const float* b, int64_t ldb, int64_t depth, float* c, int64_t ldc, bool add) {
-  Vec sums[kRows][kVectors];
+static void multiply_tiles(
+    int64_t count, const float* a, int64_t lda, const float* b, int64_t ldb, int64_t depth, float* c, int64_t ldc,
+    bool add) {
+  for (; count; --count, a += kRows * (kTransposed ? 1 : lda), c += kRows * ldc) {
+    Vec sums[kRows][kVectors];
 #pragma GCC unroll 8
-  for (int r = 0; r < kRows; ++r)
+    for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) sums[r][v] = Vec{};
-  for (int64_t k = 0; k < depth; ++k) {
-    Vec b_k[kVectors];
+      for (int v = 0; v < kVectors; ++v) sums[r][v] = Vec{};
+    for (int64_t k = 0; k < depth; ++k) {
+      Vec b_k[kVectors];
 #pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) b_k[v] = load(b + k * ldb + v * kLanes);
+      for (int v = 0; v < kVectors; ++v) b_k[v] = load(b + k * ldb + v * kLanes);
 #pragma GCC unroll 8
-    for (int r = 0; r < kRows; ++r) {
-      const Vec a_k = splat(kTransposed ? a[k * lda + r] : a[r * lda + k]);
+      for (int r = 0; r < kRows; ++r) {
+        const Vec a_k = splat(kTransposed ? a[k * lda + r] : a[r * lda + k]);
 #pragma GCC unroll 4
-      for (int v = 0; v < kVectors; ++v) sums[r][v] += a_k * b_k[v];
+        for (int v = 0; v < kVectors; ++v) sums[r][v] += a_k * b_k[v];
+      }
     }
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 4
+      for (int v = 0; v < kVectors; ++v) {
+        float* target = c + r * ldc + v * kLanes;
+        store(target, add ? load(target) + sums[r][v] : sums[r][v]);
+      }
   }
-#pragma GCC unroll 8
-  for (int r = 0; r < kRows; ++r)
-#pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) {
-      float* target = c + r * ldc + v * kLanes;
-      store(target, add ? load(target) + sums[r][v] : sums[r][v]);
-    }
 }
 
-using Tile = void (*)(const float*, int64_t, const float*, int64_t, int64_t, float*, int64_t, bool);
+using Tiles = void (*)(int64_t, const float*, int64_t, const float*, int64_t, int64_t, float*, int64_t, bool);
 
 template <int kVectors, bool kTransposed>
-FASTENC_INLINE Tile tile_of_rows(int64_t rows) {
+FASTENC_INLINE Tiles tiles_of_rows(int64_t rows) {
   static_assert(kTileRows == 6);
-  constexpr Tile tiles[] = {
-      multiply_tile<1, kVectors, kTransposed>, multiply_tile<2, kVectors, kTransposed>,
-      multiply_tile<3, kVectors, kTransposed>, multiply_tile<4, kVectors, kTransposed>,
-      multiply_tile<5, kVectors, kTransposed>, multiply_tile<6, kVectors, kTransposed>};
+  constexpr Tiles tiles[] = {
+      multiply_tiles<1, kVectors, kTransposed>, multiply_tiles<2, kVectors, kTransposed>,
+      multiply_tiles<3, kVectors, kTransposed>, multiply_tiles<4, kVectors, kTransposed>,
+      multiply_tiles<5, kVectors, kTransposed>, multiply_tiles<6, kVectors, kTransposed>};
   return tiles[rows - 1];
 }
 
 template <bool kTransposed>
-FASTENC_INLINE Tile tile_of(int64_t rows, int64_t vectors) {
-  if (vectors == 1) return tile_of_rows<1, kTransposed>(rows);
-  if (kTileVectors == 2 || vectors == 2) return tile_of_rows<2, kTransposed>(rows);
-  if (vectors == 3) return tile_of_rows<kTileVectors - 1, kTransposed>(rows);
-  return tile_of_rows<kTileVectors, kTransposed>(rows);
+FASTENC_INLINE Tiles tiles_of(int64_t rows, int64_t vectors) {
+  if (vectors == 1) return tiles_of_rows<1, kTransposed>(rows);
+  if (kTileVectors == 2 || vectors == 2) return tiles_of_rows<2, kTransposed>(rows);
+  if (vectors == 3) return tiles_of_rows<kTileVectors - 1, kTransposed>(rows);
+  return tiles_of_rows<kTileVectors, kTransposed>(rows);
 }
 
 // C (rows x columns) = or += A B for at most kPanel columns, a multiple of kLanes. The tiles share the rows evenly:
@@ -65,11 +69,12 @@ template <bool kTransposed = false>
 static void multiply_panel(
     const float* a, int64_t lda, const float* b, int64_t ldb, float* c, int64_t ldc, int64_t rows, int64_t columns,
     int64_t depth, bool add) {
-  const int64_t tiles = (rows + kTileRows - 1) / kTileRows, tile_rows = (rows + tiles - 1) / tiles;
-  for (int64_t r = 0; r < rows; r += tile_rows) {
-    const Tile tile = tile_of<kTransposed>(rows - r < tile_rows ? rows - r : tile_rows, columns / kLanes);
-    tile(a + r * (kTransposed ? 1 : lda), lda, b, ldb, depth, c + r * ldc, ldc, add);
-  }
+  const int64_t tiles = (rows + kTileRows - 1) / kTileRows;
+  const int64_t fewer = rows / tiles, higher = rows % tiles;  // `higher` tiles have one row more
+  const int64_t vectors = columns / kLanes, split = higher * (fewer + 1);
+  if (higher) tiles_of<kTransposed>(fewer + 1, vectors)(higher, a, lda, b, ldb, depth, c, ldc, add);
+  tiles_of<kTransposed>(fewer, vectors)(
+      tiles - higher, a + split * (kTransposed ? 1 : lda), lda, b, ldb, depth, c + split * ldc, ldc, add);
 }
 
 FASTENC_INLINE int64_t panel_width(int64_t columns_left) { return columns_left < kPanel ? columns_left : kPanel; }
@@ -143,8 +148,8 @@ FASTENC_INLINE Vec exp2_of_negative(Vec x) {
   return x < splat(-126.f) ? Vec{} : result;
 }
 
-// The largest of `length` scores; those beyond, up to a whole vector, become -inf.
-FASTENC_INLINE float row_maximum(float* scores, int64_t length) {
+// Lane-wise maxima of `length` scores; those beyond, up to a whole vector, become -inf.
+FASTENC_INLINE Vec row_maxima(float* scores, int64_t length) {
   const int64_t whole = length / kLanes * kLanes;
   Vec highest = splat(-__builtin_inff());
   for (int64_t j = 0; j < whole; j += kLanes) highest = max(load(scores + j), highest);
@@ -154,7 +159,14 @@ FASTENC_INLINE float row_maximum(float* scores, int64_t length) {
     store(scores + whole, last);
     highest = max(last, highest);
   }
-  return maximum(highest);
+  return highest;
+}
+
+// out[r] combines all lanes of partial[r]; both have room for `rows` rounded up to kLanes.
+template <Vec (*kCombine)(Vec, Vec)>
+FASTENC_INLINE void fold_all(Vec* partial, int64_t rows, float* out) {
+  for (int64_t r = rows; r % kLanes; ++r) partial[r] = Vec{};
+  for (int64_t r = 0; r < rows; r += kLanes) store(out + r, fold_rows<kCombine>(partial + r));
 }
 
 FASTENC_INLINE void row_dropout(const Attention& a, int64_t token, int64_t head, int64_t length, float* keep) {
@@ -175,34 +187,38 @@ static void attention_forward_task(const Attention& a, int64_t first, int64_t le
   float* keys = scratch;  // transposed, in panels
   float* values = keys + panels_length(length) * dim;
   float* scores = values + length * dim;
-  float* queries = scores + kForwardRows * stride;
-  float* result = queries + kForwardRows * dim;
-  float* keep = result + kForwardRows * dim;
+  float* queries = scores + kAttentionRows * stride;
+  float* result = queries + kAttentionRows * dim;
+  float* keep = result + kAttentionRows * dim;
   widen_transposed(q + a.stride_part, a.stride_token, length, dim, keys);
   widen(q + 2 * a.stride_part, a.stride_token, length, dim, 1.f, values);
-  for (int64_t row = 0; row < length; row += kForwardRows) {
-    const int64_t rows = length - row < kForwardRows ? length - row : kForwardRows;
+  for (int64_t row = 0; row < length; row += kAttentionRows) {
+    const int64_t rows = length - row < kAttentionRows ? length - row : kAttentionRows;
     widen(q + row * a.stride_token, a.stride_token, rows, dim, a.scale, queries);
     multiply_panels(queries, dim, keys, scores, stride, rows, padded, dim);
-    float inverse[kForwardRows];
+    Vec partial[kAttentionRows];
+    float tops[kAttentionRows], totals[kAttentionRows];
+    for (int64_t r = 0; r < rows; ++r) partial[r] = row_maxima(scores + r * stride, length);
+    fold_all<max>(partial, rows, tops);
     for (int64_t r = 0; r < rows; ++r) {
       float* p = scores + r * stride;
-      const Vec top = splat(row_maximum(p, length) * kLog2E);
+      const Vec top = splat(tops[r] * kLog2E);
       Vec total{};
       for (int64_t j = 0; j < padded; j += kLanes) {
         const Vec e = exp2_of_negative(load(p + j) * kLog2E - top);
         total += e;
         store(p + j, e);
       }
-      inverse[r] = 1.f / sum(total);
+      partial[r] = total;
       if (a.dropout.threshold) {
         row_dropout(a, first + row + r, head, length, keep);
         for (int64_t j = 0; j < padded; j += kLanes) store(p + j, load(p + j) * load(keep + j));
       }
     }
+    fold_all<add>(partial, rows, totals);
     multiply(scores, stride, values, result, rows, dim, length, false);
     for (int64_t r = 0; r < rows; ++r)
-      narrow(result + r * dim, 1, dim, inverse[r], out + (row + r) * a.num_heads * dim, dim);
+      narrow(result + r * dim, 1, dim, 1.f / totals[r], out + (row + r) * a.num_heads * dim, dim);
   }
 }
 
@@ -210,6 +226,7 @@ static void attention_forward_task(const Attention& a, int64_t first, int64_t le
 template <class T>
 static void attention_backward_task(const Attention& a, int64_t first, int64_t length, int64_t head, float* scratch) {
   const int64_t dim = a.head_dim, padded = padded_length(length), stride = scores_stride(length);
+  const int64_t keep_stride = (length + kPhiloxColumns - 1) / kPhiloxColumns * kPhiloxColumns;
   const int64_t size = length * dim, panels_size = panels_length(length) * dim;
   const int64_t out_stride = a.num_heads * dim, grad_stride = 3 * out_stride;
   const T* q = (const T*)a.qkv + first * a.stride_token + head * a.stride_head;
@@ -221,40 +238,53 @@ static void attention_backward_task(const Attention& a, int64_t first, int64_t l
   float* dkeys = keys + size;
   float* dvalues = dkeys + size;
   float* queries = dvalues + size;
-  float* douts = queries + kBackwardRows * dim;
-  float* dqueries = douts + kBackwardRows * dim;
-  float* p = dqueries + kBackwardRows * dim;
-  float* ds = p + kBackwardRows * stride;
-  float* keep = ds + kBackwardRows * stride;
+  float* douts = queries + kAttentionRows * dim;
+  float* dqueries = douts + kAttentionRows * dim;
+  float* p = dqueries + kAttentionRows * dim;
+  float* ds = p + kAttentionRows * stride;
+  float* keep = ds + kAttentionRows * stride;
   widen_transposed(q + a.stride_part, a.stride_token, length, dim, keys_t);
   widen_transposed(q + 2 * a.stride_part, a.stride_token, length, dim, values_t);
   widen(q + a.stride_part, a.stride_token, length, dim, 1.f, keys);
-  for (int64_t row = 0; row < length; row += kBackwardRows) {
-    const int64_t rows = length - row < kBackwardRows ? length - row : kBackwardRows;
+  for (int64_t row = 0; row < length; row += kAttentionRows) {
+    const int64_t rows = length - row < kAttentionRows ? length - row : kAttentionRows;
     widen(q + row * a.stride_token, a.stride_token, rows, dim, a.scale, queries);
     widen(dout + row * out_stride, out_stride, rows, dim, 1.f, douts);
     multiply_panels(queries, dim, keys_t, p, stride, rows, padded, dim);
     multiply_panels(douts, dim, values_t, ds, stride, rows, padded, dim);
+    Vec partial[kAttentionRows], partial_deltas[kAttentionRows];
+    float tops[kAttentionRows], totals[kAttentionRows], deltas[kAttentionRows];
+    for (int64_t r = 0; r < rows; ++r) partial[r] = row_maxima(p + r * stride, length);
+    fold_all<max>(partial, rows, tops);
     for (int64_t r = 0; r < rows; ++r) {
       float* p_row = p + r * stride;
       float* ds_row = ds + r * stride;
-      const Vec top = splat(row_maximum(p_row, length) * kLog2E);
       if (a.dropout.threshold) {
-        row_dropout(a, first + row + r, head, length, keep);
-        for (int64_t j = 0; j < padded; j += kLanes) store(ds_row + j, load(ds_row + j) * load(keep + j));
+        row_dropout(a, first + row + r, head, length, keep + r * keep_stride);
+        for (int64_t j = 0; j < padded; j += kLanes)
+          store(ds_row + j, load(ds_row + j) * load(keep + r * keep_stride + j));
       }
-      Vec total{}, deltas{};
+      const Vec top = splat(tops[r] * kLog2E);
+      Vec total{}, row_deltas{};
       for (int64_t j = 0; j < padded; j += kLanes) {
         const Vec e = exp2_of_negative(load(p_row + j) * kLog2E - top);
         total += e;
-        deltas += e * load(ds_row + j);
+        row_deltas += e * load(ds_row + j);
         store(p_row + j, e);
       }
-      const float inverse = 1.f / sum(total), delta = sum(deltas) * inverse;
+      partial[r] = total;
+      partial_deltas[r] = row_deltas;
+    }
+    fold_all<add>(partial, rows, totals);
+    fold_all<add>(partial_deltas, rows, deltas);
+    for (int64_t r = 0; r < rows; ++r) {
+      float* p_row = p + r * stride;
+      float* ds_row = ds + r * stride;
+      const Vec inverse = splat(1.f / totals[r]), delta = deltas[r] * inverse;
       for (int64_t j = 0; j < padded; j += kLanes) {
         const Vec probability = load(p_row + j) * inverse;
         store(ds_row + j, probability * (load(ds_row + j) - delta));
-        store(p_row + j, a.dropout.threshold ? probability * load(keep + j) : probability);
+        store(p_row + j, a.dropout.threshold ? probability * load(keep + r * keep_stride + j) : probability);
       }
     }
     multiply(ds, stride, keys, dqueries, rows, dim, length, false);

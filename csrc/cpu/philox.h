@@ -8,18 +8,32 @@
 
 constexpr int kPhiloxColumns = 128;
 
+typedef uint64_t VecL __attribute__((vector_size(FASTENC_VECTOR_BYTES)));
+
+// 64-bit products of the even lanes.
+FASTENC_INLINE VecL multiply_even(VecL a, VecL b) {
+#if FASTENC_X86 && FASTENC_VECTOR_BYTES == 64
+  return (VecL)_mm512_maskz_mul_epu32(0xff, (__m512i)a, (__m512i)b);  // unmasked, GCC 12 warns of its own header
+#elif FASTENC_X86 && FASTENC_VECTOR_BYTES == 32
+  return (VecL)_mm256_mul_epu32((__m256i)a, (__m256i)b);
+#elif FASTENC_X86
+  return (VecL)_mm_mul_epu32((__m128i)a, (__m128i)b);
+#else
+  return (a & 0xffffffffu) * (b & 0xffffffffu);
+#endif
+}
+
 FASTENC_INLINE void philox_multiply(VecU a, uint32_t factor, VecU* high, VecU* low) {
-  typedef uint64_t Wide __attribute__((vector_size(FASTENC_VECTOR_BYTES * 2)));
-  Wide product = __builtin_convertvector(a, Wide) * (uint64_t)factor;
-  *high = __builtin_convertvector(product >> 32, VecU);
-  *low = a * factor;
+  const VecL factors = VecL{} + factor, upper = VecL{} + 0xffffffff00000000u;
+  const VecL even = multiply_even((VecL)a, factors), odd = multiply_even((VecL)a >> 32, factors);
+  *high = (VecU)((even >> 32) | (odd & upper));
+  *low = (VecU)((even & ~upper) | (odd << 32));
 }
 
 // Writes the 128 words of one group of columns.
 FASTENC_INLINE void philox_words(uint64_t seed, uint32_t stream, uint32_t row, uint32_t group, uint16_t* words) {
   for (int first = 0; first < 16; first += kLanes) {
-    VecU c0, c1 = VecU{} + row, c2 = VecU{} + stream, c3 = VecU{};
-    for (int i = 0; i < kLanes; ++i) c0[i] = 16 * group + first + i;
+    VecU c0 = (VecU)kLaneIndex + (16 * group + first), c1 = VecU{} + row, c2 = VecU{} + stream, c3 = VecU{};
     uint32_t key0 = (uint32_t)seed, key1 = (uint32_t)(seed >> 32);
     for (int round = 0; round < 7; ++round) {
       VecU high0, low0, high1, low1;
@@ -48,7 +62,7 @@ FASTENC_INLINE void dropout_scales(
   uint16_t words[kPhiloxColumns];
   for (int64_t c = 0; c < n; c += kPhiloxColumns) {
     philox_words(seed, stream, row, (uint32_t)(c / kPhiloxColumns), words);
-    for (int i = 0; i < kPhiloxColumns; i += kLanes) {
+    for (int i = 0; i < kPhiloxColumns && c + i < n; i += kLanes) {
       VecH h;
       __builtin_memcpy(&h, words + i, sizeof h);
       VecI keep = (VecI)(__builtin_convertvector(h, VecU) >= (VecU{} + threshold));

@@ -88,20 +88,43 @@ FASTENC_INLINE float maximum(Vec v) {
   return v[0];
 }
 
+// a0 b0 a1 b1 ...: from the lower, or the upper, half of the lanes.
+FASTENC_INLINE Vec interleave_low(Vec a, Vec b) {
+  return __builtin_shuffle(a, b, (kLaneIndex >> 1) + (kLaneIndex & 1) * kLanes);
+}
+FASTENC_INLINE Vec interleave_high(Vec a, Vec b) {
+  return __builtin_shuffle(a, b, (kLaneIndex >> 1) + (kLaneIndex & 1) * kLanes + kLanes / 2);
+}
+
 // Transposes kLanes x kLanes elements: every round interleaves rows i and i + kLanes / 2.
 FASTENC_INLINE void transpose(Vec* rows) {
-  const VecI low = (kLaneIndex >> 1) + (kLaneIndex & 1) * kLanes, high = low + kLanes / 2;
 #pragma GCC unroll 4
   for (int round = 1; round < kLanes; round *= 2) {
     Vec next[kLanes];
 #pragma GCC unroll 8
     for (int i = 0; i < kLanes / 2; ++i) {
-      next[2 * i] = __builtin_shuffle(rows[i], rows[i + kLanes / 2], low);
-      next[2 * i + 1] = __builtin_shuffle(rows[i], rows[i + kLanes / 2], high);
+      next[2 * i] = interleave_low(rows[i], rows[i + kLanes / 2]);
+      next[2 * i + 1] = interleave_high(rows[i], rows[i + kLanes / 2]);
     }
 #pragma GCC unroll 16
     for (int i = 0; i < kLanes; ++i) rows[i] = next[i];
   }
+}
+
+FASTENC_INLINE Vec add(Vec a, Vec b) { return a + b; }
+
+// Lane r of the result combines all lanes of rows[r]: a transposition that halves what is left each round.
+template <Vec (*kCombine)(Vec, Vec)>
+FASTENC_INLINE Vec fold_rows(const Vec* rows) {
+  Vec left[kLanes];
+#pragma GCC unroll 16
+  for (int i = 0; i < kLanes; ++i) left[i] = rows[i];
+#pragma GCC unroll 4
+  for (int half = kLanes / 2; half; half /= 2)
+#pragma GCC unroll 8
+    for (int i = 0; i < half; ++i)
+      left[i] = kCombine(interleave_low(left[i], left[i + half]), interleave_high(left[i], left[i + half]));
+  return left[0];
 }
 
 // e^x to about one unit in the last place (Cephes' polynomial after Cody-Waite reduction). Below
