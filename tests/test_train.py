@@ -24,7 +24,7 @@ def test_loss_falls_and_the_best_model_is_left(uninterrupted):
     folder, metrics = uninterrupted
     lines = read_log(folder / "log.jsonl")
     losses = [line["loss"] for line in lines if "loss" in line]
-    assert len(losses) == 21 and sum(losses[-5:]) < 0.9 * sum(losses[:5])
+    assert len(losses) == 21 and sum(losses[-5:]) < 0.95 * sum(losses[:5])
     assert all(line["tokens_per_s"] > 0 for line in lines if "loss" in line)
     evaluations = [line["eval_loss"] for line in lines if "eval_loss" in line]
     assert len(evaluations) == 3 and metrics["loss"] == min(evaluations)
@@ -89,7 +89,7 @@ def test_resuming_with_other_settings_is_refused(uninterrupted):
     ):
         build(folder).train()
     for options, message in (
-        (dict(learning_rate=0.01), "learning_rate=0.002, this run has 0.01: resuming would"),
+        (dict(learning_rate=0.02), "learning_rate=0.01, this run has 0.02: resuming would"),
         (dict(max_steps=30), "max_steps=None, this run has 30"),
         (dict(dropout=0.2), "model.hidden_dropout_p=0.1, this run has 0.2"),
         (dict(probability=0.2), "probability=0.3, this run has 0.2"),

@@ -4,17 +4,19 @@ import json
 import os
 import signal
 import sys
+from itertools import cycle, islice
 from pathlib import Path
 from pkgutil import resolve_name
 
+import tokenizers
 import torch
 from safetensors.torch import load_file
 
-from fastenc.data import train_tokenizer
 from fastenc.models import EncoderConfig, MaskedLM
 from fastenc.objectives import MlmCollator
 from fastenc.tasks import evaluate_masked_lm
 from fastenc.train import TrainConfig, Trainer
+from fastenc.train.processes import on_main_process
 
 WORDS = [
     "the",
@@ -42,14 +44,27 @@ def assert_bitwise_equal(a, b):
     assert all(torch.equal(a[name], b[name]) for name in a)
 
 
+def word_tokenizer():
+    """A tokenizer that is the same in every process, which a trained one is not."""
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    vocabulary = {token: place for place, token in enumerate(special + WORDS)}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordPiece(vocabulary, unk_token="[UNK]"))
+    tokenizer.add_special_tokens(special)
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
+    tokenizer.post_processor = tokenizers.processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
+    return tokenizer
+
+
 def build(folder, dropout=0.1, probability=0.3, texts=60, **settings):
     torch.set_num_threads(1)
     draw = torch.Generator().manual_seed(0)
+    number = lambda low, high: int(torch.randint(low, high, (), generator=draw))
+    # Words in a fixed order from a random one on: something to learn.
     sentences = [
-        " ".join(WORDS[i] for i in torch.randint(len(WORDS), (n,), generator=draw))
-        for n in torch.randint(4, 20, (60,), generator=draw).tolist()
+        " ".join(islice(cycle(WORDS), start := number(0, len(WORDS)), start + number(4, 20)))
+        for _ in range(60)
     ]
-    tokenizer = train_tokenizer(sentences, vocab_size=80)
+    tokenizer = word_tokenizer()
     sequences = [tokenizer.encode(text).ids for text in sentences[-texts:]]
     held_out, sequences = sequences[-10:], sequences[:-10]
     torch.manual_seed(1)
@@ -67,7 +82,7 @@ def build(folder, dropout=0.1, probability=0.3, texts=60, **settings):
     model.tokenizer = tokenizer
     held_out_masks = MlmCollator(tokenizer, seed=99)
     values = dict(
-        epochs=3, batch_size=4, accumulation=2, learning_rate=2e-3, save_every=3, log_every=1
+        epochs=3, batch_size=4, accumulation=2, learning_rate=1e-2, save_every=3, log_every=1
     )
     return Trainer(
         model,
@@ -105,4 +120,5 @@ def killed(folder, owner, name, call):
 if __name__ == "__main__":
     settings = {k: json.loads(v) for k, v in (argument.split("=") for argument in sys.argv[2:])}
     resume = settings.pop("resume", False)
-    print(json.dumps(build(sys.argv[1], **settings).train(resume=resume)))
+    metrics = build(sys.argv[1], **settings).train(resume=resume)
+    print(json.dumps({**metrics, "main process": on_main_process(os.getpid)}))

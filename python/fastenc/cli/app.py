@@ -59,7 +59,10 @@ def pretrain(
         str | None, typer.Option("--from", help="Checkpoint folder or hub name to go on from.")
     ] = None,
     tokenizer: Annotated[
-        str, typer.Option(help="Kind to train: wordpiece, bpe or unigram.")
+        str,
+        typer.Option(
+            help="Kind to train (wordpiece, bpe or unigram), or a folder with a tokenizer.json."
+        ),
     ] = "wordpiece",
     vocab_size: Annotated[int, typer.Option(help="Tokens of the trained vocabulary.")] = 16000,
     layers: Annotated[int, typer.Option(help="Layers of a new model.")] = 6,
@@ -93,7 +96,11 @@ def pretrain(
 
     - `fastenc pretrain wiki.txt.gz -o runs/small`
 
+    - `fastenc pretrain wiki.txt.gz -o runs/base --layers 12 --hidden 768 --precision bf16 --accumulation 16`
+
     - `fastenc pretrain more.txt --from runs/small -o runs/adapted --lr 1e-4 --whole-word`
+
+    - `accelerate launch -m fastenc.cli pretrain wiki.txt.gz -o runs/small` (a process for each GPU)
     """
     settings = _settings(locals())
     commands.pretrain(

@@ -15,17 +15,20 @@ from fastenc.data import (
     encode_labelled,
     encode_texts,
     full_sentence_blocks,
+    load_tokenizer,
     read_labelled,
     read_table,
     read_texts,
     special_tokens,
     train_tokenizer,
 )
+from fastenc.data.tokenizers import KINDS
 from fastenc.models import Encoder, EncoderConfig, MaskedLM, SequenceClassifier
 from fastenc.objectives import MlmCollator, count_tokens
 from fastenc.tasks import evaluate_classifier, evaluate_masked_lm, predict_logits
 from fastenc.train import TrainConfig, Trainer
 from fastenc.train.checkpoint import check_free
+from fastenc.train.processes import on_main_process
 
 HELD_OUT_ONE_IN = 20
 CLASSIFICATION_METRICS = ("accuracy", "f1", "mcc", "loss")  # the first is the default
@@ -224,7 +227,15 @@ def embed(
 
 
 def _new_masked_lm(new: NewModel, documents: list[str], masking: Masking, seed: int) -> MaskedLM:
-    tokenizer = train_tokenizer(documents, kind=new.tokenizer, vocab_size=new.vocab_size)
+    if new.tokenizer in KINDS:
+        # Learnt once: ties between equally frequent tokens fall differently in each process.
+        learn = lambda: train_tokenizer(
+            documents, kind=new.tokenizer, vocab_size=new.vocab_size
+        ).to_str()
+        library = require("tokenizers", extra="models")
+        tokenizer = library.Tokenizer.from_str(on_main_process(learn))
+    else:
+        tokenizer = load_tokenizer(new.tokenizer)
     config = EncoderConfig(
         vocab_size=tokenizer.get_vocab_size(),
         hidden_size=new.hidden,

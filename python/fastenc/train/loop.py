@@ -7,6 +7,7 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import fields
+from functools import partial
 from itertools import count, islice
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from fastenc.train.config import TrainConfig, check_same
 from fastenc.train.log import Log
 from fastenc.train.optimizer import build_optimizer, rate_factor
 from fastenc.train.plot import plot_log
+from fastenc.train.processes import on_main_process
 
 Collate = Callable[[Sequence[Any], int], dict[str, Any]]
 Evaluate = Callable[[Any], dict[str, float]]
@@ -232,16 +234,12 @@ class Trainer:
         """Log the metrics, and note this step if they are the best so far."""
         if self.evaluate is None:
             return
-        found: list[dict[str, float]] = [{}]
+        before = checkpoints.random_state()
+        metrics = on_main_process(partial(self.evaluate, self.plain_model.eval()))
+        checkpoints.restore_random_state(before)
         if self.accelerator.is_main_process:
-            before = checkpoints.random_state()
-            found[0] = self.evaluate(self.plain_model.eval())
-            checkpoints.restore_random_state(before)
-            self.log.write(
-                step=self.step, **{f"eval_{name}": value for name, value in found[0].items()}
-            )
-        require("accelerate.utils", extra="train").broadcast_object_list(found)
-        metrics = found[0]
+            values = {f"eval_{name}": value for name, value in metrics.items()}
+            self.log.write(step=self.step, **values)
         if self.metric not in metrics:
             raise ValueError(
                 f"metric {self.metric!r} is not among the evaluation's {sorted(metrics)}"
