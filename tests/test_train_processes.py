@@ -22,11 +22,11 @@ def test_two_processes_are_one_with_twice_the_micro_batches(tmp_path):
         capture_output=True,
         text=True,
         timeout=120,
-        env={**os.environ, "ACCELERATE_USE_CPU": "1", "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
     )
     assert done.returncode == 0, done.stderr[-2000:]
     printed = re.findall(r"\{[^}]*\}", done.stdout)
-    assert len(printed) == 2 and printed[0] == printed[1]
+    assert len(printed) == 2 and printed[0] == printed[1], "both have the main process's results"
     one, two = weights(tmp_path / "one"), weights(tmp_path / "two")
     for name in one:
         torch.testing.assert_close(one[name], two[name], rtol=1e-4, atol=1e-5, msg=name)

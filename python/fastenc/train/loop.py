@@ -25,7 +25,7 @@ from fastenc.train.config import TrainConfig, check_same
 from fastenc.train.log import Log
 from fastenc.train.optimizer import build_optimizer, rate_factor
 from fastenc.train.plot import plot_log
-from fastenc.train.processes import on_main_process
+from fastenc.train.processes import on_main_process, process_state
 
 Collate = Callable[[Sequence[Any], int], dict[str, Any]]
 Evaluate = Callable[[Any], dict[str, float]]
@@ -69,6 +69,7 @@ class Trainer:
     ):
         accelerate = require("accelerate", extra="train")
         require("matplotlib", extra="train")  # missed now, not at the first checkpoint
+        process_state()
         # Accelerate keeps the first run's precision for the process; a later Trainer may have another.
         accelerate.state.AcceleratorState._reset_state()
         self.accelerator = accelerate.Accelerator(
