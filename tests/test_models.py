@@ -7,9 +7,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import needs_cpp
-from families import FAMILIES, model, padded_batch
 from safetensors.torch import load_file, save_file
 
+from families import FAMILIES, model, padded_batch
 from fastenc.demo.checkpoint import minilm_folder
 from fastenc.models import Encoder, EncoderConfig, MaskedLM, SequenceClassifier
 from fastenc.packing import pack, pack_sequences, unpack

@@ -4,9 +4,9 @@ import warnings
 import pytest
 import torch
 from conftest import needs_cpp
-from families import FAMILIES, config, model, padded_batch
 
 import fastenc
+from families import FAMILIES, config, model, padded_batch
 
 pytestmark = needs_cpp
 TASKS = {
@@ -355,13 +355,13 @@ def test_unsupported_models_are_refused():
 
     tiny = GPT2Model(GPT2Config(n_layer=1, n_embd=8, n_head=1, vocab_size=10))
     with pytest.raises(
-        ValueError, match="patch supports BertModel, .*got GPT2Model over GPT2Model"
+        ValueError, match=r"patch supports BertModel, .*got GPT2Model over GPT2Model"
     ):
         fastenc.patch(tiny)
     with pytest.raises(ValueError, match="is_decoder or add_cross_attention"):
         fastenc.patch(model("bert", "LMHeadModel", is_decoder=True))
-    with pytest.raises(ValueError, match="needs a transformers model.*got Linear"):
+    with pytest.raises(ValueError, match=r"needs a transformers model.*got Linear"):
         fastenc.patch(torch.nn.Linear(1, 1))
-    with pytest.raises(ValueError, match="labelled_logits_only is for .*got BertModel"):
+    with pytest.raises(ValueError, match=r"labelled_logits_only is for .*got BertModel"):
         fastenc.patch(model("bert"), labelled_logits_only=True)
     assert config("bert").hidden_size == 32

@@ -171,7 +171,15 @@ def test_micro_batches_count_by_their_labelled_tokens(tmp_path):
 
 def test_bf16_trains_fp32_weights(tmp_path):
     trainer = build(tmp_path, precision="bf16", max_steps=4)
+    batch = trainer.collate(trainer.examples[:2], 0)["batch"]
+    model, dtypes = trainer.plain_model, []
+    hook = model.encoder.register_forward_hook(
+        lambda module, inputs, output: dtypes.append(output.last_hidden_state.dtype)
+    )
     metrics = trainer.train()
+    hook.remove()
+    assert set(dtypes) == {torch.bfloat16}
+    assert model(batch).logits.dtype == torch.float32, "autocast ends with the training"
     assert 0 < metrics["loss"] < 10
     assert {value.dtype for value in weights(tmp_path).values()} == {torch.float32}
 

@@ -83,7 +83,7 @@ body {{ font-family: sans-serif; max-width: 70em; margin: 2em auto; line-height:
 img {{ width: 100% }} td, th {{ padding: 0.1em 1em 0.1em 0; text-align: left }}
 </style></head><body>
 <h1>fastenc demo</h1>
-<p>torch {torch}, {threads} threads, {minutes:.1f} minutes in all. Texts: the docstrings of this Python installation.</p>
+<p>torch {torch}, {threads} threads, {minutes:.1f} minutes in all; texts: the docstrings of this Python.</p>
 <img src="data:image/png;base64,{picture}" alt="Speed, masked-LM loss and accuracy">
 <h2>Encoding with a real checkpoint</h2>
 <p>{sentences} docstrings in batches of 32, in their own order: {tokens} real tokens, {padded} with padding. Largest

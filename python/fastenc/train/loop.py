@@ -216,7 +216,7 @@ class Trainer:
             arguments = {name: value.to(device) for name, value in arguments.items()}
             with _sync(accelerator, self.model, number + 1 == len(batches)):
                 part = self.model(**arguments).loss * (labelled * share)
-                accelerator.backward(part)
+                part.backward()  # accelerator.backward would divide by the launcher's own accumulation setting
             loss += part.detach()
         value = accelerator.reduce(loss, "mean").item()
         limit = config.max_grad_norm or math.inf
@@ -271,7 +271,8 @@ class Trainer:
 
     def _finish(self) -> None:
         """Put the best checkpoint's weights into the model, and them and their metrics into output_dir itself."""
-        model = self.plain_model.eval()
+        # The model leaves without the autocast that accelerate put around its forward.
+        model = self.accelerator.unwrap_model(self.model, keep_fp32_wrapper=False).eval()
         if (folder := self._best_folder()) is not None:
             checkpoints.load_weights(folder, model)
         if self.accelerator.is_main_process:

@@ -1,9 +1,8 @@
 """Where the supported Hugging Face classes keep what the fused forward needs."""
 
-from typing import Any
-
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor, nn
 

@@ -1,0 +1,306 @@
+"""LayerNorm and RMSNorm of residual + dropout(x + x_bias), forward and backward.
+
+    y = (h - mean(h)) * rstd * weight + bias;   dh = rstd * (g - mean(g) - xhat * mean(g * xhat)),  g = dy * weight
+
+Tiling: a program holds ROWS rows in registers, each as CHUNKS pieces of a power of two of columns (768 = 3 x 256), so
+that no lane is idle; a width with no such division takes one masked piece. The backward is persistent: each program
+walks rows with its partial column sums (dweight, dbias, dx_bias) in registers and writes them once.
+
+Bytes per element, 2-byte types: forward 4 to 8 (x, y, and residual, h where there are any), backward 6 to 8.
+Source: Ba et al. 2016, arXiv:1607.06450; Zhang and Sennrich 2019, arXiv:1910.07467.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from fastenc.kernels.dropout import dropout_scale
+from torch import Tensor
+
+
+@triton.jit
+def _layer_norm_fwd_kernel(
+    x_ptr,  # (rows, width)
+    residual_ptr,  # (rows, width)
+    x_bias_ptr,  # (width,)
+    weight_ptr,  # (width,)
+    bias_ptr,  # (width,)
+    y_ptr,  # (rows, width)
+    h_ptr,  # (rows, width)
+    mean_ptr,  # (rows,), float32
+    rstd_ptr,  # (rows,), float32
+    seed_ptr,  # (1,), int64
+    rows,
+    eps,
+    threshold,
+    drop_scale,
+    WIDTH: tl.constexpr,
+    CHUNK: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    ROWS: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
+    HAS_X_BIAS: tl.constexpr,
+    HAS_WEIGHT: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    HAS_DROPOUT: tl.constexpr,
+    SAVE_H: tl.constexpr,
+    SAVE_STATISTICS: tl.constexpr,
+    RMS: tl.constexpr,
+):
+    row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS))[:, None]
+    start = row.to(tl.int64) * WIDTH
+    pieces = ()
+    total = tl.zeros([ROWS, CHUNK], tl.float32)
+    for c in tl.static_range(CHUNKS):
+        column = (tl.arange(0, CHUNK) + c * CHUNK)[None, :]
+        mask = (row < rows) & (column < WIDTH)
+        h = tl.load(x_ptr + start + column, mask=mask, other=0.0).to(tl.float32)
+        if HAS_X_BIAS:
+            h += tl.load(x_bias_ptr + column, mask=column < WIDTH, other=0.0).to(tl.float32)
+        if HAS_DROPOUT:
+            keep = dropout_scale(tl.load(seed_ptr), 0, row, column, threshold, drop_scale)
+            h = tl.where(keep == 0.0, 0.0, h * keep)
+        if HAS_RESIDUAL:
+            h += tl.load(residual_ptr + start + column, mask=mask, other=0.0).to(tl.float32)
+        if SAVE_H:
+            # Statistics are those of what the backward will read.
+            rounded = h.to(h_ptr.dtype.element_ty)
+            tl.store(h_ptr + start + column, rounded, mask=mask)
+            h = rounded.to(tl.float32)
+        h = tl.where(mask, h, 0.0)
+        total += h
+        pieces = pieces + (h,)  # noqa: RUF005  (Triton has no unpacking here)
+    mean = tl.sum(total, 1)[:, None] * (1.0 / WIDTH)
+    if RMS:
+        mean = mean * 0.0
+    squares = tl.zeros([ROWS, CHUNK], tl.float32)
+    for c in tl.static_range(CHUNKS):
+        column = (tl.arange(0, CHUNK) + c * CHUNK)[None, :]
+        deviation = tl.where(column < WIDTH, pieces[c] - mean, 0.0)
+        squares += deviation * deviation
+    rstd = 1.0 / tl.sqrt(tl.sum(squares, 1)[:, None] * (1.0 / WIDTH) + eps)
+    for c in tl.static_range(CHUNKS):
+        column = (tl.arange(0, CHUNK) + c * CHUNK)[None, :]
+        y = (pieces[c] - mean) * rstd
+        if HAS_WEIGHT:
+            y *= tl.load(weight_ptr + column, mask=column < WIDTH, other=0.0).to(tl.float32)
+        if HAS_BIAS:
+            y += tl.load(bias_ptr + column, mask=column < WIDTH, other=0.0).to(tl.float32)
+        tl.store(
+            y_ptr + start + column,
+            y.to(y_ptr.dtype.element_ty),
+            mask=(row < rows) & (column < WIDTH),
+        )
+    if SAVE_STATISTICS:
+        tl.store(mean_ptr + row, mean, mask=row < rows)
+        tl.store(rstd_ptr + row, rstd, mask=row < rows)
+
+
+@triton.jit
+def _layer_norm_bwd_kernel(
+    dy_ptr,  # (rows, width)
+    h_ptr,  # (rows, width)
+    mean_ptr,  # (rows,)
+    rstd_ptr,  # (rows,)
+    weight_ptr,  # (width,)
+    dh_ptr,  # (rows, width)
+    dx_ptr,  # (rows, width), only with dropout
+    partial_ptr,  # (programs, 3, width), float32: dweight, dbias, dx_bias
+    seed_ptr,
+    rows,
+    threshold,
+    drop_scale,
+    WIDTH: tl.constexpr,
+    CHUNK: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    ROWS: tl.constexpr,
+    HAS_WEIGHT: tl.constexpr,
+    HAS_DROPOUT: tl.constexpr,
+    WANTS_AFFINE: tl.constexpr,
+    WANTS_X_BIAS: tl.constexpr,
+    RMS: tl.constexpr,
+):
+    dweights = ()
+    dbiases = ()
+    dx_biases = ()
+    for _ in tl.static_range(CHUNKS):
+        dweights = dweights + (tl.zeros([ROWS, CHUNK], tl.float32),)  # noqa: RUF005
+        dbiases = dbiases + (tl.zeros([ROWS, CHUNK], tl.float32),)  # noqa: RUF005
+        dx_biases = dx_biases + (tl.zeros([ROWS, CHUNK], tl.float32),)  # noqa: RUF005
+    for first in tl.range(tl.program_id(0) * ROWS, rows, tl.num_programs(0) * ROWS):
+        row = (first + tl.arange(0, ROWS))[:, None]
+        start = row.to(tl.int64) * WIDTH
+        mean = tl.load(mean_ptr + row, mask=row < rows, other=0.0)
+        rstd = tl.load(rstd_ptr + row, mask=row < rows, other=0.0)
+        sum_g = tl.zeros([ROWS, CHUNK], tl.float32)
+        sum_gx = tl.zeros([ROWS, CHUNK], tl.float32)
+        xhats = ()
+        gs = ()
+        new_dweights = ()
+        new_dbiases = ()
+        for c in tl.static_range(CHUNKS):
+            column = (tl.arange(0, CHUNK) + c * CHUNK)[None, :]
+            mask = (row < rows) & (column < WIDTH)
+            h = tl.load(h_ptr + start + column, mask=mask, other=0.0).to(tl.float32)
+            dy = tl.load(dy_ptr + start + column, mask=mask, other=0.0).to(tl.float32)
+            xhat = tl.where(mask, (h - mean) * rstd, 0.0)
+            g = dy
+            if HAS_WEIGHT:
+                g = dy * tl.load(weight_ptr + column, mask=column < WIDTH, other=0.0).to(tl.float32)
+            sum_g += g
+            sum_gx += g * xhat
+            xhats = xhats + (xhat,)  # noqa: RUF005
+            gs = gs + (g,)  # noqa: RUF005
+            new_dweights = new_dweights + (dweights[c] + dy * xhat,)  # noqa: RUF005
+            new_dbiases = new_dbiases + (dbiases[c] + dy,)  # noqa: RUF005
+        dweights = new_dweights
+        dbiases = new_dbiases
+        mean_g = tl.sum(sum_g, 1)[:, None] * (1.0 / WIDTH)
+        mean_gx = tl.sum(sum_gx, 1)[:, None] * (1.0 / WIDTH)
+        if RMS:
+            mean_g = mean_g * 0.0
+        new_dx_biases = ()
+        for c in tl.static_range(CHUNKS):
+            column = (tl.arange(0, CHUNK) + c * CHUNK)[None, :]
+            mask = (row < rows) & (column < WIDTH)
+            dx = tl.where(mask, (gs[c] - mean_g - xhats[c] * mean_gx) * rstd, 0.0)
+            tl.store(dh_ptr + start + column, dx.to(dh_ptr.dtype.element_ty), mask=mask)
+            if HAS_DROPOUT:
+                dx *= dropout_scale(tl.load(seed_ptr), 0, row, column, threshold, drop_scale)
+                tl.store(dx_ptr + start + column, dx.to(dx_ptr.dtype.element_ty), mask=mask)
+            new_dx_biases = new_dx_biases + (dx_biases[c] + dx,)  # noqa: RUF005
+        dx_biases = new_dx_biases
+    for c in tl.static_range(CHUNKS):
+        column = tl.arange(0, CHUNK) + c * CHUNK
+        place = partial_ptr + tl.program_id(0).to(tl.int64) * (3 * WIDTH) + column
+        if WANTS_AFFINE:
+            tl.store(place, tl.sum(dweights[c], 0), mask=column < WIDTH)
+            tl.store(place + WIDTH, tl.sum(dbiases[c], 0), mask=column < WIDTH)
+        if WANTS_X_BIAS:
+            tl.store(place + 2 * WIDTH, tl.sum(dx_biases[c], 0), mask=column < WIDTH)
+
+
+def chunks(width: int) -> tuple[int, int]:
+    """(columns a piece, pieces): the largest power of two that divides the width, if there are at most 8 pieces."""
+    piece = width & -width
+    if piece >= 64 and width // piece <= 8:
+        return piece, width // piece
+    return triton.next_power_of_2(width), 1
+
+
+def config(width: int, backward: bool) -> dict:
+    """Launch parameters; not tuned on a device yet. About 1,024 elements a program and warp keep rows in registers."""
+    chunk, count = chunks(width)
+    rows = max(1, (1024 if backward else 2048) // (chunk * count))
+    return {"CHUNK": chunk, "CHUNKS": count, "ROWS": rows, "num_warps": 4 if width <= 4096 else 8}
+
+
+def layer_norm_forward(
+    x: Tensor,
+    residual: Tensor | None,
+    x_bias: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    seed: Tensor | None,
+    dropout_p: float,
+    eps: float,
+    rms: bool,
+    save: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """(y, h, mean, rstd) as the op fastenc::layer_norm_fwd returns them."""
+    x = x.contiguous()
+    residual = None if residual is None else residual.contiguous()
+    width = x.shape[-1]
+    rows = x.numel() // width if width else 0
+    fused = residual is not None or x_bias is not None or seed is not None
+    y = torch.empty_like(x)
+    h = torch.empty_like(x) if save and fused else x.new_empty((0,))
+    mean, rstd = (x.new_empty((rows if save else 0,), dtype=torch.float32) for _ in range(2))
+    if not rows:
+        return y, h, mean, rstd
+    threshold = int(dropout_p * 65536 + 0.5) if seed is not None else 0
+    launch = config(width, False)
+    some = lambda tensor: x if tensor is None else tensor
+    _layer_norm_fwd_kernel[(triton.cdiv(rows, launch["ROWS"]),)](
+        x,
+        some(residual),
+        some(x_bias),
+        some(weight),
+        some(bias),
+        y,
+        h,
+        mean,
+        rstd,
+        some(seed),
+        rows,
+        eps,
+        threshold,
+        65536 / (65536 - threshold),
+        WIDTH=width,
+        HAS_RESIDUAL=residual is not None,
+        HAS_X_BIAS=x_bias is not None,
+        HAS_WEIGHT=weight is not None,
+        HAS_BIAS=bias is not None,
+        HAS_DROPOUT=threshold > 0,
+        SAVE_H=save and fused,
+        SAVE_STATISTICS=save,
+        RMS=rms,
+        **launch,
+    )
+    return y, h, mean, rstd
+
+
+def layer_norm_backward(
+    dy: Tensor,
+    h: Tensor,
+    mean: Tensor,
+    rstd: Tensor,
+    weight: Tensor | None,
+    seed: Tensor | None,
+    dropout_p: float,
+    rms: bool,
+    wants_affine: bool,
+    wants_x_bias: bool,
+    max_programs: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """(dh, dx, dweight, dbias, dx_bias) as the op fastenc::layer_norm_bwd returns them.
+
+    Args:
+        max_programs: programs of the persistent grid; the sums' order depends on it and on nothing else.
+    """
+    dy = dy.contiguous()
+    width = h.shape[-1]
+    rows = h.numel() // width if width else 0
+    launch = config(width, True) if width else {"ROWS": 1}
+    programs = max(1, min(max_programs, triton.cdiv(rows, launch["ROWS"])))
+    dh = torch.empty_like(h)
+    dx = torch.empty_like(h) if seed is not None else h.new_empty((0,))
+    partial = torch.zeros((programs, 3, width), dtype=torch.float32, device=h.device)
+    threshold = int(dropout_p * 65536 + 0.5) if seed is not None else 0
+    if rows:
+        _layer_norm_bwd_kernel[(programs,)](
+            dy,
+            h,
+            mean,
+            rstd,
+            h if weight is None else weight,
+            dh,
+            dx,
+            partial,
+            h if seed is None else seed,
+            rows,
+            threshold,
+            65536 / (65536 - threshold),
+            WIDTH=width,
+            HAS_WEIGHT=weight is not None,
+            HAS_DROPOUT=threshold > 0,
+            WANTS_AFFINE=wants_affine,
+            WANTS_X_BIAS=wants_x_bias,
+            RMS=rms,
+            **launch,
+        )
+        if seed is not None and not threshold:
+            dx.copy_(dh)
+    sums = partial.sum(0)
+    empty = sums.new_empty((0,))
+    dweight, dbias = (sums[0], sums[1]) if wants_affine else (empty, empty)
+    return dh, dx, dweight, dbias, sums[2] if wants_x_bias else empty
