@@ -43,7 +43,7 @@ def speedup(row: dict | None) -> str:
 def time_and_speedup(row: dict | None) -> str:
     if row is None:
         return "–"
-    return "wrong" if "wrong" in row else f"{row['median_ms']:.1f} ms, {row['speedup']:.1f}×"
+    return "wrong" if "wrong" in row else f"{row['median_ms']:.3g} ms, {row['speedup']:.2f}×"
 
 
 def section(title: str, command: str, text: str, body: str) -> str:
@@ -78,6 +78,22 @@ def masked_cross_entropy(data: dict) -> str:
         + machine_line(data["machine"]),
         grid(cases, timed, "time, speed-up", time_and_speedup),
     )
+
+
+def ops(title: str, name: str):
+    """A section for an op's benchmark with many cases: cases down, providers across."""
+
+    def make(data: dict) -> str:
+        cases = data["cases"]
+        providers = list(next(iter(cases.values())))
+        lines = [f"| | {' | '.join(providers)} |", "|---|" + "---:|" * len(providers)]
+        for case, rows in cases.items():
+            cells = [time_and_speedup(rows[provider]) for provider in providers]
+            lines.append(f"| {case} | " + " | ".join(cells) + " |")
+        command = f"python -m benchmarks.run {name}"
+        return section(title, command, machine_line(data["machine"]), "\n".join(lines))
+
+    return make
 
 
 def mlm_step(data: dict) -> str:
@@ -134,6 +150,9 @@ def train_mlm(data: dict) -> str:
 SECTIONS = {
     "encoder": encoder,
     "masked_cross_entropy": masked_cross_entropy,
+    "attention": ops("Attention over packed sequences, 12 heads of 32", "attention"),
+    "layer_norm": ops("LayerNorm(residual + x + bias)", "layer_norm"),
+    "bias_gelu": ops("GELU(x + bias)", "bias_gelu"),
     "mlm_step": mlm_step,
     "train_sst2": train_sst2,
     "train_mlm": train_mlm,

@@ -37,9 +37,22 @@ def test_tails_are_exact(instruction_set, approximate):
     assert bias_gelu(torch.tensor([float("nan")])).isnan().all()
 
 
+@pytest.mark.parametrize("impl", ["cpp", "reference"])
+def test_in_place_writes_the_same_values_into_x(instruction_set, impl):
+    x, bias = torch.randn(5, 37), torch.randn(37)
+    expected = F.gelu(x + bias)
+    for values in (x.clone(), x.repeat_interleave(2, dim=1)[:, ::2]):
+        out = bias_gelu(values, bias, inplace=True, impl=impl)
+        assert out is values
+        torch.testing.assert_close(out, expected, rtol=1e-6, atol=2e-6)
+    with pytest.raises(ValueError, match="inplace would overwrite the x that the gradient needs"):
+        bias_gelu(x.requires_grad_(), bias, inplace=True)
+
+
 @needs_cpp
 def test_registration_passes_opcheck():
     x, bias = torch.randn(4, 24), torch.randn(24)
+    torch.library.opcheck(torch.ops.fastenc.bias_gelu_.default, (x.clone(), bias, False))
     torch.library.opcheck(torch.ops.fastenc.bias_gelu_fwd.default, (x, bias, False))
     torch.library.opcheck(torch.ops.fastenc.bias_gelu_bwd.default, (x, x, bias, True))
 

@@ -1,5 +1,6 @@
 """One post-norm transformer encoder layer over packed tokens."""
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -19,6 +20,10 @@ ACTIVATIONS: dict[str, str | Callable[[Tensor], Tensor]] = {
     "relu": torch.relu,
     "silu": F.silu,
 }
+
+# Rows that inference takes at once from the attention's output to the end of the layer: larger wide intermediates
+# would come from fresh pages at every call.
+ROWS_AT_ONCE = 2048
 
 
 class LayerWeights(NamedTuple):
@@ -111,23 +116,29 @@ class InferenceLayer:
         w, o = weights, options
         heads = self._qkv(x, w.qkv_weights, w.qkv_biases).view(x.shape[0], 3, o.num_heads, -1)
         mixed = attention(heads, cu_seqlens, max_seqlen).flatten(1)
+        count = max(1, math.ceil(x.shape[0] / ROWS_AT_ONCE))
+        blocks = zip(mixed.chunk(count), x.chunk(count), strict=True)
+        parts = [self._after_attention(rows, residual, w, o) for rows, residual in blocks]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _after_attention(
+        self, mixed: Tensor, x: Tensor, w: LayerWeights, o: LayerOptions
+    ) -> Tensor:
         projected = self._attention_out(mixed, (w.attention_out_weight,), (w.attention_out_bias,))
         h = layer_norm(
             projected, w.attention_norm_weight, w.attention_norm_bias, residual=x, eps=o.eps
         )
-        if ACTIVATIONS[o.activation] == "none":
-            inner = self._up(h, (w.up_weight,), (w.up_bias,), "gelu")
-        else:
-            inner = activate(self._up(h, (w.up_weight,), (None,)), w.up_bias, o.activation)
+        inner = self._up(h, (w.up_weight,), (None,))
+        inner = activate(inner, w.up_bias, o.activation, inplace=True)
         projected = self._down(inner, (w.down_weight,), (w.down_bias,))
         return layer_norm(projected, w.out_norm_weight, w.out_norm_bias, residual=h, eps=o.eps)
 
 
-def activate(x: Tensor, bias: Tensor, activation: str) -> Tensor:
-    """activation(x + bias) for a name of ACTIVATIONS."""
+def activate(x: Tensor, bias: Tensor, activation: str, inplace: bool = False) -> Tensor:
+    """activation(x + bias) for a name of ACTIVATIONS; in place: x may be overwritten."""
     function = ACTIVATIONS[activation]
     if isinstance(function, str):
-        return bias_gelu(x, bias, approximate=function)
+        return bias_gelu(x, bias, approximate=function, inplace=inplace)
     return function(x + bias.to(x.dtype))
 
 

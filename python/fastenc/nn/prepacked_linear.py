@@ -30,7 +30,7 @@ def can_prepack(weight: Tensor) -> bool:
 
 
 class PrepackedLinear:
-    """activation(x @ W.T + b), where W is the given weights one above the other (a fused q, k, v projection).
+    """x @ W.T + b, where W is the given weights one above the other (a fused q, k, v projection).
 
     The reordered copy is made at the first call, and again when a weight was replaced or changed. Torch's version
     counters do not tell: its fused optimisers and writes through ``.data`` leave them as they were, so a sample of
@@ -49,21 +49,17 @@ class PrepackedLinear:
         x: Tensor,
         weights: Sequence[Tensor],
         biases: Sequence[Tensor | None],
-        activation: str = "none",
     ) -> Tensor:
-        """x: (tokens, in_features); activation: "none" or "gelu", with a bias for each weight or none at all."""
+        """x: (tokens, in_features); a bias for each weight, or none at all."""
         if not can_prepack(weights[0]) or x.dtype != weights[0].dtype:
-            y = F.linear(x, _stack(weights), _fuse(biases))
-            return F.gelu(y) if activation == "gelu" else y
+            return F.linear(x, _stack(weights), _fuse(biases))
         key = _key([t for t in (*weights, *biases) if t is not None])
         if key != self._key:
             self._weight = torch.ops.mkldnn._reorder_linear_weight(_stack(weights).detach())
             self._bias = _fuse(biases)
             # Holding the tensors keeps another one from appearing at the same address.
             self._held, self._key = (*weights, *biases), key
-        return torch.ops.mkldnn._linear_pointwise(
-            x, self._weight, self._bias, activation, [], "none"
-        )
+        return torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")
 
     def forget(self) -> None:
         """Drop the copy."""

@@ -10,7 +10,12 @@ from fastenc.reference import bias_gelu as reference
 
 
 def bias_gelu(
-    x: Tensor, bias: Tensor | None = None, *, approximate: str = "none", impl: str = "auto"
+    x: Tensor,
+    bias: Tensor | None = None,
+    *,
+    approximate: str = "none",
+    inplace: bool = False,
+    impl: str = "auto",
 ) -> Tensor:
     """gelu(x + bias), and the bias gradient in the same pass of the backward.
 
@@ -20,6 +25,7 @@ def bias_gelu(
     Args:
         x: (..., intermediate_size), floating point.
         bias: (intermediate_size,) or None; any floating dtype.
+        inplace: write the result into x, which spares a large buffer's page faults; without gradients only.
         impl: "auto", "cpp" or "reference".
     Returns: shape and dtype of x.
     Raises: ValueError stating rule, received value, remedy.
@@ -30,12 +36,25 @@ def bias_gelu(
     _checks.check_vector("bias_gelu", "bias", bias, x)
     if approximate not in ("none", "tanh"):
         raise ValueError(f"bias_gelu: approximate must be 'none' or 'tanh', got {approximate!r}")
+    differentiable = torch.is_grad_enabled() and (
+        x.requires_grad or (bias is not None and bias.requires_grad)
+    )
+    if inplace and differentiable:
+        raise ValueError(
+            "bias_gelu: inplace would overwrite the x that the gradient needs; "
+            "leave it False, or run under torch.no_grad()"
+        )
     if choose("bias_gelu", impl, x) == "reference":
-        return reference.bias_gelu(x, bias, approximate=approximate)
+        y = reference.bias_gelu(x, bias, approximate=approximate)
+        return x.copy_(y) if inplace else y
     tanh = approximate == "tanh"
-    if torch.is_grad_enabled() and (x.requires_grad or (bias is not None and bias.requires_grad)):
+    if inplace and x.is_contiguous():
+        torch.ops.fastenc.bias_gelu_(x, bias, tanh)
+        return x
+    if differentiable:
         return _BiasGelu.apply(x, bias, tanh)
-    return torch.ops.fastenc.bias_gelu_fwd(x, bias, tanh)
+    y = torch.ops.fastenc.bias_gelu_fwd(x, bias, tanh)
+    return x.copy_(y) if inplace else y
 
 
 class _BiasGelu(torch.autograd.Function):
@@ -62,6 +81,7 @@ def _fake_backward(dy, x, bias, tanh):
     return _fake_forward(x, bias, tanh), x.new_empty((width,), dtype=torch.float32)
 
 
+define("bias_gelu_(Tensor(a!) x, Tensor? bias, bool tanh) -> ()", lambda x, bias, tanh: None)
 define("bias_gelu_fwd(Tensor x, Tensor? bias, bool tanh) -> Tensor", _fake_forward)
 define(
     "bias_gelu_bwd(Tensor dy, Tensor x, Tensor? bias, bool tanh) -> (Tensor, Tensor)",

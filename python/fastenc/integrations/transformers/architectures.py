@@ -1,8 +1,7 @@
 """Where the supported Hugging Face classes keep what the fused forward needs."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
@@ -17,8 +16,7 @@ BASE_MODELS = {
 }
 
 
-@dataclass(frozen=True)
-class LayerParts:
+class LayerParts(NamedTuple):
     """The modules of one transformer layer, in the canonical roles."""
 
     query: Any

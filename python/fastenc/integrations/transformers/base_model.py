@@ -33,17 +33,27 @@ class PackedRun(NamedTuple):
 
 
 class Layers:
-    """The prepacked inference layers of one base model, kept from call to call."""
+    """The layers of one base model.
+
+    Attributes:
+        parts: each layer's modules, as :func:`obstacle` found them at the start of the present call.
+        inference: the prepacked inference layers, kept from call to call.
+    """
 
     def __init__(self) -> None:
-        self._layers: dict[int, InferenceLayer] = {}
+        self.parts: list[architectures.LayerParts] = []
+        self.inference: list[InferenceLayer] = []
 
-    def __getitem__(self, place: int) -> InferenceLayer:
-        return self._layers.setdefault(place, InferenceLayer())
+    def read(self, base: Any) -> None:
+        """Raises: AttributeError if a layer lacks a part."""
+        modules = architectures.layers_of(base)
+        self.parts = [architectures.parts_of(base, layer) for layer in modules]
+        if len(self.inference) != len(modules):
+            self.inference = [InferenceLayer() for _ in modules]
 
 
-def obstacle(base: Any, arguments: dict) -> str | None:
-    """Why this call must take the model's own forward, or None."""
+def obstacle(base: Any, layers: Layers, arguments: dict) -> str | None:
+    """Why this call must take the model's own forward, or None. Reads the layers' modules."""
     config = base.config
     extra = {
         name
@@ -71,11 +81,11 @@ def obstacle(base: Any, arguments: dict) -> str | None:
     parameter = base.embeddings.word_embeddings.weight
     if choose("attention", "auto", parameter) == "reference":
         return f"there is no fused attention for {parameter.dtype} on {parameter.device.type}"
-    return _changed_module(base)
+    return _changed_module(base, layers)
 
 
 def run(base: Any, layers: Layers, arguments: dict, keep_all: bool) -> PackedRun:
-    """Embed and encode the real tokens only."""
+    """Embed and encode the real tokens only, after :func:`obstacle` found none."""
     inputs, mask = _inputs(arguments), arguments.get("attention_mask")
     rows, length = inputs.shape[:2]
     places = torch.zeros((rows, length), dtype=torch.long, device=inputs.device)
@@ -83,14 +93,14 @@ def run(base: Any, layers: Layers, arguments: dict, keep_all: bool) -> PackedRun
     x = _embed(base, arguments, batch)
     states = [x]
     heads, activation = architectures.num_heads(base), str(architectures.activation(base))
-    for place, layer in enumerate(architectures.layers_of(base)):
-        parts = architectures.parts_of(base, layer)
+    for parts, inference in zip(layers.parts, layers.inference, strict=True):
         options = parts.options(heads, activation)
         call = (x, batch.cu_seqlens, batch.max_seqlen, parts.weights(), options)
         if wants_inference(x, options):
-            x = layers[place](*call)
+            x = inference(*call)
         else:
-            layers[place].forget()
+            inference.forget()
+            layer = parts.containers[0]
             recompute = layer.training and getattr(layer, "gradient_checkpointing", False)
             x = (
                 checkpoint(encoder_layer, *call, use_reentrant=False)
@@ -182,15 +192,15 @@ def _positions(base, ids: Tensor | None, rows: int, length: int, device) -> Tens
     return real.cumsum(1) * real + padding
 
 
-def _changed_module(base: Any) -> str | None:
+def _changed_module(base: Any, layers: Layers) -> str | None:
     """A module that is not what the fused layer stands for: replaced, hooked or given another forward."""
     if architectures.activation(base) is None:
         return "its activation is not one of the fused layer's"
-    for layer in architectures.layers_of(base):
-        try:
-            parts = architectures.parts_of(base, layer)
-        except AttributeError as error:
-            return f"a layer lacks a part ({error})"
+    try:
+        layers.read(base)
+    except AttributeError as error:
+        return f"a layer lacks a part ({error})"
+    for parts in layers.parts:
         for module in parts.linears():
             if type(module) is not nn.Linear:
                 return f"a linear layer is a {type(module).__name__}"

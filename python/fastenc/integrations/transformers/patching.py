@@ -136,7 +136,7 @@ def _named(own, args: tuple, kwargs: dict) -> dict:
 
 
 def _base_forward(base, state: _State, arguments: dict, plain):
-    reason = base_model.obstacle(base, arguments)
+    reason = base_model.obstacle(base, state.layers, arguments)
     if reason is not None:
         base_model.warn_once(base, reason)
         return plain(**arguments)
@@ -162,10 +162,10 @@ def _task_forward(model, state: _State, arguments: dict, plain):
 def _masked_lm_forward(model, state: _State, arguments: dict, plain):
     base = model.base_model
     inner = {name: value for name, value in arguments.items() if name != "labels"}
-    reason = base_model.obstacle(base, inner) or masked_lm.obstacle(model)
+    layers = base.__dict__[STATE].layers
+    reason = base_model.obstacle(base, layers, inner) or masked_lm.obstacle(model)
     if reason is not None or _loss_reads_padding(arguments):
         return _task_forward(model, state, arguments, plain)
-    layers = base.__dict__[STATE].layers
     return masked_lm.forward(model, base, layers, arguments, state.labelled_logits_only)
 
 
