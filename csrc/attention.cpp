@@ -79,7 +79,8 @@ Attention arguments(const Tensor& qkv, const std::optional<Tensor>& seed, double
   return a;
 }
 
-Tensor forward(
+// (out, no log-sum-exp: the backward here forms the probabilities from qkv alone)
+std::tuple<Tensor, Tensor> forward(
     Tensor qkv, Tensor cu_seqlens, int64_t max_seqlen, std::optional<Tensor> seed, double dropout_p, double scale) {
   const bool bf16 = is_bfloat16(qkv);
   if (qkv.stride(3) != 1) qkv = as_contiguous(qkv);
@@ -91,12 +92,12 @@ Tensor forward(
     float* scratch = thread_scratch(attention_forward_scratch(max_seqlen, a.head_dim));
     FASTENC_CALL(attention_forward, a, bf16, first, length, head, scratch);
   });
-  return out;
+  return {out, empty({0}, ScalarType::Float)};
 }
 
 Tensor backward(
-    Tensor dout, Tensor qkv, Tensor cu_seqlens, int64_t max_seqlen, std::optional<Tensor> seed, double dropout_p,
-    double scale) {
+    Tensor dout, Tensor qkv, std::optional<Tensor> /*out*/, Tensor /*lse*/, Tensor cu_seqlens, int64_t max_seqlen,
+    std::optional<Tensor> seed, double dropout_p, double scale) {
   const bool bf16 = is_bfloat16(qkv);
   if (qkv.stride(3) != 1) qkv = as_contiguous(qkv);
   cu_seqlens = as_contiguous(cu_seqlens);

@@ -298,6 +298,8 @@ def attention_forward(
     scale: float,
 ) -> tuple[Tensor, Tensor]:
     """(out (total_tokens, H, D), lse (H, total_tokens) float32 in units of log2)."""
+    if qkv.stride(3) != 1:
+        qkv = qkv.contiguous()
     total_tokens, _, heads, head_dim = qkv.shape
     out = qkv.new_empty((total_tokens, heads, head_dim))
     lse = qkv.new_empty((heads, total_tokens), dtype=torch.float32)
@@ -332,9 +334,11 @@ def attention_backward(
     seed: Tensor | None,
     dropout_p: float,
     scale: float,
-    deterministic: bool,
 ) -> Tensor:
-    """dqkv, contiguous. ``deterministic`` forms dq in a kernel of its own instead of adding it atomically."""
+    """dqkv, contiguous; dq by atomic addition, or by its own kernel under torch.use_deterministic_algorithms."""
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    if qkv.stride(3) != 1:
+        qkv = qkv.contiguous()
     total_tokens, _, heads, head_dim = qkv.shape
     dqkv = torch.empty(qkv.shape, dtype=qkv.dtype, device=qkv.device)
     dropout, constants = _common(qkv, cu_seqlens, seed, dropout_p)
@@ -342,6 +346,7 @@ def attention_backward(
     grid = (triton.cdiv(max_seqlen, launch["BLOCK_N"]), cu_seqlens.shape[0] - 1, heads)
     if 0 in grid:
         return dqkv
+    dout = dout.contiguous()
     delta = torch.empty_like(lse)
     sizes = {name: constants[name] for name in ("H", "D", "BLOCK_D")}
     _attention_delta_kernel[(triton.cdiv(total_tokens, 64), heads)](

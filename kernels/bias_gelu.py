@@ -9,6 +9,7 @@ Bytes per element, 2-byte types: forward 4, backward 6. Source: Hendrycks and Gi
 import torch
 import triton
 import triton.language as tl
+from fastenc.kernels.device import persistent_programs
 from torch import Tensor
 
 
@@ -88,10 +89,20 @@ def config(width: int) -> dict:
 
 def bias_gelu_forward(x: Tensor, bias: Tensor | None, tanh: bool) -> Tensor:
     x = x.contiguous()
-    width = x.shape[-1]
     y = torch.empty_like(x)
+    _forward_into(y, x, bias, tanh)
+    return y
+
+
+def bias_gelu_in_place(x: Tensor, bias: Tensor | None, tanh: bool) -> None:
+    """x is contiguous."""
+    _forward_into(x, x, bias, tanh)
+
+
+def _forward_into(y: Tensor, x: Tensor, bias: Tensor | None, tanh: bool) -> None:
+    width = x.shape[-1]
     if not x.numel():
-        return y
+        return
     rows, launch = x.numel() // width, config(width)
     grid = (triton.cdiv(rows, launch["ROWS"]), triton.cdiv(width, launch["BLOCK"]))
     _bias_gelu_fwd_kernel[grid](
@@ -104,13 +115,12 @@ def bias_gelu_forward(x: Tensor, bias: Tensor | None, tanh: bool) -> Tensor:
         TANH=tanh,
         **launch,
     )
-    return y
 
 
 def bias_gelu_backward(
-    dy: Tensor, x: Tensor, bias: Tensor | None, tanh: bool, max_programs: int
+    dy: Tensor, x: Tensor, bias: Tensor | None, tanh: bool
 ) -> tuple[Tensor, Tensor]:
-    """(dx, dbias float32, empty without a bias); the sum's order depends on max_programs and nothing else."""
+    """(dx, dbias float32, empty without a bias)."""
     dy, x = dy.contiguous(), x.contiguous()
     width = x.shape[-1]
     dx = torch.empty_like(x)
@@ -120,7 +130,8 @@ def bias_gelu_backward(
             width if bias is not None else 0, dtype=torch.float32, device=x.device
         )
     launch = config(width)
-    programs = min(max_programs, triton.cdiv(rows, launch["ROWS"]))
+    # The order of the sum depends on the number of programs, so on the kind of device, and on nothing else.
+    programs = min(persistent_programs(x.device, 2), triton.cdiv(rows, launch["ROWS"]))
     partial = torch.empty(
         (programs, width if bias is not None else 0), dtype=torch.float32, device=x.device
     )

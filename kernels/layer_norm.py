@@ -13,6 +13,7 @@ Source: Ba et al. 2016, arXiv:1607.06450; Zhang and Sennrich 2019, arXiv:1910.07
 import torch
 import triton
 import triton.language as tl
+from fastenc.kernels.device import persistent_programs
 from fastenc.kernels.dropout import dropout_scale
 from torch import Tensor
 
@@ -260,18 +261,15 @@ def layer_norm_backward(
     rms: bool,
     wants_affine: bool,
     wants_x_bias: bool,
-    max_programs: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """(dh, dx, dweight, dbias, dx_bias) as the op fastenc::layer_norm_bwd returns them.
-
-    Args:
-        max_programs: programs of the persistent grid; the sums' order depends on it and on nothing else.
-    """
+    """(dh, dx, dweight, dbias, dx_bias) as the op fastenc::layer_norm_bwd returns them."""
     dy = dy.contiguous()
     width = h.shape[-1]
     rows = h.numel() // width if width else 0
     launch = config(width, True) if width else {"ROWS": 1}
-    programs = max(1, min(max_programs, triton.cdiv(rows, launch["ROWS"])))
+    # The order of the sums depends on the number of programs, so on the kind of device, and on nothing else.
+    most = persistent_programs(h.device, 2)
+    programs = max(1, min(most, triton.cdiv(rows, launch["ROWS"])))
     dh = torch.empty_like(h)
     dx = torch.empty_like(h) if seed is not None else h.new_empty((0,))
     partial = torch.zeros((programs, 3, width), dtype=torch.float32, device=h.device)

@@ -144,7 +144,7 @@ def test_registration_passes_opcheck():
     )
     torch.library.opcheck(
         torch.ops.fastenc.attention_bwd.default,
-        (torch.randn(10, 2, 16), qkv, cu_seqlens, 6, None, 0.0, 0.25),
+        (torch.randn(10, 2, 16), qkv, None, torch.empty(0), cu_seqlens, 6, None, 0.0, 0.25),
     )
 
 

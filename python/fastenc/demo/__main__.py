@@ -17,7 +17,7 @@ def main() -> None:
 
     print("Reading the docstrings of this Python installation …", flush=True)
     texts = corpus.standard_library()
-    pairs = corpus.which_package()
+    training, held_out = corpus.which_package()
 
     print("\n1. One checkpoint (MiniLM), three ways to run it", flush=True)
     encoded = encoding.run(texts[:320])
@@ -39,7 +39,7 @@ def main() -> None:
     print(f"   held-out loss {before:.2f} -> {after:.2f}")
 
     print("\n3. Fine-tuning MiniLM: which package does this docstring come from?", flush=True)
-    classified = classification.run(pairs, folder / "finetuned")
+    classified = classification.run(training, held_out, folder / "finetuned")
     for name, accuracy in classified["accuracies"].items():
         print(f"   {name:18} {accuracy:6.1%}")
 

@@ -14,16 +14,19 @@ from fastenc.train.log import read_log
 MAX_LENGTH, TRAINING, HELD_OUT = 64, 4000, 1000
 
 
-def run(pairs: list[tuple[str, str]], folder: Path) -> dict:
-    """Fine-tune on (text, package) pairs and measure on held-out ones.
+Pairs = list[tuple[str, str]]
+
+
+def run(training_pairs: Pairs, held_out_pairs: Pairs, folder: Path) -> dict:
+    """Fine-tune on (text, package) pairs and measure on others.
 
     Returns: accuracies of the majority class, a bag of words and the fine-tuned model, and the log's lines.
     """
-    names = sorted({package for _, package in pairs})
+    names = sorted({package for _, package in training_pairs})
     as_data = lambda part: LabelledData(
         [text for text, _ in part], [names.index(package) for _, package in part], names
     )
-    held_out, training = as_data(pairs[:HELD_OUT]), as_data(pairs[HELD_OUT : HELD_OUT + TRAINING])
+    training, held_out = as_data(training_pairs[:TRAINING]), as_data(held_out_pairs[:HELD_OUT])
     model = SequenceClassifier.from_pretrained(minilm_folder(), label_names=names)
     examples = encode_labelled(training, model.tokenizer, MAX_LENGTH)
     held_out_examples = encode_labelled(held_out, model.tokenizer, MAX_LENGTH)

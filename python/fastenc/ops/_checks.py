@@ -53,6 +53,6 @@ def check_dropout(op: str, dropout_p: float) -> None:
         raise ValueError(f"{op}: dropout_p must be in [0, 1), got {dropout_p}")
 
 
-def draw_seed() -> Tensor:
-    """A dropout seed from torch's default CPU generator: int64 (1,)."""
-    return torch.randint(2**62, (1,))
+def draw_seed(device: torch.device) -> Tensor:
+    """A dropout seed from the device's default generator: int64 (1,), on that device."""
+    return torch.randint(2**62, (1,), device=device)

@@ -1,34 +1,60 @@
 """Which implementation an op takes: the rule of DESIGN.md's dispatch table."""
 
+import torch
 from torch import Tensor
 
-from fastenc.ops._library import CPP_DTYPES, HAS_CPP
+from fastenc.ops._library import CPP_DTYPES, HAS_CPP, HAS_TRITON, TRITON_DTYPES
 
-IMPLEMENTATIONS = ("auto", "cpp", "reference")
+IMPLEMENTATIONS = ("auto", "cpp", "triton", "reference")
+WITH_TRITON = {"attention", "layer_norm", "rms_norm", "bias_gelu"}
 
 
-def choose(op: str, impl: str, x: Tensor, unsupported: str | None = None) -> str:
-    """Resolve ``impl`` for input ``x`` to "cpp" or "reference".
+def choose(
+    op: str,
+    impl: str,
+    x: Tensor,
+    *,
+    cpp_limit: str | None = None,
+    triton_limit: str | None = None,
+) -> str:
+    """Resolve ``impl`` for input ``x`` to "cpp", "triton" or "reference".
 
     Args:
-        unsupported: why this call's arguments are beyond the C++ kernel, or None.
+        cpp_limit, triton_limit: why this call's arguments are beyond that kernel, or None.
     Raises: ValueError when an implementation asked for by name cannot take the call.
     """
-    if impl == "reference":
-        return impl
     if impl not in IMPLEMENTATIONS:
         raise ValueError(f"{op}: impl must be one of {IMPLEMENTATIONS}, got {impl!r}")
-    reason: str | None
-    if not HAS_CPP:
-        reason = "the compiled extension is not available: see `fastenc info`"
-    elif x.device.type != "cpu":
-        reason = f"it runs on CPU tensors, got one on {x.device}"
-    elif x.dtype not in CPP_DTYPES:
-        reason = f"it takes float32 or bfloat16, got {x.dtype}"
-    else:
-        reason = unsupported
-    if reason is None:
-        return "cpp"
+    if impl == "auto":
+        impl = "cpp" if x.device.type == "cpu" else "triton"
+        return "reference" if _obstacle(op, impl, x, cpp_limit, triton_limit) else impl
+    reason = _obstacle(op, impl, x, cpp_limit, triton_limit)
+    if reason is not None:
+        raise ValueError(f"{op}: impl={impl!r} cannot take this call: {reason}")
+    return impl
+
+
+def _obstacle(
+    op: str, impl: str, x: Tensor, cpp_limit: str | None, triton_limit: str | None
+) -> str | None:
     if impl == "cpp":
-        raise ValueError(f"{op}: impl='cpp' cannot take this call: {reason}")
-    return "reference"
+        if not HAS_CPP:
+            return "the compiled extension is not available: see `fastenc info`"
+        if x.device.type != "cpu":
+            return f"it runs on CPU tensors, got one on {x.device}"
+        if x.dtype not in CPP_DTYPES:
+            return f"it takes float32 or bfloat16, got {x.dtype}"
+        return cpp_limit
+    if impl == "triton":
+        if op not in WITH_TRITON:
+            return "it has no Triton kernel"
+        if not HAS_TRITON:
+            return "triton is not installed"
+        if x.device.type != "cuda":
+            return f"it runs on CUDA tensors, got one on {x.device}"
+        if x.dtype not in TRITON_DTYPES:
+            return f"it takes float32, float16 or bfloat16, got {x.dtype}"
+        if torch.cuda.get_device_capability(x.device) < (8, 0):
+            return "it needs a GPU of compute capability 8.0 or more"
+        return triton_limit
+    return None

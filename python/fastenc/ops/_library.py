@@ -3,6 +3,8 @@
 The schemas are defined in Python so that an installation without a compiled extension has them too.
 """
 
+import importlib
+import importlib.util
 import warnings
 
 import torch
@@ -20,6 +22,7 @@ except ImportError as error:
     )
 
 HAS_CPP = _C is not None
+HAS_TRITON = importlib.util.find_spec("triton") is not None
 
 
 def fingerprint(buffers: list[tuple[int, int]]) -> int:
@@ -28,9 +31,28 @@ def fingerprint(buffers: list[tuple[int, int]]) -> int:
 
 
 CPP_DTYPES = (torch.float32, torch.bfloat16)
+TRITON_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
-def define(schema: str, fake) -> None:
-    """Declare an op and the function that tells torch.compile its output shapes."""
+def define(schema: str, fake, triton: str | None = None) -> None:
+    """Declare an op.
+
+    Args:
+        fake: tells torch.compile the output shapes.
+        triton: "module.function" of fastenc.kernels that runs it on CUDA tensors; imported at the first call, because
+            triton takes long to import and is not everywhere.
+    """
     library.define(schema)
-    torch.library.register_fake("fastenc::" + schema.split("(", 1)[0])(fake)
+    name = schema.split("(", 1)[0]
+    torch.library.register_fake(f"fastenc::{name}")(fake)
+    if triton is not None:
+        library.impl(name, _when_called(*triton.split(".")), "CUDA")
+
+
+def _when_called(module: str, function: str):
+    def run(*arguments):
+        kernels = importlib.import_module(f"fastenc.kernels.{module}")
+        with torch.cuda.device_of(next(a for a in arguments if isinstance(a, torch.Tensor))):
+            return getattr(kernels, function)(*arguments)
+
+    return run

@@ -26,7 +26,7 @@ def bias_gelu(
         x: (..., intermediate_size), floating point.
         bias: (intermediate_size,) or None; any floating dtype.
         inplace: write the result into x, which spares a large buffer's page faults; without gradients only.
-        impl: "auto", "cpp" or "reference".
+        impl: "auto", "cpp", "triton" or "reference".
     Returns: shape and dtype of x.
     Raises: ValueError stating rule, received value, remedy.
     Numerics: fp32 arithmetic. Deterministic: yes. Differentiable: x, bias.
@@ -81,9 +81,18 @@ def _fake_backward(dy, x, bias, tanh):
     return _fake_forward(x, bias, tanh), x.new_empty((width,), dtype=torch.float32)
 
 
-define("bias_gelu_(Tensor(a!) x, Tensor? bias, bool tanh) -> ()", lambda x, bias, tanh: None)
-define("bias_gelu_fwd(Tensor x, Tensor? bias, bool tanh) -> Tensor", _fake_forward)
+define(
+    "bias_gelu_(Tensor(a!) x, Tensor? bias, bool tanh) -> ()",
+    lambda x, bias, tanh: None,
+    triton="bias_gelu.bias_gelu_in_place",
+)
+define(
+    "bias_gelu_fwd(Tensor x, Tensor? bias, bool tanh) -> Tensor",
+    _fake_forward,
+    triton="bias_gelu.bias_gelu_forward",
+)
 define(
     "bias_gelu_bwd(Tensor dy, Tensor x, Tensor? bias, bool tanh) -> (Tensor, Tensor)",
     _fake_backward,
+    triton="bias_gelu.bias_gelu_backward",
 )

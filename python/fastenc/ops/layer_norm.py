@@ -31,17 +31,17 @@ def layer_norm(
         residual: x's shape and dtype, or None.
         x_bias: (hidden_size,) or None, the bias of the linear layer that made x.
         dropout_p: probability of zeroing an element, rounded to a multiple of 2^-16. Applied whenever
-            positive: pass 0 in evaluation. The mask comes from torch's default CPU generator.
+            positive: pass 0 in evaluation. The mask comes from the device's default generator.
         eps: added to the variance.
-        impl: "auto", "cpp" or "reference".
+        impl: "auto", "cpp", "triton" (hidden_size up to 8192) or "reference".
     Returns: y, shape and dtype of x.
     Raises: ValueError stating rule, received value, remedy.
     Numerics: fp32 statistics. Deterministic: yes. Differentiable: x, weight, bias, residual, x_bias.
     Source: Ba et al. 2016, arXiv:1607.06450.
     """
     _check("layer_norm", x, weight, bias, residual, x_bias, dropout_p)
-    seed = _checks.draw_seed() if dropout_p > 0 else None
-    if choose("layer_norm", impl, x) == "reference":
+    seed = _checks.draw_seed(x.device) if dropout_p > 0 else None
+    if choose("layer_norm", impl, x, triton_limit=_triton_limit(x)) == "reference":
         return reference.layer_norm(
             x,
             weight,
@@ -73,12 +73,16 @@ def rms_norm(
     Source: Zhang and Sennrich 2019, arXiv:1910.07467.
     """
     _check("rms_norm", x, weight, None, residual, x_bias, dropout_p)
-    seed = _checks.draw_seed() if dropout_p > 0 else None
-    if choose("rms_norm", impl, x) == "reference":
+    seed = _checks.draw_seed(x.device) if dropout_p > 0 else None
+    if choose("rms_norm", impl, x, triton_limit=_triton_limit(x)) == "reference":
         return reference.rms_norm(
             x, weight, residual=residual, x_bias=x_bias, dropout_p=dropout_p, seed=seed, eps=eps
         )
     return _run(x, residual, x_bias, weight, None, seed, dropout_p, eps, True)
+
+
+def _triton_limit(x: Tensor) -> str | None:
+    return None if x.shape[-1] <= 8192 else f"hidden_size must be at most 8192, got {x.shape[-1]}"
 
 
 def _check(op, x, weight, bias, residual, x_bias, dropout_p):
@@ -164,10 +168,12 @@ define(
     "layer_norm_fwd(Tensor x, Tensor? residual, Tensor? x_bias, Tensor? weight, Tensor? bias, Tensor? seed, "
     "float dropout_p, float eps, bool rms, bool save) -> (Tensor, Tensor, Tensor, Tensor)",
     _fake_forward,
+    triton="layer_norm.layer_norm_forward",
 )
 define(
     "layer_norm_bwd(Tensor dy, Tensor h, Tensor mean, Tensor rstd, Tensor? weight, Tensor? seed, "
     "float dropout_p, bool rms, bool wants_affine, bool wants_x_bias) "
     "-> (Tensor, Tensor, Tensor, Tensor, Tensor)",
     _fake_backward,
+    triton="layer_norm.layer_norm_backward",
 )

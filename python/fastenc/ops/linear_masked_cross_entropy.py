@@ -77,7 +77,7 @@ def linear_masked_cross_entropy(
     unsupported = "it does not run inside torch.compile" if torch.compiler.is_compiling() else None
     rows = (labels != ignore_index).nonzero().flatten()
     chosen, targets = hidden.index_select(0, rows), labels.index_select(0, rows)
-    if choose(op, impl, hidden, unsupported) == "reference":
+    if choose(op, impl, hidden, cpp_limit=unsupported) == "reference":
         losses = reference.linear_masked_cross_entropy(
             chosen,
             weight,
