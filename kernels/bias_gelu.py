@@ -14,10 +14,15 @@ from torch import Tensor
 
 
 @triton.jit
+def _twice_k(u):
+    return 1.5957691216057308 * u * (1.0 + 0.044715 * u * u)
+
+
+@triton.jit
 def _gate(u, TANH: tl.constexpr):
     """P(u), or sigmoid(2 k(u))."""
     if TANH:
-        return tl.sigmoid(1.5957691216057308 * u * (1.0 + 0.044715 * u * u))
+        return tl.sigmoid(_twice_k(u))
     return 0.5 + 0.5 * tl.math.erf(u * 0.7071067811865476)
 
 
@@ -68,9 +73,9 @@ def _bias_gelu_bwd_kernel(
             u += tl.load(bias_ptr + column, mask=column < width, other=0.0).to(tl.float32)
         gate = _gate(u, TANH)
         if TANH:
-            slope = gate + u * gate * (1.0 - gate) * 1.5957691216057308 * (
-                1.0 + 3.0 * 0.044715 * u * u
-            )
+            # sigmoid(-z) rather than 1 - sigmoid(z), which would lose its digits where the gate is near 1.
+            k_slope = 1.5957691216057308 * (1.0 + 3.0 * 0.044715 * u * u)
+            slope = gate + u * gate * tl.sigmoid(-_twice_k(u)) * k_slope
         else:
             slope = gate + u * 0.3989422804014327 * tl.exp(-0.5 * u * u)
         dx = tl.load(dy_ptr + place, mask=mask, other=0.0).to(tl.float32) * slope

@@ -1,15 +1,23 @@
 import os
+import warnings
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
 
 torch.set_num_threads(min(2, torch.get_num_threads()))
 
+# Without a GPU Triton's interpreter runs the kernels; Triton asks for it when a kernel is defined.
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
+
 try:
     from fastenc import _C
 except ImportError:
     _C = None
+
+from fastenc.ops import _dispatch, _library  # noqa: E402
 
 needs_cpp = pytest.mark.skipif(_C is None, reason="the compiled extension is not available")
 
@@ -34,6 +42,36 @@ def instruction_set(request):
     _C.set_instruction_set(request.param)
     yield request.param
     _C.set_instruction_set(before)
+
+
+class TritonTarget(NamedTuple):
+    """Where and as what an op runs its Triton kernel in a test."""
+
+    device: torch.device
+    impl: str
+    dtypes: tuple[torch.dtype, ...]
+
+
+@pytest.fixture
+def triton_target(monkeypatch):
+    """A GPU; or the CPU, where interpreted Triton kernels take the place of the C++ code behind the same ops."""
+    pytest.importorskip("triton")
+    if torch.cuda.is_available():
+        every = (torch.float32, torch.float16, torch.bfloat16)
+        yield TritonTarget(torch.device("cuda"), "triton", every)
+        return
+    if _C is None:
+        pytest.skip("the compiled extension is not available")
+    # The interpreter keeps bfloat16 as integers and multiplies those.
+    usable = (torch.float32, torch.float16)
+    monkeypatch.setattr(_dispatch, "CPP_DTYPES", usable)
+    library = torch.library.Library("fastenc", "IMPL")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it says that something is overridden
+        for name, kernel in _library.triton_kernels.items():
+            library.impl(name, kernel, "CPU", allow_override=True)
+    yield TritonTarget(torch.device("cpu"), "cpp", usable)
+    library._destroy()
 
 
 @pytest.fixture(autouse=True)

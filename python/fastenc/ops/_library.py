@@ -6,10 +6,12 @@ The schemas are defined in Python so that an installation without a compiled ext
 import importlib
 import importlib.util
 import warnings
+from collections.abc import Callable
 
 import torch
 
 library = torch.library.Library("fastenc", "DEF")
+triton_kernels: dict[str, Callable] = {}
 
 try:
     from fastenc import _C  # importing it registers the C++ implementations
@@ -46,7 +48,8 @@ def define(schema: str, fake, triton: str | None = None) -> None:
     name = schema.split("(", 1)[0]
     torch.library.register_fake(f"fastenc::{name}")(fake)
     if triton is not None:
-        library.impl(name, _when_called(*triton.split(".")), "CUDA")
+        triton_kernels[name] = _when_called(*triton.split("."))
+        library.impl(name, triton_kernels[name], "CUDA")
 
 
 def _when_called(module: str, function: str):
