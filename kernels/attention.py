@@ -262,14 +262,21 @@ def _attention_bwd_q_kernel(
     _store_rows(grad_base, offs_m, 3 * H * D, mask_m, dq * scale, D, BLOCK_D)
 
 
-def config(head_dim: int, max_seqlen: int, backward: bool) -> dict:
-    """Launch parameters; not tuned on a device yet. 64-row blocks take 4 warps: 8 would form each softmax twice."""
-    short = max_seqlen <= 64
-    if backward or head_dim > 64:
-        blocks = {"BLOCK_M": 64, "BLOCK_N": 64}
-    else:
-        blocks = {"BLOCK_M": 64, "BLOCK_N": 64 if short or head_dim == 64 else 128}
-    return {**blocks, "num_warps": 4, "num_stages": 2}
+def config(kernel: str, head_dim: int, max_seqlen: int) -> dict:
+    """Launch parameters of "forward", "backward_kv" or "backward_q": chosen by registers, not tuned on a device yet.
+
+    64 query rows take 4 warps: 8 would form each softmax twice. The kv kernel keeps two accumulators and five operands,
+    so it takes 32 rows at a time, and 8 warps for wide heads; 64 rows spilled up to 800 bytes a thread.
+    """
+    if kernel == "backward_kv":
+        return _launch(32, 64, 4 if head_dim <= 64 else 8)
+    if kernel == "forward" and head_dim <= 32 and max_seqlen > 64:
+        return _launch(64, 128, 4)
+    return _launch(64, 64, 4)
+
+
+def _launch(block_m: int, block_n: int, num_warps: int) -> dict:
+    return {"BLOCK_M": block_m, "BLOCK_N": block_n, "num_warps": num_warps, "num_stages": 2}
 
 
 def _common(
@@ -304,7 +311,7 @@ def attention_forward(
     out = qkv.new_empty((total_tokens, heads, head_dim))
     lse = qkv.new_empty((heads, total_tokens), dtype=torch.float32)
     dropout, constants = _common(qkv, cu_seqlens, seed, dropout_p)
-    launch = config(head_dim, max_seqlen, False)
+    launch = config("forward", head_dim, max_seqlen)
     grid = (triton.cdiv(max_seqlen, launch["BLOCK_M"]), cu_seqlens.shape[0] - 1, heads)
     if 0 in grid:
         return out, lse
@@ -342,7 +349,7 @@ def attention_backward(
     total_tokens, _, heads, head_dim = qkv.shape
     dqkv = torch.empty(qkv.shape, dtype=qkv.dtype, device=qkv.device)
     dropout, constants = _common(qkv, cu_seqlens, seed, dropout_p)
-    launch = config(head_dim, max_seqlen, True)
+    launch = config("backward_kv", head_dim, max_seqlen)
     grid = (triton.cdiv(max_seqlen, launch["BLOCK_N"]), cu_seqlens.shape[0] - 1, heads)
     if 0 in grid:
         return dqkv
@@ -374,6 +381,8 @@ def attention_backward(
         ATOMIC_DQ=dq is not None,
     )
     if dq is None:
+        launch = config("backward_q", head_dim, max_seqlen)
+        grid = (triton.cdiv(max_seqlen, launch["BLOCK_M"]), *grid[1:])
         _attention_bwd_q_kernel[grid](qkv, dout, dqkv, *shared, *dropout, **constants, **launch)
     else:
         dqkv[:, 0] = dq

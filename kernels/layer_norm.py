@@ -191,8 +191,10 @@ def chunks(width: int) -> tuple[int, int]:
 def config(width: int, backward: bool) -> dict:
     """Launch parameters; not tuned on a device yet. About 1,024 elements a program and warp keep rows in registers."""
     chunk, count = chunks(width)
-    rows = max(1, (1024 if backward else 2048) // (chunk * count))
-    return {"CHUNK": chunk, "CHUNKS": count, "ROWS": rows, "num_warps": 4 if width <= 4096 else 8}
+    # A power of two, as every tensor's sides must be.
+    rows = 1 << ((1024 if backward else 2048) // (chunk * count) or 1).bit_length() - 1
+    warps = max(4, triton.next_power_of_2(width) // (512 if backward else 1024))
+    return {"CHUNK": chunk, "CHUNKS": count, "ROWS": rows, "num_warps": warps}
 
 
 def layer_norm_forward(

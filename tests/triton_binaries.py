@@ -1,0 +1,133 @@
+"""Compiles the Triton kernels ahead of time, without a GPU, and reports what the machine code uses, as JSON.
+
+    python tests/triton_binaries.py 80|90|100
+
+Runs in a process of its own: the tests' process has chosen Triton's interpreter.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+os.environ.pop("TRITON_INTERPRET", None)
+
+import triton
+from fastenc.kernels import attention, bias_gelu, layer_norm
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+TOOLS = Path(triton.__file__).parent / "backends/nvidia/bin"
+FLOAT32_POINTERS = {"lse", "delta", "dq", "mean", "rstd", "partial"}
+INTEGER_POINTERS = {"cu_seqlens": "*i32", "seed": "*i64"}
+FLOATS = {"scale", "eps", "drop_scale"}
+DIVISIBLE = {"stride_token", "stride_part", "stride_head"}
+
+
+def type_of(argument: str, element: str) -> str:
+    """The type a kernel's argument has in use, told by its name."""
+    if argument.endswith("_ptr"):
+        name = argument.removesuffix("_ptr")
+        return INTEGER_POINTERS.get(name) or (
+            "*fp32" if name in FLOAT32_POINTERS else f"*{element}"
+        )
+    return "fp32" if argument in FLOATS else "i32"
+
+
+def cases() -> Iterator[tuple[str, object, str, dict]]:
+    """(name, kernel, element type, constants and launch parameters) for every shipped configuration."""
+    for dim in (32, 64, 96, 128):
+        # IEEE float32 products are unrolled into fused multiply-adds and take minutes to compile.
+        for element, precision in (("bf16", "ieee"), ("fp32", "tf32")):
+            if element == "fp32" and dim != 64:
+                continue
+            shared = {
+                "H": 12,
+                "D": dim,
+                "BLOCK_D": triton.next_power_of_2(dim),
+                "HAS_DROPOUT": True,
+                "PRECISION": precision,
+            }
+            for length in (64, 512):
+                launch = attention.config("forward", dim, length)
+                name = f"attention forward {dim} {element} {length}"
+                yield name, attention._attention_fwd_kernel, element, {**shared, **launch}
+            launch = attention.config("backward_kv", dim, 512)
+            for atomic in (False, True):
+                name = f"attention backward kv {dim} {element}{' atomic' if atomic else ''}"
+                constants = {**shared, **launch, "ATOMIC_DQ": atomic}
+                yield name, attention._attention_bwd_kv_kernel, element, constants
+            launch = attention.config("backward_q", dim, 512)
+            name = f"attention backward q {dim} {element}"
+            yield name, attention._attention_bwd_q_kernel, element, {**shared, **launch}
+    flags = {"HAS_WEIGHT": True, "HAS_DROPOUT": True, "RMS": False}
+    for width in (128, 384, 768, 1024, 4096, 8192):
+        forward = {"HAS_RESIDUAL": True, "HAS_X_BIAS": True, "HAS_BIAS": True, "SAVE_H": True}
+        constants = {**flags, **forward, "SAVE_STATISTICS": True, "WIDTH": width}
+        launch = layer_norm.config(width, False)
+        name = f"layer norm forward {width} bf16"
+        yield name, layer_norm._layer_norm_fwd_kernel, "bf16", {**constants, **launch}
+        constants = {**flags, "WANTS_AFFINE": True, "WANTS_X_BIAS": True, "WIDTH": width}
+        launch = layer_norm.config(width, True)
+        name = f"layer norm backward {width} bf16"
+        yield name, layer_norm._layer_norm_bwd_kernel, "bf16", {**constants, **launch}
+    for width in (1536, 3072):
+        for tanh in (False, True):
+            constants = {"HAS_BIAS": True, "TANH": tanh, **bias_gelu.config(width)}
+            kind = "tanh" if tanh else "erf"
+            for kernel in (bias_gelu._bias_gelu_fwd_kernel, bias_gelu._bias_gelu_bwd_kernel):
+                direction = "forward" if kernel is bias_gelu._bias_gelu_fwd_kernel else "backward"
+                yield f"gelu {direction} {kind} {width} bf16", kernel, "bf16", constants
+
+
+def compile_case(kernel, element: str, constants: dict, capability: int) -> dict:
+    """Registers, stack bytes, local loads and stores (spills), shared memory and matrix instructions."""
+    options = {name: constants[name] for name in ("num_warps", "num_stages") if name in constants}
+    values = {name: value for name, value in constants.items() if name not in options}
+    names = kernel.arg_names
+    signature = {name: "constexpr" if name in values else type_of(name, element) for name in names}
+    aligned = {
+        (place,): [["tt.divisibility", 16]]
+        for place, name in enumerate(names)
+        if name.endswith("_ptr") or name in DIVISIBLE
+    }
+    source = ASTSource(
+        fn=kernel,
+        signature=signature,
+        constexprs={(names.index(name),): value for name, value in values.items()},
+        attrs=aligned,
+    )
+    compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(compiled.asm["cubin"])
+        file.flush()
+        dump = lambda flag: (
+            subprocess.run(
+                [TOOLS / "cuobjdump", flag, file.name], capture_output=True, text=True, check=True
+            ).stdout
+        )
+        usage, code = dump("--dump-resource-usage"), dump("--dump-sass")
+    number = lambda key: int(re.search(rf"{key}:(\d+)", usage)[1])
+    instructions = re.findall(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\d+\s+)?([A-Z0-9]+)", code, re.M)
+    count = lambda *wanted: sum(instruction in wanted for instruction in instructions)
+    return {
+        "registers": number("REG"),
+        "stack": number("STACK"),
+        "spills": count("LDL", "STL"),
+        "shared": compiled.metadata.shared,
+        "matrix": count("HMMA", "HGMMA", "UTCHMMA"),
+        "warps": compiled.metadata.num_warps,
+    }
+
+
+def main() -> None:
+    capability = int(sys.argv[1])
+    print(json.dumps({name: compile_case(*case, capability) for name, *case in cases()}, indent=1))
+
+
+if __name__ == "__main__":
+    main()
