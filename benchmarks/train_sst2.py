@@ -20,7 +20,7 @@ from fastenc.data import collate_classification, encode_labelled, read_labelled
 from fastenc.demo.checkpoint import minilm_folder
 from fastenc.models import SequenceClassifier
 from fastenc.tasks import evaluate_classifier
-from fastenc.train import TrainConfig, Trainer
+from fastenc.train import TrainConfig, Trainer, fine_tuning_rate
 
 MAX_LENGTH = 128
 
@@ -103,7 +103,12 @@ def main() -> None:
     train = read_labelled(folder / "train.tsv.gz")
     dev = read_labelled(folder / "dev.tsv.gz", label_names=train.label_names)
     scratch = tempfile.mkdtemp()
-    config = lambda name: TrainConfig(f"{scratch}/{name}", epochs=options.epochs, seed=options.seed)
+    config = lambda name: TrainConfig(
+        f"{scratch}/{name}",
+        epochs=options.epochs,
+        seed=options.seed,
+        learning_rate=fine_tuning_rate(384),
+    )
     rows = {
         "fastenc": ours(train, dev, config("fastenc")),
         "transformers Trainer": theirs(train, dev, config("transformers")),

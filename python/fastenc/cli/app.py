@@ -143,7 +143,14 @@ def finetune(
     max_steps: MaxSteps = None,
     batch_size: BatchSize = 32,
     accumulation: Accumulation = 1,
-    learning_rate: LearningRate = 5e-5,
+    learning_rate: Annotated[
+        float | None,
+        typer.Option(
+            "--learning-rate",
+            "--lr",
+            help="Peak learning rate. Default: 5e-5 * 768 / the model's width.",
+        ),
+    ] = None,
     warmup: Warmup = 0.06,
     weight_decay: WeightDecay = 0.01,
     precision: Precision = "fp32",

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,7 +27,7 @@ from fastenc.data.tokenizers import KINDS
 from fastenc.models import Encoder, EncoderConfig, MaskedLM, SequenceClassifier
 from fastenc.objectives import MlmCollator, count_tokens
 from fastenc.tasks import evaluate_classifier, evaluate_masked_lm, predict_logits
-from fastenc.train import TrainConfig, Trainer
+from fastenc.train import TrainConfig, Trainer, fine_tuning_rate
 from fastenc.train.checkpoint import check_free
 from fastenc.train.processes import on_main_process
 
@@ -134,7 +135,10 @@ def pretrain(
 def finetune(
     model_name: str, data: Labelled, metric: str | None, settings: dict[str, Any], resume: bool
 ) -> None:
-    config = TrainConfig(**settings)
+    rate_given = settings["learning_rate"] is not None
+    config = TrainConfig(
+        **{k: v for k, v in settings.items() if k != "learning_rate" or rate_given}
+    )
     known = REGRESSION_METRICS if data.regression else CLASSIFICATION_METRICS
     if metric is not None and (data.dev is None or metric not in known):
         raise ValueError(f"--metric needs --dev and one of {', '.join(known)}, got {metric}")
@@ -152,6 +156,8 @@ def finetune(
         else {"label_names": train.label_names, "problem_type": "single_label_classification"}
     )
     model = _with_tokenizer(SequenceClassifier.from_pretrained(model_name, **options), model_name)
+    if not rate_given:
+        config = replace(config, learning_rate=fine_tuning_rate(model.config.hidden_size))
     max_length = min(data.max_length, model.config.max_positions)
     examples = encode_labelled(train, model.tokenizer, max_length)
     dev_examples = encode_labelled(dev, model.tokenizer, max_length) if dev else []

@@ -1,6 +1,6 @@
 """Training: configuration, loop, checkpoints, log."""
 
-from fastenc.train.config import TrainConfig
+from fastenc.train.config import TrainConfig, fine_tuning_rate
 from fastenc.train.loop import Trainer
 
-__all__ = ["TrainConfig", "Trainer"]
+__all__ = ["TrainConfig", "Trainer", "fine_tuning_rate"]

@@ -8,9 +8,16 @@ PRECISIONS = ("fp32", "bf16")
 FREE = {"output_dir", "log_every", "save_every", "keep_checkpoints"}
 
 
+def fine_tuning_rate(hidden_size: int) -> float:
+    """A learning rate to start from: 5e-5 at BERT-base's 768, the largest that Devlin et al. 2018 (arXiv:1810.04805)
+    recommend, and in inverse proportion to the width, as Adam's steps transfer (Yang et al. 2022, arXiv:2203.03466).
+    """
+    return 5e-5 * 768 / hidden_size
+
+
 @dataclass(frozen=True)
 class TrainConfig:
-    """Settings of a run; the defaults fine-tune.
+    """Settings of a run; the defaults fine-tune a BERT-base.
 
     Fields:
         output_dir: folder of checkpoints, log, plot and the final model.
