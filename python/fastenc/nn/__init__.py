@@ -1,8 +1,9 @@
 """Modules over the fused ops: torch.nn's constructor arguments and state-dict keys."""
 
 from fastenc.nn.attention import MultiheadAttention
+from fastenc.nn.crf import CRF
 from fastenc.nn.cross_entropy import CrossEntropyLoss
 from fastenc.nn.gelu import GELU
 from fastenc.nn.layer_norm import LayerNorm, RMSNorm
 
-__all__ = ["GELU", "CrossEntropyLoss", "LayerNorm", "MultiheadAttention", "RMSNorm"]
+__all__ = ["CRF", "GELU", "CrossEntropyLoss", "LayerNorm", "MultiheadAttention", "RMSNorm"]

@@ -2,6 +2,7 @@
 
 from fastenc.ops.attention import attention
 from fastenc.ops.bias_gelu import bias_gelu
+from fastenc.ops.crf import crf_decode, crf_log_likelihood, crf_marginals
 from fastenc.ops.layer_norm import layer_norm, rms_norm
 from fastenc.ops.linear_masked_cross_entropy import linear_masked_cross_entropy
 from fastenc.ops.masked_cross_entropy import masked_cross_entropy
@@ -9,6 +10,9 @@ from fastenc.ops.masked_cross_entropy import masked_cross_entropy
 __all__ = [
     "attention",
     "bias_gelu",
+    "crf_decode",
+    "crf_log_likelihood",
+    "crf_marginals",
     "layer_norm",
     "linear_masked_cross_entropy",
     "masked_cross_entropy",

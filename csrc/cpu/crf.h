@@ -1,0 +1,242 @@
+// Two forms of one recursion. As probabilities, rescaled at each token: a product with the matrix of exponentials. Its
+// lost underflows are harmless while the transitions lie within a bound of each other (crf.cpp checks it); constrained
+// tags, at -10000 or -infinity, take the form in logarithms.
+
+constexpr float kMinusInfinity = -__builtin_inff();
+
+FASTENC_INLINE Vec finite_or_zero(Vec v) { return v > splat(-3e38f) ? v : splat(0.f); }
+
+// out[c] = log sum_k exp(add[k] + rows[k][c]).
+static void log_sum_exp_rows(const float* add, const float* rows, int64_t count, int64_t stride, float* out) {
+  for (int64_t c = 0; c < stride; c += kLanes) {
+    Vec peak = splat(kMinusInfinity), total{};
+    for (int64_t k = 0; k < count; ++k) peak = max(peak, load(rows + k * stride + c) + add[k]);
+    peak = finite_or_zero(peak);
+    for (int64_t k = 0; k < count; ++k) total += exp(load(rows + k * stride + c) + add[k] - peak);
+    store(out + c, total);
+    for (int i = 0; i < kLanes; ++i) out[c + i] = logf(out[c + i]) + peak[i];
+  }
+}
+
+static float log_sum_exp(const float* values, int64_t stride) {
+  Vec peak = splat(kMinusInfinity), total{};
+  for (int64_t c = 0; c < stride; c += kLanes) peak = max(peak, load(values + c));
+  float top = maximum(peak);
+  if (!(top > kMinusInfinity)) top = 0.f;
+  for (int64_t c = 0; c < stride; c += kLanes) total += exp(load(values + c) - top);
+  return logf(sum(total)) + top;
+}
+
+// One token's emissions, with the start's scores at the first token; padding holds -infinity.
+FASTENC_INLINE Vec crf_scores(const Crf& a, int64_t token, bool at_start, int64_t c) {
+  const int64_t left = a.num_tags - c;
+  const int n = left < kLanes ? (int)left : kLanes;
+  Vec x = load_n(a.emissions + token * a.num_tags + c, n, kMinusInfinity);
+  return at_start ? x + load_n(a.start + c, n) : x;
+}
+
+// out = exp(scores - their maximum); returns the maximum.
+static float crf_weights(const Crf& a, int64_t token, bool at_start, float* out) {
+  Vec peak = splat(kMinusInfinity);
+  for (int64_t c = 0; c < a.stride; c += kLanes) peak = max(peak, crf_scores(a, token, at_start, c));
+  const float top = maximum(peak);
+  for (int64_t c = 0; c < a.stride; c += kLanes) store(out + c, exp(crf_scores(a, token, at_start, c) - top));
+  return top;
+}
+
+static double crf_path_score(const Crf& a, int64_t first, int64_t length) {
+  const int64_t* y = a.tags + first;
+  double score = (double)a.start[y[0]] + a.end[y[length - 1]];
+  for (int64_t t = 0; t < length; ++t) {
+    score += a.emissions[(first + t) * a.num_tags + y[t]];
+    if (t) score += a.transitions[y[t - 1] * a.num_tags + y[t]];
+  }
+  return score;
+}
+
+// out[c] = sum_k weights[k] rows[k][c].
+FASTENC_INLINE void weighted_rows(const float* weights, const float* rows, int64_t count, int64_t stride, float* out) {
+  for (int64_t c = 0; c < stride; c += kLanes) {
+    Vec total{};
+    for (int64_t k = 0; k < count; ++k) total += load(rows + k * stride + c) * weights[k];
+    store(out + c, total);
+  }
+}
+
+// The end's scores as logarithms, or as weights up to a factor: beta at the last token.
+template <bool kLogarithms>
+static void crf_ends(const Crf& a, float* beta) {
+  float top = 0.f;
+  if (!kLogarithms) {
+    top = a.end[0];
+    for (int64_t j = 1; j < a.num_tags; ++j) top = a.end[j] > top ? a.end[j] : top;
+  }
+  for (int64_t c = 0; c < a.stride; c += kLanes) {
+    const int64_t left = a.num_tags - c;
+    const Vec ends = load_n(a.end + c, left < kLanes ? (int)left : kLanes, kMinusInfinity);
+    store(beta + c, kLogarithms ? ends : exp(ends - top));
+  }
+}
+
+// log sum_j alpha_j beta_j, or its counterpart on logarithms.
+template <bool kLogarithms>
+static float crf_join(const Crf& a, const float* alpha, const float* beta, float* scratch) {
+  Vec total{};
+  for (int64_t c = 0; c < a.stride; c += kLanes) {
+    if (kLogarithms)
+      store(scratch + c, load(alpha + c) + load(beta + c));
+    else
+      total += load(alpha + c) * load(beta + c);
+  }
+  return kLogarithms ? log_sum_exp(scratch, a.stride) : logf(sum(total));
+}
+
+template <bool kLogarithms>
+static void crf_forward_as(const Crf& a, int64_t first, int64_t length, float* log_likelihood) {
+  double log_z = 0.0;
+  float* row = a.alphas + first * a.stride;
+  for (int64_t t = 0; t < length; ++t, row += a.stride) {
+    const float* before = row - a.stride;
+    if (kLogarithms) {
+      if (t) {
+        log_sum_exp_rows(before, a.from_rows, a.num_tags, a.stride, row);
+        for (int64_t c = 0; c < a.stride; c += kLanes)
+          store(row + c, load(row + c) + crf_scores(a, first + t, false, c));
+      } else {
+        for (int64_t c = 0; c < a.stride; c += kLanes) store(row + c, crf_scores(a, first, true, c));
+      }
+      const float norm = log_sum_exp(row, a.stride);
+      for (int64_t c = 0; c < a.stride; c += kLanes) store(row + c, load(row + c) - norm);
+      a.norms[first + t] = norm;
+      log_z += norm;
+      continue;
+    }
+    log_z += crf_weights(a, first + t, t == 0, row);
+    Vec total{};
+    for (int64_t c = 0; c < a.stride; c += kLanes) {
+      Vec x = load(row + c);
+      if (t) {
+        Vec arriving{};
+        for (int64_t i = 0; i < a.num_tags; ++i) arriving += load(a.from_rows + i * a.stride + c) * before[i];
+        x *= arriving;
+      }
+      store(row + c, x);
+      total += x;
+    }
+    const float norm = sum(total), scale = 1.f / norm;
+    for (int64_t c = 0; c < a.stride; c += kLanes) store(row + c, load(row + c) * scale);
+    a.norms[first + t] = norm;
+    log_z += logf(norm) + (t ? a.top : 0.f);
+  }
+  const float* last = a.alphas + (first + length - 1) * a.stride;
+  double total = 0.0, top = -__builtin_inf();
+  for (int64_t j = 0; j < a.num_tags; ++j) {
+    const double score = a.end[j] + (kLogarithms ? (double)last[j] : 0.0);
+    top = score > top ? score : top;
+  }
+  if (!(top > -__builtin_inf())) top = 0.0;
+  for (int64_t j = 0; j < a.num_tags; ++j)
+    total += kLogarithms ? ::exp((double)last[j] + a.end[j] - top) : last[j] * ::exp(a.end[j] - top);
+  log_z += top + ::log(total);
+  *log_likelihood = (float)(crf_path_score(a, first, length) - log_z);
+}
+
+template <bool kLogarithms>
+static void crf_backward_as(
+    const Crf& a, int64_t first, int64_t length, float weight, float* demissions, float* dstart, float* dend,
+    float* dtransitions, float* scratch) {
+  float *beta = scratch, *leaving = scratch + a.stride, *spare = scratch + 2 * a.stride;
+  const int64_t* y = a.tags + first;
+  crf_ends<kLogarithms>(a, beta);
+  const float last_norm = crf_join<kLogarithms>(a, a.alphas + (first + length - 1) * a.stride, beta, spare);
+  const float last_scale = expf(-last_norm);
+  for (int64_t c = 0; c < a.stride; c += kLanes)
+    store(beta + c, kLogarithms ? load(beta + c) - last_norm : load(beta + c) * last_scale);
+  for (int64_t t = length - 1; t >= 0; --t) {
+    const float* alpha = a.alphas + (first + t) * a.stride;
+    float* de = demissions + t * a.num_tags;
+    for (int64_t c = 0; c < a.num_tags; c += kLanes) {
+      const int64_t left = a.num_tags - c;
+      const int n = left < kLanes ? (int)left : kLanes;
+      const Vec marginal = kLogarithms ? exp(load(alpha + c) + load(beta + c)) : load(alpha + c) * load(beta + c);
+      const Vec gradient = marginal * -weight;
+      store_n(de + c, gradient, n);
+      if (t == length - 1) store_n(dend + c, load_n(dend + c, n) + gradient, n);
+      if (t == 0) store_n(dstart + c, load_n(dstart + c, n) + gradient, n);
+    }
+    de[y[t]] += weight;
+    if (!t) break;
+    // What leaves this token towards the one before: e_t(j) beta_t(j) / norm_t.
+    const float norm = a.norms[first + t];
+    if (kLogarithms) {
+      for (int64_t c = 0; c < a.stride; c += kLanes)
+        store(leaving + c, crf_scores(a, first + t, false, c) + load(beta + c) - norm);
+    } else {
+      crf_weights(a, first + t, false, leaving);
+      for (int64_t c = 0; c < a.stride; c += kLanes)
+        store(leaving + c, load(leaving + c) * load(beta + c) * (1.f / norm));
+    }
+    const float* before = alpha - a.stride;
+    for (int64_t i = 0; i < a.num_tags; ++i) {
+      const float *from = a.from_rows + i * a.stride, scaled = before[i] * -weight;
+      float* sums = dtransitions + i * a.stride;
+      for (int64_t c = 0; c < a.stride; c += kLanes) {
+        const Vec pair = kLogarithms ? exp(load(from + c) + load(leaving + c) + before[i]) * -weight
+                                      : load(from + c) * load(leaving + c) * scaled;
+        store(sums + c, load(sums + c) + pair);
+      }
+    }
+    dtransitions[y[t - 1] * a.stride + y[t]] += weight;
+    if (kLogarithms)
+      log_sum_exp_rows(leaving, a.to_rows, a.num_tags, a.stride, beta);
+    else
+      weighted_rows(leaving, a.to_rows, a.num_tags, a.stride, beta);
+  }
+  dstart[y[0]] += weight;
+  dend[y[length - 1]] += weight;
+}
+
+void crf_forward(const Crf& a, int64_t first, int64_t length, float* log_likelihood) {
+  (a.logarithms ? crf_forward_as<true> : crf_forward_as<false>)(a, first, length, log_likelihood);
+}
+
+void crf_backward(
+    const Crf& a, int64_t first, int64_t length, float weight, float* demissions, float* dstart, float* dend,
+    float* dtransitions, float* scratch) {
+  (a.logarithms ? crf_backward_as<true> : crf_backward_as<false>)(
+      a, first, length, weight, demissions, dstart, dend, dtransitions, scratch);
+}
+
+void crf_viterbi(const Crf& a, int64_t first, int64_t length, int64_t* path, float* score, float* scratch) {
+  float *best = scratch, *came_from = scratch;  // came_from's row t is row t + 1 of the scratch, for t >= 1
+  double offset = 0.0;
+  float* next = scratch + a.stride;  // row 1 is free: the first token came from nowhere
+  for (int64_t c = 0; c < a.stride; c += kLanes) store(best + c, crf_scores(a, first, true, c));
+  for (int64_t t = 1; t < length; ++t) {
+    float* from = came_from + (t + 1) * a.stride;
+    for (int64_t c = 0; c < a.stride; c += kLanes) {
+      Vec peak = splat(kMinusInfinity), place{};
+      for (int64_t i = 0; i < a.num_tags; ++i) {
+        const Vec candidate = load(a.from_rows + i * a.stride + c) + best[i];
+        place = candidate > peak ? splat((float)i) : place;
+        peak = max(peak, candidate);
+      }
+      store(from + c, place);
+      store(next + c, peak + crf_scores(a, first + t, false, c));
+    }
+    // Kept near 0, so that a long sum does not lose the digits that tell two paths apart.
+    Vec peak = splat(kMinusInfinity);
+    for (int64_t c = 0; c < a.stride; c += kLanes) peak = max(peak, load(next + c));
+    const float top = maximum(peak), shift = top > kMinusInfinity ? top : 0.f;
+    offset += shift;
+    for (int64_t c = 0; c < a.stride; c += kLanes) store(best + c, load(next + c) - shift);
+  }
+  int64_t tag = 0;
+  for (int64_t j = 1; j < a.num_tags; ++j)
+    if (best[j] + a.end[j] > best[tag] + a.end[tag]) tag = j;
+  *score = (float)(offset + best[tag] + a.end[tag]);
+  for (int64_t t = length - 1; t >= 0; --t) {
+    path[t] = tag;
+    if (t) tag = (int64_t)came_from[(t + 1) * a.stride + tag];
+  }
+}

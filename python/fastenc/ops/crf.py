@@ -1,0 +1,196 @@
+"""Linear-chain conditional random field over packed sequences: likelihood, marginals, best path."""
+
+import torch
+from torch import Tensor
+
+from fastenc.ops import _checks
+from fastenc.ops._dispatch import choose
+from fastenc.ops._library import define
+from fastenc.packing import check_cu_seqlens
+from fastenc.reference import crf as reference
+
+
+def crf_log_likelihood(
+    emissions: Tensor,
+    tags: Tensor,
+    cu_seqlens: Tensor,
+    start: Tensor,
+    end: Tensor,
+    transitions: Tensor,
+    *,
+    impl: str = "auto",
+) -> Tensor:
+    """Log-probability of the given tags, a sequence at a time.
+
+        log P(y) = score(y) - log sum_y' exp(score(y'))
+        score(y) = start[y_0] + sum_t emissions[t, y_t] + sum_t transitions[y_{t-1}, y_t] + end[y_last]
+
+    Args:
+        emissions: (total_tokens, num_tags), floating point.
+        tags: int64 (total_tokens,), in [0, num_tags).
+        cu_seqlens: int32 (batch+1,), offsets of the sequences from 0 to total_tokens.
+        start, end: (num_tags,); transitions: (num_tags, num_tags), from row to column. -infinity or a large negative
+            number forbids.
+        impl: "auto", "cpp" or "reference".
+    Returns: float32 (batch,); 0 for an empty sequence.
+    Raises: ValueError stating rule, received value, remedy.
+    Numerics: fp32. Rescaled probabilities where no transition is more than 60 below another, logarithms otherwise.
+    Deterministic: yes. Differentiable, once: emissions, start, end, transitions.
+    Source: Lafferty et al. 2001, "Conditional random fields"; Rabiner 1989 for the rescaling.
+    """
+    _check(emissions, cu_seqlens, start, end, transitions)
+    _check_tags(tags, emissions)
+    if choose("crf", impl, emissions) == "reference":
+        return reference.log_likelihood(emissions, tags, cu_seqlens, start, end, transitions)
+    emissions = emissions.float()
+    arguments = (emissions, tags, cu_seqlens, start, end, transitions)
+    if torch.is_grad_enabled() and any(
+        value.requires_grad for value in (emissions, start, end, transitions)
+    ):
+        return _LogLikelihood.apply(*arguments)
+    return torch.ops.fastenc.crf_fwd(*arguments)[0]
+
+
+def crf_marginals(
+    emissions: Tensor,
+    cu_seqlens: Tensor,
+    start: Tensor,
+    end: Tensor,
+    transitions: Tensor,
+    *,
+    impl: str = "auto",
+) -> Tensor:
+    """P(y_t = k) for every token and tag: float32 (total_tokens, num_tags), without gradients.
+
+    Arguments, errors and numerics as :func:`crf_log_likelihood`.
+    """
+    # The gradient of any path's log-likelihood with respect to the emissions is (is it the tag?) - P(y_t = k).
+    with torch.enable_grad():
+        leaf = emissions.detach().float().requires_grad_()
+        tags = torch.zeros(emissions.shape[:1], dtype=torch.int64, device=emissions.device)
+        parameters = (start.detach(), end.detach(), transitions.detach())
+        likelihood = crf_log_likelihood(leaf, tags, cu_seqlens, *parameters, impl=impl)
+        (gradient,) = torch.autograd.grad(likelihood.sum(), leaf)
+    marginals = -gradient
+    marginals[:, 0] += 1
+    return marginals
+
+
+def crf_decode(
+    emissions: Tensor,
+    cu_seqlens: Tensor,
+    start: Tensor,
+    end: Tensor,
+    transitions: Tensor,
+    *,
+    impl: str = "auto",
+) -> tuple[Tensor, Tensor]:
+    """The path of highest score, by Viterbi's recursion; of equal ones the lowest tag wins at each step.
+
+    Arguments and errors as :func:`crf_log_likelihood`.
+    Returns: (tags int64 (total_tokens,), their score float32 (batch,)).
+    Source: Viterbi 1967.
+    """
+    _check(emissions, cu_seqlens, start, end, transitions)
+    if choose("crf", impl, emissions) == "reference":
+        return reference.decode(emissions, cu_seqlens, start, end, transitions)
+    with torch.no_grad():
+        return torch.ops.fastenc.crf_viterbi(emissions.float(), cu_seqlens, start, end, transitions)
+
+
+def _check(emissions, cu_seqlens, start, end, transitions) -> None:
+    if emissions.dim() != 2 or not emissions.is_floating_point() or not emissions.shape[1]:
+        raise ValueError(
+            "crf: emissions must be floating point of shape (total_tokens, num_tags), "
+            f"got {emissions.dtype} of shape {tuple(emissions.shape)}: pack the sequences first"
+        )
+    _checks.check_device("crf", "cu_seqlens", cu_seqlens, emissions)
+    check_cu_seqlens(cu_seqlens, emissions.shape[0], emissions.shape[0])
+    for name, value in (("start", start), ("end", end)):
+        _checks.check_vector("crf", name, value, emissions)
+    num_tags = emissions.shape[1]
+    if transitions.shape != (num_tags, num_tags):
+        raise ValueError(
+            f"crf: transitions must have shape ({num_tags}, {num_tags}), one row and column a tag, "
+            f"got {tuple(transitions.shape)}"
+        )
+    _checks.check_vector("crf", "transitions", transitions[0], emissions)
+
+
+def _check_tags(tags: Tensor, emissions: Tensor) -> None:
+    tokens, num_tags = emissions.shape
+    if tags.shape != (tokens,) or tags.dtype != torch.int64:
+        raise ValueError(
+            f"crf: tags must be int64 of shape ({tokens},), one a token, got {tags.dtype} of shape {tuple(tags.shape)}"
+        )
+    _checks.check_device("crf", "tags", tags, emissions)
+    # On a GPU reading the values would wait for the device.
+    if tags.device.type != "cpu" or not tokens or torch.compiler.is_compiling():
+        return
+    low, high = (int(value) for value in tags.aminmax())
+    if low < 0 or high >= num_tags:
+        raise ValueError(
+            f"crf: tags must be in [0, {num_tags}), got {low if low < 0 else high}: "
+            "a CRF has no ignored tokens, leave them out of the packed sequences"
+        )
+
+
+class _LogLikelihood(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, emissions, tags, cu_seqlens, start, end, transitions):
+        likelihood, alphas, norms = torch.ops.fastenc.crf_fwd(
+            emissions, tags, cu_seqlens, start, end, transitions
+        )
+        ctx.save_for_backward(emissions, tags, cu_seqlens, start, end, transitions, alphas, norms)
+        return likelihood
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, dlikelihood):
+        start, end, transitions = ctx.saved_tensors[3:6]
+        demissions, dstart, dend, dtransitions = torch.ops.fastenc.crf_bwd(
+            dlikelihood, *ctx.saved_tensors
+        )
+        return (
+            demissions,
+            None,
+            None,
+            dstart.to(start.dtype),
+            dend.to(end.dtype),
+            dtransitions.to(transitions.dtype),
+        )
+
+
+def _fake_forward(emissions, tags, cu_seqlens, start, end, transitions):
+    tokens, num_tags = emissions.shape
+    stride = (num_tags + 15) // 16 * 16
+    floats = lambda *shape: emissions.new_empty(shape, dtype=torch.float32)
+    return floats(cu_seqlens.shape[0] - 1), floats(tokens, stride), floats(tokens)
+
+
+def _fake_backward(weights, emissions, tags, cu_seqlens, start, end, transitions, alphas, norms):
+    num_tags = emissions.shape[1]
+    floats = lambda *shape: emissions.new_empty(shape, dtype=torch.float32)
+    return floats(*emissions.shape), floats(num_tags), floats(num_tags), floats(num_tags, num_tags)
+
+
+def _fake_viterbi(emissions, cu_seqlens, start, end, transitions):
+    path = emissions.new_empty(emissions.shape[:1], dtype=torch.int64)
+    return path, emissions.new_empty((cu_seqlens.shape[0] - 1,), dtype=torch.float32)
+
+
+define(
+    "crf_fwd(Tensor emissions, Tensor tags, Tensor cu_seqlens, Tensor start, Tensor end, Tensor transitions) "
+    "-> (Tensor, Tensor, Tensor)",
+    _fake_forward,
+)
+define(
+    "crf_bwd(Tensor weights, Tensor emissions, Tensor tags, Tensor cu_seqlens, Tensor start, Tensor end, "
+    "Tensor transitions, Tensor alphas, Tensor norms) -> (Tensor, Tensor, Tensor, Tensor)",
+    _fake_backward,
+)
+define(
+    "crf_viterbi(Tensor emissions, Tensor cu_seqlens, Tensor start, Tensor end, Tensor transitions) "
+    "-> (Tensor, Tensor)",
+    _fake_viterbi,
+)

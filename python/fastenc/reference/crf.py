@@ -1,0 +1,56 @@
+"""The linear-chain CRF in plain torch: defines what is correct."""
+
+import torch
+from torch import Tensor
+
+
+def log_likelihood(
+    emissions: Tensor,
+    tags: Tensor,
+    cu_seqlens: Tensor,
+    start: Tensor,
+    end: Tensor,
+    transitions: Tensor,
+) -> Tensor:
+    """log P(tags) of each sequence; arguments as in fastenc.ops.crf_log_likelihood. Float32, or float64 if given."""
+    dtype = torch.promote_types(emissions.dtype, torch.float32)
+    start, end, transitions = (value.to(dtype) for value in (start, end, transitions))
+    results = []
+    for first, stop in zip(cu_seqlens[:-1].tolist(), cu_seqlens[1:].tolist(), strict=True):
+        if first == stop:
+            results.append(emissions.new_zeros((), dtype=dtype))
+            continue
+        e, y = emissions[first:stop].to(dtype), tags[first:stop]
+        score = start[y[0]] + end[y[-1]] + e.gather(1, y[:, None]).sum()
+        score = score + transitions[y[:-1], y[1:]].sum()
+        alpha = start + e[0]
+        for row in e[1:]:
+            alpha = torch.logsumexp(alpha[:, None] + transitions, 0) + row
+        results.append(score - torch.logsumexp(alpha + end, 0))
+    return torch.stack(results) if results else emissions.new_zeros((0,), dtype=dtype)
+
+
+def decode(
+    emissions: Tensor, cu_seqlens: Tensor, start: Tensor, end: Tensor, transitions: Tensor
+) -> tuple[Tensor, Tensor]:
+    """(best tag of each token, score of each sequence's best path), by Viterbi's recursion in float64."""
+    path = torch.zeros(emissions.shape[0], dtype=torch.int64, device=emissions.device)
+    scores = []
+    start, end, transitions = (value.double() for value in (start, end, transitions))
+    for first, stop in zip(cu_seqlens[:-1].tolist(), cu_seqlens[1:].tolist(), strict=True):
+        if first == stop:
+            scores.append(emissions.new_zeros((), dtype=torch.float32))
+            continue
+        e = emissions[first:stop].double()
+        best, pointers = start + e[0], []
+        for row in e[1:]:
+            peak, pointer = (best[:, None] + transitions).max(0)
+            best = peak + row
+            pointers.append(pointer)
+        score, tag = (best + end).max(0)
+        scores.append(score.float())
+        path[stop - 1] = tag
+        for place, pointer in zip(range(stop - 2, first - 1, -1), reversed(pointers), strict=True):
+            tag = pointer[tag]
+            path[place] = tag
+    return path, torch.stack(scores) if scores else emissions.new_zeros((0,), dtype=torch.float32)

@@ -1,0 +1,220 @@
+import pytest
+import torch
+from conftest import needs_cpp
+
+from fastenc import nn as fnn
+from fastenc.ops import crf_decode, crf_log_likelihood, crf_marginals
+from fastenc.reference import crf as reference
+from fastenc.testing import assert_within_budget
+from test_attention import offsets_of
+
+LENGTHS = (1, 0, 40, 2, 13)
+NAMES = ("emissions", "start", "end", "transitions")
+
+
+def inputs(num_tags, lengths=LENGTHS, scale=1.0):
+    emissions = scale * torch.randn(sum(lengths), num_tags)
+    values = (
+        emissions,
+        *(torch.randn(num_tags) for _ in range(2)),
+        torch.randn(num_tags, num_tags),
+    )
+    tags = torch.randint(num_tags, (sum(lengths),))
+    return [value.requires_grad_() for value in values], tags, offsets_of(lengths)
+
+
+def likelihood(values, tags, cu_seqlens, function=crf_log_likelihood, **options):
+    emissions, start, end, transitions = values
+    return function(emissions, tags, cu_seqlens, start, end, transitions, **options)
+
+
+def forbid(values, cells, score):
+    with torch.no_grad():
+        for row, column in cells:
+            values[3][row, column] = score
+
+
+def check_against_float64(values, tags, cu_seqlens):
+    weights = torch.randn(cu_seqlens.shape[0] - 1)
+    wide = [value.detach().double().requires_grad_() for value in values]
+    ours = likelihood(values, tags, cu_seqlens, impl="cpp")
+    plain = likelihood(values, tags, cu_seqlens, reference.log_likelihood)
+    truth = likelihood(wide, tags, cu_seqlens, reference.log_likelihood)
+    assert_within_budget(ours, plain, truth, "log-likelihood")
+    triples = (
+        torch.autograd.grad(ours, values, weights),
+        torch.autograd.grad(plain, values, weights),
+        torch.autograd.grad(truth, wide, weights.double()),
+    )
+    for name, *triple in zip(NAMES, *triples, strict=True):
+        assert_within_budget(*triple, f"d{name}")
+
+
+@pytest.mark.parametrize("num_tags", [2, 9, 16, 25, 33])
+def test_likelihood_and_every_gradient_keep_the_budget(instruction_set, num_tags):
+    check_against_float64(*inputs(num_tags))
+
+
+@pytest.mark.parametrize("score", [-1e4, -float("inf")])
+def test_forbidden_transitions_keep_the_budget(instruction_set, score):
+    values, _, cu_seqlens = inputs(9)
+    forbid(values, [(0, 1), (3, 3), (8, 2)], score)
+    with torch.no_grad():
+        values[1][1] = values[2][4] = score
+    # The given path is an allowed one; a forbidden one has likelihood 0, and no finite gradient at -infinity.
+    tags = torch.full((sum(LENGTHS),), 5)
+    check_against_float64(values, tags, cu_seqlens)
+
+
+def test_a_path_that_only_forbidden_steps_allow(instruction_set):
+    # Every transition but one is at -200: products of exponentials would be lost, logarithms are not.
+    values, tags, cu_seqlens = inputs(4)
+    forbid(values, [(i, j) for i in range(4) for j in range(4) if (i, j) != (0, 1)], -200.0)
+    wide = [value.detach().double().requires_grad_() for value in values]
+    ours = likelihood(values, tags, cu_seqlens, impl="cpp")
+    truth = likelihood(wide, tags, cu_seqlens, reference.log_likelihood)
+    torch.testing.assert_close(ours.double(), truth, rtol=1e-6, atol=1e-5)
+    gradients = (torch.autograd.grad(y.sum(), v) for y, v in ((ours, values), (truth, wide)))
+    for one, two in zip(*gradients, strict=True):
+        # Logarithms near 200 meet others near -200; float32 has steps of 1.5e-5 there.
+        torch.testing.assert_close(one.double(), two, rtol=0, atol=1e-4)
+
+
+def test_confident_emissions_keep_the_budget(instruction_set):
+    check_against_float64(*inputs(9, scale=30.0))
+
+
+def test_marginals_are_those_of_all_paths(instruction_set):
+    values, _, cu_seqlens = inputs(3, (4, 1))
+    emissions, start, end, transitions = (value.detach() for value in values)
+    marginals = crf_marginals(emissions, cu_seqlens, start, end, transitions, impl="cpp")
+    expected = torch.zeros(5, 3, dtype=torch.float64)
+    for path in torch.cartesian_prod(*[torch.arange(3)] * 4):
+        tags = torch.cat([path, torch.zeros(1, dtype=torch.int64)])
+        chance = likelihood(values, tags, cu_seqlens, reference.log_likelihood)[0].double().exp()
+        for place, tag in enumerate(path):
+            expected[place, tag] += chance.detach()
+    expected[4] = torch.softmax((emissions[4] + start + end).double(), 0)
+    torch.testing.assert_close(marginals.double(), expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(marginals.sum(1), torch.ones(5), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("num_tags", [2, 9, 25])
+def test_best_path_and_its_score(instruction_set, num_tags):
+    (emissions, start, end, transitions), _, cu_seqlens = inputs(num_tags)
+    forbid((None, None, None, transitions), [(0, 1), (1, 1)], -float("inf"))
+    arguments = (emissions, cu_seqlens, start, end, transitions)
+    path, scores = crf_decode(*arguments, impl="cpp")
+    expected_path, expected_scores = crf_decode(*arguments, impl="reference")
+    assert torch.equal(path, expected_path)
+    torch.testing.assert_close(scores, expected_scores, rtol=1e-6, atol=1e-4)
+
+
+def test_long_sequences_do_not_drift(instruction_set):
+    check_against_float64(*inputs(5, (6000,)))
+
+
+@needs_cpp
+def test_result_does_not_depend_on_the_number_of_threads():
+    values, tags, cu_seqlens = inputs(9, (7, 30, 2, 90, 41))
+    before = torch.get_num_threads()
+    results = []
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        out = likelihood(values, tags, cu_seqlens)
+        results.append((out, *torch.autograd.grad(out.sum(), values)))
+    torch.set_num_threads(before)
+    for one, two in zip(*results, strict=True):
+        assert torch.equal(one, two)
+
+
+def test_nan_stays_in_its_sequence(instruction_set):
+    values, tags, cu_seqlens = inputs(6, (5, 8, 3))
+    with torch.no_grad():
+        values[0][7, 2] = float("nan")
+    out = likelihood(values, tags, cu_seqlens, impl="cpp")
+    assert out[1].isnan() and out[[0, 2]].isfinite().all()
+    (gradient,) = torch.autograd.grad(out[0] + out[2], values[0])
+    assert gradient[:5].isfinite().all() and gradient[13:].isfinite().all()
+
+
+@needs_cpp
+def test_registration_passes_opcheck():
+    (emissions, start, end, transitions), tags, cu_seqlens = inputs(5)
+    detached = [value.detach() for value in (emissions, start, end, transitions)]
+    arguments = (detached[0], tags, cu_seqlens, *detached[1:])
+    torch.library.opcheck(torch.ops.fastenc.crf_fwd.default, arguments)
+    _, alphas, norms = torch.ops.fastenc.crf_fwd(*arguments)
+    backward = (torch.ones(len(LENGTHS)), *arguments, alphas, norms)
+    torch.library.opcheck(torch.ops.fastenc.crf_bwd.default, backward)
+    torch.library.opcheck(
+        torch.ops.fastenc.crf_viterbi.default, (detached[0], cu_seqlens, *detached[1:])
+    )
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning:torchcrf")
+@pytest.mark.parametrize("batch_first", [False, True])
+@pytest.mark.parametrize("reduction", ["none", "sum", "mean", "token_mean"])
+def test_module_takes_the_place_of_pytorch_crfs(batch_first, reduction):
+    torchcrf = pytest.importorskip("torchcrf")
+    theirs, ours = (m(9, batch_first=batch_first) for m in (torchcrf.CRF, fnn.CRF))
+    ours.load_state_dict(theirs.state_dict())
+    emissions, tags = torch.randn(6, 20, 9), torch.randint(9, (6, 20))
+    mask = torch.arange(20)[None] < torch.tensor([20, 1, 7, 13, 20, 2])[:, None]
+    if not batch_first:
+        emissions, tags, mask = emissions.transpose(0, 1), tags.t(), mask.t()
+    results = []
+    for module in (ours, theirs):
+        x = emissions.clone().requires_grad_()
+        value = module(x, tags, mask, reduction=reduction)
+        gradients = torch.autograd.grad(value.sum(), [x, *module.parameters()])
+        results.append((value, *gradients))
+    for one, two in zip(*results, strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-5)
+    assert ours.decode(emissions, mask) == theirs.decode(emissions, mask)
+    assert ours.decode(emissions) == theirs.decode(emissions)
+
+
+def test_module_takes_an_empty_row_and_bfloat16():
+    crf = fnn.CRF(4, batch_first=True)
+    emissions, tags = torch.randn(2, 3, 4), torch.randint(4, (2, 3))
+    mask = torch.tensor([[1, 1, 1], [0, 0, 0]])
+    value = crf(emissions, tags, mask, reduction="none")
+    assert value[1] == 0 and crf.decode(emissions, mask)[1] == []
+    low = crf(emissions.bfloat16(), tags, mask, reduction="none")
+    torch.testing.assert_close(low, crf(emissions.bfloat16().float(), tags, mask, reduction="none"))
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"emissions": torch.zeros(2, 3, 4)}, "emissions must be floating point of shape"),
+        (
+            {"tags": torch.tensor([0, 1, 4, 0, 0])},
+            r"tags must be in \[0, 4\), got 4.*leave them out",
+        ),
+        ({"tags": torch.zeros(4).long()}, r"tags must be int64 of shape \(5,\)"),
+        ({"start": torch.zeros(3)}, r"start must have shape \(4,\)"),
+        ({"transitions": torch.zeros(4, 5)}, r"transitions must have shape \(4, 4\)"),
+        (
+            {"cu_seqlens": torch.tensor([0, 4]).int()},
+            "from 0 to the number of tokens 5, got 0 to 4",
+        ),
+    ],
+)
+def test_bad_input_is_named(change, message):
+    arguments = {
+        "emissions": torch.zeros(5, 4),
+        "tags": torch.zeros(5).long(),
+        "cu_seqlens": torch.tensor([0, 2, 5]).int(),
+        "start": torch.zeros(4),
+        "end": torch.zeros(4),
+        "transitions": torch.zeros(4, 4),
+    }
+    with pytest.raises(ValueError, match=message):
+        crf_log_likelihood(**{**arguments, **change})
+    crf = fnn.CRF(4)
+    with pytest.raises(ValueError, match="the last of size 4"):
+        crf.decode(torch.zeros(2, 3, 5))
+    with pytest.raises(ValueError, match="reduction must be one of"):
+        crf(torch.zeros(2, 3, 4), torch.zeros(2, 3).long(), reduction="max")
