@@ -9,7 +9,6 @@ and each model's own. Writes both held-out losses at the same steps, and draws t
 import argparse
 import os
 import tempfile
-import time
 from pathlib import Path
 
 import torch
@@ -71,7 +70,6 @@ def main() -> None:
     optimizers = [build_optimizer(model, config) for model in (ours, theirs)]
     sampler = BatchSampler([len(block) for block in blocks], BATCH, shuffle=True)
     curves: dict[str, list] = {"fastenc": [], "transformers": []}
-    seconds = {"fastenc": 0.0, "transformers": 0.0}
 
     @torch.inference_mode()
     def evaluate_theirs() -> float:
@@ -102,7 +100,6 @@ def main() -> None:
         example = collator([blocks[i] for i in next(batches)], step)
         for name, model, optimizer in zip(curves, (ours, theirs), optimizers, strict=True):
             model.train()
-            start = time.perf_counter()
             arguments = example if name == "fastenc" else padded(example)
             model(**arguments).loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm)
@@ -110,11 +107,7 @@ def main() -> None:
                 group["lr"] = config.learning_rate * rate_factor(step, steps // 10, steps)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-            seconds[name] += time.perf_counter() - start
-    write(
-        "train_mlm",
-        {"held-out loss": {n: {"curve": c, "seconds": seconds[n]} for n, c in curves.items()}},
-    )
+    write("train_mlm", {"held-out loss": {n: {"curve": c} for n, c in curves.items()}})
     draw(curves)
 
 

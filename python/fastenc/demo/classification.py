@@ -11,7 +11,7 @@ from fastenc.tasks import evaluate_classifier
 from fastenc.train import TrainConfig, Trainer
 from fastenc.train.log import read_log
 
-MAX_LENGTH, TRAINING, HELD_OUT = 64, 4000, 1000
+MAX_LENGTH, TRAINING, HELD_OUT = 64, 3000, 1000
 
 
 Pairs = list[tuple[str, str]]
@@ -32,7 +32,7 @@ def run(training_pairs: Pairs, held_out_pairs: Pairs, folder: Path) -> dict:
     held_out_examples = encode_labelled(held_out, model.tokenizer, MAX_LENGTH)
     trainer = Trainer(
         model,
-        TrainConfig(str(folder), epochs=2, batch_size=32, learning_rate=1e-4),
+        TrainConfig(str(folder), epochs=3, batch_size=32, learning_rate=2e-4),
         examples,
         [len(example.input_ids) for example in examples],
         lambda chosen, step: collate_classification(chosen),

@@ -91,6 +91,7 @@ difference from Hugging Face at a real token: {difference:.1e}.</p>{encoding}
 <h2>Pretraining</h2>
 <p>A BERT of 4 layers, 192 wide: held-out masked-LM loss {before:.2f} before, {after:.2f} after training.</p>
 <h2>Fine-tuning</h2>
-<p>{training} training texts, {held_out} held out, their package's name removed; classes: {classes}.</p>{accuracies}
+<p>{training} training texts, {held_out} from other files held out, the packages' names removed; classes:
+{classes}.</p>{accuracies}
 </body></html>
 """
