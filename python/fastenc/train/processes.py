@@ -1,7 +1,9 @@
 """The processes of one run."""
 
+import atexit
 import os
 from collections.abc import Callable
+from functools import cache
 from typing import Any, TypeVar
 
 import torch
@@ -19,11 +21,21 @@ def process_state() -> Any:
     """
     wanted = os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true", "yes")
     cpu = wanted or not torch.accelerator.is_available()
-    return require("accelerate", extra="train").PartialState(cpu=cpu)
+    state = require("accelerate", extra="train").PartialState(cpu=cpu)
+    if state.num_processes > 1:
+        _leave_in_order()
+    return state
+
+
+@cache
+def _leave_in_order() -> None:
+    """Close the connections while Python still runs: their threads may abort a process that just ends."""
+    atexit.register(require("accelerate", extra="train").PartialState().destroy_process_group)
 
 
 def on_main_process(make: Callable[[], Value]) -> Value:
     """The main process's ``make()`` on every process, for what would come out differently on each of them."""
     values = [make() if process_state().is_main_process else None]
     require("accelerate.utils", extra="train").broadcast_object_list(values)
+    process_state().wait_for_everyone()  # the sender stays until the others have it
     return values[0]  # type: ignore[return-value]
