@@ -21,7 +21,7 @@ ACTIVATIONS: dict[str, str | Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
 }
 
-# Rows that inference takes at once from the attention's output to the end of the layer: larger wide intermediates
+# Rows that inference on a CPU takes at once from the attention's output to the end of the layer: larger wide intermediates
 # would come from fresh pages at every call.
 ROWS_AT_ONCE = 2048
 
@@ -116,7 +116,9 @@ class InferenceLayer:
         w, o = weights, options
         heads = self._qkv(x, w.qkv_weights, w.qkv_biases).view(x.shape[0], 3, o.num_heads, -1)
         mixed = attention(heads, cu_seqlens, max_seqlen).flatten(1)
-        count = max(1, math.ceil(x.shape[0] / ROWS_AT_ONCE))
+        count = 1
+        if x.device.type == "cpu" and not torch.compiler.is_compiling():
+            count = max(1, math.ceil(x.shape[0] / ROWS_AT_ONCE))
         blocks = zip(mixed.chunk(count), x.chunk(count), strict=True)
         parts = [self._after_attention(rows, residual, w, o) for rows, residual in blocks]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
