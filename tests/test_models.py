@@ -51,6 +51,17 @@ def test_encoder_agrees_with_transformers_at_every_real_token(family, tmp_path):
     assert not padded[~mask].any()
 
 
+@pytest.mark.parametrize("rows", [1, 4, 7])
+def test_inference_in_blocks_of_rows_agrees_with_transformers(rows, tmp_path, monkeypatch):
+    monkeypatch.setattr("fastenc.nn.encoder_layer.ROWS_AT_ONCE", rows)
+    theirs = model("bert")
+    ours = Encoder.from_pretrained(save(theirs, tmp_path))
+    batch = padded_batch("bert")
+    with torch.inference_mode():
+        expected = theirs(**batch).last_hidden_state[batch["attention_mask"].bool()]
+        close(ours(packed(batch)).last_hidden_state, expected)
+
+
 @EVERY_FAMILY
 def test_encoder_gradients_agree_with_transformers(family, tmp_path):
     theirs = model(family)

@@ -21,7 +21,7 @@ ACTIVATIONS: dict[str, str | Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
 }
 
-# Rows that inference on a CPU takes at once from the attention's output to the end of the layer: larger wide intermediates
+# Rows that inference on a CPU takes at once from the attention's output to the layer's end: larger intermediates
 # would come from fresh pages at every call.
 ROWS_AT_ONCE = 2048
 
