@@ -121,4 +121,6 @@ if __name__ == "__main__":
     settings = {k: json.loads(v) for k, v in (argument.split("=") for argument in sys.argv[2:])}
     resume = settings.pop("resume", False)
     metrics = build(sys.argv[1], **settings).train(resume=resume)
-    print(json.dumps({**metrics, "main process": on_main_process(os.getpid)}))
+    print(json.dumps({**metrics, "main process": on_main_process(os.getpid)}), flush=True)
+    # A busy machine showed torch's communication threads abort a process on its way out, its work done and written.
+    os._exit(0)
