@@ -122,8 +122,7 @@ def train_sst2(data: dict) -> str:
     return section(
         "Fine-tuning: MiniLM on SST-2, the defaults",
         "FASTENC_DATA=... python -m benchmarks.train_sst2",
-        "One seed; transformers' batches are grouped by length, ours are not. "
-        + machine_line(data["machine"]),
+        "One seed; both make batches of similar lengths. " + machine_line(data["machine"]),
         "\n".join(lines),
     )
 

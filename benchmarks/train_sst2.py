@@ -69,7 +69,7 @@ def theirs(train, dev, config: TrainConfig) -> dict:
         weight_decay=config.weight_decay,
         max_grad_norm=config.max_grad_norm,
         seed=config.seed,
-        train_sampling_strategy="group_by_length",  # pads less
+        train_sampling_strategy="group_by_length",  # as BatchSampler
         eval_strategy="epoch",
         save_strategy="epoch",
         load_best_model_at_end=True,
