@@ -1,0 +1,202 @@
+"""Questions about texts: SQuAD's files, and their windows of tokens."""
+
+import gzip
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fastenc.data.progress import progress_bar
+from fastenc.data.readers import read_table
+
+CHUNK = 256  # questions encoded at once
+
+
+class Answer(NamedTuple):
+    """A span of the context: its first character and its text."""
+
+    start: int
+    text: str
+
+
+class Question(NamedTuple):
+    """A question about a context; no answers: it has none there, or is to be answered."""
+
+    id: str
+    question: str
+    context: str
+    answers: list[Answer]
+
+
+class QuestionWindow(NamedTuple):
+    """Tokens of a question and a piece of its context, `[CLS] question [SEP] piece [SEP]` or as the family has it.
+
+    Fields:
+        question: place of the question in the list that was encoded.
+        first, last: places of the piece's first and last token in ``input_ids``; last < first: it has none.
+        offsets: (start, end) characters in the context, for the tokens from ``first`` to ``last``.
+        central: for the same tokens, whether no other window has more context around the token.
+        start, end: places in ``input_ids`` of the answer's first and last token; 0, 0 where it is not in the piece.
+    """
+
+    input_ids: list[int]
+    token_type_ids: list[int]
+    question: int
+    first: int
+    last: int
+    offsets: list[tuple[int, int]]
+    central: list[bool]
+    start: int
+    end: int
+
+
+def read_questions(path: str | Path) -> list[Question]:
+    """Questions from SQuAD's own JSON (v1.1 or v2.0), or from a table or data set with the columns ``id``,
+    ``question``, ``context`` and ``answers`` ({"text": [...], "answer_start": [...]}).
+
+    Raises: ValueError naming the question: no text, an answer that is not in its context, an id that occurs twice,
+        a file of another kind.
+    """
+    path = Path(path)
+    names = [suffix for suffix in path.suffixes if suffix != ".gz"]
+    rows = _squad_rows(path) if names and names[-1] == ".json" else _table_rows(path)
+    questions, seen = [], set()
+    for question in rows:
+        if question.id in seen:
+            raise ValueError(f"{path}: two questions have the id {question.id!r}: rename one")
+        seen.add(question.id)
+        questions.append(_checked(question, path))
+    if not questions:
+        raise ValueError(f"{path} holds no questions")
+    return questions
+
+
+def question_windows(
+    questions: Sequence[Question],
+    tokenizer: Any,
+    max_length: int = 384,
+    stride: int = 128,
+    *,
+    show_progress: bool | None = None,
+) -> list[QuestionWindow]:
+    """Cut each context into overlapping windows that fit ``max_length`` with the question.
+
+    Args:
+        stride: tokens that neighbouring windows share.
+        show_progress: None: a bar on a terminal.
+    The first answer of a question is the one to learn. A window that does not hold all of it has start = end = 0,
+    the first special token, which stands for "no answer here".
+    Raises: ValueError naming a question that leaves no room for its context.
+    Source: Devlin et al. 2018, arXiv:1810.04805, section 4.2 and its code's "max context" rule.
+    """
+    # A copy, so that the caller's tokenizer keeps its settings.
+    own = type(tokenizer).from_str(tokenizer.to_str())
+    own.no_padding()
+    own.no_truncation()
+    special = own.num_special_tokens_to_add(True)
+    for question, encoding in zip(
+        questions,
+        own.encode_batch([q.question for q in questions], add_special_tokens=False),
+        strict=True,
+    ):
+        room = max_length - special - len(encoding.ids)
+        if room <= stride:
+            raise ValueError(
+                f"question {question.id!r} has {len(encoding.ids)} tokens and leaves {room} of max_length={max_length} "
+                f"for its context, which must be more than stride={stride}: give a larger max_length, a smaller "
+                "stride or a shorter question"
+            )
+    own.enable_truncation(max_length, stride=stride, strategy="only_second")
+    windows: list[QuestionWindow] = []
+    for start in progress_bar(range(0, len(questions), CHUNK), "encoding", "chunk", show_progress):
+        chunk = questions[start : start + CHUNK]
+        encodings = own.encode_batch([(q.question, q.context) for q in chunk])
+        for place, (question, encoding) in enumerate(zip(chunk, encodings, strict=True)):
+            windows += _windows_of(question, start + place, [encoding, *encoding.overflowing])
+    return windows
+
+
+def _windows_of(question: Question, place: int, encodings: list) -> list[QuestionWindow]:
+    pieces = []
+    for encoding in encodings:
+        own = [i for i, part in enumerate(encoding.sequence_ids) if part == 1]
+        first, last = (own[0], own[-1]) if own else (0, -1)
+        pieces.append((first, last, encoding.offsets[first : last + 1]))
+    # A token's context is the smaller of its two sides; of equal ones the longer piece has more.
+    best: dict[tuple[int, int], tuple[float, int]] = {}
+    for number, (_, _, offsets) in enumerate(pieces):
+        for i, offset in enumerate(offsets):
+            score = min(i, len(offsets) - 1 - i) + 0.01 * len(offsets)
+            if offset not in best or score > best[offset][0]:
+                best[offset] = score, number
+    windows = []
+    for number, (encoding, (first, last, offsets)) in enumerate(
+        zip(encodings, pieces, strict=True)
+    ):
+        start, end = _labels(question, first, offsets)
+        central = [best[offset][1] == number for offset in offsets]
+        windows.append(
+            QuestionWindow(
+                encoding.ids, encoding.type_ids, place, first, last, offsets, central, start, end
+            )
+        )
+    return windows
+
+
+def _labels(question: Question, first: int, offsets: Sequence[tuple[int, int]]) -> tuple[int, int]:
+    """Places of the tokens that cover the answer, or (0, 0)."""
+    if not question.answers:
+        return 0, 0
+    begin, text = question.answers[0]
+    stop = begin + len(text)
+    covering = [i for i, (a, b) in enumerate(offsets) if b > begin and a < stop]
+    if not covering or offsets[0][0] > begin or offsets[-1][1] < stop:
+        return 0, 0
+    return first + covering[0], first + covering[-1]
+
+
+def _squad_rows(path: Path) -> Iterator[Question]:
+    if not path.is_file():
+        raise ValueError(f"{path} is not a file: check the path")
+    try:
+        with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8") as file:
+            articles = json.load(file)["data"]
+        for article in articles:
+            for paragraph in article["paragraphs"]:
+                for row in paragraph["qas"]:
+                    answers = [Answer(a["answer_start"], a["text"]) for a in row["answers"]]
+                    yield Question(str(row["id"]), row["question"], paragraph["context"], answers)
+    except (KeyError, TypeError, json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(
+            f"{path} is not SQuAD's JSON, data / paragraphs / qas ({type(error).__name__}: {error}): "
+            "give that format, or JSONL with the columns id, question, context, answers"
+        ) from error
+
+
+def _table_rows(path: Path) -> Iterator[Question]:
+    for number, row in enumerate(read_table(path, ["id", "question", "context", "answers"]), 1):
+        try:
+            pairs = zip(row["answers"]["answer_start"], row["answers"]["text"], strict=True)
+            yield Question(
+                str(row["id"]), row["question"], row["context"], [Answer(*pair) for pair in pairs]
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(
+                f"{path}, row {number}: answers must be an object of two lists, text and answer_start, "
+                f"of one length, got {row['answers']!r}"
+            ) from error
+
+
+def _checked(question: Question, path: Path) -> Question:
+    where = f"{path}, question {question.id!r}"
+    for name, value in (("question", question.question), ("context", question.context)):
+        if not isinstance(value, str) or not value.strip():
+            raise ValueError(f"{where}: the {name} must be text, got {value!r}: leave out the row")
+    for start, text in question.answers:
+        found = question.context[start : start + len(text)] if start >= 0 else ""
+        if found != text or not text:
+            raise ValueError(
+                f"{where}: the answer {text!r} is not in its context at character {start}, where {found!r} stands: "
+                "correct answer_start (characters from 0) or the answer"
+            )
+    return question

@@ -1,0 +1,101 @@
+"""Scores of extractive question answering, as SQuAD's own scripts compute them.
+
+Source: Rajpurkar et al. 2016, arXiv:1606.05250, and 2018, arXiv:1806.03822; evaluate-v1.1 and evaluate-v2.0.
+"""
+
+import re
+import string
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from fastenc.data.questions import Question
+
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
+
+
+def normalized_words(text: str) -> list[str]:
+    """Lower case, without ASCII punctuation and the articles a, an, the."""
+    return _ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split()
+
+
+def exact_match(prediction: str, answer: str) -> float:
+    return float(normalized_words(prediction) == normalized_words(answer))
+
+
+def f1(prediction: str, answer: str) -> float:
+    """Harmonic mean of precision and recall of the words, each counted as often as it occurs."""
+    predicted, expected = normalized_words(prediction), normalized_words(answer)
+    if not predicted or not expected:
+        return float(predicted == expected)
+    common = (Counter(predicted) & Counter(expected)).total()
+    return 2 * common / (len(predicted) + len(expected))
+
+
+def squad_metrics(
+    questions: Sequence[Question], predictions: Mapping[str, str]
+) -> dict[str, float]:
+    """Percentages over the questions: each counts its best score over its answers ("" where it has none).
+
+    Args:
+        predictions: question id → answer, "" for "no answer".
+    Returns: exact, f1; where some questions have no answer, also has_answer_exact, has_answer_f1 and
+        no_answer_exact (which is also their f1).
+    Raises: ValueError when a question has no prediction.
+    """
+    rows = [_best_scores(question, predictions) for question in questions]
+    metrics = _means("", rows)
+    answerable = [row for row, q in zip(rows, questions, strict=True) if q.answers]
+    rest = [row for row, q in zip(rows, questions, strict=True) if not q.answers]
+    if rest:
+        metrics |= _means("has_answer_", answerable) if answerable else {}
+        metrics["no_answer_exact"] = _means("", rest)["exact"]
+    return metrics
+
+
+def best_threshold(
+    questions: Sequence[Question],
+    predictions: Mapping[str, str],
+    no_answer_scores: Mapping[str, float],
+) -> float:
+    """The threshold t with the highest F1 when a question is left unanswered if its score for "no answer" is above t.
+
+    Args:
+        predictions: the best answer of each question, never "".
+        no_answer_scores: question id → by how much "no answer" scores above that answer.
+    """
+    order = sorted(questions, key=lambda question: no_answer_scores[question.id])
+    # With a threshold below every score nothing is answered.
+    total = best = float(sum(not question.answers for question in questions))
+    threshold = no_answer_scores[order[0].id] - 1.0 if order else 0.0
+    for place, question in enumerate(order):
+        if not question.answers:
+            total -= 1.0
+        else:
+            total += _best_scores(question, predictions)[1]
+        score = no_answer_scores[question.id]
+        following = no_answer_scores[order[place + 1].id] if place + 1 < len(order) else score + 1
+        if following > score and total > best:
+            best, threshold = total, (score + following) / 2
+    return threshold
+
+
+def _answers(question: Question) -> list[str]:
+    return [answer.text for answer in question.answers] or [""]
+
+
+def _best_scores(question: Question, predictions: Mapping[str, str]) -> tuple[float, float]:
+    if question.id not in predictions:
+        raise ValueError(
+            f"there is no prediction for question {question.id!r}: predict every question, with '' for no answer"
+        )
+    prediction, answers = predictions[question.id], _answers(question)
+    return (
+        max(exact_match(prediction, answer) for answer in answers),
+        max(f1(prediction, answer) for answer in answers),
+    )
+
+
+def _means(prefix: str, rows: Sequence[tuple[float, float]]) -> dict[str, float]:
+    exact, f1_score = (100 * sum(column) / len(rows) for column in zip(*rows, strict=True))
+    return {f"{prefix}exact": exact, f"{prefix}f1": f1_score}

@@ -1,0 +1,176 @@
+"""Extractive question answering: reading, windows, answers and scores."""
+
+import gzip
+import json
+import random
+from functools import partial
+
+import pytest
+import torch
+
+from fastenc.data import train_tokenizer
+from fastenc.data.questions import Answer, Question, question_windows, read_questions
+from fastenc.tasks.answers import extract_answers
+from fastenc.tasks.squad import best_threshold, exact_match, f1, squad_metrics
+
+CONTEXT = "Ada Lovelace wrote the first program in 1843 . " * 12 + "It computed Bernoulli numbers ."
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_tokenizer([CONTEXT, "Who wrote what, and when?"] * 3, vocab_size=200)
+
+
+def ask(text: str, id: str = "q") -> Question:
+    return Question(id, "What did it compute ?", CONTEXT, [Answer(CONTEXT.index(text), text)])
+
+
+@pytest.mark.parametrize(
+    ("version", "exact", "f1_score"), [("1.1", 86.21, 92.20), ("2.0", 78.76, 81.79)]
+)
+def test_published_predictions_get_their_published_scores(data_dir, version, exact, f1_score):
+    folder = data_dir / f"squad_v{version}_dev"
+    questions = [
+        question
+        for name in ("train_articles", "eval_articles")
+        for question in read_questions(folder / f"{name}.json.gz")
+    ]
+    with gzip.open(folder / "reference_predictions.json.gz") as file:
+        metrics = squad_metrics(questions, json.load(file))
+    assert round(metrics["exact"], 2) == exact
+    assert round(metrics["f1"], 2) == f1_score
+
+
+def test_scores_follow_the_definition():
+    assert exact_match("The Black-Death!", "blackdeath") == 1
+    assert f1("the big red dog", "a red dog barks") == pytest.approx(2 / 3)
+    assert f1("", "") == 1 and f1("", "x") == 0
+    questions = [ask("1843", "a"), Question("b", "Why ?", CONTEXT, [])]
+    metrics = squad_metrics(questions, {"a": "in 1843", "b": "x"})
+    assert metrics["f1"] == pytest.approx(100 * (2 / 3) / 2)
+    assert metrics["no_answer_exact"] == 0
+    assert metrics["has_answer_f1"] == pytest.approx(100 * 2 / 3)
+    with pytest.raises(ValueError, match="no prediction for question 'b'"):
+        squad_metrics(questions, {"a": "1843"})
+
+
+def test_best_threshold_is_the_best_of_all_thresholds():
+    draw = random.Random(0)
+    questions, predictions, scores = [], {}, {}
+    for i in range(60):
+        answerable = draw.random() < 0.5
+        questions.append(Question(str(i), "?", CONTEXT, [Answer(0, "Ada")] if answerable else []))
+        predictions[str(i)] = draw.choice(["Ada", "Bob"])
+        scores[str(i)] = round(draw.gauss(0 if answerable else 1, 1), 1)
+
+    def score(threshold):
+        chosen = {i: "" if scores[i] > threshold else text for i, text in predictions.items()}
+        return squad_metrics(questions, chosen)["f1"]
+
+    ours = score(best_threshold(questions, predictions, scores))
+    assert ours == pytest.approx(max(score(t / 20) for t in range(-100, 101)))
+
+
+def test_windows_hold_the_whole_context_and_the_answer(tokenizer):
+    question = ask("Bernoulli numbers")
+    windows = question_windows([question], tokenizer, max_length=48, stride=12)
+    assert len(windows) > 3
+    covered = set()
+    for window in windows:
+        assert len(window.input_ids) <= 48
+        assert window.last - window.first + 1 == len(window.offsets) == len(window.central)
+        assert all(t == 1 for t in window.token_type_ids[window.first : window.last + 1])
+        covered |= set(window.offsets)
+        if window.end:
+            first, last = (window.offsets[i - window.first] for i in (window.start, window.end))
+            assert CONTEXT[first[0] : last[1]] == "Bernoulli numbers"
+    assert {start for start, _ in covered} == {
+        start for start, _ in tokenizer.encode(CONTEXT, add_special_tokens=False).offsets
+    }
+    assert any(window.end for window in windows) and not windows[0].end
+    # Every token is central in exactly one window.
+    central = [o for w in windows for o, c in zip(w.offsets, w.central, strict=True) if c]
+    assert sorted(central) == sorted(covered)
+
+
+def test_answer_cut_by_a_window_is_not_in_it(tokenizer):
+    question = ask("first program in 1843")
+    for window in question_windows([question], tokenizer, max_length=32, stride=4):
+        if window.start:
+            first, last = (window.offsets[i - window.first] for i in (window.start, window.end))
+            assert CONTEXT[first[0] : last[1]] == "first program in 1843"
+
+
+def brute_force(window, scores, longest):
+    best = (float("-inf"), None)
+    for i, (begin, _) in enumerate(window.offsets):
+        for j in range(i, min(i + longest, len(window.offsets))):
+            score = float(scores[window.first + i, 0] + scores[window.first + j, 1])
+            if window.central[i] and score > best[0]:
+                best = (score, CONTEXT[begin : window.offsets[j][1]])
+    return best
+
+
+def test_best_answer_is_that_of_an_exhaustive_search(tokenizer):
+    torch.manual_seed(0)
+    question = ask("Bernoulli numbers")
+    windows = question_windows([question], tokenizer, max_length=40, stride=10)
+    logits = [torch.randn(len(window.input_ids), 2) for window in windows]
+    extract = partial(extract_answers, [question], windows, logits, max_answer_tokens=5)
+    (prediction,) = extract()
+    score, text = max(brute_force(w, s, 5) for w, s in zip(windows, logits, strict=True))
+    nothing = min(float(s[0].sum()) for s in logits)
+    assert prediction.text == text
+    assert prediction.no_answer_score == pytest.approx(nothing - score, abs=1e-5)
+    assert sum(candidate.probability for candidate in prediction.candidates) == pytest.approx(1)
+    assert all(c.text == CONTEXT[c.start : c.end] for c in prediction.candidates)
+    threshold = prediction.no_answer_score - 0.1
+    (none,) = extract(no_answer_threshold=threshold)
+    assert none.text == ""
+
+
+def squad_file(path, **changes):
+    row = {
+        "id": "q1",
+        "question": "Who ?",
+        "answers": [{"text": "Ada", "answer_start": 0}],
+        **changes,
+    }
+    paragraphs = [{"context": "Ada wrote it .", "qas": [row]}]
+    path.write_text(json.dumps({"data": [{"title": "t", "paragraphs": paragraphs}]}))
+    return path
+
+
+def test_table_of_questions_is_read_like_squads_json(tmp_path):
+    row = {"id": "q1", "question": "Who ?", "context": "Ada wrote it ."}
+    answers = {"text": ["Ada"], "answer_start": [0]}
+    (tmp_path / "q.jsonl").write_text(json.dumps({**row, "answers": answers}))
+    assert read_questions(tmp_path / "q.jsonl") == read_questions(squad_file(tmp_path / "q.json"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"answers": [{"text": "Bob", "answer_start": 0}]},
+            "question 'q1': the answer 'Bob' is not in its context",
+        ),
+        ({"answers": [{"text": "Ada", "answer_start": -3}]}, "is not in its context"),
+        ({"question": " "}, "question 'q1': the question must be text"),
+        ({"answers": None}, "is not SQuAD's JSON"),
+    ],
+)
+def test_malformed_questions_are_named(tmp_path, changes, message):
+    with pytest.raises(ValueError, match=message):
+        read_questions(squad_file(tmp_path / "q.json", **changes))
+
+
+def test_other_files_and_questions_without_room_are_errors(tmp_path, tokenizer):
+    (tmp_path / "x.json").write_text("[1")
+    with pytest.raises(ValueError, match="is not SQuAD's JSON"):
+        read_questions(tmp_path / "x.json")
+    with pytest.raises(ValueError, match="is not a file"):
+        read_questions(tmp_path / "missing.json")
+    long = Question("long", "why " * 40, CONTEXT, [])
+    with pytest.raises(ValueError, match=r"question 'long' has .* tokens and leaves"):
+        question_windows([long], tokenizer, max_length=48, stride=12)
