@@ -25,6 +25,7 @@ class TrainConfig:
         batch_size: sequences a process and micro-batch; accumulation: micro-batches an optimiser step.
         learning_rate: peak of AdamW's rate, after a linear warm-up over the first ``warmup`` share of the steps and
             before a linear decay to 0.
+        layer_decay: factor on the rate from each layer to the one below it, 1 for the same rate everywhere.
         weight_decay: on matrices; never on biases and norms.
         max_grad_norm: the gradient is scaled down to this Euclidean norm; 0 switches it off.
         precision: "fp32", or "bf16" for autocast over fp32 weights.
@@ -42,6 +43,7 @@ class TrainConfig:
     accumulation: int = 1
     learning_rate: float = 5e-5
     warmup: float = 0.06
+    layer_decay: float = 1.0
     weight_decay: float = 0.01
     betas: tuple[float, float] = (0.9, 0.999)
     adam_eps: float = 1e-8
@@ -72,6 +74,8 @@ class TrainConfig:
             raise ValueError(f"learning_rate must be positive, got {self.learning_rate}")
         if not 0 <= self.warmup <= 1:
             raise ValueError(f"warmup must be a share of the steps in [0, 1], got {self.warmup}")
+        if not 0 < self.layer_decay <= 1:
+            raise ValueError(f"layer_decay must be in (0, 1], got {self.layer_decay}")
         if self.weight_decay < 0 or self.max_grad_norm < 0:
             raise ValueError(
                 "weight_decay and max_grad_norm must not be negative, "

@@ -103,6 +103,7 @@ class Trainer:
             **{f"model.{name}": value for name, value in _model_settings(model).items()},
             **(settings or {}),
             "metric": metric,
+            "trained parameters": sum(p.numel() for p in model.parameters() if p.requires_grad),
             "data": f"{len(examples)} examples of {sum(lengths)} tokens (checksum "
             f"{zlib.crc32(repr(list(lengths)).encode()):08x})",
             "processes": processes,
@@ -147,7 +148,7 @@ class Trainer:
                 self.log.write(
                     step=self.step,
                     epoch=self.step / self.steps_per_epoch,
-                    learning_rate=self.optimizer.param_groups[0]["lr"],
+                    learning_rate=max(group["lr"] for group in self.optimizer.param_groups),
                     grad_norm=norm,
                     **line,
                 )
@@ -207,9 +208,8 @@ class Trainer:
         totals = accelerator.reduce(totals, "sum")
         share = accelerator.num_processes / max(1.0, totals[0].item())
         for group in self.optimizer.param_groups:
-            group["lr"] = config.learning_rate * rate_factor(
-                self.step, self.warmup_steps, self.total_steps
-            )
+            factor = rate_factor(self.step, self.warmup_steps, self.total_steps)
+            group["lr"] = config.learning_rate * group["rate_scale"] * factor
         self.model.train()
         loss = torch.zeros((), device=device)
         for number, (arguments, labelled) in enumerate(zip(batches, items, strict=True)):

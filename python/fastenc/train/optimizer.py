@@ -1,24 +1,50 @@
 """AdamW with decay groups, and the learning rate of each step."""
 
+import re
+
 import torch
 from torch import nn
 
 from fastenc.train.config import TrainConfig
 
 
-def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict]:
-    """Two groups: matrices with ``weight_decay``; biases and norm weights (fewer than two dimensions) without."""
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+def parameter_groups(model: nn.Module, weight_decay: float, layer_decay: float = 1.0) -> list[dict]:
+    """Matrices with ``weight_decay``; biases and norm weights (fewer than two dimensions) without.
+
+    ``rate_scale`` is what a group's learning rate is multiplied by: ``layer_decay`` ** (L - l) for layer l of L, where
+    the embeddings are l = 0 and everything above the layers is l = L.
+    Source: Howard and Ruder 2018, arXiv:1801.06146, section 3.2.
+    """
+    depths = {name: _depth(name) for name, _ in model.named_parameters()}
+    top = max((depth for depth in depths.values() if depth is not None), default=0)
+    groups: dict[tuple[int, bool], list[nn.Parameter]] = {}
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        depth = depths[name]
+        below = 0 if depth is None or layer_decay == 1.0 else top - depth
+        groups.setdefault((below, parameter.dim() >= 2), []).append(parameter)
     return [
-        {"params": [p for p in trained if p.dim() >= 2], "weight_decay": weight_decay},
-        {"params": [p for p in trained if p.dim() < 2], "weight_decay": 0.0},
+        {
+            "params": parameters,
+            "weight_decay": weight_decay if is_matrix else 0.0,
+            "rate_scale": layer_decay**below,
+        }
+        for (below, is_matrix), parameters in groups.items()
     ]
+
+
+def _depth(name: str) -> int | None:
+    """0 for the embeddings' parameters, i + 1 for layer i's, None for what is above the layers."""
+    if found := re.search(r"\blayers?\.(\d+)\.", name):
+        return int(found[1]) + 1
+    return 0 if re.search(r"\bembeddings", name) else None
 
 
 def build_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
     """Source: Loshchilov and Hutter 2019, arXiv:1711.05101."""
-    groups = parameter_groups(model, config.weight_decay)
-    if not any(group["params"] for group in groups):
+    groups = parameter_groups(model, config.weight_decay, config.layer_decay)
+    if not groups:
         raise ValueError("there is nothing to train: every parameter has requires_grad=False")
     return torch.optim.AdamW(
         groups, lr=config.learning_rate, betas=config.betas, eps=config.adam_eps, fused=True

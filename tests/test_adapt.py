@@ -1,0 +1,73 @@
+"""Adapting with fewer trained parameters."""
+
+import pytest
+import torch
+
+from fastenc.adapt import freeze_encoder, trained_parameters
+from fastenc.models import Encoder, EncoderConfig, SequenceClassifier
+from fastenc.packing import pack_sequences
+from fastenc.train.optimizer import parameter_groups
+
+CONFIG = EncoderConfig(
+    vocab_size=40, hidden_size=16, num_layers=3, num_heads=2, intermediate_size=32, max_positions=16
+)
+BATCH = pack_sequences([[1, 5, 9, 2], [1, 7, 2]])
+
+
+@pytest.fixture
+def model():
+    torch.manual_seed(0)
+    return SequenceClassifier(CONFIG, num_labels=3)
+
+
+@pytest.mark.parametrize("layers", [0, 2, None])
+def test_frozen_part_gets_no_gradient_and_keeps_no_activations(model, layers):
+    freeze_encoder(model, layers)
+    model.train()
+    frozen = CONFIG.num_layers if layers is None else layers
+    requires = []
+    for layer in model.encoder.layers:
+        layer.register_forward_hook(lambda module, inputs, out: requires.append(out.requires_grad))
+    model(BATCH, torch.tensor([0, 2])).loss.backward()
+    assert requires == [False] * frozen + [True] * (CONFIG.num_layers - frozen)
+    for name, parameter in model.named_parameters():
+        below = "embeddings" in name or any(f"layers.{i}." in name for i in range(frozen))
+        assert (parameter.grad is None) == below, name
+
+
+def test_counts_of_trained_parameters(model):
+    everything = sum(p.numel() for p in model.parameters())
+    assert trained_parameters(model) == (everything, everything)
+    freeze_encoder(model)
+    head = sum(p.numel() for p in [*model.head.parameters(), *model.encoder.pooler.parameters()])
+    assert trained_parameters(model) == (head, everything)
+
+
+def test_layers_that_do_not_exist_are_an_error(model):
+    with pytest.raises(ValueError, match=r"layers must be in \[0, 3\].*got 4"):
+        freeze_encoder(model, 4)
+
+
+def test_rates_fall_from_the_top_layer_to_the_embeddings(model):
+    scales = {}
+    names = {id(p): name for name, p in model.named_parameters()}
+    for group in parameter_groups(model, 0.1, layer_decay=0.5):
+        for parameter in group["params"]:
+            name = names.pop(id(parameter))
+            scales[name] = group["rate_scale"]
+            assert group["weight_decay"] == (0.1 if parameter.dim() >= 2 else 0.0)
+    assert not names
+    for name, scale in scales.items():
+        if "embeddings" in name:
+            assert scale == 0.5**3, name
+        elif "layers." in name:
+            assert scale == 0.5 ** (2 - int(name.split("layers.")[1][0])), name
+        else:
+            assert scale == 1.0, name
+
+
+def test_encoder_itself_can_be_frozen():
+    encoder = Encoder(CONFIG)
+    freeze_encoder(encoder, 1)
+    assert not encoder.layers[0].qkv.weight.requires_grad
+    assert encoder.layers[1].qkv.weight.requires_grad
