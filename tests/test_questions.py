@@ -3,7 +3,6 @@
 import gzip
 import json
 import random
-from functools import partial
 
 import pytest
 import torch
@@ -116,17 +115,15 @@ def test_best_answer_is_that_of_an_exhaustive_search(tokenizer):
     question = ask("Bernoulli numbers")
     windows = question_windows([question], tokenizer, max_length=40, stride=10)
     logits = [torch.randn(len(window.input_ids), 2) for window in windows]
-    extract = partial(extract_answers, [question], windows, logits, max_answer_tokens=5)
-    (prediction,) = extract()
+    (prediction,) = extract_answers([question], windows, logits, max_answer_tokens=5)
     score, text = max(brute_force(w, s, 5) for w, s in zip(windows, logits, strict=True))
     nothing = min(float(s[0].sum()) for s in logits)
     assert prediction.text == text
     assert prediction.no_answer_score == pytest.approx(nothing - score, abs=1e-5)
     assert sum(candidate.probability for candidate in prediction.candidates) == pytest.approx(1)
     assert all(c.text == CONTEXT[c.start : c.end] for c in prediction.candidates)
-    threshold = prediction.no_answer_score - 0.1
-    (none,) = extract(no_answer_threshold=threshold)
-    assert none.text == ""
+    assert prediction.answer(None) == prediction.answer(prediction.no_answer_score) == text
+    assert prediction.answer(prediction.no_answer_score - 0.1) == ""
 
 
 def squad_file(path, **changes):
@@ -174,3 +171,11 @@ def test_other_files_and_questions_without_room_are_errors(tmp_path, tokenizer):
     long = Question("long", "why " * 40, CONTEXT, [])
     with pytest.raises(ValueError, match=r"question 'long' has .* tokens and leaves"):
         question_windows([long], tokenizer, max_length=48, stride=12)
+
+
+def test_questions_to_be_answered_need_no_answers(tmp_path):
+    row = {"id": "q1", "question": "Who ?", "context": "Ada wrote it ."}
+    (tmp_path / "q.jsonl").write_text(json.dumps(row))
+    assert read_questions(tmp_path / "q.jsonl", answers=False) == [Question(*row.values(), [])]
+    with pytest.raises(ValueError, match="no column 'answers'"):
+        read_questions(tmp_path / "q.jsonl")

@@ -50,16 +50,19 @@ class QuestionWindow(NamedTuple):
     end: int
 
 
-def read_questions(path: str | Path) -> list[Question]:
+def read_questions(path: str | Path, *, answers: bool = True) -> list[Question]:
     """Questions from SQuAD's own JSON (v1.1 or v2.0), or from a table or data set with the columns ``id``,
     ``question``, ``context`` and ``answers`` ({"text": [...], "answer_start": [...]}).
 
+    Args:
+        answers: False leaves the answers unread, for questions that are to be answered.
     Raises: ValueError naming the question: no text, an answer that is not in its context, an id that occurs twice,
         a file of another kind.
     """
     path = Path(path)
     names = [suffix for suffix in path.suffixes if suffix != ".gz"]
-    rows = _squad_rows(path) if names and names[-1] == ".json" else _table_rows(path)
+    is_squad = bool(names) and names[-1] == ".json"
+    rows = _squad_rows(path, answers) if is_squad else _table_rows(path, answers)
     questions, seen = [], set()
     for question in rows:
         if question.id in seen:
@@ -155,7 +158,7 @@ def _labels(question: Question, first: int, offsets: Sequence[tuple[int, int]]) 
     return first + covering[0], first + covering[-1]
 
 
-def _squad_rows(path: Path) -> Iterator[Question]:
+def _squad_rows(path: Path, answers: bool) -> Iterator[Question]:
     if not path.is_file():
         raise ValueError(f"{path} is not a file: check the path")
     try:
@@ -164,8 +167,13 @@ def _squad_rows(path: Path) -> Iterator[Question]:
         for article in articles:
             for paragraph in article["paragraphs"]:
                 for row in paragraph["qas"]:
-                    answers = [Answer(a["answer_start"], a["text"]) for a in row["answers"]]
-                    yield Question(str(row["id"]), row["question"], paragraph["context"], answers)
+                    spans = row["answers"] if answers else []
+                    yield Question(
+                        str(row["id"]),
+                        row["question"],
+                        paragraph["context"],
+                        [Answer(span["answer_start"], span["text"]) for span in spans],
+                    )
     except (KeyError, TypeError, json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ValueError(
             f"{path} is not SQuAD's JSON, data / paragraphs / qas ({type(error).__name__}: {error}): "
@@ -173,10 +181,14 @@ def _squad_rows(path: Path) -> Iterator[Question]:
         ) from error
 
 
-def _table_rows(path: Path) -> Iterator[Question]:
-    for number, row in enumerate(read_table(path, ["id", "question", "context", "answers"]), 1):
+def _table_rows(path: Path, answers: bool) -> Iterator[Question]:
+    columns = ["id", "question", "context"]
+    for number, row in enumerate(
+        read_table(path, [*columns, "answers"] if answers else columns), 1
+    ):
         try:
-            pairs = zip(row["answers"]["answer_start"], row["answers"]["text"], strict=True)
+            spans = row["answers"] if answers else {"answer_start": [], "text": []}
+            pairs = zip(spans["answer_start"], spans["text"], strict=True)
             yield Question(
                 str(row["id"]), row["question"], row["context"], [Answer(*pair) for pair in pairs]
             )

@@ -22,10 +22,10 @@ class Candidate(NamedTuple):
 
 
 class AnswerPrediction(NamedTuple):
-    """The answer to one question.
+    """What a model says to one question.
 
     Fields:
-        text: the answer; "" for none.
+        text: the best span; "" where the context has no token.
         candidates: the best spans and "no answer", best first; probabilities are a softmax over their scores.
         no_answer_score: score of "no answer" less that of the best span.
     """
@@ -35,6 +35,10 @@ class AnswerPrediction(NamedTuple):
     candidates: list[Candidate]
     no_answer_score: float
 
+    def answer(self, threshold: float | None) -> str:
+        """The best span, or "" where "no answer" scores more than ``threshold`` above it (None: always the span)."""
+        return self.text if threshold is None or self.no_answer_score <= threshold else ""
+
 
 def extract_answers(
     questions: Sequence[Question],
@@ -43,7 +47,6 @@ def extract_answers(
     *,
     n_best: int = 20,
     max_answer_tokens: int = 30,
-    no_answer_threshold: float | None = None,
 ) -> list[AnswerPrediction]:
     """The best span start <= end of each question over all its windows.
 
@@ -55,7 +58,6 @@ def extract_answers(
     Args:
         logits: for each window (tokens, 2), start and end.
         n_best: candidates to keep.
-        no_answer_threshold: answer "" where ``no_answer_score`` is above it; None: always answer.
     Source: Devlin et al. 2018, arXiv:1810.04805, sections 4.2 and 4.3.
     """
     spans: list[dict[tuple[int, int], float]] = [{} for _ in questions]
@@ -66,7 +68,7 @@ def extract_answers(
         for key, score in _best_spans(window, scores.float().cpu(), n_best, max_answer_tokens):
             found[key] = max(score, found.get(key, -math.inf))
     return [
-        _prediction(question, found, none, n_best, no_answer_threshold)
+        _prediction(question, found, none, n_best)
         for question, found, none in zip(questions, spans, nothing, strict=True)
     ]
 
@@ -92,21 +94,12 @@ def _best_spans(
 
 
 def _prediction(
-    question: Question,
-    spans: dict[tuple[int, int], float],
-    nothing: float,
-    n_best: int,
-    threshold: float | None,
+    question: Question, spans: dict[tuple[int, int], float], nothing: float, n_best: int
 ) -> AnswerPrediction:
     ranked = sorted(spans.items(), key=lambda item: -item[1])[:n_best]
     rows = [(question.context[a:b], a, b, score) for (a, b), score in ranked]
-    best = rows[0][3] if rows else -math.inf
+    text, *_, best = rows[0] if rows else ("", -math.inf)
     rows = sorted([*rows, ("", 0, 0, nothing)], key=lambda row: -row[3])
     probabilities = torch.tensor([row[3] for row in rows], dtype=torch.float64).softmax(0)
     candidates = [Candidate(*row, p) for row, p in zip(rows, probabilities.tolist(), strict=True)]
-    difference = nothing - best
-    answered = [candidate.text for candidate in candidates if candidate.end]
-    text = answered[0] if answered else ""
-    if threshold is not None and difference > threshold:
-        text = ""
-    return AnswerPrediction(question.id, text, candidates, difference)
+    return AnswerPrediction(question.id, text, candidates, nothing - best)
