@@ -16,30 +16,19 @@ from pathlib import Path
 import torch
 
 from benchmarks._harness import write
-from fastenc.data import BatchSampler, collate_classification, encode_labelled, read_labelled
+from fastenc.data import BatchSampler, read_labelled
 from fastenc.demo.checkpoint import minilm_folder
-from fastenc.models import SequenceClassifier
-from fastenc.tasks import evaluate_classifier
-from fastenc.train import TrainConfig, Trainer, fine_tuning_rate
+from fastenc.tasks import SequenceClassification
+from fastenc.train import TrainConfig, fine_tuning_rate, task_trainer
 
 MAX_LENGTH = 128
 
 
 def ours(train, dev, config: TrainConfig) -> dict:
     torch.manual_seed(config.seed)
-    model = SequenceClassifier.from_pretrained(minilm_folder(), label_names=train.label_names)
-    examples = encode_labelled(train, model.tokenizer, MAX_LENGTH)
-    dev_examples = encode_labelled(dev, model.tokenizer, MAX_LENGTH)
-    metrics = Trainer(
-        model,
-        config,
-        examples,
-        [len(example.input_ids) for example in examples],
-        lambda chosen, step: collate_classification(chosen),
-        evaluate=lambda m: evaluate_classifier(m, dev_examples),
-        metric="accuracy",
-        higher_is_better=True,
-    ).train()
+    task = SequenceClassification(max_length=MAX_LENGTH)
+    model = task.load(minilm_folder(), train)
+    metrics = task_trainer(task, model, train, config, dev=dev).train()
     return {"accuracy": metrics["accuracy"]}
 
 

@@ -107,6 +107,10 @@ def test_regression_predicts_numbers(folder, pretrained):
     text = run(
         *("finetune", pretrained, data, "--dev", data, "--regression", "-o", output),
         *("--lr", 5e-3, "--batch-size", 8, "--epochs", 6, "--metric", "spearman"),
+        *(
+            "--eval-every",
+            78,
+        ),  # the end: the best ranking of an earlier epoch may be far from the numbers
     )
     metrics = json.loads((output / "metrics.json").read_text())
     assert metrics["spearman"] > 0.8 and "pearson" in text
@@ -116,6 +120,29 @@ def test_regression_predicts_numbers(folder, pretrained):
     errors = [(r["prediction"] - y) ** 2 for r, y in zip(rows, targets, strict=True)]
     assert sum(errors) / len(errors) == pytest.approx(metrics["loss"], rel=1e-3)
     assert metrics["loss"] < 2, "the variance of the targets is 4"
+
+
+def test_several_labels_a_text(folder, pretrained):
+    table = (folder / "dev.tsv").read_text().replace("\tpos", "\twarm,pos").replace("\tneg", "\t")
+    data, output = folder / "several.tsv", folder / "several"
+    data.write_text(table)
+    text = run(
+        *("finetune", pretrained, data, "--dev", data, "--multi-label", "-o", output),
+        *("--lr", 5e-3, "--batch-size", 4, "--epochs", 10, "--eval-every", 50),
+    )
+    assert "micro_f1" in text and "macro_f1" in text
+    config = json.loads((output / "config.json").read_text())
+    assert config["problem_type"] == "multi_label_classification"
+    run("predict", output, data, "-o", folder / "several.jsonl")
+    found = [json.loads(line) for line in (folder / "several.jsonl").read_text().splitlines()]
+    truth = [line.split("\t")[1] for line in table.splitlines()[1:]]
+    right = [
+        r["labels"] == ",".join(reversed(y.split(","))) for r, y in zip(found, truth, strict=True)
+    ]
+    metrics = json.loads((output / "metrics.json").read_text())
+    assert sum(right) / len(right) == pytest.approx(metrics["accuracy"]) and sum(right) > 16
+    assert {row["labels"] for row in found} >= {"", "pos,warm"}
+    assert all((row["p(pos)"] >= 0.5) == ("pos" in row["labels"]) for row in found)
 
 
 def test_a_run_is_resumed_with_its_own_settings_only(folder, pretrained, capsys):
@@ -207,6 +234,17 @@ def test_errors_are_one_line(folder, pretrained, finetuned, capsys, monkeypatch)
         assert f"--metric needs --dev and one of accuracy, f1, mcc, loss, got {metric}" in text
     text = failure(capsys, "finetune", pretrained, train, "--lr", 1e30, "-o", folder / "diverged")
     assert "at step 3: lower learning_rate" in text
+    text = failure(
+        capsys, "finetune", pretrained, train, "--regression", "--multi-label", "-o", folder / "x"
+    )
+    assert "regression and multi_label exclude each other" in text
+    text = failure(capsys, "finetune", pretrained, train, "--task", "ner", "-o", folder / "x")
+    assert "--task must be one of sequence-classification" in text
+    text = failure(capsys, "predict", pretrained, dev, "-o", folder / "x.tsv")
+    assert "holds BertForMaskedLM, which predicts nothing: fine-tune it first" in text
+    (folder / "other.tsv").write_text(dev.read_text().replace("pos", "good"))
+    text = failure(capsys, "finetune", finetuned, folder / "other.tsv", "-o", folder / "x")
+    assert "head tells ['neg', 'pos'] apart, the data has ['good', 'neg'] (look at 'good')" in text
     text = failure(capsys, "predict", finetuned, folder / "none.txt", "-o", folder / "x.tsv")
     assert "none.txt" in text and not (folder / "x.tsv").exists()
     text = failure(

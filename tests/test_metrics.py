@@ -6,7 +6,11 @@ from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 from fastenc.data import ClassificationExample
 from fastenc.models import EncoderConfig, SequenceClassifier
 from fastenc.tasks import evaluate_classifier, predict_logits
-from fastenc.tasks.metrics import classification_metrics, regression_metrics
+from fastenc.tasks.metrics import (
+    classification_metrics,
+    multi_label_metrics,
+    regression_metrics,
+)
 
 
 @pytest.mark.parametrize("classes", [2, 4])
@@ -17,6 +21,14 @@ def test_classification_metrics_are_scikit_learns(classes):
     average = "binary" if classes == 2 else "macro"
     assert ours["f1"] == f1_score(labels, predictions, average=average)
     assert ours["mcc"] == matthews_corrcoef(labels, predictions)
+
+
+def test_multi_label_metrics_are_scikit_learns():
+    predictions, labels = torch.randint(2, (2, 50, 3)).tolist()
+    ours = multi_label_metrics(predictions, [[float(v) for v in row] for row in labels])
+    assert ours["micro_f1"] == f1_score(labels, predictions, average="micro")
+    assert ours["macro_f1"] == f1_score(labels, predictions, average="macro")
+    assert ours["accuracy"] == accuracy_score(labels, predictions)
 
 
 def test_regression_metrics_are_scipys():

@@ -152,6 +152,31 @@ def test_regression_and_label_names(tmp_path):
     assert SequenceClassifier.from_pretrained(tmp_path / "named").label_names == ["no", "yes"]
 
 
+@EVERY_FAMILY
+def test_several_labels_a_sequence_agree_with_transformers(family, tmp_path):
+    theirs = model(
+        family, "ForSequenceClassification", num_labels=3, problem_type="multi_label_classification"
+    )
+    ours = SequenceClassifier.from_pretrained(save(theirs, tmp_path))
+    batch, targets = padded_batch(family), torch.randint(2, (4, 3)).float()
+    expected, output = theirs(**batch, labels=targets), ours(packed(batch), targets)
+    close(output.loss, expected.loss)
+    expected.loss.backward()
+    output.loss.backward()
+    for name, ours_name in (("weight", "out.weight"), ("bias", "out.bias")):
+        head = [p for n, p in theirs.named_parameters() if n.startswith("classifier")]
+        grad = next(
+            p.grad
+            for p in reversed(head)
+            if p.shape[0] == 3 and (p.dim() == 2) == (name == "weight")
+        )
+        close(ours.get_parameter(f"head.{ours_name}").grad, grad)
+    with pytest.raises(
+        ValueError, match=r"floating point of shape \(4, 3\), 0 or 1 for each label"
+    ):
+        ours(packed(batch), torch.tensor([0, 1, 2, 0]))
+
+
 def test_a_head_that_the_checkpoint_lacks_gets_first_weights(tmp_path):
     folder = save(model("bert"), tmp_path)
     ours = SequenceClassifier.from_pretrained(folder, num_labels=4)

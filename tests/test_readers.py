@@ -102,6 +102,27 @@ def test_pairs_regression_and_numeric_classes(tmp_path):
     assert read_labelled(path, text=["a"], label_names=["10", "2"]).labels == [0, 1]
 
 
+def test_several_labels_a_text(tmp_path):
+    tsv = write(tmp_path / "x.tsv", "sentence\tlabel\na\tred, blue\nb\t\nc\tblue\n")
+    rows = [("a", ["red", "blue"]), ("b", []), ("c", ["blue"])]
+    jsonl = write(
+        tmp_path / "x.jsonl",
+        "".join(json.dumps({"sentence": t, "label": y}) + "\n" for t, y in rows),
+    )
+    for path in (tsv, jsonl):
+        data = read_labelled(path, multi_label=True)
+        assert data.label_names == ["blue", "red"]
+        assert data.labels == [[1.0, 1.0], [0.0, 0.0], [1.0, 0.0]]
+    with pytest.raises(ValueError, match=r"x.tsv, line 2: label 'red' is not one of \['blue'\]"):
+        read_labelled(tsv, label_names=["blue"], multi_label=True)
+    none = write(tmp_path / "none.tsv", "sentence\tlabel\na\t\n")
+    with pytest.raises(ValueError, match="no row has a label in column 'label'"):
+        read_labelled(none, multi_label=True)
+    wrong = write(tmp_path / "wrong.jsonl", '{"sentence": "a", "label": 3}\n')
+    with pytest.raises(ValueError, match=r"wrong.jsonl, line 1: column 'label' must hold labels"):
+        read_labelled(wrong, multi_label=True)
+
+
 @pytest.mark.parametrize(
     "name,content,message",
     [

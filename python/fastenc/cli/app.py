@@ -6,6 +6,8 @@ from typing import Annotated
 import typer
 
 from fastenc.cli import commands, info
+from fastenc.cli.options import with_task_options
+from fastenc.tasks import TASKS
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -36,10 +38,6 @@ EvalEvery = Annotated[
 SaveEvery = Annotated[int | None, typer.Option(help="Steps between further checkpoints.")]
 Resume = Annotated[
     bool, typer.Option("--resume", help="Go on from the newest checkpoint in --output.")
-]
-TextColumns = Annotated[
-    list[str] | None,
-    typer.Option("--text", "-t", help="Column of the text; twice for pairs. Default: sentence."),
 ]
 
 
@@ -116,29 +114,29 @@ def pretrain(
 
 
 @app.command()
+@with_task_options(predict=False)
 def finetune(
     model: Annotated[str, typer.Argument(help="Checkpoint folder or hub name.")],
     train: Annotated[
-        str, typer.Argument(help="Labelled texts: .tsv, .csv, .jsonl (.gz), or a data set.")
+        str,
+        typer.Argument(
+            help="Labelled data: .tsv, .csv, .jsonl (.gz) or a data set; CoNLL columns or .conllu for tokens."
+        ),
     ],
     output: Output,
+    task: Annotated[
+        str, typer.Option(help=f"What to learn: {', '.join(TASKS)}.")
+    ] = "sequence-classification",
     dev: Annotated[
-        str | None, typer.Option(help="Labelled texts to choose the best checkpoint by.")
+        str | None, typer.Option(help="Labelled data to choose the best checkpoint by.")
     ] = None,
-    text: TextColumns = None,
-    label: Annotated[str, typer.Option(help="Column of the label.")] = "label",
-    regression: Annotated[
-        bool, typer.Option("--regression", help="Labels are numbers to predict.")
-    ] = False,
     metric: Annotated[
         str | None,
         typer.Option(
-            help="accuracy, f1, mcc, pearson, spearman or loss. Default: accuracy or pearson."
+            help="What chooses the best checkpoint, such as accuracy, f1, pearson or loss. "
+            "Default: the task's first; another name gets the list."
         ),
     ] = None,
-    max_length: Annotated[
-        int, typer.Option(help="Longest input in tokens; longer ones are cut.")
-    ] = 128,
     epochs: Epochs = 3,
     max_steps: MaxSteps = None,
     batch_size: BatchSize = 32,
@@ -158,8 +156,9 @@ def finetune(
     eval_every: EvalEvery = None,
     save_every: SaveEvery = None,
     resume: Resume = False,
+    options: dict | None = None,
 ) -> None:
-    """Fine-tune a sequence classifier, or a regression, on one or two texts an example.
+    """Fine-tune an encoder on a task.
 
     Examples:
 
@@ -168,28 +167,28 @@ def finetune(
     - `fastenc finetune runs/small mrpc.tsv --dev dev.tsv -t sentence1 -t sentence2 -o runs/mrpc --metric f1`
     """
     settings = _settings(locals())
-    data = commands.Labelled(train, dev, text or ["sentence"], label, regression, max_length)
-    commands.finetune(model, data, metric, settings, resume)
+    commands.finetune(task, options or {}, model, train, dev, metric, settings, resume)
 
 
 @app.command()
+@with_task_options(predict=True)
 def predict(
-    model: Annotated[str, typer.Argument(help="Folder of a fine-tuned classifier.")],
+    model: Annotated[str, typer.Argument(help="Folder of a fine-tuned model; it tells the task.")],
     inputs: Annotated[
-        str, typer.Argument(help="Texts: .tsv, .csv, .jsonl, or .txt with a text a line (.gz).")
+        str,
+        typer.Argument(
+            help="What to predict for: as in training, without labels, or .txt with a text a line (.gz)."
+        ),
     ],
     output: Annotated[Path, typer.Option("--output", "-o", help="File to write: .tsv or .jsonl.")],
-    text: TextColumns = None,
-    max_length: Annotated[
-        int, typer.Option(help="Longest input in tokens; longer ones are cut.")
-    ] = 128,
     batch_size: BatchSize = 32,
+    options: dict | None = None,
 ) -> None:
-    """Write each text's label and the probability of every label (the number, for a regression).
+    """Predict with a fine-tuned model: each text's label and the probability of every label, or its number.
 
     Example: `fastenc predict runs/sst2 new.tsv -o labels.tsv`
     """
-    commands.predict(model, inputs, output, text or ["sentence"], max_length, batch_size)
+    commands.predict(options or {}, model, inputs, output, batch_size)
 
 
 @app.command()

@@ -1,7 +1,5 @@
 """What the commands do."""
 
-import gzip
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,30 +8,24 @@ import torch
 
 from fastenc._extras import require
 from fastenc._files import write_atomically
+from fastenc.cli.options import make_task
 from fastenc.data import (
-    LabelledData,
-    collate_classification,
-    encode_labelled,
-    encode_texts,
     full_sentence_blocks,
     load_tokenizer,
-    read_labelled,
-    read_table,
+    read_inputs,
     read_texts,
     special_tokens,
     train_tokenizer,
 )
 from fastenc.data.tokenizers import KINDS
-from fastenc.models import Encoder, EncoderConfig, MaskedLM, SequenceClassifier
+from fastenc.models import Encoder, EncoderConfig, MaskedLM
 from fastenc.objectives import MlmCollator, count_tokens
-from fastenc.tasks import evaluate_classifier, evaluate_masked_lm, predict_logits
-from fastenc.train import TrainConfig, Trainer, fine_tuning_rate
+from fastenc.tasks import evaluate_masked_lm, task_named, task_of
+from fastenc.train import TrainConfig, Trainer, fine_tuning_rate, task_trainer
 from fastenc.train.checkpoint import check_free
 from fastenc.train.processes import on_main_process
 
 HELD_OUT_ONE_IN = 20
-CLASSIFICATION_METRICS = ("accuracy", "f1", "mcc", "loss")  # the first is the default
-REGRESSION_METRICS = ("pearson", "spearman", "loss")
 
 
 class NewModel(NamedTuple):
@@ -53,17 +45,6 @@ class Masking(NamedTuple):
     probability: float
     replacement: str
     whole_word: bool
-
-
-class Labelled(NamedTuple):
-    """Where labelled texts are."""
-
-    train: str
-    dev: str | None
-    text: list[str]
-    label: str
-    regression: bool
-    max_length: int
 
 
 def pretrain(
@@ -133,74 +114,41 @@ def pretrain(
 
 
 def finetune(
-    model_name: str, data: Labelled, metric: str | None, settings: dict[str, Any], resume: bool
+    task_name: str,
+    options: dict[str, Any],
+    model_name: str,
+    train_path: str,
+    dev_path: str | None,
+    metric: str | None,
+    settings: dict[str, Any],
+    resume: bool,
 ) -> None:
+    task = make_task(task_named(task_name), options)
     rate_given = settings["learning_rate"] is not None
     config = TrainConfig(
         **{k: v for k, v in settings.items() if k != "learning_rate" or rate_given}
     )
-    known = REGRESSION_METRICS if data.regression else CLASSIFICATION_METRICS
-    if metric is not None and (data.dev is None or metric not in known):
-        raise ValueError(f"--metric needs --dev and one of {', '.join(known)}, got {metric}")
     check_free(Path(config.output_dir), resume)
-    train = read_labelled(data.train, data.text, data.label, regression=data.regression)
-    dev: LabelledData | None = None
-    if data.dev is not None:
-        dev = read_labelled(
-            data.dev, data.text, data.label, train.label_names, regression=data.regression
-        )
+    train = task.read(train_path)
+    dev = None if dev_path is None else task.read(dev_path, train)
     torch.manual_seed(config.seed)
-    options: dict[str, Any] = (
-        {"num_labels": 1, "problem_type": "regression"}
-        if data.regression
-        else {"label_names": train.label_names, "problem_type": "single_label_classification"}
-    )
-    model = _with_tokenizer(SequenceClassifier.from_pretrained(model_name, **options), model_name)
+    model = task.load(model_name, train)
     if not rate_given:
         config = replace(config, learning_rate=fine_tuning_rate(model.config.hidden_size))
-    max_length = min(data.max_length, model.config.max_positions)
-    examples = encode_labelled(train, model.tokenizer, max_length)
-    dev_examples = encode_labelled(dev, model.tokenizer, max_length) if dev else []
-    metric = metric or known[0]
-    trainer = Trainer(
-        model,
-        config,
-        examples,
-        [len(example.input_ids) for example in examples],
-        lambda chosen, step: collate_classification(chosen),
-        evaluate=(lambda m: evaluate_classifier(m, dev_examples, config.batch_size))
-        if dev
-        else None,
-        metric=metric,
-        higher_is_better=metric != "loss",
-        settings={"label_names": train.label_names, "held_out": len(dev_examples)},
-    )
-    _run(trainer, resume)
+    _run(task_trainer(task, model, train, config, dev=dev, metric=metric), resume)
 
 
 def predict(
-    model_name: str, inputs: str, output: Path, text: list[str], max_length: int, batch_size: int
+    options: dict[str, Any], model_name: str, inputs: str, output: Path, batch_size: int
 ) -> None:
-    _check_suffix(output, (".tsv", ".jsonl"))
-    texts = _texts(inputs, text)
-    model = _with_tokenizer(SequenceClassifier.from_pretrained(model_name), model_name)
-    examples = encode_texts(texts, model.tokenizer, min(max_length, model.config.max_positions))
-    logits = predict_logits(model, examples, batch_size, show_progress=None)
-    if model.problem_type == "regression":
-        rows = [{"prediction": value} for value in logits[:, 0].tolist()]
-    else:
-        rows = [
-            {"label": model.label_names[max(range(len(p)), key=p.__getitem__)]}
-            | dict(zip((f"p({name})" for name in model.label_names), p, strict=True))
-            for p in logits.softmax(1).tolist()
-        ]
-    if output.suffix == ".jsonl":
-        lines = [json.dumps(row, ensure_ascii=False) for row in rows]
-    else:
-        cell = lambda value: f"{value:.6f}" if isinstance(value, float) else value
-        lines = ["\t".join(rows[0])] + ["\t".join(cell(v) for v in row.values()) for row in rows]
-    _write(output, lambda path: path.write_text("\n".join(lines) + "\n", encoding="utf-8"))
-    print(f"{len(rows)} predictions in {output}")
+    task = make_task(task_of(model_name), options)
+    _check_suffix(output, task.outputs)
+    data = task.read_inputs(inputs)
+    model = task.load(model_name)
+    predictions = task.predict(model, data, batch_size, show_progress=None)
+    text = "".join(f"{line}\n" for line in task.lines(model, data, predictions, output.suffix))
+    _write(output, lambda path: path.write_text(text, encoding="utf-8"))
+    print(f"{len(predictions)} predictions in {output}")
 
 
 def embed(
@@ -213,7 +161,7 @@ def embed(
     batch_size: int,
 ) -> None:
     _check_suffix(output, (".safetensors", ".npy"))
-    texts = _texts(inputs, [column])
+    texts = read_inputs(inputs, [column])
     model = Encoder.from_pretrained(model_name)
     vectors = model.encode(
         texts, batch_size=batch_size, pooling=pooling, normalize=normalize
@@ -262,20 +210,6 @@ def _with_tokenizer(model: Any, name: str | Path) -> Any:
     if model.tokenizer is None:
         raise ValueError(f"{name} has no tokenizer.json, which text needs")
     return model
-
-
-def _texts(inputs: str, columns: list[str]) -> list[Any]:
-    """Texts of a table's columns, or the lines of a text file: empty ones too, so that outputs stay beside them."""
-    path = Path(inputs)
-    if path.name.endswith((".txt", ".txt.gz")):
-        with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8") as file:
-            try:
-                return [line.rstrip("\n") for line in file]
-            except UnicodeDecodeError as error:
-                raise ValueError(f"{path}: not UTF-8 ({error}): convert the file") from error
-    rows = read_table(inputs, columns)
-    parts = [tuple(str(row[name]) for name in columns) for row in rows]
-    return [p[0] if len(p) == 1 else p for p in parts]
 
 
 def _check_suffix(output: Path, allowed: tuple[str, ...]) -> None:

@@ -8,7 +8,7 @@ from fastenc.data.classification import (
     encode_labelled,
     encode_texts,
 )
-from fastenc.data.readers import LabelledData, read_labelled, read_table, read_texts
+from fastenc.data.readers import LabelledData, read_inputs, read_labelled, read_texts
 from fastenc.data.tokenizers import (
     SpecialTokens,
     load_tokenizer,
@@ -27,8 +27,8 @@ __all__ = [
     "encode_texts",
     "full_sentence_blocks",
     "load_tokenizer",
+    "read_inputs",
     "read_labelled",
-    "read_table",
     "read_texts",
     "save_tokenizer",
     "special_tokens",

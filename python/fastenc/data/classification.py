@@ -17,14 +17,14 @@ class ClassificationExample(NamedTuple):
 
     input_ids: list[int]
     token_type_ids: list[int]
-    label: int | float | None
+    label: int | float | list[float] | None
 
 
 def encode_texts(
     texts: Sequence[str] | Sequence[tuple[str, str]],
     tokenizer: Any,
     max_length: int,
-    labels: Sequence[int] | Sequence[float] | None = None,
+    labels: Sequence[int] | Sequence[float] | Sequence[list[float]] | None = None,
     *,
     show_progress: bool | None = None,
 ) -> list[ClassificationExample]:
@@ -58,12 +58,13 @@ def encode_texts(
 def encode_labelled(
     data: LabelledData, tokenizer: Any, max_length: int
 ) -> list[ClassificationExample]:
-    """The examples of a labelled set."""
-    return encode_texts(data.texts, tokenizer, max_length, data.labels)
+    """The examples of a set, labelled or not."""
+    return encode_texts(data.texts, tokenizer, max_length, data.labels or None)
 
 
 def collate_classification(examples: Sequence[ClassificationExample]) -> dict[str, Any]:
-    """Pack examples: {"batch": PackedBatch, "labels": int64 or float32 (batch,)}; no labels if they have none."""
+    """Pack examples: {"batch": PackedBatch, "labels": int64 or float32 (batch,), or float32 (batch, num_labels) where
+    an example has several}; no labels if they have none."""
     batch = pack_sequences(
         [example.input_ids for example in examples],
         [example.token_type_ids for example in examples],
@@ -71,5 +72,5 @@ def collate_classification(examples: Sequence[ClassificationExample]) -> dict[st
     labels = [example.label for example in examples]
     if not labels or labels[0] is None:
         return {"batch": batch}
-    dtype = torch.float32 if isinstance(labels[0], float) else torch.int64
+    dtype = torch.int64 if isinstance(labels[0], int) else torch.float32
     return {"batch": batch, "labels": torch.tensor(labels, dtype=dtype)}

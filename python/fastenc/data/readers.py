@@ -18,10 +18,15 @@ TABLES = (".tsv", ".csv", ".jsonl")
 
 @dataclass(frozen=True)
 class LabelledData:
-    """Texts or pairs of texts, each with a class index or, without label names, a number."""
+    """Texts or pairs of texts with their labels.
+
+    Fields:
+        labels: a class index each; without label names a number each; with several labels a text, a row of 0.0 and
+            1.0 each, one for every name. Empty where the labels are to be predicted.
+    """
 
     texts: list[str] | list[tuple[str, str]]
-    labels: list[int] | list[float]
+    labels: list[int] | list[float] | list[list[float]]
     label_names: list[str]
 
     def __len__(self) -> int:
@@ -42,7 +47,7 @@ def read_texts(path: str | Path, column: str | None = None) -> list[str]:
         return [_text(row, name, where) for where, row in _rows(path, [name])]
     documents: list[str] = []
     lines: list[str] = []
-    for _, line in _lines(Path(path)):
+    for _, line in numbered_lines(Path(path)):
         if line.strip():
             lines.append(line.strip())
         elif lines:
@@ -63,6 +68,7 @@ def read_labelled(
     label: str = "label",
     label_names: Sequence[str] | None = None,
     regression: bool = False,
+    multi_label: bool = False,
 ) -> LabelledData:
     """Labelled texts from a table.
 
@@ -73,32 +79,49 @@ def read_labelled(
         label_names: the classes in order, as a training set gave them; None: those found, sorted (as numbers if
             they are numbers).
         regression: labels are numbers to predict.
+        multi_label: a text has any number of labels: separated by commas in a table, or a list in JSON.
     Raises: ValueError with file and line number: a missing column, a wrong number of columns, bad JSON, a label
         outside ``label_names`` or none at all, not UTF-8, no rows.
     """
     if len(text) not in (1, 2):
         raise ValueError(f"text must name one column, or two for pairs, got {list(text)}")
     texts: list[Any] = []
-    found: list[tuple[str, str]] = []
+    found: list[tuple[str, Any]] = []
+    value_of = _labels if multi_label else _label
     for where, row in _rows(path, [*text, label]):
         parts = tuple(_text(row, name, where) for name in text)
         texts.append(parts if len(parts) == 2 else parts[0])
-        found.append((where, _label(row, label, where)))
+        found.append((where, value_of(row, label, where)))
     if regression:
         return LabelledData(texts, [_number(value, where) for where, value in found], [])
-    names = list(label_names) if label_names is not None else _sorted({v for _, v in found})
+    every = [(where, v) for where, value in found for v in (value if multi_label else [value])]
+    names = list(label_names) if label_names is not None else _sorted({v for _, v in every})
+    if not names:
+        raise ValueError(f"{path}: no row has a label in column {label!r}: is it the right column?")
     index = {name: place for place, name in enumerate(names)}
-    for where, value in found:
+    for where, value in every:
         if value not in index:
             raise ValueError(
                 f"{where}: label {value!r} is not one of {names}: correct the file or the labels"
             )
+    if multi_label:
+        hot = [[float(name in value) for name in names] for _, value in found]
+        return LabelledData(texts, hot, names)
     return LabelledData(texts, [index[value] for _, value in found], names)
 
 
-def read_table(path: str | Path, columns: Sequence[str]) -> list[Row]:
-    """The rows of a table that has at least these columns."""
-    return [row for _, row in _rows(path, columns)]
+def read_inputs(path: str | Path, columns: Sequence[str] = ("sentence",)) -> list[Any]:
+    """Texts to predict for: a table's columns, or the lines of a text file, empty ones too, so that outputs stay
+    beside them.
+
+    Raises: ValueError as :func:`read_labelled`.
+    """
+    if _kind(path) == ".txt":
+        return [line for _, line in numbered_lines(Path(path))]
+    rows = [
+        tuple(_text(row, name, where) for name in columns) for where, row in _rows(path, columns)
+    ]
+    return rows if len(columns) > 1 else [text for (text,) in rows]
 
 
 def _kind(path: str | Path) -> str:
@@ -106,7 +129,7 @@ def _kind(path: str | Path) -> str:
     return suffixes[-1] if suffixes else ""
 
 
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
+def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
     """(number from 1, line without its end); a byte-order mark is dropped."""
     if not path.is_file():
         raise ValueError(f"{path} is not a file: check the path")
@@ -171,12 +194,12 @@ def _delimited(path: Path, cells: Iterator[tuple[int, list[str]]]) -> Iterator[t
 
 
 def _tsv_cells(path: Path) -> Iterator[tuple[int, list[str]]]:
-    return ((number, line.split("\t")) for number, line in _lines(path) if line)
+    return ((number, line.split("\t")) for number, line in numbered_lines(path) if line)
 
 
 def _csv_cells(path: Path) -> Iterator[tuple[int, list[str]]]:
     """A value in quotes may hold line breaks; the number is that of its row's last line."""
-    reader = csv.reader((line + "\n" for _, line in _lines(path)), strict=True)
+    reader = csv.reader((line + "\n" for _, line in numbered_lines(path)), strict=True)
     try:
         for values in reader:
             if values:
@@ -186,7 +209,7 @@ def _csv_cells(path: Path) -> Iterator[tuple[int, list[str]]]:
 
 
 def _json_lines(path: Path) -> Iterator[tuple[str, Row]]:
-    for number, line in _lines(path):
+    for number, line in numbered_lines(path):
         if not line.strip():
             continue
         where = f"{path}, line {number}"
@@ -251,6 +274,17 @@ def _label(row: Row, name: str, where: str) -> str:
             f"{where}: column {name!r} must hold a label, got {value!r}: leave out what has none"
         )
     return str(value)
+
+
+def _labels(row: Row, name: str, where: str) -> set[str]:
+    """A list of labels, or labels separated by commas; none is allowed."""
+    value = row[name]
+    parts = value.split(",") if isinstance(value, str) else value
+    if not isinstance(parts, list) or not all(isinstance(part, str | int) for part in parts):
+        raise ValueError(
+            f"{where}: column {name!r} must hold labels, a list or text with commas between, got {value!r}"
+        )
+    return {str(part).strip() for part in parts} - {""}
 
 
 def _number(value: str, where: str) -> float:

@@ -4,11 +4,10 @@ from collections import Counter
 from pathlib import Path
 
 from fastenc._extras import require
-from fastenc.data import LabelledData, collate_classification, encode_labelled
+from fastenc.data import LabelledData
 from fastenc.demo.checkpoint import minilm_folder
-from fastenc.models import SequenceClassifier
-from fastenc.tasks import evaluate_classifier
-from fastenc.train import TrainConfig, Trainer
+from fastenc.tasks import SequenceClassification
+from fastenc.train import TrainConfig, task_trainer
 from fastenc.train.log import read_log
 
 MAX_LENGTH, TRAINING, HELD_OUT = 64, 3000, 1000
@@ -27,19 +26,10 @@ def run(training_pairs: Pairs, held_out_pairs: Pairs, folder: Path) -> dict:
         [text for text, _ in part], [names.index(package) for _, package in part], names
     )
     training, held_out = as_data(training_pairs[:TRAINING]), as_data(held_out_pairs[:HELD_OUT])
-    model = SequenceClassifier.from_pretrained(minilm_folder(), label_names=names)
-    examples = encode_labelled(training, model.tokenizer, MAX_LENGTH)
-    held_out_examples = encode_labelled(held_out, model.tokenizer, MAX_LENGTH)
-    trainer = Trainer(
-        model,
-        TrainConfig(str(folder), epochs=3, batch_size=32, learning_rate=2e-4),
-        examples,
-        [len(example.input_ids) for example in examples],
-        lambda chosen, step: collate_classification(chosen),
-        evaluate=lambda m: evaluate_classifier(m, held_out_examples),
-        metric="accuracy",
-        higher_is_better=True,
-    )
+    task = SequenceClassification(max_length=MAX_LENGTH)
+    model = task.load(minilm_folder(), training)
+    config = TrainConfig(str(folder), epochs=3, batch_size=32, learning_rate=2e-4)
+    trainer = task_trainer(task, model, training, config, dev=held_out)
     metrics = trainer.train()
     return {
         "accuracies": {

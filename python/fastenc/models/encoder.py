@@ -119,7 +119,7 @@ class Encoder(PretrainedModel):
     ``Encoder(config)`` has first weights; :meth:`from_pretrained` loads a checkpoint.
     """
 
-    kind = "encoder"
+    architecture = "Model"
 
     def __init__(self, config: EncoderConfig):
         super().__init__(config)

@@ -68,7 +68,7 @@ class Family:
         layers, layer: where the layers are, and the names in one.
         lm_head, classifier: names of the heads' parts, without the prefix.
         classifier_kind: "pooler" (a linear layer over the pooler) or the activation of a dense layer of its own.
-        architectures: class names that transformers writes, by kind of model.
+        class_prefix: what precedes a model class's ``architecture`` in the class names of transformers.
     """
 
     prefix: str
@@ -78,7 +78,7 @@ class Family:
     lm_head: dict[str, str]
     classifier: dict[str, str]
     classifier_kind: str
-    architectures: dict[str, str]
+    class_prefix: str
     has_pooler: bool = True
     drops_attention_output: bool = True
     positions_after_padding: bool = False
@@ -101,7 +101,7 @@ class Family:
         return table
 
 
-def _roberta(prefix_of_classes: str) -> Family:
+def _roberta(class_prefix: str) -> Family:
     return Family(
         prefix="roberta",
         config_names=_BERT_CONFIG,
@@ -115,11 +115,7 @@ def _roberta(prefix_of_classes: str) -> Family:
         },
         classifier={"dense": "classifier.dense", "out": "classifier.out_proj"},
         classifier_kind="tanh",
-        architectures={
-            "encoder": f"{prefix_of_classes}Model",
-            "masked_lm": f"{prefix_of_classes}ForMaskedLM",
-            "classifier": f"{prefix_of_classes}ForSequenceClassification",
-        },
+        class_prefix=class_prefix,
         positions_after_padding=True,
         default_pad=1,
     )
@@ -139,11 +135,7 @@ FAMILIES = {
         },
         classifier={"out": "classifier"},
         classifier_kind="pooler",
-        architectures={
-            "encoder": "BertModel",
-            "masked_lm": "BertForMaskedLM",
-            "classifier": "BertForSequenceClassification",
-        },
+        class_prefix="Bert",
     ),
     "roberta": _roberta("Roberta"),
     "xlm-roberta": _roberta("XLMRoberta"),
@@ -160,11 +152,7 @@ FAMILIES = {
         },
         classifier={"dense": "pre_classifier", "out": "classifier"},
         classifier_kind="relu",
-        architectures={
-            "encoder": "DistilBertModel",
-            "masked_lm": "DistilBertForMaskedLM",
-            "classifier": "DistilBertForSequenceClassification",
-        },
+        class_prefix="DistilBert",
         has_pooler=False,
         drops_attention_output=False,
         default_classifier_dropout=0.2,
@@ -182,11 +170,7 @@ FAMILIES = {
         },
         classifier={"dense": "classifier.dense", "out": "classifier.out_proj"},
         classifier_kind="gelu",
-        architectures={
-            "encoder": "ElectraModel",
-            "masked_lm": "ElectraForMaskedLM",
-            "classifier": "ElectraForSequenceClassification",
-        },
+        class_prefix="Electra",
         has_pooler=False,
     ),
 }

@@ -51,7 +51,7 @@ class MaskedLM(PretrainedModel):
     Source: Devlin et al. 2018, arXiv:1810.04805.
     """
 
-    kind = "masked_lm"
+    architecture = "ForMaskedLM"
 
     def __init__(self, config: EncoderConfig):
         super().__init__(config)

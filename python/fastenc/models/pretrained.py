@@ -12,6 +12,13 @@ from fastenc.models.config import EncoderConfig
 from fastenc.models.families import FAMILIES
 
 Model = TypeVar("Model", bound="PretrainedModel")
+# Heads of these bear the same names in some families and mean different things.
+FINE_TUNED = (
+    "ForSequenceClassification",
+    "ForTokenClassification",
+    "ForQuestionAnswering",
+    "ForMultipleChoice",
+)
 
 
 class PretrainedModel(nn.Module):
@@ -21,7 +28,7 @@ class PretrainedModel(nn.Module):
     saved with the model.
     """
 
-    kind: ClassVar[str]  # "encoder", "masked_lm" or "classifier"
+    architecture: ClassVar[str]  # transformers' class name without the family's part: "ForMaskedLM"
     tokenizer: Any = None
 
     def __init__(self, config: EncoderConfig):
@@ -54,11 +61,19 @@ class PretrainedModel(nn.Module):
             dtype: of the loaded parameters.
             options: overrides for the model's constructor, such as ``num_labels``.
         A head that the checkpoint lacks gets first weights; a missing encoder weight is an error.
-        Raises: ValueError for an unknown family, a missing, corrupt or incomplete checkpoint, a wrong shape.
+        Raises: ValueError for an unknown family, a missing, corrupt or incomplete checkpoint, a wrong shape, or one
+            that was fine-tuned for another task.
         """
         folder = checkpoint.resolve(path_or_hub_id)
         values = checkpoint.read_config(folder)
         config = EncoderConfig.from_hf(values)
+        stored = architecture_of(values)
+        if {stored, cls.architecture} <= {*FINE_TUNED} and stored != cls.architecture:
+            raise ValueError(
+                f"{folder} was fine-tuned for another task: it holds {values['architectures'][0]}, this is "
+                f"{cls.__name__}. Load it as what it is, or begin from its encoder alone: "
+                f"Encoder.from_pretrained({str(folder)!r}).save_pretrained(...)"
+            )
         tensors = checkpoint.read_tensors(folder)
         with torch.device("meta"):
             model = cls.build(config, values, **options)
@@ -80,14 +95,13 @@ class PretrainedModel(nn.Module):
         """
         folder = Path(folder)
         tensors: dict[str, Tensor] = {}
-        for ours, theirs in self._family_names(with_prefix=self.kind != "encoder").items():
+        for ours, theirs in self._family_names(with_prefix=self.architecture != "Model").items():
             value = self.state_dict()[ours]
             tensors.update(zip(theirs, value.chunk(len(theirs)), strict=True))
-        family = FAMILIES[self.config.family]
         values = {
             **self.config.to_hf(),
             **self.extra_config(),
-            "architectures": [family.architectures[self.kind]],
+            "architectures": [FAMILIES[self.config.family].class_prefix + self.architecture],
             "dtype": checkpoint.dtype_name(next(self.parameters()).dtype),
         }
         checkpoint.write(folder, values, tensors)
@@ -158,6 +172,13 @@ class PretrainedModel(nn.Module):
                 "belongs to it"
             )
         return state
+
+
+def architecture_of(hf_config: dict[str, Any]) -> str:
+    """What a config.json says its weights are, without the family's part ("ForMaskedLM"); "" where it is silent."""
+    names = hf_config.get("architectures") or [""]
+    family = FAMILIES.get(hf_config.get("model_type", ""))
+    return names[0].removeprefix(family.class_prefix) if family else names[0]
 
 
 def _modern(name: str) -> str:

@@ -1,4 +1,4 @@
-"""Sequence classification and regression over the encoder."""
+"""Sequence classification, with one label or several, and regression over the encoder."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,28 +10,29 @@ from torch import Tensor, nn
 from fastenc.models.config import EncoderConfig
 from fastenc.models.encoder import Encoder
 from fastenc.models.families import FAMILIES
+from fastenc.models.labels import check_names, config_of, names_to_build
 from fastenc.models.masked_lm import ModelOutput
 from fastenc.models.pretrained import PretrainedModel
 from fastenc.nn.pooling import pool
 from fastenc.packing import PackedBatch
 
-PROBLEM_TYPES = ("single_label_classification", "regression")
+PROBLEM_TYPES = ("single_label_classification", "regression", "multi_label_classification")
 
 
 class SequenceClassifier(PretrainedModel):
-    """One label, or one number, for a sequence or a pair of sequences, with the family's own head.
+    """One label, several, or one number for a sequence or a pair of sequences, with the family's own head.
 
     BERT: linear over the pooler. RoBERTa (tanh), ELECTRA (GELU), DistilBERT (ReLU): dense layer over the first
     token, activation, linear; dropout before each linear.
 
     Args:
         num_labels: classes; 1 for regression.
-        problem_type: "single_label_classification" (cross-entropy) or "regression" (mean squared error); None
-            takes regression for one label.
+        problem_type: "single_label_classification" (cross-entropy), "multi_label_classification" (binary
+            cross-entropy of every label) or "regression" (mean squared error); None takes regression for one label.
         label_names: names of the classes, kept in config.json.
     """
 
-    kind = "classifier"
+    architecture = "ForSequenceClassification"
 
     def __init__(
         self,
@@ -40,10 +41,8 @@ class SequenceClassifier(PretrainedModel):
         problem_type: str | None = None,
         label_names: Sequence[str] | None = None,
     ):
-        num_labels = num_labels or (len(label_names) if label_names else 2)
-        names = [str(name) for name in label_names or (f"LABEL_{i}" for i in range(num_labels))]
-        if len(names) != num_labels:
-            raise ValueError(f"label_names must name {num_labels} labels, got {names}")
+        names = check_names(label_names, num_labels)
+        num_labels = len(names)
         problem_type = problem_type or (PROBLEM_TYPES[1] if num_labels == 1 else PROBLEM_TYPES[0])
         if problem_type not in PROBLEM_TYPES:
             raise ValueError(f"problem_type must be one of {PROBLEM_TYPES}, got {problem_type!r}")
@@ -65,15 +64,13 @@ class SequenceClassifier(PretrainedModel):
     def build(
         cls, config: EncoderConfig, hf_config: dict[str, Any], **options
     ) -> "SequenceClassifier":
-        stored = hf_config.get("id2label") or {}
-        names = [stored[key] for key in sorted(stored, key=int)]
-        if not options.get("num_labels") and not options.get("label_names"):
-            options["label_names"] = names or None
+        names_to_build(cls.architecture, hf_config, options)
         options.setdefault("problem_type", hf_config.get("problem_type"))
         return cls(config, **options)
 
     def forward(self, batch: PackedBatch, labels: Tensor | None = None) -> ModelOutput:
-        """Args: labels: int64 (batch,) classes, or floating (batch,) targets of a regression.
+        """Args: labels: int64 (batch,) classes, floating (batch,) targets of a regression, or floating
+            (batch, num_labels), 1 at a sequence's labels and 0 elsewhere, with several labels a sequence.
 
         Returns: logits (batch, num_labels) and, with labels, the mean loss in float32.
         """
@@ -90,6 +87,14 @@ class SequenceClassifier(PretrainedModel):
             return ModelOutput(logits=logits)
         if self.problem_type == "regression":
             return ModelOutput(F.mse_loss(logits.float().squeeze(1), labels.float()), logits)
+        if self.problem_type == "multi_label_classification":
+            if not labels.is_floating_point() or labels.shape != logits.shape:
+                raise ValueError(
+                    f"labels must be floating point of shape {tuple(logits.shape)}, 0 or 1 for each label of each "
+                    f"sequence, got {labels.dtype} of shape {tuple(labels.shape)}"
+                )
+            loss = F.binary_cross_entropy_with_logits(logits.float(), labels.float())
+            return ModelOutput(loss, logits)
         if labels.dtype != torch.int64 or labels.shape != logits.shape[:1]:
             raise ValueError(
                 f"labels must be int64 of shape ({logits.shape[0]},), one class a sequence, "
@@ -109,9 +114,4 @@ class SequenceClassifier(PretrainedModel):
         return {f"head.{ours}": theirs for ours, theirs in names.items()}
 
     def extra_config(self) -> dict[str, Any]:
-        return {
-            "id2label": {str(place): name for place, name in enumerate(self.label_names)},
-            "label2id": {name: place for place, name in enumerate(self.label_names)},
-            "num_labels": len(self.label_names),
-            "problem_type": self.problem_type,
-        }
+        return {**config_of(self.label_names), "problem_type": self.problem_type}

@@ -1,6 +1,21 @@
-"""Predictions, losses and metrics of the tasks."""
+"""Tasks from files to files, their metrics, and the evaluation of masked LMs."""
 
-from fastenc.tasks.classification import evaluate_classifier, predict_logits
+from fastenc.tasks.base import Task
+from fastenc.tasks.classification import (
+    SequenceClassification,
+    evaluate_classifier,
+    predict_logits,
+)
 from fastenc.tasks.masked_lm import evaluate_masked_lm
+from fastenc.tasks.registry import TASKS, task_named, task_of
 
-__all__ = ["evaluate_classifier", "evaluate_masked_lm", "predict_logits"]
+__all__ = [
+    "TASKS",
+    "SequenceClassification",
+    "Task",
+    "evaluate_classifier",
+    "evaluate_masked_lm",
+    "predict_logits",
+    "task_named",
+    "task_of",
+]

@@ -1,17 +1,98 @@
-"""Evaluating and predicting with a sequence classifier."""
+"""Sequence and sentence-pair classification, with one label or several, and regression."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from fastenc.data import BatchSampler, ClassificationExample, collate_classification
-from fastenc.data.progress import progress_bar
+from fastenc.data import (
+    ClassificationExample,
+    LabelledData,
+    collate_classification,
+    encode_labelled,
+    read_inputs,
+    read_labelled,
+)
+from fastenc.data.writers import json_lines, table_lines
 from fastenc.models import SequenceClassifier
-from fastenc.tasks.metrics import classification_metrics, regression_metrics
+from fastenc.tasks.base import Task, option, run
+from fastenc.tasks.metrics import (
+    classification_metrics,
+    multi_label_metrics,
+    regression_metrics,
+)
+
+METRICS = {
+    "single_label_classification": ("accuracy", "f1", "mcc", "loss"),
+    "regression": ("pearson", "spearman", "loss"),
+    "multi_label_classification": ("micro_f1", "macro_f1", "accuracy", "loss"),
+}
 
 
-@torch.inference_mode()
+@dataclass(frozen=True)
+class SequenceClassification(Task):
+    """One label, any number of labels, or a number for a text or a pair of texts.
+
+    Predictions are logits (texts, labels). Of several labels, those of probability 0.5 or more are predicted.
+    Raises: ValueError for a regression with several labels.
+    """
+
+    name = "sequence-classification"
+    model_class = SequenceClassifier
+
+    text: tuple[str, ...] = option(
+        ("sentence",), "Column of the text; twice for pairs.", "-t", predict=True
+    )
+    label: str = option("label", "Column of the label.")
+    regression: bool = option(False, "Labels are numbers to predict.")
+    multi_label: bool = option(
+        False, "A text has any number of labels, with commas between (a list in JSON)."
+    )
+
+    def __post_init__(self) -> None:
+        if self.regression and self.multi_label:
+            raise ValueError("regression and multi_label exclude each other, got both: give one")
+
+    @property
+    def problem_type(self) -> str:
+        kinds = {self.regression: "regression", self.multi_label: "multi_label_classification"}
+        return kinds.get(True, "single_label_classification")
+
+    def read(self, path: str | Path, train: LabelledData | None = None) -> LabelledData:
+        names = None if train is None else train.label_names
+        kinds = dict(regression=self.regression, multi_label=self.multi_label)
+        return read_labelled(path, self.text, self.label, names, **kinds)
+
+    def read_inputs(self, path: str | Path) -> LabelledData:
+        return LabelledData(read_inputs(path, self.text), [], [])
+
+    def model_options(self, train: LabelledData) -> dict[str, Any]:
+        labels = {"num_labels": 1} if self.regression else {"label_names": train.label_names}
+        return {**labels, "problem_type": self.problem_type}
+
+    def metrics(self, train: LabelledData) -> tuple[str, ...]:
+        return METRICS[self.problem_type]
+
+    def encode(self, data: LabelledData, model: Any) -> list[ClassificationExample]:
+        return encode_labelled(data, model.tokenizer, self.room(model))
+
+    def collate(self, examples: Sequence[ClassificationExample]) -> dict[str, Any]:
+        return collate_classification(examples)
+
+    def decode(self, model, data, examples, logits: list[Tensor]) -> Tensor:
+        return _stacked(logits, model)
+
+    def score(self, model: Any, data: LabelledData, predictions: Tensor) -> dict[str, float]:
+        return _score(model, predictions, data.labels)
+
+    def lines(self, model, data, predictions: Tensor, suffix: str) -> Iterable[str]:
+        rows = [_row(model, values) for values in predictions]
+        return table_lines(rows) if suffix == ".tsv" else json_lines(rows)
+
+
 def predict_logits(
     model: SequenceClassifier,
     examples: Sequence[ClassificationExample],
@@ -19,35 +100,39 @@ def predict_logits(
     show_progress: bool | None = False,
 ) -> Tensor:
     """(len(examples), num_labels) float32 on the CPU, in the examples' order; batches are formed by length."""
-    device = next(model.parameters()).device
-    logits = torch.empty((len(examples), len(model.label_names)))
-    if not examples:
-        return logits
-    order = sorted(range(len(examples)), key=lambda i: len(examples[i].input_ids), reverse=True)
-    batches = BatchSampler(order, batch_size, shuffle=False).epoch(0)
-    was_training = model.training
-    model.eval()
-    for places in progress_bar(list(batches), "predicting", "batch", show_progress):
-        chosen = [order[place] for place in places]
-        batch = collate_classification([examples[i] for i in chosen])["batch"].to(device)
-        logits[chosen] = model(batch).logits.float().cpu()
-    model.train(was_training)
-    return logits
+    logits, _ = run(model, examples, collate_classification, False, batch_size, show_progress)
+    return _stacked(logits, model)
 
 
 def evaluate_classifier(
     model: SequenceClassifier, examples: Sequence[ClassificationExample], batch_size: int = 32
 ) -> dict[str, float]:
-    """loss, and accuracy, f1, mcc; pearson, spearman for a regression."""
-    logits = predict_logits(model, examples, batch_size)
+    """loss, and the metrics of the model's problem type (``METRICS``)."""
+    logits, loss = run(model, examples, collate_classification, False, batch_size)
+    labels = [example.label for example in examples]
+    return {"loss": loss, **_score(model, _stacked(logits, model), labels)}
+
+
+def _stacked(logits: list[Tensor], model: SequenceClassifier) -> Tensor:
+    return torch.stack(logits) if logits else torch.empty((0, len(model.label_names)))
+
+
+def _score(model: SequenceClassifier, logits: Tensor, labels: Sequence[Any]) -> dict[str, float]:
     if model.problem_type == "regression":
-        targets = torch.tensor([example.label for example in examples], dtype=torch.float32)
-        loss = torch.nn.functional.mse_loss(logits[:, 0], targets)
-        return {"loss": loss.item(), **regression_metrics(logits[:, 0].tolist(), targets.tolist())}
-    labels = torch.tensor([example.label for example in examples])
-    loss = torch.nn.functional.cross_entropy(logits, labels)
-    predicted = logits.argmax(1).tolist()
-    return {
-        "loss": loss.item(),
-        **classification_metrics(predicted, labels.tolist(), logits.shape[1]),
-    }
+        return regression_metrics(logits[:, 0].tolist(), labels)
+    if model.problem_type == "multi_label_classification":
+        return multi_label_metrics((logits >= 0).tolist(), labels)
+    return classification_metrics(logits.argmax(1).tolist(), labels, logits.shape[1])
+
+
+def _row(model: SequenceClassifier, logits: Tensor) -> dict[str, Any]:
+    if model.problem_type == "regression":
+        return {"prediction": logits.item()}
+    several = model.problem_type == "multi_label_classification"
+    chances = (logits.sigmoid() if several else logits.softmax(0)).tolist()
+    named = dict(zip(model.label_names, chances, strict=True))
+    if several:
+        row = {"labels": ",".join(name for name, p in named.items() if p >= 0.5)}
+    else:
+        row = {"label": max(named, key=named.__getitem__)}
+    return row | {f"p({name})": p for name, p in named.items()}

@@ -1,4 +1,4 @@
-"""Metrics of classification and regression, by scikit-learn and scipy."""
+"""Metrics of classification, regression and labelling, by scikit-learn, scipy and seqeval."""
 
 from collections.abc import Sequence
 
@@ -18,6 +18,22 @@ def classification_metrics(
             sklearn.f1_score(labels, predictions, average=average, labels=classes, zero_division=0)
         ),
         "mcc": float(sklearn.matthews_corrcoef(labels, predictions)),
+    }
+
+
+def multi_label_metrics(
+    predictions: Sequence[Sequence[bool]], labels: Sequence[Sequence[float]]
+) -> dict[str, float]:
+    """micro_f1, macro_f1, and accuracy: the share of texts whose labels are all right; (texts, num_labels) each."""
+    sklearn = require("sklearn.metrics", extra="train")
+    truth = [[bool(value) for value in row] for row in labels]
+    f1 = lambda average: float(
+        sklearn.f1_score(truth, predictions, average=average, zero_division=0)
+    )
+    return {
+        "micro_f1": f1("micro"),
+        "macro_f1": f1("macro"),
+        "accuracy": float(sklearn.accuracy_score(truth, predictions)),
     }
 
 

@@ -20,6 +20,7 @@ from fastenc._files import write_atomically
 from fastenc.data import BatchSampler
 from fastenc.data.progress import progress_bar
 from fastenc.models.pretrained import PretrainedModel
+from fastenc.tasks.base import labelled_items
 from fastenc.train import checkpoint as checkpoints
 from fastenc.train.config import TrainConfig, check_same
 from fastenc.train.log import Log
@@ -201,7 +202,7 @@ class Trainer:
                 [self.examples[i] for i in indices], serial + accelerator.process_index
             )
             batches.append(arguments)
-            items.append(_labelled(arguments["labels"]))
+            items.append(labelled_items(arguments["labels"]))
             tokens += arguments["batch"].total_tokens
         device = accelerator.device
         totals = torch.tensor([float(sum(items)), float(tokens)], device=device)
@@ -321,11 +322,6 @@ class _Window:
 def _sync(accelerator, model: nn.Module, last: bool):
     """Processes exchange gradients once an optimiser step, after its last micro-batch."""
     return nullcontext() if last else accelerator.no_sync(model)
-
-
-def _labelled(labels: torch.Tensor) -> int:
-    """Items that the loss is a mean over: all targets of a regression, classes other than -100."""
-    return labels.numel() if labels.is_floating_point() else int((labels != -100).sum())
 
 
 def _model_settings(model: PretrainedModel) -> dict[str, Any]:

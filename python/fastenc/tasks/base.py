@@ -1,0 +1,158 @@
+"""What a task is: everything between files and a model that fine-tuning, evaluation and prediction need."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from fastenc.data import BatchSampler
+from fastenc.data.progress import progress_bar
+from fastenc.models.pretrained import PretrainedModel
+
+
+def option(default: Any, help: str, *flags: str, predict: bool = False) -> Any:
+    """A field of a task that the command line offers as ``--name``.
+
+    Args:
+        help: for a user; the default is added to it.
+        flags: other names of the option, such as "-t".
+        predict: prediction takes the option too; the others matter to training alone.
+    """
+    return field(default=default, metadata={"help": help, "flags": flags, "predict": predict})
+
+
+@dataclass(frozen=True)
+class Task(ABC):
+    """One task. A subclass is a frozen dataclass whose fields are its options.
+
+    ``data`` below is whatever the task's reader returns; ``examples`` are sequences of tokens ready for the model, each
+    with ``input_ids``, one or several for an item of the data.
+
+    Class attributes:
+        name: what ``fastenc finetune --task`` takes.
+        model_class: whose ``architecture`` tells a checkpoint of this task.
+        per_token: the model's logits have a row for every token, rather than one for every sequence.
+        outputs: suffixes of the files that predictions can be written to.
+    """
+
+    name: ClassVar[str]
+    model_class: ClassVar[type[PretrainedModel]]
+    per_token: ClassVar[bool] = False
+    outputs: ClassVar[tuple[str, ...]] = (".tsv", ".jsonl")
+
+    max_length: int = option(128, "Longest input in tokens; longer ones are cut.", predict=True)
+
+    @abstractmethod
+    def read(self, path: str | Path, train: Any = None) -> Any:
+        """Data with its labels; ``train``: the training set, which says what labels there are.
+
+        Raises: ValueError naming file, line and remedy.
+        """
+
+    @abstractmethod
+    def read_inputs(self, path: str | Path) -> Any:
+        """Data to predict for, without labels."""
+
+    @abstractmethod
+    def model_options(self, train: Any) -> dict[str, Any]:
+        """What ``model_class.from_pretrained`` needs to know to make a head for the training set, as JSON values."""
+
+    @abstractmethod
+    def metrics(self, train: Any) -> tuple[str, ...]:
+        """Names of the metrics, "loss" among them; the first chooses the best checkpoint."""
+
+    @abstractmethod
+    def encode(self, data: Any, model: Any) -> list[Any]:
+        """The examples of the data, with labels where it has them."""
+
+    @abstractmethod
+    def collate(self, examples: Sequence[Any]) -> dict[str, Any]:
+        """A batch: the model's arguments, ``batch`` (a PackedBatch) and, for labelled examples, ``labels``."""
+
+    @abstractmethod
+    def decode(self, model: Any, data: Any, examples: Sequence[Any], logits: list[Tensor]) -> Any:
+        """Predictions for the items of the data, from each example's logits (see :func:`run`)."""
+
+    @abstractmethod
+    def score(self, model: Any, data: Any, predictions: Any) -> dict[str, float]:
+        """The metrics of predictions for labelled data, without the loss."""
+
+    @abstractmethod
+    def lines(self, model: Any, data: Any, predictions: Any, suffix: str) -> Iterable[str]:
+        """The lines of a file of predictions that ends in ``suffix``, one of ``outputs``."""
+
+    def load(self, name: str | Path, train: Any = None) -> Any:
+        """The model of a checkpoint: as it is, or with a head for a training set.
+
+        Raises: ValueError for a checkpoint of another task, or without a tokenizer.
+        """
+        options = {} if train is None else self.model_options(train)
+        model = self.model_class.from_pretrained(name, **options)
+        if model.tokenizer is None:
+            raise ValueError(f"{name} has no tokenizer.json, which text needs")
+        return model
+
+    def predict(
+        self, model: Any, data: Any, batch_size: int = 32, show_progress: bool | None = False
+    ) -> Any:
+        """Predictions for the items of the data, in their order."""
+        examples = self.encode(data, model)
+        logits, _ = run(model, examples, self.collate, self.per_token, batch_size, show_progress)
+        return self.decode(model, data, examples, logits)
+
+    def evaluate(
+        self, model: Any, data: Any, examples: Sequence[Any], batch_size: int = 32
+    ) -> dict[str, float]:
+        """The metrics of labelled data, whose ``examples`` are those of :meth:`encode`."""
+        logits, loss = run(model, examples, self.collate, self.per_token, batch_size)
+        predictions = self.decode(model, data, examples, logits)
+        return {"loss": loss, **self.score(model, data, predictions)}
+
+    def room(self, model: Any) -> int:
+        """Tokens that an example may have, special tokens included."""
+        return min(self.max_length, model.config.max_positions)
+
+
+@torch.inference_mode()
+def run(
+    model: Any,
+    examples: Sequence[Any],
+    collate: Callable[[Sequence[Any]], dict[str, Any]],
+    per_token: bool,
+    batch_size: int = 32,
+    show_progress: bool | None = False,
+) -> tuple[list[Tensor], float]:
+    """A model's logits and mean loss on examples, in evaluation mode; batches are formed by length.
+
+    Returns: float32 logits on the CPU in the examples' order, (num_labels,) each, or (tokens, num_labels) each with
+        ``per_token``; and the mean loss over all labelled items, 0 without labels.
+    """
+    device = next(model.parameters()).device
+    results: list[Any] = [None] * len(examples)
+    total, items = 0.0, 0
+    order = sorted(range(len(examples)), key=lambda i: len(examples[i].input_ids), reverse=True)
+    batches = list(BatchSampler(order, batch_size, shuffle=False).epoch(0)) if order else []
+    was_training = model.training
+    model.eval()
+    for places in progress_bar(batches, "predicting", "batch", show_progress):
+        chosen = [order[place] for place in places]
+        arguments = collate([examples[i] for i in chosen])
+        lengths = arguments["batch"].cu_seqlens.diff().tolist()
+        output = model(**{name: value.to(device) for name, value in arguments.items()})
+        if output.loss is not None:
+            labelled = labelled_items(arguments["labels"])
+            total, items = total + output.loss.item() * labelled, items + labelled
+        logits = output.logits.float().cpu()
+        for place, part in zip(chosen, logits.split(lengths) if per_token else logits, strict=True):
+            results[place] = part
+    model.train(was_training)
+    return results, total / max(items, 1)
+
+
+def labelled_items(labels: Tensor) -> int:
+    """Items that a loss is a mean over: every floating-point target, classes other than -100."""
+    return labels.numel() if labels.is_floating_point() else int((labels != -100).sum())
