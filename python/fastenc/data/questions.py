@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fastenc.data.progress import progress_bar
-from fastenc.data.readers import read_table
+from fastenc.data.readers import numbered_rows
 
 CHUNK = 256  # questions encoded at once
 
@@ -183,9 +183,7 @@ def _squad_rows(path: Path, answers: bool) -> Iterator[Question]:
 
 def _table_rows(path: Path, answers: bool) -> Iterator[Question]:
     columns = ["id", "question", "context"]
-    for number, row in enumerate(
-        read_table(path, [*columns, "answers"] if answers else columns), 1
-    ):
+    for where, row in numbered_rows(path, [*columns, "answers"] if answers else columns):
         try:
             spans = row["answers"] if answers else {"answer_start": [], "text": []}
             pairs = zip(spans["answer_start"], spans["text"], strict=True)
@@ -194,7 +192,7 @@ def _table_rows(path: Path, answers: bool) -> Iterator[Question]:
             )
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(
-                f"{path}, row {number}: answers must be an object of two lists, text and answer_start, "
+                f"{where}: answers must be an object of two lists, text and answer_start, "
                 f"of one length, got {row['answers']!r}"
             ) from error
 

@@ -44,7 +44,7 @@ def read_texts(path: str | Path, column: str | None = None) -> list[str]:
     """
     if _kind(path) != ".txt":
         name = column or "text"
-        return [_text(row, name, where) for where, row in _rows(path, [name])]
+        return [_text(row, name, where) for where, row in numbered_rows(path, [name])]
     documents: list[str] = []
     lines: list[str] = []
     for _, line in numbered_lines(Path(path)):
@@ -88,7 +88,7 @@ def read_labelled(
     texts: list[Any] = []
     found: list[tuple[str, Any]] = []
     value_of = _labels if multi_label else _label
-    for where, row in _rows(path, [*text, label]):
+    for where, row in numbered_rows(path, [*text, label]):
         parts = tuple(_text(row, name, where) for name in text)
         texts.append(parts if len(parts) == 2 else parts[0])
         found.append((where, value_of(row, label, where)))
@@ -119,7 +119,8 @@ def read_inputs(path: str | Path, columns: Sequence[str] = ("sentence",)) -> lis
     if _kind(path) == ".txt":
         return [line for _, line in numbered_lines(Path(path))]
     rows = [
-        tuple(_text(row, name, where) for name in columns) for where, row in _rows(path, columns)
+        tuple(_text(row, name, where) for name in columns)
+        for where, row in numbered_rows(path, columns)
     ]
     return rows if len(columns) > 1 else [text for (text,) in rows]
 
@@ -149,7 +150,7 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
             ) from error
 
 
-def _rows(path: str | Path, columns: Sequence[str]) -> Iterator[tuple[str, Row]]:
+def numbered_rows(path: str | Path, columns: Sequence[str]) -> Iterator[tuple[str, Row]]:
     """(place for error messages, row) of any table, with the columns checked."""
     kind = _kind(path)
     if kind == ".tsv":

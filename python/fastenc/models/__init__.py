@@ -3,6 +3,7 @@
 from fastenc.models.config import EncoderConfig
 from fastenc.models.encoder import Encoder, EncoderOutput
 from fastenc.models.masked_lm import MaskedLM, ModelOutput
+from fastenc.models.question_answerer import QuestionAnswerer
 from fastenc.models.sequence_classifier import SequenceClassifier
 
 __all__ = [
@@ -11,5 +12,6 @@ __all__ = [
     "EncoderOutput",
     "MaskedLM",
     "ModelOutput",
+    "QuestionAnswerer",
     "SequenceClassifier",
 ]

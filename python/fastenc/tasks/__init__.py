@@ -7,10 +7,12 @@ from fastenc.tasks.classification import (
     predict_logits,
 )
 from fastenc.tasks.masked_lm import evaluate_masked_lm
+from fastenc.tasks.question_answering import QuestionAnswering
 from fastenc.tasks.registry import TASKS, task_named, task_of
 
 __all__ = [
     "TASKS",
+    "QuestionAnswering",
     "SequenceClassification",
     "Task",
     "evaluate_classifier",

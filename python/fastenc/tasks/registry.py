@@ -6,8 +6,11 @@ from fastenc.models import checkpoint
 from fastenc.models.pretrained import architecture_of
 from fastenc.tasks.base import Task
 from fastenc.tasks.classification import SequenceClassification
+from fastenc.tasks.question_answering import QuestionAnswering
 
-TASKS: dict[str, type[Task]] = {task.name: task for task in (SequenceClassification,)}
+TASKS: dict[str, type[Task]] = {
+    task.name: task for task in (SequenceClassification, QuestionAnswering)
+}
 
 
 def task_named(name: str) -> type[Task]:

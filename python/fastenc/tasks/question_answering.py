@@ -1,0 +1,106 @@
+"""Extractive question answering: the answer is a span of the text."""
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fastenc.data.questions import Question, QuestionWindow, question_windows, read_questions
+from fastenc.data.writers import json_lines
+from fastenc.models import QuestionAnswerer
+from fastenc.packing import pack_sequences
+from fastenc.tasks.answers import AnswerPrediction, extract_answers
+from fastenc.tasks.base import Task, option
+from fastenc.tasks.squad import best_threshold, squad_metrics
+
+
+@dataclass(frozen=True)
+class QuestionAnswering(Task):
+    """Answers to questions about texts of any length, as SQuAD v1.1 and, with questions that have none, v2.0.
+
+    Texts that are too long are read in windows that overlap. Where some questions of labelled data have no answer, the
+    scores are those of the best ``no_answer_threshold`` unless one is given, and it is among the metrics.
+    """
+
+    name = "question-answering"
+    model_class = QuestionAnswerer
+    per_token = True
+    outputs = (".json", ".jsonl")
+
+    max_length: int = option(384, "Longest window in tokens, with the question.", predict=True)
+    stride: int = option(128, "Tokens that neighbouring windows share.", predict=True)
+    max_answer_tokens: int = option(30, "Longest answer in tokens.", predict=True)
+    no_answer_threshold: float | None = option(
+        None,
+        "Leave a question unanswered where 'no answer' scores this much above the best span; not given: answer all.",
+        predict=True,
+    )
+
+    def read(self, path: str | Path, train: Any = None) -> list[Question]:
+        return read_questions(path)
+
+    def read_inputs(self, path: str | Path) -> list[Question]:
+        return read_questions(path, answers=False)
+
+    def model_options(self, train: Any) -> dict[str, Any]:
+        return {}
+
+    def metrics(self, train: Any) -> tuple[str, ...]:
+        return ("f1", "exact", "loss")
+
+    def encode(self, data: Sequence[Question], model: Any) -> list[QuestionWindow]:
+        return question_windows(data, model.tokenizer, self.room(model), self.stride)
+
+    def collate(self, examples: Sequence[QuestionWindow]) -> dict[str, Any]:
+        batch = pack_sequences(
+            [example.input_ids for example in examples],
+            [example.token_type_ids for example in examples],
+        )
+        labels = [(example.start, example.end) for example in examples]
+        return {"batch": batch, "labels": torch.tensor(labels, dtype=torch.int64).view(-1, 2)}
+
+    def decode(
+        self,
+        model: Any,
+        data: Sequence[Question],
+        examples: Sequence[QuestionWindow],
+        logits: list[Tensor],
+    ) -> list[AnswerPrediction]:
+        return extract_answers(data, examples, logits, max_answer_tokens=self.max_answer_tokens)
+
+    def score(
+        self, model: Any, data: Sequence[Question], predictions: Sequence[AnswerPrediction]
+    ) -> dict[str, float]:
+        threshold, chosen = self.no_answer_threshold, {}
+        if threshold is None and not all(question.answers for question in data):
+            scores = {prediction.id: prediction.no_answer_score for prediction in predictions}
+            threshold = best_threshold(data, {p.id: p.text for p in predictions}, scores)
+            chosen = {"no_answer_threshold": threshold}
+        answers = {prediction.id: prediction.answer(threshold) for prediction in predictions}
+        return squad_metrics(data, answers) | chosen
+
+    def lines(
+        self, model: Any, data: Any, predictions: Sequence[AnswerPrediction], suffix: str
+    ) -> Iterable[str]:
+        answers = {p.id: p.answer(self.no_answer_threshold) for p in predictions}
+        if suffix == ".json":
+            return [json.dumps(answers, ensure_ascii=False, indent=1)]
+        rows = []
+        for prediction in predictions:
+            answer = answers[prediction.id]
+            found = next((c for c in prediction.candidates if c.text == answer), None)
+            rows.append(
+                {
+                    "id": prediction.id,
+                    "answer": answer,
+                    "start": found.start if found else 0,
+                    "end": found.end if found else 0,
+                    "probability": found.probability if found else 0.0,
+                    "no_answer_score": prediction.no_answer_score,
+                }
+            )
+        return json_lines(rows)
