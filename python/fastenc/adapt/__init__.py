@@ -1,5 +1,28 @@
 """Ways to adapt a pretrained encoder with fewer trained parameters."""
 
 from fastenc.adapt.freezing import freeze_encoder, trained_parameters
+from fastenc.models.adaptations import (
+    Adapters,
+    Lora,
+    PrefixTuning,
+    PromptTuning,
+    add_adaptation,
+    merge_adaptation,
+    unmerge_adaptation,
+    use_adaptation,
+)
+from fastenc.models.adapter_checkpoint import load_adaptation
 
-__all__ = ["freeze_encoder", "trained_parameters"]
+__all__ = [
+    "Adapters",
+    "Lora",
+    "PrefixTuning",
+    "PromptTuning",
+    "add_adaptation",
+    "freeze_encoder",
+    "load_adaptation",
+    "merge_adaptation",
+    "trained_parameters",
+    "unmerge_adaptation",
+    "use_adaptation",
+]

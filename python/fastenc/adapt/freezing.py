@@ -2,7 +2,7 @@
 
 from torch import nn
 
-from fastenc.models import Encoder
+from fastenc.models.adaptations import encoder_of
 from fastenc.models.pretrained import PretrainedModel
 
 
@@ -14,8 +14,7 @@ def freeze_encoder(model: PretrainedModel, layers: int | None = None) -> None:
     Raises: ValueError for a number of layers that the model does not have.
     Source: Howard and Ruder 2018, arXiv:1801.06146; Lee et al. 2019, arXiv:1911.03090.
     """
-    encoder = model if isinstance(model, Encoder) else model.get_submodule("encoder")
-    assert isinstance(encoder, Encoder)
+    encoder = encoder_of(model)
     depth = len(encoder.layers)
     if layers is not None and not 0 <= layers <= depth:
         raise ValueError(f"layers must be in [0, {depth}], the model's own number, got {layers}")

@@ -11,7 +11,15 @@ from fastenc._extras import require
 from fastenc._files import write_atomically
 
 WEIGHTS, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
-HUB_FILES = [CONFIG, "*.safetensors", INDEX, "tokenizer*", "special_tokens_map.json", "vocab.txt"]
+HUB_FILES = [
+    CONFIG,
+    "*.safetensors",
+    INDEX,
+    "adapter_config.json",
+    "tokenizer*",
+    "special_tokens_map.json",
+    "vocab.txt",
+]
 
 
 def resolve(path_or_hub_id: str | Path) -> Path:
@@ -83,14 +91,18 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
     return tensors
 
 
-def write(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-    """Write config.json and model.safetensors; each file is the old one or the new one at any moment."""
+def write_tensors(folder: Path, tensors: dict[str, Tensor]) -> None:
+    """Write model.safetensors: the file is the old one or the new one at any moment."""
     save_file = require("safetensors.torch", extra="models").save_file
     folder.mkdir(parents=True, exist_ok=True)
     held = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     write_atomically(
         folder / WEIGHTS, lambda path: save_file(held, path, metadata={"format": "pt"})
     )
+
+
+def write_config(folder: Path, config: dict[str, Any]) -> None:
+    """Write config.json, likewise."""
     text = json.dumps(config, indent=2, sort_keys=True) + "\n"
     write_atomically(folder / CONFIG, lambda path: path.write_text(text, encoding="utf-8"))
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -12,6 +13,7 @@ from fastenc.models.config import EncoderConfig
 from fastenc.models.families import FAMILIES
 from fastenc.models.pretrained import PretrainedModel
 from fastenc.nn import LayerNorm
+from fastenc.nn.adaptation import LayerAdaptation, adapted_layer
 from fastenc.nn.encoder_layer import (
     InferenceLayer,
     LayerOptions,
@@ -20,6 +22,7 @@ from fastenc.nn.encoder_layer import (
     wants_inference,
 )
 from fastenc.nn.pooling import POOLINGS, pool
+from fastenc.nn.prepend import prepend_rows
 from fastenc.packing import PackedBatch, pack_sequences
 
 
@@ -88,6 +91,9 @@ class EncoderLayer(nn.Module):
         self._train_options = LayerOptions(*constants, config.attention_dropout_p, out_p, p)
         self._eval_options = LayerOptions(*constants)
         self._inference = InferenceLayer()
+        # What fastenc.adapt adds, by name; one at most is in use.
+        self.adaptations = nn.ModuleDict()
+        self.adaptation: str | None = None
 
     def forward(self, x: Tensor, cu_seqlens: Tensor, max_seqlen: int) -> Tensor:
         weights = LayerWeights(
@@ -105,6 +111,10 @@ class EncoderLayer(nn.Module):
             self.out_norm.bias,
         )
         options = self._train_options if self.training else self._eval_options
+        if self.adaptation is not None:
+            parts = self.adaptations[self.adaptation]
+            assert isinstance(parts, LayerAdaptation)
+            return adapted_layer(x, cu_seqlens, max_seqlen, weights, options, parts)
         if wants_inference(x, options):
             return self._inference(x, cu_seqlens, max_seqlen, weights, options)
         self._inference.forget()
@@ -126,15 +136,30 @@ class Encoder(PretrainedModel):
         self.embeddings = Embeddings(config)
         self.layers = nn.ModuleList(EncoderLayer(config) for _ in range(config.num_layers))
         self.pooler = nn.Linear(config.hidden_size, config.hidden_size) if config.pooler else None
+        # What fastenc.adapt has added, by name: descriptions, vectors put before every sequence, values of the head,
+        # and the weights as they were before one was merged into them.
+        self.adaptations: dict[str, Any] = {}
+        self.adaptation: str | None = None
+        self.prompts = nn.ParameterDict()
+        self.heads: dict[str | None, dict[str, Tensor]] = {}
+        self.unmerged_weights: list[tuple[Tensor, Tensor]] = []
         self.apply(self.init_weights)
 
     def forward(self, batch: PackedBatch, output_hidden_states: bool = False) -> EncoderOutput:
         """Raises: ValueError for token ids outside the table or sequences longer than the positions."""
         x = self.embeddings(batch)
+        cu_seqlens, max_seqlen, own = batch.cu_seqlens, batch.max_seqlen, None
+        if self.adaptation is not None and self.adaptation in self.prompts:
+            prompt = self.prompts[self.adaptation]
+            x, cu_seqlens, own = prepend_rows(x, cu_seqlens, prompt)
+            max_seqlen += prompt.shape[0]
         states = [x]
         for layer in self.layers:
-            x = layer(x, batch.cu_seqlens, batch.max_seqlen)
+            x = layer(x, cu_seqlens, max_seqlen)
             states.append(x)
+        if own is not None:
+            states = [state[own] for state in states]
+            x = states[-1]
         pooled = None
         if self.pooler is not None and batch.num_sequences:
             pooled = torch.tanh(self.pooler(pool(x, batch.cu_seqlens, "cls")))

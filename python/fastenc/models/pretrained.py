@@ -1,5 +1,6 @@
 """What every model shares: loading and saving under its family's names, and first weights."""
 
+import re
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -20,16 +21,20 @@ FINE_TUNED = (
     "ForMultipleChoice",
 )
 
+# Parameters that fastenc.adapt has added to the encoder.
+ADDED = re.compile(r"(^|\.)(adaptations|prompts)\.")
+
 
 class PretrainedModel(nn.Module):
     """An ``nn.Module`` with a config that loads from and saves to a family's own checkpoint format.
 
     ``tokenizer`` is the folder's tokenizer (a ``tokenizers.Tokenizer``), or None where there is none; it is
-    saved with the model.
+    saved with the model. ``base`` is the folder that the weights came from, if any.
     """
 
     architecture: ClassVar[str]  # transformers' class name without the family's part: "ForMaskedLM"
     tokenizer: Any = None
+    base: str | None = None
 
     def __init__(self, config: EncoderConfig):
         super().__init__()
@@ -64,8 +69,22 @@ class PretrainedModel(nn.Module):
         Raises: ValueError for an unknown family, a missing, corrupt or incomplete checkpoint, a wrong shape, or one
             that was fine-tuned for another task.
         """
+        from fastenc.models import adapter_checkpoint  # which needs this module
+
         folder = checkpoint.resolve(path_or_hub_id)
-        values = checkpoint.read_config(folder)
+        if (folder / adapter_checkpoint.CONFIG).exists():
+            return adapter_checkpoint.load(cls, folder, dtype=dtype, **options)
+        return cls._load(folder, checkpoint.read_config(folder), dtype, options)
+
+    @classmethod
+    def _load(
+        cls: type[Model],
+        folder: Path,
+        values: dict[str, Any],
+        dtype: torch.dtype,
+        options: dict[str, Any],
+    ) -> Model:
+        """The model that a config.json's ``values`` describe, with the folder's weights."""
         config = EncoderConfig.from_hf(values)
         stored = architecture_of(values)
         if {stored, cls.architecture} <= {*FINE_TUNED} and stored != cls.architecture:
@@ -86,27 +105,39 @@ class PretrainedModel(nn.Module):
         model.to(dtype)
         if (folder / "tokenizer.json").exists():
             model.tokenizer = load_tokenizer(folder)
+        model.base = str(folder.resolve())
         return model.eval()
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Write config.json, model.safetensors and the tokenizer, as the family's transformers class reads them.
 
-        Each file is replaced as a whole or not at all.
+        With an adaptation in use (:mod:`fastenc.adapt`) only its weights and the head are written, in the place of
+        model.safetensors. Each file is replaced as a whole or not at all.
         """
+        from fastenc.models import adapter_checkpoint  # which needs this module
+
         folder = Path(folder)
-        tensors: dict[str, Tensor] = {}
-        for ours, theirs in self._family_names(with_prefix=self.architecture != "Model").items():
-            value = self.state_dict()[ours]
-            tensors.update(zip(theirs, value.chunk(len(theirs)), strict=True))
         values = {
             **self.config.to_hf(),
             **self.extra_config(),
             "architectures": [FAMILIES[self.config.family].class_prefix + self.architecture],
             "dtype": checkpoint.dtype_name(next(self.parameters()).dtype),
         }
-        checkpoint.write(folder, values, tensors)
+        if adapter_checkpoint.is_adapted(self):
+            adapter_checkpoint.write(folder, self)
+        else:
+            checkpoint.write_tensors(folder, self._tensors())
+        checkpoint.write_config(folder, values)
         if self.tokenizer is not None:
             save_tokenizer(self.tokenizer, folder)
+
+    def _tensors(self) -> dict[str, Tensor]:
+        """The weights under the family's names."""
+        tensors: dict[str, Tensor] = {}
+        state = self.state_dict()
+        for ours, theirs in self._family_names(with_prefix=self.architecture != "Model").items():
+            tensors.update(zip(theirs, state[ours].chunk(len(theirs)), strict=True))
+        return tensors
 
     def extra_config(self) -> dict[str, Any]:
         """Entries of config.json that belong to the head."""
@@ -129,6 +160,8 @@ class PretrainedModel(nn.Module):
         encoder_names, head_names = family.names(self.config.num_layers), self.head_names()
         table: dict[str, tuple[str, ...]] = {}
         for key in self.state_dict():
+            if ADDED.search(key):
+                continue
             if key in head_names:
                 table[key] = (head_names[key],)
                 continue
