@@ -11,7 +11,7 @@ import platform
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -109,6 +109,39 @@ def compare(
         if "median_ms" in row and baseline in times:
             row["speedup"] = results[baseline]["median_ms"] / row["median_ms"]
     return results
+
+
+def forward_and_backward(
+    name: str,
+    providers: dict[str, Callable[[], torch.Tensor]],
+    inputs: Sequence[torch.Tensor],
+    dy: torch.Tensor,
+    *,
+    truth: Callable[..., torch.Tensor],
+    tolerance: float,
+    bytes_moved: int,
+) -> dict:
+    """The two cases of an op that memory bounds: forward without gradients, forward + backward.
+
+    Args:
+        providers: among them "eager", the baseline.
+        inputs: what the gradients are taken of, and in float64 the arguments of ``truth``.
+        tolerance: largest absolute error of a forward.
+        bytes_moved: by the forward.
+    """
+
+    def check(_, result):
+        error = (result.double() - truth(*(v.detach().double() for v in inputs))).abs().max().item()
+        return f"error {error:.2g}" if not error < tolerance else None
+
+    with torch.no_grad():
+        forward = compare(providers, baseline="eager", check=check)
+    for row in forward.values():
+        if "median_ms" in row:
+            row["GB_per_s"] = bytes_moved / row["median_ms"] / 1e6
+    train = lambda call: lambda: torch.autograd.grad(call(), inputs, dy)
+    both = compare({key: train(call) for key, call in providers.items()}, baseline="eager")
+    return {f"{name}, forward": forward, f"{name}, forward + backward": both}
 
 
 def write(name: str, cases: dict) -> Path:

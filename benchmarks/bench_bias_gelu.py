@@ -3,7 +3,7 @@
 import torch
 import torch.nn.functional as F
 
-from benchmarks._harness import compare, write
+from benchmarks._harness import forward_and_backward, write
 from fastenc.ops import bias_gelu
 
 SHAPES = {"MiniLM 4,096 x 1,536": (4096, 1536), "BERT-base 4,096 x 3,072": (4096, 3072)}
@@ -20,26 +20,14 @@ def main() -> None:
         for dtype in (torch.float32, torch.bfloat16):
             x = torch.randn(rows, width).to(dtype).requires_grad_()
             bias = torch.randn(width).to(dtype).requires_grad_()
-            dy = torch.randn(rows, width).to(dtype)
-            ours = lambda: bias_gelu(x, bias)
-            eager = lambda: F.gelu(x + bias)
-            tolerance = 1e-5 if dtype == torch.float32 else 0.1
-
-            def check(_, result):
-                error = (result.double() - F.gelu(x.double() + bias.double())).abs().max().item()
-                return f"error {error:.2g}" if not error < tolerance else None
-
-            name = f"{shape} {str(dtype).removeprefix('torch.')}"
-            with torch.no_grad():
-                rows_ = compare({"fastenc": ours, "eager": eager}, baseline="eager", check=check)
-            moved = bytes_moved(rows, width, x.element_size())
-            for row in rows_.values():
-                if "median_ms" in row:
-                    row["GB_per_s"] = moved / row["median_ms"] / 1e6
-            cases[f"{name}, forward"] = rows_
-            train = lambda f: lambda: torch.autograd.grad(f(), (x, bias), dy)
-            cases[f"{name}, forward + backward"] = compare(
-                {"fastenc": train(ours), "eager": train(eager)}, baseline="eager"
+            cases |= forward_and_backward(
+                f"{shape} {str(dtype).removeprefix('torch.')}",
+                {"fastenc": lambda: bias_gelu(x, bias), "eager": lambda: F.gelu(x + bias)},
+                (x, bias),
+                torch.randn(rows, width).to(dtype),
+                truth=lambda x, bias: F.gelu(x + bias),
+                tolerance=1e-5 if dtype == torch.float32 else 0.1,
+                bytes_moved=bytes_moved(rows, width, x.element_size()),
             )
     write("bias_gelu", cases)
 

@@ -159,6 +159,7 @@ SECTIONS = {
     "attention": ops("Attention over packed sequences, 12 heads of 32", "attention"),
     "layer_norm": ops("LayerNorm(residual + x + bias)", "layer_norm"),
     "bias_gelu": ops("GELU(x + bias)", "bias_gelu"),
+    "bias_glu": ops("GeGLU and SwiGLU of x + bias", "bias_glu"),
     "crf": ops("Linear-chain CRF, batch 32, lengths to 128", "crf"),
     "mlm_step": mlm_step,
     "train_sst2": train_sst2,

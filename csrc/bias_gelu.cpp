@@ -5,11 +5,13 @@
 namespace fastenc {
 namespace {
 
+Activation form(bool tanh) { return tanh ? Activation::gelu_tanh : Activation::gelu; }
+
 void forward_into(Tensor y, const Tensor& x, const std::optional<Tensor>& bias, bool tanh) {
   const bool bf16 = is_bfloat16(x);
   const int64_t width = x.size(x.dim() - 1), rows = width ? x.numel() / width : 0;
   FloatVector bias_values(bias);
-  const BiasGelu a{x.const_data_ptr(), bias_values.data(), nullptr, y.mutable_data_ptr(), nullptr, width, tanh};
+  const BiasGelu a{x.const_data_ptr(), bias_values.data(), nullptr, y.mutable_data_ptr(), nullptr, width, form(tanh)};
   torch::stable::parallel_for(0, rows, grain(width), [&](int64_t begin, int64_t end) {
     FASTENC_CALL(bias_gelu_forward, a, bf16, begin, end);
   });
@@ -33,23 +35,16 @@ std::tuple<Tensor, Tensor> backward(Tensor dy, Tensor x, std::optional<Tensor> b
   const int64_t width = x.size(x.dim() - 1), rows = width ? x.numel() / width : 0;
   FloatVector bias_values(bias);
   Tensor dx = torch::stable::empty_like(x);
-  Tensor dbias = empty({bias ? width : 0}, ScalarType::Float);
-
   const RowBlocks blocks(rows);
-  std::vector<float> sums(bias ? blocks.count * width : 0, 0.f);
+  ColumnSums dbias(blocks, bias ? width : 0);
   torch::stable::parallel_for(0, blocks.count, 1, [&](int64_t first, int64_t last) {
     for (int64_t block = first; block < last; ++block) {
       const BiasGelu a{x.const_data_ptr(), bias_values.data(), dy.const_data_ptr(), dx.mutable_data_ptr(),
-                       bias ? sums.data() + block * width : nullptr, width, tanh};
+                       dbias.of(block), width, form(tanh)};
       FASTENC_CALL(bias_gelu_backward, a, bf16, blocks.begin(block), blocks.begin(block + 1));
     }
   });
-  float* total = static_cast<float*>(dbias.mutable_data_ptr());
-  for (int64_t c = 0; c < dbias.numel(); ++c) {
-    total[c] = 0.f;
-    for (int64_t block = 0; block < blocks.count; ++block) total[c] += sums[block * width + c];
-  }
-  return {dx, dbias};
+  return {dx, dbias.total()};
 }
 
 }  // namespace

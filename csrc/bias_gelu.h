@@ -2,6 +2,7 @@
 #pragma once
 #include <cstdint>
 
+#include "activation.h"
 #include "isa.h"
 
 namespace fastenc {
@@ -13,7 +14,7 @@ struct BiasGelu {
   void* out;          // y, or dx in the backward
   float* dbias;       // backward only: added to; or null
   int64_t width;
-  bool tanh;
+  Activation activation;  // gelu or gelu_tanh
 };
 
 FASTENC_FOR_EACH_ISA(

@@ -53,10 +53,6 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> backward(
   FloatVector weight_values(weight);
   Tensor dh = torch::stable::empty_like(h);
   Tensor dx = seed ? torch::stable::empty_like(h) : empty({0}, h.scalar_type());
-  Tensor dweight = empty({wants_affine ? width : 0}, ScalarType::Float);
-  Tensor dbias = empty({wants_affine ? width : 0}, ScalarType::Float);
-  Tensor dx_bias = empty({wants_x_bias ? width : 0}, ScalarType::Float);
-
   LayerNormBackward common{};
   common.dy = dy.const_data_ptr();
   common.h = h.const_data_ptr();
@@ -70,29 +66,19 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> backward(
   common.dropout = make_dropout(dropout_p, seed);
 
   const RowBlocks blocks(rows);
-  std::vector<float> sums(blocks.count * 3 * width, 0.f);
+  ColumnSums dweight(blocks, wants_affine ? width : 0), dbias(blocks, wants_affine ? width : 0);
+  ColumnSums dx_bias(blocks, wants_x_bias ? width : 0);
   torch::stable::parallel_for(0, blocks.count, 1, [&](int64_t first, int64_t last) {
     std::vector<float> scratch(scratch_size(width));
     for (int64_t block = first; block < last; ++block) {
       LayerNormBackward a = common;
-      float* block_sums = sums.data() + block * 3 * width;
-      a.dweight = wants_affine ? block_sums : nullptr;
-      a.dbias = wants_affine ? block_sums + width : nullptr;
-      a.dx_bias = wants_x_bias ? block_sums + 2 * width : nullptr;
+      a.dweight = dweight.of(block);
+      a.dbias = dbias.of(block);
+      a.dx_bias = dx_bias.of(block);
       FASTENC_CALL(layer_norm_backward, a, bf16, blocks.begin(block), blocks.begin(block + 1), scratch.data());
     }
   });
-  const auto add_blocks = [&](Tensor& out, int64_t which) {
-    float* total = static_cast<float*>(out.mutable_data_ptr());
-    for (int64_t c = 0; c < out.numel(); ++c) {
-      total[c] = 0.f;
-      for (int64_t block = 0; block < blocks.count; ++block) total[c] += sums[(block * 3 + which) * width + c];
-    }
-  };
-  add_blocks(dweight, 0);
-  add_blocks(dbias, 1);
-  add_blocks(dx_bias, 2);
-  return {dh, dx, dweight, dbias, dx_bias};
+  return {dh, dx, dweight.total(), dbias.total(), dx_bias.total()};
 }
 
 }  // namespace

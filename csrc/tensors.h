@@ -71,6 +71,27 @@ struct RowBlocks {
   int64_t begin(int64_t block) const { return rows * block / count; }
 };
 
+// One such sum: a row block adds to its own row. A width of 0 stands for a sum that nobody wants.
+class ColumnSums {
+ public:
+  ColumnSums(const RowBlocks& blocks, int64_t width)
+      : count_(blocks.count), width_(width), sums_(blocks.count * width, 0.f) {}
+  float* of(int64_t block) { return width_ ? sums_.data() + block * width_ : nullptr; }
+  Tensor total() const {
+    Tensor result = empty({width_}, ScalarType::Float);
+    float* out = static_cast<float*>(result.mutable_data_ptr());
+    for (int64_t c = 0; c < width_; ++c) {
+      out[c] = 0.f;
+      for (int64_t block = 0; block < count_; ++block) out[c] += sums_[block * width_ + c];
+    }
+    return result;
+  }
+
+ private:
+  int64_t count_, width_;
+  std::vector<float> sums_;
+};
+
 // The mask of probability p for a seed drawn by the caller, or none without a seed.
 inline Dropout make_dropout(double p, const std::optional<Tensor>& seed) {
   Dropout dropout;

@@ -1,6 +1,6 @@
 """gelu(x + bias) and its backward with the bias gradient.
 
-    "none": u * P(u) by erf;   "tanh": u * sigmoid(2 k(u)),  k(u) = sqrt(2/pi) (u + 0.044715 u^3)
+The activations and their slopes are those of activation.py.
 
 Tiling: a program takes ROWS rows of BLOCK columns; the backward walks rows with its partial bias gradient in registers.
 Bytes per element, 2-byte types: forward 4, backward 6. Source: Hendrycks and Gimpel 2016, arXiv:1606.08415.
@@ -9,21 +9,9 @@ Bytes per element, 2-byte types: forward 4, backward 6. Source: Hendrycks and Gi
 import torch
 import triton
 import triton.language as tl
+from fastenc.kernels.activation import GELU, GELU_TANH, gate, slope
 from fastenc.kernels.device import persistent_programs
 from torch import Tensor
-
-
-@triton.jit
-def _twice_k(u):
-    return 1.5957691216057308 * u * (1.0 + 0.044715 * u * u)
-
-
-@triton.jit
-def _gate(u, TANH: tl.constexpr):
-    """P(u), or sigmoid(2 k(u))."""
-    if TANH:
-        return tl.sigmoid(_twice_k(u))
-    return 0.5 + 0.5 * tl.math.erf(u * 0.7071067811865476)
 
 
 @triton.jit
@@ -36,7 +24,8 @@ def _bias_gelu_fwd_kernel(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
     HAS_BIAS: tl.constexpr,
-    TANH: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    NARROW: tl.constexpr,
 ):
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS))[:, None]
     column = (tl.program_id(1) * BLOCK + tl.arange(0, BLOCK))[None, :]
@@ -45,7 +34,7 @@ def _bias_gelu_fwd_kernel(
     u = tl.load(x_ptr + place, mask=mask, other=0.0).to(tl.float32)
     if HAS_BIAS:
         u += tl.load(bias_ptr + column, mask=column < width, other=0.0).to(tl.float32)
-    tl.store(y_ptr + place, (u * _gate(u, TANH)).to(y_ptr.dtype.element_ty), mask=mask)
+    tl.store(y_ptr + place, (u * gate(u, ACTIVATION, NARROW)).to(y_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -60,7 +49,8 @@ def _bias_gelu_bwd_kernel(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
     HAS_BIAS: tl.constexpr,
-    TANH: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    NARROW: tl.constexpr,
 ):
     column = (tl.program_id(1) * BLOCK + tl.arange(0, BLOCK))[None, :]
     dbias = tl.zeros([ROWS, BLOCK], tl.float32)
@@ -71,14 +61,8 @@ def _bias_gelu_bwd_kernel(
         u = tl.load(x_ptr + place, mask=mask, other=0.0).to(tl.float32)
         if HAS_BIAS:
             u += tl.load(bias_ptr + column, mask=column < width, other=0.0).to(tl.float32)
-        gate = _gate(u, TANH)
-        if TANH:
-            # sigmoid(-z) rather than 1 - sigmoid(z), which would lose its digits where the gate is near 1.
-            k_slope = 1.5957691216057308 * (1.0 + 3.0 * 0.044715 * u * u)
-            slope = gate + u * gate * tl.sigmoid(-_twice_k(u)) * k_slope
-        else:
-            slope = gate + u * 0.3989422804014327 * tl.exp(-0.5 * u * u)
-        dx = tl.load(dy_ptr + place, mask=mask, other=0.0).to(tl.float32) * slope
+        dx = tl.load(dy_ptr + place, mask=mask, other=0.0).to(tl.float32)
+        dx *= slope(u, gate(u, ACTIVATION, NARROW), ACTIVATION, NARROW)
         tl.store(dx_ptr + place, dx.to(dx_ptr.dtype.element_ty), mask=mask)
         dbias += dx
     if HAS_BIAS:
@@ -90,6 +74,10 @@ def config(width: int) -> dict:
     """Launch parameters; not tuned on a device yet."""
     block = min(1024, triton.next_power_of_2(width))
     return {"ROWS": max(1, 2048 // block), "BLOCK": block, "num_warps": 4}
+
+
+def _variant(x: Tensor, tanh: bool) -> dict:
+    return {"ACTIVATION": (GELU_TANH if tanh else GELU).value, "NARROW": x.element_size() == 2}
 
 
 def bias_gelu_forward(x: Tensor, bias: Tensor | None, tanh: bool) -> Tensor:
@@ -112,12 +100,12 @@ def _forward_into(y: Tensor, x: Tensor, bias: Tensor | None, tanh: bool) -> None
     grid = (triton.cdiv(rows, launch["ROWS"]), triton.cdiv(width, launch["BLOCK"]))
     _bias_gelu_fwd_kernel[grid](
         x,
-        x if bias is None else bias,
+        x if bias is None else bias.contiguous(),
         y,
         rows,
         width,
         HAS_BIAS=bias is not None,
-        TANH=tanh,
+        **_variant(x, tanh),
         **launch,
     )
 
@@ -144,13 +132,13 @@ def bias_gelu_backward(
     _bias_gelu_bwd_kernel[grid](
         dy,
         x,
-        x if bias is None else bias,
+        x if bias is None else bias.contiguous(),
         dx,
         partial,
         rows,
         width,
         HAS_BIAS=bias is not None,
-        TANH=tanh,
+        **_variant(x, tanh),
         **launch,
     )
     return dx, partial.sum(0)

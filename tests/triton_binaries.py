@@ -17,7 +17,7 @@ from pathlib import Path
 os.environ.pop("TRITON_INTERPRET", None)
 
 import triton
-from fastenc.kernels import attention, bias_gelu, layer_norm
+from fastenc.kernels import attention, bias_gelu, bias_glu, layer_norm
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
@@ -75,13 +75,23 @@ def cases() -> Iterator[tuple[str, object, str, dict]]:
         launch = layer_norm.config(width, True)
         name = f"layer norm backward {width} bf16"
         yield name, layer_norm._layer_norm_bwd_kernel, "bf16", {**constants, **launch}
+    activations = {"erf": 0, "tanh": 1, "silu": 2}
     for width in (1536, 3072):
-        for tanh in (False, True):
-            constants = {"HAS_BIAS": True, "TANH": tanh, **bias_gelu.config(width)}
-            kind = "tanh" if tanh else "erf"
-            for kernel in (bias_gelu._bias_gelu_fwd_kernel, bias_gelu._bias_gelu_bwd_kernel):
-                direction = "forward" if kernel is bias_gelu._bias_gelu_fwd_kernel else "backward"
-                yield f"gelu {direction} {kind} {width} bf16", kernel, "bf16", constants
+        for kind, number in activations.items():
+            for element in ("bf16", "fp32") if kind == "erf" else ("bf16",):
+                flags = {"HAS_BIAS": True, "ACTIVATION": number, "NARROW": element == "bf16"}
+                constants = {**flags, **bias_gelu.config(width)}
+                pairs = [("gelu", bias_gelu, constants)] if kind != "silu" else []
+                pairs.append(("glu", bias_glu, {**flags, **bias_glu.config(width)}))
+                for op, module, constants in pairs:
+                    for direction in ("fwd", "bwd"):
+                        kernel = getattr(module, f"_bias_{op}_{direction}_kernel")
+                        yield (
+                            f"{op} {direction} {kind} {width} {element}",
+                            kernel,
+                            element,
+                            constants,
+                        )
 
 
 def compile_case(kernel, element: str, constants: dict, capability: int) -> dict:

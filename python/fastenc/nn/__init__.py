@@ -4,6 +4,16 @@ from fastenc.nn.attention import MultiheadAttention
 from fastenc.nn.crf import CRF
 from fastenc.nn.cross_entropy import CrossEntropyLoss
 from fastenc.nn.gelu import GELU
+from fastenc.nn.glu import GEGLU, SwiGLU
 from fastenc.nn.layer_norm import LayerNorm, RMSNorm
 
-__all__ = ["CRF", "GELU", "CrossEntropyLoss", "LayerNorm", "MultiheadAttention", "RMSNorm"]
+__all__ = [
+    "CRF",
+    "GEGLU",
+    "GELU",
+    "CrossEntropyLoss",
+    "LayerNorm",
+    "MultiheadAttention",
+    "RMSNorm",
+    "SwiGLU",
+]

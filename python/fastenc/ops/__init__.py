@@ -2,6 +2,7 @@
 
 from fastenc.ops.attention import attention
 from fastenc.ops.bias_gelu import bias_gelu
+from fastenc.ops.bias_glu import bias_glu
 from fastenc.ops.crf import crf_decode, crf_log_likelihood, crf_marginals
 from fastenc.ops.layer_norm import layer_norm, rms_norm
 from fastenc.ops.linear_masked_cross_entropy import linear_masked_cross_entropy
@@ -10,6 +11,7 @@ from fastenc.ops.masked_cross_entropy import masked_cross_entropy
 __all__ = [
     "attention",
     "bias_gelu",
+    "bias_glu",
     "crf_decode",
     "crf_log_likelihood",
     "crf_marginals",

@@ -29,7 +29,8 @@ def bias_gelu(
         impl: "auto", "cpp", "triton" or "reference".
     Returns: shape and dtype of x.
     Raises: ValueError stating rule, received value, remedy.
-    Numerics: fp32 arithmetic. Deterministic: yes. Differentiable: x, bias.
+    Numerics: fp32 arithmetic. On a GPU, for 2-byte types, P is a sigmoid of a polynomial: within 4e-6 of the erf form,
+        its slope within 1.7e-5 (absolute). Deterministic: yes. Differentiable: x, bias.
     Source: Hendrycks and Gimpel 2016, arXiv:1606.08415.
     """
     _checks.check_floating("bias_gelu", x)

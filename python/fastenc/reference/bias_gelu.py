@@ -1,9 +1,9 @@
 """gelu(x + bias) in plain torch. Source: Hendrycks and Gimpel 2016, arXiv:1606.08415."""
 
-import math
-
 import torch
 from torch import Tensor
+
+from fastenc.reference.activation import gelu, gelu_tanh
 
 
 def bias_gelu(x: Tensor, bias: Tensor | None = None, *, approximate: str = "none") -> Tensor:
@@ -11,8 +11,4 @@ def bias_gelu(x: Tensor, bias: Tensor | None = None, *, approximate: str = "none
     u = x.to(wide)
     if bias is not None:
         u = u + bias.to(wide)
-    if approximate == "tanh":
-        y = 0.5 * u * (1 + torch.tanh(math.sqrt(2 / math.pi) * (u + 0.044715 * u**3)))
-    else:
-        y = 0.5 * u * (1 + torch.erf(u / math.sqrt(2)))
-    return y.to(x.dtype)
+    return (gelu_tanh(u) if approximate == "tanh" else gelu(u)).to(x.dtype)
