@@ -8,7 +8,9 @@ from fastenc.data.classification import (
     encode_labelled,
     encode_texts,
 )
+from fastenc.data.columns import Sentence, TaggedData, read_tagged, read_words, sentence
 from fastenc.data.readers import LabelledData, read_inputs, read_labelled, read_texts
+from fastenc.data.tagging import TaggingExample, collate_tagging, encode_tagged
 from fastenc.data.tokenizers import (
     SpecialTokens,
     load_tokenizer,
@@ -21,16 +23,24 @@ __all__ = [
     "BatchSampler",
     "ClassificationExample",
     "LabelledData",
+    "Sentence",
     "SpecialTokens",
+    "TaggedData",
+    "TaggingExample",
     "collate_classification",
+    "collate_tagging",
     "encode_labelled",
+    "encode_tagged",
     "encode_texts",
     "full_sentence_blocks",
     "load_tokenizer",
     "read_inputs",
     "read_labelled",
+    "read_tagged",
     "read_texts",
+    "read_words",
     "save_tokenizer",
+    "sentence",
     "special_tokens",
     "train_tokenizer",
 ]

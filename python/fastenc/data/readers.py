@@ -42,7 +42,7 @@ def read_texts(path: str | Path, column: str | None = None) -> list[str]:
     the hub (the split is "train" if not given).
     Raises: ValueError with file and line number for a malformed file.
     """
-    if _kind(path) != ".txt":
+    if kind_of(path) != ".txt":
         name = column or "text"
         return [_text(row, name, where) for where, row in numbered_rows(path, [name])]
     documents: list[str] = []
@@ -116,7 +116,7 @@ def read_inputs(path: str | Path, columns: Sequence[str] = ("sentence",)) -> lis
 
     Raises: ValueError as :func:`read_labelled`.
     """
-    if _kind(path) == ".txt":
+    if kind_of(path) == ".txt":
         return [line for _, line in numbered_lines(Path(path))]
     rows = [
         tuple(_text(row, name, where) for name in columns)
@@ -125,7 +125,7 @@ def read_inputs(path: str | Path, columns: Sequence[str] = ("sentence",)) -> lis
     return rows if len(columns) > 1 else [text for (text,) in rows]
 
 
-def _kind(path: str | Path) -> str:
+def kind_of(path: str | Path) -> str:
     suffixes = [suffix for suffix in Path(path).suffixes if suffix != ".gz"]
     return suffixes[-1] if suffixes else ""
 
@@ -152,7 +152,7 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
 
 def numbered_rows(path: str | Path, columns: Sequence[str]) -> Iterator[tuple[str, Row]]:
     """(place for error messages, row) of any table, with the columns checked."""
-    kind = _kind(path)
+    kind = kind_of(path)
     if kind == ".tsv":
         rows = _delimited(Path(path), _tsv_cells(Path(path)))
     elif kind == ".csv":

@@ -5,6 +5,7 @@ from fastenc.models.encoder import Encoder, EncoderOutput
 from fastenc.models.masked_lm import MaskedLM, ModelOutput
 from fastenc.models.question_answerer import QuestionAnswerer
 from fastenc.models.sequence_classifier import SequenceClassifier
+from fastenc.models.token_classifier import TokenClassifier
 
 __all__ = [
     "Encoder",
@@ -14,4 +15,5 @@ __all__ = [
     "ModelOutput",
     "QuestionAnswerer",
     "SequenceClassifier",
+    "TokenClassifier",
 ]

@@ -56,7 +56,7 @@ class CRF(nn.Module):
                 f"got {tuple(tags.shape)}"
             )
         tags = (tags if self.batch_first else tags.t())[real].long()
-        likelihood = crf_log_likelihood(packed, tags, cu_seqlens, *self._scores())
+        likelihood = crf_log_likelihood(packed, tags, cu_seqlens, *self.scores())
         if reduction == "none":
             return likelihood
         if reduction == "mean":
@@ -67,10 +67,11 @@ class CRF(nn.Module):
     def decode(self, emissions: Tensor, mask: Tensor | None = None) -> list[list[int]]:
         """The best tags of each sequence's real tokens."""
         packed, cu_seqlens, _ = self._pack(emissions, mask)
-        path, _ = crf_decode(packed, cu_seqlens, *self._scores())
+        path, _ = crf_decode(packed, cu_seqlens, *self.scores())
         return [part.tolist() for part in path.cpu().split(cu_seqlens.diff().tolist())]
 
-    def _scores(self) -> tuple[Tensor, Tensor, Tensor]:
+    def scores(self) -> tuple[Tensor, Tensor, Tensor]:
+        """(start, end, transitions), as the ops take them."""
         return self.start_transitions, self.end_transitions, self.transitions
 
     def _pack(self, emissions: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:

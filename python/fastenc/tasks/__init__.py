@@ -9,12 +9,15 @@ from fastenc.tasks.classification import (
 from fastenc.tasks.masked_lm import evaluate_masked_lm
 from fastenc.tasks.question_answering import QuestionAnswering
 from fastenc.tasks.registry import TASKS, task_named, task_of
+from fastenc.tasks.tagging import Tagging, TokenClassification
 
 __all__ = [
     "TASKS",
     "QuestionAnswering",
     "SequenceClassification",
+    "Tagging",
     "Task",
+    "TokenClassification",
     "evaluate_classifier",
     "evaluate_masked_lm",
     "predict_logits",

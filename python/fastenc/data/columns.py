@@ -1,0 +1,178 @@
+"""Sentences of tagged words from files in columns: CoNLL, a word a line, and CoNLL-U."""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import NamedTuple
+
+from fastenc.data.readers import kind_of, numbered_lines
+from fastenc.data.tags import SCHEMES, convert, every_tag
+
+CONLLU_WORD, CONLLU_TAG = 2, 4  # FORM and UPOS
+Rows = list[tuple[int, list[str]]]
+
+
+class Sentence(NamedTuple):
+    """Words in their order.
+
+    Fields:
+        tags: one a word, or none where they are to be predicted.
+        lines: the line of the file that each word comes from.
+        text, starts: running text, and where in it each word starts.
+    """
+
+    words: list[str]
+    tags: list[str]
+    lines: list[int]
+    text: str
+    starts: list[int]
+
+
+@dataclass(frozen=True)
+class TaggedData:
+    """Sentences, the tags there are (none where they are to be predicted), and the file they come from."""
+
+    sentences: list[Sentence]
+    label_names: list[str]
+    path: str = "data"
+
+    def __len__(self) -> int:
+        return len(self.sentences)
+
+
+def sentence(
+    words: Sequence[str], tags: Sequence[str] = (), lines: Sequence[int] | None = None
+) -> Sentence:
+    """A sentence whose running text has a space between words; ``lines`` counts from 1 if not given."""
+    starts = [0, *accumulate(len(word) + 1 for word in words)][: len(words)]
+    numbers = list(range(1, len(words) + 1) if lines is None else lines)
+    return Sentence(list(words), list(tags), numbers, " ".join(words), starts)
+
+
+def read_tagged(
+    path: str | Path,
+    word_column: int | None = None,
+    tag_column: int | None = None,
+    label_names: Sequence[str] | None = None,
+    tag_scheme: str | None = None,
+) -> TaggedData:
+    """Tagged sentences from a file in columns.
+
+    A line holds a word and its tags between tabs or, without tabs, spaces; an empty line or -DOCSTART- ends a
+    sentence. Before a sentence's first word, a line with "# ", no tab and another number of columns than the
+    file's is a comment. In a ``.conllu`` file every line with # is, and the lines of multiword tokens (1-2) and
+    empty nodes (1.1) are skipped.
+
+    Args:
+        word_column, tag_column: from 1. None: first and last; FORM and UPOS of a ``.conllu`` file.
+        label_names: the tags in order, as a training set gave them; None: those found, with every tag of the scheme
+            for each type of entity.
+        tag_scheme: "iob2" or "bioes", which entity tags of any scheme are converted to; None leaves them.
+    Raises: ValueError with file and line: a wrong number of columns, a word or tag that is missing, a tag that is not
+        in ``label_names``, not UTF-8, no sentences.
+    """
+    if tag_scheme is not None and tag_scheme not in SCHEMES:
+        raise ValueError(f"tag_scheme must be one of {SCHEMES}, got {tag_scheme!r}")
+    conllu = kind_of(path) == ".conllu"
+    sentences = []
+    for rows in _blocks(path):
+        words = _cells(path, rows, word_column or (CONLLU_WORD if conllu else 1), "word")
+        last = CONLLU_TAG if conllu else len(rows[0][1])
+        tags = _cells(path, rows, tag_column or last, "tag")
+        if tag_scheme is not None:
+            tags = convert(tags, tag_scheme)
+        sentences.append(sentence(words, tags, [number for number, _ in rows]))
+    if not sentences:
+        raise ValueError(f"{path} holds no sentences: give a file with a word and its tag a line")
+    names = label_names
+    if names is None:
+        names = every_tag(tag for each in sentences for tag in each.tags)
+    data = TaggedData(sentences, list(names), str(path))
+    check_tags(data, names)
+    return data
+
+
+def check_tags(data: TaggedData, label_names: Sequence[str]) -> None:
+    """Raises: ValueError with file and line for a word whose tag is not among the names, or missing."""
+    known = set(label_names)
+    for each in data.sentences:
+        if len(each.tags) != len(each.words):
+            raise ValueError(
+                f"{data.path}, line {each.lines[0] if each.lines else 1}: {len(each.tags)} tags for the "
+                f"{len(each.words)} words {each.text[:60]!r}: give one tag a word"
+            )
+        for word, tag, line in zip(each.words, each.tags, each.lines, strict=True):
+            if tag not in known:
+                raise ValueError(
+                    f"{data.path}, line {line}: the tag {tag!r} of the word {word!r} is not one of the training set's "
+                    f"{list(label_names)}: correct it, or add sentences with it to the training set"
+                )
+
+
+def read_words(path: str | Path, word_column: int | None = None) -> TaggedData:
+    """Sentences to tag: the words of a file in columns, or the lines of a ``.txt`` file, cut into words and
+    punctuation marks; an empty line is a sentence without words.
+
+    Raises: ValueError as :func:`read_tagged`.
+    """
+    sentences = []
+    if kind_of(path) == ".txt":
+        for number, line in numbered_lines(Path(path)):
+            found = list(re.finditer(r"\w+|[^\w\s]", line))
+            words, starts = [m.group() for m in found], [m.start() for m in found]
+            sentences.append(Sentence(words, [], [number] * len(words), line, starts))
+    else:
+        column = word_column or (CONLLU_WORD if kind_of(path) == ".conllu" else 1)
+        for rows in _blocks(path):
+            words = _cells(path, rows, column, "word")
+            sentences.append(sentence(words, (), [number for number, _ in rows]))
+    if not any(each.words for each in sentences):
+        raise ValueError(f"{path} holds no words: give a file with a word a line, or .txt")
+    return TaggedData(sentences, [], str(path))
+
+
+def _blocks(path: str | Path) -> Iterator[Rows]:
+    """The sentences of a file, as numbered rows of cells."""
+    conllu = kind_of(path) == ".conllu"
+    rows: Rows = []
+    width, first = 0, 0
+    for number, line in numbered_lines(Path(path)):
+        if not line.strip() or line.startswith("-DOCSTART-"):
+            if rows:
+                yield rows
+            rows = []
+            continue
+        cells = line.split("\t") if "\t" in line else re.split(" +", line.strip(" "))
+        if conllu:
+            skipped = line.startswith("#") or bool(re.fullmatch(r"\d+[-.]\d+", cells[0]))
+        else:
+            # "# " may also be a word: the hash sign and its tag.
+            comment = line.startswith("# ") and "\t" not in line and not rows
+            skipped = comment and len(cells) != width
+        if skipped:
+            continue
+        width, first = width or len(cells), first or number
+        if len(cells) != width:
+            raise ValueError(
+                f"{path}, line {number}: {len(cells)} columns where line {first} has {width}: "
+                "is a word or a tag missing, or a space inside a word?"
+            )
+        rows.append((number, cells))
+    if rows:
+        yield rows
+
+
+def _cells(path: str | Path, rows: Rows, column: int, what: str) -> list[str]:
+    number, cells = rows[0]
+    if not 1 <= column <= len(cells):
+        raise ValueError(
+            f"{path}, line {number}: {what}_column must be from 1 to the line's {len(cells)} columns, got {column}"
+        )
+    for number, cells in rows:
+        if not cells[column - 1]:
+            raise ValueError(
+                f"{path}, line {number}: no {what} in column {column}: fill it in, or leave an empty line"
+            )
+    return [cells[column - 1] for _, cells in rows]

@@ -1,0 +1,159 @@
+"""Tagged words as token ids, and their batches."""
+
+import json
+import warnings
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+import torch
+
+from fastenc.data.columns import TaggedData, check_tags
+from fastenc.data.progress import progress_bar
+from fastenc.data.tokenizers import SpecialTokens, special_tokens
+from fastenc.data.windows import cut_windows
+from fastenc.packing import pack_sequences
+
+CHUNK = 1000  # sentences encoded at once
+LABEL_SCHEMES = ("first", "all")
+
+
+class TaggingExample(NamedTuple):
+    """A window of a sentence, ready for the model.
+
+    Fields:
+        labels: a class a token, -100 where there is nothing to learn; None where tags are to be predicted.
+        sentence: its place in the data.
+        first, word_ids: the tokens taken from this window begin at ``first``; the word that each is a part of.
+        word_starts: which of them begin a word.
+    """
+
+    input_ids: list[int]
+    labels: list[int] | None
+    sentence: int
+    first: int
+    word_ids: list[int]
+    word_starts: list[int]
+
+
+def encode_tagged(
+    data: TaggedData,
+    tokenizer: Any,
+    max_length: int,
+    label_names: Sequence[str],
+    label_scheme: str = "first",
+    *,
+    show_progress: bool | None = None,
+) -> list[TaggingExample]:
+    """Token ids of words; a sentence longer than ``max_length`` is cut into overlapping windows.
+
+    A word that leaves no token (a lone joiner or variation selector) is read as the unknown token, with a warning
+    that names the first.
+
+    Args:
+        label_scheme: "first" labels the first subword of a word, "all" each of them; the others get -100.
+    Raises: ValueError when ``max_length`` leaves no room for a token, for another label_scheme, and with file and
+        line for a word whose tag is missing or not among ``label_names``.
+    """
+    if label_scheme not in LABEL_SCHEMES:
+        raise ValueError(f"label_scheme must be one of {LABEL_SCHEMES}, got {label_scheme!r}")
+    special = special_tokens(tokenizer)
+    if max_length < 3:
+        raise ValueError(
+            f"max_length must leave room beside 2 special tokens, got {max_length}: give more"
+        )
+    labelled = bool(data.label_names)
+    if labelled:
+        check_tags(data, label_names)
+    index = {name: place for place, name in enumerate(label_names)}
+    own = _for_words(tokenizer)
+    examples: list[TaggingExample] = []
+    vanished: list[str] = []
+    chunks = range(0, len(data), CHUNK)
+    for begin in progress_bar(chunks, "encoding", "chunk", show_progress):
+        chunk = data.sentences[begin : begin + CHUNK]
+        encodings = own.encode_batch(
+            [each.words for each in chunk], is_pretokenized=True, add_special_tokens=False
+        )
+        for place, (each, encoding) in enumerate(zip(chunk, encodings, strict=True), start=begin):
+            tokens = list(zip(encoding.word_ids, encoding.ids, strict=True))
+            for word in sorted({*range(len(each.words))} - {*encoding.word_ids}):
+                tokens.append((word, special.unk))
+                vanished.append(f"line {each.lines[word]}: the word {each.words[word]!r}")
+            tokens.sort(key=lambda token: token[0])  # stable: a word's subwords keep their order
+            classes = [index[tag] for tag in each.tags] if labelled else None
+            examples += _windows(tokens, classes, place, max_length, special, label_scheme)
+    if vanished:
+        others = f", nor do {len(vanished) - 1} others" if len(vanished) > 1 else ""
+        warnings.warn(
+            f"{data.path}, {vanished[0]} leaves no token{others}: read as the unknown token. "
+            "Remove such words if they are a mistake",
+            stacklevel=2,
+        )
+    return examples
+
+
+def _windows(
+    tokens: list[tuple[int, int]],
+    classes: list[int] | None,
+    place: int,
+    max_length: int,
+    special: SpecialTokens,
+    label_scheme: str,
+) -> Iterator[TaggingExample]:
+    """The examples of one sentence of (word, token id), whose words have these classes."""
+    words = [word for word, _ in tokens]
+    begins = [i == 0 or words[i - 1] != word for i, word in enumerate(words)]
+    for start, stop, own_start, own_stop in cut_windows(len(tokens), max_length - 2):
+        ids = [special.cls, *(token for _, token in tokens[start:stop]), special.sep]
+        offset = 1 - start
+        labels = None
+        if classes is not None:
+            labels = [-100] * len(ids)
+            for i in range(own_start, own_stop):
+                if begins[i] or label_scheme == "all":
+                    labels[i + offset] = classes[words[i]]
+        yield TaggingExample(
+            ids,
+            labels,
+            place,
+            own_start + offset,
+            words[own_start:own_stop],
+            [i + offset for i in range(own_start, own_stop) if begins[i]],
+        )
+
+
+def collate_tagging(examples: Sequence[TaggingExample]) -> dict[str, Any]:
+    """Pack examples: {"batch": PackedBatch, "labels": int64 (total_tokens,), "word_rows": int64 (total_words,), the
+    rows of the words' first subwords, "cu_words": int32 (batch+1,), the sequences' offsets among them}; the batch
+    alone if they have no labels."""
+    batch = pack_sequences([example.input_ids for example in examples])
+    if not examples or any(example.labels is None for example in examples):
+        return {"batch": batch}
+    offsets = batch.cu_seqlens.tolist()
+    rows = [
+        offset + start
+        for offset, example in zip(offsets, examples, strict=False)
+        for start in example.word_starts
+    ]
+    counts = [len(example.word_starts) for example in examples]
+    labels = [label for example in examples for label in example.labels or ()]
+    return {
+        "batch": batch,
+        "labels": torch.tensor(labels, dtype=torch.int64),
+        "word_rows": torch.tensor(rows, dtype=torch.int64),
+        "cu_words": torch.tensor([0, *accumulate(counts)], dtype=torch.int32),
+    }
+
+
+def _for_words(tokenizer: Any) -> Any:
+    """A copy that reads a word by itself as it reads one inside a text: after a space."""
+    values = json.loads(tokenizer.to_str())
+    outer = values["pre_tokenizer"] or {}
+    for part in outer.get("pretokenizers", [outer]):
+        if part.get("type") == "ByteLevel":
+            part["add_prefix_space"] = True
+    own = type(tokenizer).from_str(json.dumps(values))
+    own.no_padding()
+    own.no_truncation()
+    return own

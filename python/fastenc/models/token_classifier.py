@@ -1,0 +1,140 @@
+"""Labels for tokens over the encoder: parts of speech, entities; with or without a CRF."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fastenc.data.tags import may_follow, scheme_of
+from fastenc.models.config import EncoderConfig
+from fastenc.models.encoder import Encoder
+from fastenc.models.labels import check_names, config_of, names_to_build
+from fastenc.models.masked_lm import ModelOutput
+from fastenc.models.pretrained import PretrainedModel
+from fastenc.nn import CRF
+from fastenc.ops import crf_decode, crf_log_likelihood, crf_marginals, masked_cross_entropy
+from fastenc.packing import PackedBatch
+
+FORBIDDEN = -10_000.0  # a score that no path of allowed tags comes near
+
+
+class TokenClassifier(PretrainedModel):
+    """A linear layer over the dropped-out tokens of the encoder, as in every family of transformers.
+
+    With a CRF, the logits at the words' first subwords are its emissions, and its transitions are saved beside the
+    family's weights; transformers leaves them out.
+
+    Args:
+        num_labels, label_names: the classes, kept in config.json.
+        crf: a linear-chain CRF over the words.
+    """
+
+    architecture = "ForTokenClassification"
+
+    def __init__(
+        self,
+        config: EncoderConfig,
+        num_labels: int | None = None,
+        label_names: Sequence[str] | None = None,
+        crf: bool = False,
+    ):
+        super().__init__(config)
+        self.label_names = check_names(label_names, num_labels)
+        self.encoder = Encoder(config.replace(pooler=False))
+        self.classifier = nn.Linear(config.hidden_size, len(self.label_names))
+        self.init_weights(self.classifier)
+        self.crf = CRF(len(self.label_names)) if crf else None
+        # DistilBERT's setting is for sequences alone.
+        p = None if config.family == "distilbert" else config.classifier_dropout_p
+        self.dropout_p = config.hidden_dropout_p if p is None else p
+
+    @classmethod
+    def build(
+        cls, config: EncoderConfig, hf_config: dict[str, Any], **options
+    ) -> "TokenClassifier":
+        names_to_build(cls.architecture, hf_config, options)
+        options.setdefault("crf", hf_config.get("crf", False))
+        return cls(config, **options)
+
+    def forward(
+        self,
+        batch: PackedBatch,
+        labels: Tensor | None = None,
+        word_rows: Tensor | None = None,
+        cu_words: Tensor | None = None,
+    ) -> ModelOutput:
+        """Args:
+            labels: int64 (total_tokens,), -100 where there is nothing to learn.
+            word_rows, cu_words: int64 (total_words,), the rows of the words' first subwords, and int32 (batch+1,),
+                the sequences' offsets among them; a CRF's loss needs them. Those rows must be labelled.
+
+        Returns: logits (total_tokens, num_labels) and, with labels, the mean loss in float32: cross-entropy a labelled
+            token, or the CRF's negative log-likelihood a word; 0 if there is none.
+        """
+        hidden = self.encoder(batch).last_hidden_state
+        logits = self.classifier(F.dropout(hidden, self.dropout_p, self.training))
+        if labels is None:
+            return ModelOutput(logits=logits)
+        if labels.dtype != torch.int64 or labels.shape != logits.shape[:1]:
+            raise ValueError(
+                f"labels must be int64 of shape ({logits.shape[0]},), one class a packed token, "
+                f"got {labels.dtype} of shape {tuple(labels.shape)}"
+            )
+        if self.crf is None:
+            return ModelOutput(masked_cross_entropy(logits, labels), logits)
+        if word_rows is None or cu_words is None:
+            raise ValueError(
+                "the loss of a CRF needs word_rows and cu_words, got none: batches of "
+                "fastenc.data.collate_tagging have them"
+            )
+        emissions, tags = logits.index_select(0, word_rows), labels.index_select(0, word_rows)
+        likelihood = crf_log_likelihood(emissions, tags, cu_words, *self.crf.scores())
+        return ModelOutput(-likelihood.sum() / max(word_rows.shape[0], 1), logits)
+
+    @torch.no_grad()
+    def decode(self, emissions: Tensor, cu_words: Tensor) -> tuple[Tensor, Tensor]:
+        """The tags of words and their probabilities.
+
+        Without a CRF each word's best, else the best path: of entity tags, among those that their scheme allows.
+
+        Args:
+            emissions: (total_words, num_labels), the logits that speak for the words.
+            cu_words: int32 (batch+1,), offsets of the sentences.
+        Returns: int64 (total_words,) and float32 (total_words,): softmax, or the CRF's marginal at the tag.
+        """
+        if self.crf is None:
+            chances, tags = emissions.float().softmax(1).max(1)
+            return tags, chances
+        scores = [s + p.to(s) for s, p in zip(self.crf.scores(), self._penalties(), strict=True)]
+        tags, _ = crf_decode(emissions, cu_words, *scores)
+        marginals = crf_marginals(emissions, cu_words, *scores)
+        return tags, marginals.gather(1, tags[:, None])[:, 0]
+
+    def _penalties(self) -> tuple[Tensor, Tensor, Tensor]:
+        """What the tags' scheme adds to the CRF's start, end and transitions: 0 or FORBIDDEN.
+
+        Training goes without: a window may begin inside an entity, what is decoded is whole sentences.
+        """
+        names, scheme = self.label_names, scheme_of(self.label_names)
+        allowed = lambda before, after: scheme is None or may_follow(before, after, scheme)
+        score = lambda pairs: torch.tensor([0.0 if allowed(*p) else FORBIDDEN for p in pairs])
+        transitions = score([(before, after) for before in names for after in names])
+        return (
+            score([(None, name) for name in names]),
+            score([(name, None) for name in names]),
+            transitions.view(len(names), len(names)),
+        )
+
+    def init_weights(self, module: nn.Module, name: str = "") -> None:
+        if isinstance(module, CRF):
+            module.reset_parameters()
+        else:
+            super().init_weights(module, name)
+
+    def head_names(self) -> dict[str, str]:
+        return {"classifier": "classifier", "crf": "crf"}
+
+    def extra_config(self) -> dict[str, Any]:
+        return {**config_of(self.label_names), "crf": self.crf is not None}

@@ -1,0 +1,185 @@
+"""Sequence labelling: a tag a word, such as parts of speech and named entities."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fastenc.data import (
+    Sentence,
+    TaggedData,
+    TaggingExample,
+    collate_tagging,
+    encode_tagged,
+    read_tagged,
+    read_words,
+)
+from fastenc.data.tagging import LABEL_SCHEMES
+from fastenc.data.tags import SCHEMES, scheme_of, spans
+from fastenc.data.writers import json_lines
+from fastenc.models import TokenClassifier
+from fastenc.tasks.base import Task, option
+from fastenc.tasks.metrics import tagging_metrics
+
+AGGREGATIONS = ("first", "mean")
+
+
+class Tagging(NamedTuple):
+    """A sentence's predicted tags and their probabilities, one a word."""
+
+    tags: list[str]
+    confidences: list[float]
+
+
+@dataclass(frozen=True)
+class TokenClassification(Task):
+    """A tag for every word of a sentence, whatever the tokenizer makes of the word.
+
+    Documents longer than ``max_length`` are read in overlapping windows; each token's logits come from the window in
+    which it is most central. Predictions are a :class:`Tagging` a sentence.
+    Raises: ValueError for an unknown value, or a CRF with another choice than first subwords.
+    """
+
+    name = "token-classification"
+    model_class = TokenClassifier
+    per_token = True
+
+    max_length: int = option(
+        512, "Longest window in tokens; longer documents take several.", predict=True
+    )
+    word_column: int | None = option(
+        None, "Column of the words, from 1. Default: 1; FORM in .conllu.", predict=True
+    )
+    tag_column: int | None = option(
+        None, "Column of the tags, from 1. Default: the last; UPOS in .conllu."
+    )
+    tag_scheme: str | None = option(
+        None, "Convert entity tags first: iob2 or bioes. Default: as they are."
+    )
+    label_scheme: str = option(
+        "first", "Subwords that learn a word's tag: first, the others ignored, or all."
+    )
+    aggregation: str = option(
+        "first",
+        "What decides a word's tag: its first subword, or the mean of its subwords' probabilities.",
+        predict=True,
+    )
+    crf: bool = option(False, "A linear-chain CRF on top; only tags that may follow are decoded.")
+
+    def __post_init__(self) -> None:
+        for name, known in (
+            ("tag_scheme", (None, *SCHEMES)),
+            ("label_scheme", LABEL_SCHEMES),
+            ("aggregation", AGGREGATIONS),
+        ):
+            if getattr(self, name) not in known:
+                raise ValueError(
+                    f"{name} must be one of {', '.join(filter(None, known))}, got {getattr(self, name)}"
+                )
+        if self.crf:
+            self._check_crf()
+
+    def read(self, path: str | Path, train: TaggedData | None = None) -> TaggedData:
+        names = None if train is None else train.label_names
+        return read_tagged(path, self.word_column, self.tag_column, names, self.tag_scheme)
+
+    def read_inputs(self, path: str | Path) -> TaggedData:
+        return read_words(path, self.word_column)
+
+    def model_options(self, train: TaggedData) -> dict[str, Any]:
+        return {"label_names": train.label_names, "crf": self.crf}
+
+    def metrics(self, train: TaggedData) -> tuple[str, ...]:
+        entities = scheme_of(train.label_names) is not None
+        return (*(("f1", "precision", "recall") if entities else ()), "accuracy", "loss")
+
+    def encode(self, data: TaggedData, model: Any) -> list[TaggingExample]:
+        names = model.label_names
+        return encode_tagged(data, model.tokenizer, self.room(model), names, self.label_scheme)
+
+    def collate(self, examples: Sequence[TaggingExample]) -> dict[str, Any]:
+        return collate_tagging(examples)
+
+    def decode(self, model, data: TaggedData, examples, logits: list[Tensor]) -> list[Tagging]:
+        if model.crf is not None:
+            self._check_crf()
+        tokens: list[list[Tensor]] = [[] for _ in data.sentences]
+        words: list[list[int]] = [[] for _ in data.sentences]
+        for example, values in zip(examples, logits, strict=True):
+            taken = values[example.first : example.first + len(example.word_ids)]
+            tokens[example.sentence].append(taken)
+            words[example.sentence] += example.word_ids
+        emissions = [self._of_words(torch.cat(t), w) for t, w in zip(tokens, words, strict=True)]
+        counts = [len(part) for part in emissions]
+        cu_words = torch.tensor([0, *accumulate(counts)], dtype=torch.int32)
+        device = next(model.parameters()).device
+        together = torch.cat(emissions).to(device)
+        tags, chances = (v.cpu().split(counts) for v in model.decode(together, cu_words.to(device)))
+        names = model.label_names
+        return [
+            Tagging([names[tag] for tag in y.tolist()], p.tolist())
+            for y, p in zip(tags, chances, strict=True)
+        ]
+
+    def score(self, model, data: TaggedData, predictions: list[Tagging]) -> dict[str, float]:
+        gold = [each.tags for each in data.sentences]
+        entities = scheme_of(model.label_names) is not None
+        return tagging_metrics([p.tags for p in predictions], gold, entities=entities)
+
+    def lines(self, model, data: TaggedData, predictions, suffix: str) -> Iterable[str]:
+        pairs = list(zip(data.sentences, predictions, strict=True))
+        if suffix == ".tsv":
+            return _columns(pairs)
+        entities = scheme_of(model.label_names) is not None
+        return json_lines([_row(each, predicted, entities) for each, predicted in pairs])
+
+    def _of_words(self, logits: Tensor, word_ids: list[int]) -> Tensor:
+        """(tokens, labels) → (words, labels): logits, or the logarithms of mean probabilities."""
+        words = torch.tensor(word_ids, dtype=torch.int64)
+        begins = torch.ones_like(words, dtype=torch.bool)
+        begins[1:] = words[1:] != words[:-1]
+        if self.aggregation == "first":
+            return logits[begins]
+        sizes = begins.nonzero().flatten().diff(append=torch.tensor([len(words)]))
+        return torch.segment_reduce(logits.softmax(1), "mean", lengths=sizes, axis=0).log()
+
+    def _check_crf(self) -> None:
+        for name in ("label_scheme", "aggregation"):
+            if getattr(self, name) != "first":
+                raise ValueError(
+                    f"a CRF is a chain of words' first subwords: {name} must be first, got {getattr(self, name)}"
+                )
+
+
+def _columns(pairs: Iterable[tuple[Sentence, Tagging]]) -> Iterator[str]:
+    """A word and its tag a line, an empty line after each sentence."""
+    for each, predicted in pairs:
+        yield from (f"{word}\t{tag}" for word, tag in zip(each.words, predicted.tags, strict=True))
+        yield ""
+
+
+def _row(each: Sentence, predicted: Tagging, with_entities: bool) -> dict[str, Any]:
+    """A sentence as JSON: offsets count characters of its text; an entity is as sure as its words on average."""
+    ends = [start + len(word) for start, word in zip(each.starts, each.words, strict=True)]
+    row = {
+        "text": each.text,
+        "words": each.words,
+        "tags": predicted.tags,
+        "confidences": [round(p, 6) for p in predicted.confidences],
+    }
+    if with_entities:
+        row["entities"] = [
+            {
+                "type": kind,
+                "text": each.text[each.starts[first] : ends[stop - 1]],
+                "start": each.starts[first],
+                "end": ends[stop - 1],
+                "confidence": round(sum(predicted.confidences[first:stop]) / (stop - first), 6),
+            }
+            for kind, first, stop in spans(predicted.tags)
+        ]
+    return row
