@@ -267,3 +267,42 @@ def test_without_typer_the_extra_is_named():
     assert (
         done.returncode == 2 and "fastenc[train]" in done.stderr and "Traceback" not in done.stderr
     )
+
+
+@pytest.mark.parametrize("way", ["lora", "adapters", "prefix", "prompt"])
+def test_adapted_model_is_saved_alone_and_predicts(folder, pretrained, way):
+    output = folder / way
+    text = run(
+        *("finetune", pretrained, folder / "train.tsv", "--dev", folder / "dev.tsv"),
+        *("-o", output, "--epochs", 1, "--adapt", way, "--adapt-size", 2),
+    )
+    assert "training " in text and " parameters" in text
+    assert (output / "adapter_model.safetensors").is_file()
+    assert not (output / "model.safetensors").exists()
+    run("predict", output, folder / "dev.tsv", "-o", output / "labels.tsv")
+    assert len((output / "labels.tsv").read_text().splitlines()) == 21
+
+
+def test_lower_layers_can_be_frozen(folder, pretrained):
+    output = folder / "frozen"
+    run(
+        *("finetune", pretrained, folder / "train.tsv", "-o", output, "--epochs", 1),
+        *("--freeze-layers", 1, "--layer-decay", 0.9),
+    )
+    before, after = (load_file(path / "model.safetensors") for path in (pretrained, output))
+    for name, value in after.items():
+        if "embeddings" in name or "encoder.layer.0" in name:
+            assert torch.equal(value, before[name]), name
+
+
+def test_ways_that_exclude_each_other_are_errors(folder, pretrained, capsys):
+    train = ("finetune", pretrained, folder / "train.tsv", "-o", folder / "never")
+    for options, message in (
+        (("--adapt", "ia3"), "--adapt must be one of lora, adapters, prefix, prompt, got ia3"),
+        (("--adapt-size", 3), "--adapt-size needs --adapt"),
+        (("--adapt", "lora", "--freeze-layers", 1), "leave out --freeze-layers"),
+        (("--adapt", "lora", "--adapt-size", 0), "rank must be at least 1, got 0"),
+        (("--freeze-layers", 9), "layers must be in [0, 1]"),
+    ):
+        assert message in failure(capsys, *train, *options)
+    assert not (folder / "never").exists()

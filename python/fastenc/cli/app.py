@@ -146,11 +146,28 @@ def finetune(
         typer.Option(
             "--learning-rate",
             "--lr",
-            help="Peak learning rate. Default: 5e-5 * 768 / the model's width.",
+            help="Peak learning rate. Default: 5e-5 * 768 / the model's width, with --adapt 10 or 100 times that.",
         ),
     ] = None,
     warmup: Warmup = 0.06,
+    layer_decay: Annotated[
+        float, typer.Option(help="Factor on the rate from each layer to the one below it.")
+    ] = 1.0,
     weight_decay: WeightDecay = 0.01,
+    freeze_layers: Annotated[
+        int | None,
+        typer.Option(help="Leave the embeddings and this many lower layers as they are."),
+    ] = None,
+    adapt: Annotated[
+        str | None,
+        typer.Option(
+            help="Train small additions to a frozen encoder, and save them alone: lora, adapters, prefix or prompt."
+        ),
+    ] = None,
+    adapt_size: Annotated[
+        int | None,
+        typer.Option(help="LoRA's rank, units of an adapter, or length of a prefix or prompt."),
+    ] = None,
     precision: Precision = "fp32",
     seed: Seed = 0,
     eval_every: EvalEvery = None,
@@ -165,9 +182,12 @@ def finetune(
     - `fastenc finetune runs/small train.tsv --dev dev.tsv -o runs/sst2`
 
     - `fastenc finetune runs/small mrpc.tsv --dev dev.tsv -t sentence1 -t sentence2 -o runs/mrpc --metric f1`
+
+    - `fastenc finetune runs/small train.tsv --dev dev.tsv -o runs/sst2-lora --adapt lora --adapt-size 8`
     """
     settings = _settings(locals())
-    commands.finetune(task, options or {}, model, train, dev, metric, settings, resume)
+    ways = commands.Ways(freeze_layers, adapt, adapt_size)
+    commands.finetune(task, options or {}, model, train, dev, metric, settings, ways, resume)
 
 
 @app.command()

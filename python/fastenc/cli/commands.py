@@ -8,6 +8,7 @@ import torch
 
 from fastenc._extras import require
 from fastenc._files import write_atomically
+from fastenc.adapt import add_adaptation, freeze_encoder, trained_parameters
 from fastenc.cli.options import make_task
 from fastenc.data import (
     full_sentence_blocks,
@@ -19,6 +20,7 @@ from fastenc.data import (
 )
 from fastenc.data.tokenizers import KINDS
 from fastenc.models import Encoder, EncoderConfig, MaskedLM
+from fastenc.models.adaptations import METHODS
 from fastenc.objectives import MlmCollator, count_tokens
 from fastenc.tasks import evaluate_masked_lm, task_named, task_of
 from fastenc.train import TrainConfig, Trainer, fine_tuning_rate, task_trainer
@@ -113,6 +115,38 @@ def pretrain(
     _run(trainer, resume)
 
 
+# Added weights start far from useful: LoRA's authors take about ten times fine-tuning's rate (Hu et al. 2021, appendix
+# D), and the few numbers of a prefix or a prompt have further to go.
+RATE_FACTORS = {None: 1.0, "lora": 10.0, "adapters": 10.0, "prefix": 100.0, "prompt": 100.0}
+
+
+class Ways(NamedTuple):
+    """What of the model ``finetune`` trains."""
+
+    freeze_layers: int | None
+    adapt: str | None
+    adapt_size: int | None
+
+    def adaptation(self) -> Any:
+        """Raises: ValueError for an unknown name, or a size that is not positive or has nothing to belong to."""
+        if self.adapt is None:
+            if self.adapt_size is not None:
+                raise ValueError(
+                    f"--adapt-size needs --adapt {'|'.join(METHODS)}, got {self.adapt_size}"
+                )
+            return None
+        if self.adapt not in METHODS:
+            raise ValueError(f"--adapt must be one of {', '.join(METHODS)}, got {self.adapt}")
+        if self.freeze_layers is not None:
+            raise ValueError("--adapt freezes the whole encoder: leave out --freeze-layers")
+        method = METHODS[self.adapt]
+        if self.adapt_size is None:
+            return method()
+        if self.adapt == "lora":  # the usual scale, whatever the rank
+            return method(self.adapt_size, alpha=2 * self.adapt_size)
+        return method(self.adapt_size)
+
+
 def finetune(
     task_name: str,
     options: dict[str, Any],
@@ -121,9 +155,11 @@ def finetune(
     dev_path: str | None,
     metric: str | None,
     settings: dict[str, Any],
+    ways: Ways,
     resume: bool,
 ) -> None:
     task = make_task(task_named(task_name), options)
+    adaptation = ways.adaptation()
     rate_given = settings["learning_rate"] is not None
     config = TrainConfig(
         **{k: v for k, v in settings.items() if k != "learning_rate" or rate_given}
@@ -134,7 +170,14 @@ def finetune(
     torch.manual_seed(config.seed)
     model = task.load(model_name, train)
     if not rate_given:
-        config = replace(config, learning_rate=fine_tuning_rate(model.config.hidden_size))
+        rate = fine_tuning_rate(model.config.hidden_size) * RATE_FACTORS[ways.adapt]
+        config = replace(config, learning_rate=rate)
+    if ways.freeze_layers is not None:
+        freeze_encoder(model, ways.freeze_layers)
+    if adaptation is not None:
+        add_adaptation(model, adaptation)
+    trained, everything = trained_parameters(model)
+    print(f"training {trained:,} of {everything:,} parameters")
     _run(task_trainer(task, model, train, config, dev=dev, metric=metric), resume)
 
 
