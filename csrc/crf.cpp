@@ -161,12 +161,40 @@ std::tuple<Tensor, Tensor> viterbi(
   return {path, scores};
 }
 
+// (the n best paths (n, tokens), their scores (n, batch)); an empty sequence has one path, of score 0
+std::tuple<Tensor, Tensor> nbest(
+    Tensor emissions, Tensor cu_seqlens, Tensor start, Tensor end, Tensor transitions, int64_t n) {
+  Prepared prepared(emissions, start, end, transitions, true);
+  const Offsets offsets(cu_seqlens);
+  const Crf& a = prepared.arguments;
+  const int64_t tokens = emissions.size(0), sequences = offsets.sequences;
+  Tensor paths = empty({n, tokens}, ScalarType::Long);
+  Tensor scores = empty({n, sequences}, ScalarType::Float);
+  auto* tags = static_cast<int64_t*>(paths.mutable_data_ptr());
+  float* score = static_cast<float*>(scores.mutable_data_ptr());
+  torch::stable::parallel_for(0, sequences, 1, [&](int64_t begin, int64_t stop) {
+    std::vector<float> scratch;
+    for (int64_t s = begin; s < stop; ++s) {
+      const int64_t first = offsets.first(s), length = offsets.length(s);
+      if (!length) {
+        for (int64_t k = 0; k < n; ++k)
+          score[k * sequences + s] = k ? -std::numeric_limits<float>::infinity() : 0.f;
+        continue;
+      }
+      scratch.resize(std::max<size_t>(scratch.size(), (length + 1) * n * a.stride));
+      FASTENC_CALL(crf_nbest, a, first, length, n, tags + first, tokens, score + s, sequences, scratch.data());
+    }
+  });
+  return {paths, scores};
+}
+
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(fastenc, CPU, m) {
   m.impl("crf_fwd", TORCH_BOX(&forward));
   m.impl("crf_bwd", TORCH_BOX(&backward));
   m.impl("crf_viterbi", TORCH_BOX(&viterbi));
+  m.impl("crf_nbest", TORCH_BOX(&nbest));
 }
 
 }  // namespace fastenc

@@ -1,5 +1,5 @@
 // Linear-chain conditional random field:  P(y) = exp(start[y_0] + sum_t e_t[y_t] + sum_t T[y_{t-1}, y_t] + end[y_L]) / Z
-// by the forward-backward recursion; the best path by Viterbi's.
+// by the forward-backward recursion; the best paths by Viterbi's.
 #pragma once
 #include <cstdint>
 
@@ -33,6 +33,11 @@ FASTENC_FOR_EACH_ISA(
         const Crf&, int64_t first, int64_t length, float weight, float* demissions, float* dstart, float* dend,
         float* dtransitions, float* scratch);
     // scratch holds (length + 1) * stride floats.
-    void crf_viterbi(const Crf&, int64_t first, int64_t length, int64_t* path, float* score, float* scratch);)
+    void crf_viterbi(const Crf&, int64_t first, int64_t length, int64_t* path, float* score, float* scratch);
+    // The n best paths, best first: path k at paths + k * path_stride, its score at scores + k * score_stride; -1 and
+    // -infinity where there are fewer. scratch holds (length + 1) * n * stride floats.
+    void crf_nbest(
+        const Crf&, int64_t first, int64_t length, int64_t n, int64_t* paths, int64_t path_stride, float* scores,
+        int64_t score_stride, float* scratch);)
 
 }  // namespace fastenc

@@ -1,9 +1,11 @@
+from itertools import product
+
 import pytest
 import torch
 from conftest import needs_cpp
 
 from fastenc import nn as fnn
-from fastenc.ops import crf_decode, crf_log_likelihood, crf_marginals
+from fastenc.ops import crf_decode, crf_decode_nbest, crf_log_likelihood, crf_marginals
 from fastenc.reference import crf as reference
 from fastenc.testing import assert_within_budget
 from test_attention import offsets_of
@@ -110,6 +112,67 @@ def test_best_path_and_its_score(instruction_set, num_tags):
     torch.testing.assert_close(scores, expected_scores, rtol=1e-6, atol=1e-4)
 
 
+def check_against_every_path(values, lengths, n, impl):
+    """Scores and order of the n best paths, by enumeration in float64."""
+    cu_seqlens = offsets_of(lengths)
+    emissions, start, end, transitions = (value.detach() for value in values)
+    tags, scores = crf_decode_nbest(emissions, cu_seqlens, start, end, transitions, n, impl=impl)
+    assert tags.shape == (n, sum(lengths)) and scores.shape == (n, len(lengths))
+    e, s, f, t = (value.double() for value in (emissions, start, end, transitions))
+    for place, length in enumerate(lengths):
+        first = int(cu_seqlens[place])
+        every = torch.tensor([*product(range(e.shape[1]), repeat=length)]).long()
+        total = torch.zeros(len(every), dtype=torch.float64)
+        if length:
+            total += s[every[:, 0]] + f[every[:, -1]] + t[every[:, :-1], every[:, 1:]].sum(1)
+            total += sum(e[first + i, every[:, i]] for i in range(length))
+        order = total.argsort(descending=True)[: int(total.isfinite().sum())][:n]
+        found = len(order)
+        assert torch.equal(tags[:found, first : first + length], every[order])
+        torch.testing.assert_close(
+            scores[:found, place].double(), total[order], rtol=1e-6, atol=1e-5
+        )
+        assert (tags[found:, first : first + length] == -1).all()
+        assert (scores[found:, place] == -float("inf")).all()
+
+
+@pytest.mark.parametrize("num_tags, n", [(1, 3), (2, 1), (3, 7), (17, 4)])
+def test_n_best_paths_are_those_of_all_paths(instruction_set, num_tags, n):
+    lengths = (3, 0, 1, 2, 5) if num_tags < 17 else (3, 0, 1)
+    values, _, _ = inputs(num_tags, lengths)
+    check_against_every_path(values, lengths, n, "cpp")
+    check_against_every_path(values, lengths, n, "reference")
+
+
+def test_n_best_paths_leave_out_what_is_forbidden(instruction_set):
+    values, _, _ = inputs(3, (4, 1))
+    forbid(values, [(0, 1), (1, 1), (2, 0)], -float("inf"))
+    with torch.no_grad():
+        values[1][2] = -float("inf")
+    for impl in ("cpp", "reference"):
+        check_against_every_path(values, (4, 1), 40, impl)
+
+
+def test_n_best_paths_of_long_sequences(instruction_set):
+    (emissions, start, end, transitions), _, cu_seqlens = inputs(9, (3000, 40, 700))
+    arguments = (emissions, cu_seqlens, start, end, transitions)
+    tags, scores = crf_decode_nbest(*arguments, 3, impl="cpp")
+    best, best_scores = crf_decode(*arguments, impl="cpp")
+    assert torch.equal(tags[0], best) and torch.equal(scores[0], best_scores)
+    _, expected_scores = crf_decode_nbest(*arguments, 3, impl="reference")
+    torch.testing.assert_close(scores, expected_scores, rtol=1e-6, atol=0)
+    # Near-ties may change places over thousands of tokens; each path has the score it is given with.
+    wide = [value.detach().double() for value in (emissions, start, end, transitions)]
+    for path, score in zip(tags, scores, strict=True):
+        e, s, f, t = wide
+        for place, (a, b) in enumerate(
+            zip(cu_seqlens[:-1].tolist(), cu_seqlens[1:].tolist(), strict=True)
+        ):
+            y = path[a:b]
+            total = s[y[0]] + f[y[-1]] + t[y[:-1], y[1:]].sum() + e[a:b].gather(1, y[:, None]).sum()
+            torch.testing.assert_close(score[place].double(), total, rtol=1e-6, atol=0)
+
+
 def test_long_sequences_do_not_drift(instruction_set):
     check_against_float64(*inputs(5, (6000,)))
 
@@ -147,9 +210,9 @@ def test_registration_passes_opcheck():
     _, alphas, norms = torch.ops.fastenc.crf_fwd(*arguments)
     backward = (torch.ones(len(LENGTHS)), *arguments, alphas, norms)
     torch.library.opcheck(torch.ops.fastenc.crf_bwd.default, backward)
-    torch.library.opcheck(
-        torch.ops.fastenc.crf_viterbi.default, (detached[0], cu_seqlens, *detached[1:])
-    )
+    decoding = (detached[0], cu_seqlens, *detached[1:])
+    torch.library.opcheck(torch.ops.fastenc.crf_viterbi.default, decoding)
+    torch.library.opcheck(torch.ops.fastenc.crf_nbest.default, (*decoding, 3))
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning:torchcrf")
@@ -213,6 +276,10 @@ def test_bad_input_is_named(change, message):
     }
     with pytest.raises(ValueError, match=message):
         crf_log_likelihood(**{**arguments, **change})
+    del arguments["tags"]
+    for n in (0, 2**24):
+        with pytest.raises(ValueError, match=f"n must be from 1 to 4194304 for 4 tags, got {n}"):
+            crf_decode_nbest(**arguments, n=n)
     crf = fnn.CRF(4)
     with pytest.raises(ValueError, match="the last of size 4"):
         crf.decode(torch.zeros(2, 3, 5))

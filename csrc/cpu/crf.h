@@ -240,3 +240,66 @@ void crf_viterbi(const Crf& a, int64_t first, int64_t length, int64_t* path, flo
     if (t) tag = (int64_t)came_from[(t + 1) * a.stride + tag];
   }
 }
+
+// Viterbi's recursion with the n best ways to each tag, sorted, in place of one. `best` and `next` have n rows; a way
+// is noted as (tag before) * n + its place among the ways to that tag.
+void crf_nbest(
+    const Crf& a, int64_t first, int64_t length, int64_t n, int64_t* paths, int64_t path_stride, float* scores,
+    int64_t score_stride, float* scratch) {
+  const int64_t block = n * a.stride;
+  float *best = scratch, *next = scratch + block, *ways = scratch + block;  // block t of ways, for t >= 1
+  double offset = 0.0;
+  for (int64_t c = 0; c < a.stride; c += kLanes) {
+    store(best + c, crf_scores(a, first, true, c));
+    for (int64_t r = 1; r < n; ++r) store(best + r * a.stride + c, splat(kMinusInfinity));
+  }
+  for (int64_t t = 1; t < length; ++t) {
+    float* from = ways + t * block;
+    Vec peak = splat(kMinusInfinity);
+    for (int64_t c = 0; c < a.stride; c += kLanes) {
+      for (int64_t r = 0; r < n; ++r) store(next + r * a.stride + c, splat(kMinusInfinity));
+      for (int64_t i = 0; i < a.num_tags; ++i) {
+        const Vec arriving = load(a.from_rows + i * a.stride + c);
+        for (int64_t r = 0; r < n; ++r) {
+          Vec score = arriving + best[r * a.stride + i], way = splat((float)(i * n + r));
+          // r ways to tag i are at least as good, so the first r rows are taken.
+          for (int64_t s = r; s < n; ++s) {
+            float *kept = next + s * a.stride + c, *kept_way = from + s * a.stride + c;
+            const Vec old = load(kept), old_way = load(kept_way);
+            const auto better = score > old;
+            store(kept, better ? score : old);
+            store(kept_way, better ? way : old_way);
+            score = better ? old : score;
+            way = better ? old_way : way;
+          }
+        }
+      }
+      const Vec e = crf_scores(a, first + t, false, c);
+      for (int64_t r = 0; r < n; ++r) store(next + r * a.stride + c, load(next + r * a.stride + c) + e);
+      peak = max(peak, load(next + c));
+    }
+    const float top = maximum(peak), shift = top > kMinusInfinity ? top : 0.f;
+    offset += shift;
+    for (int64_t c = 0; c < block; c += kLanes) store(best + c, load(next + c) - shift);
+  }
+  float* taken = next;  // ways to each tag that are paths already
+  for (int64_t j = 0; j < a.num_tags; ++j) taken[j] = 0.f;
+  for (int64_t k = 0; k < n; ++k) {
+    int64_t tag = -1, rank = 0;
+    float top = kMinusInfinity;
+    for (int64_t j = 0; j < a.num_tags; ++j) {
+      const int64_t r = (int64_t)taken[j];
+      const float score = r < n ? best[r * a.stride + j] + a.end[j] : kMinusInfinity;
+      if (score > top) top = score, tag = j, rank = r;
+    }
+    scores[k * score_stride] = tag < 0 ? kMinusInfinity : (float)(offset + top);
+    if (tag >= 0) taken[tag] += 1.f;
+    for (int64_t t = length - 1; t >= 0; --t) {
+      paths[k * path_stride + t] = tag;
+      if (t && tag >= 0) {
+        const int64_t way = (int64_t)ways[t * block + rank * a.stride + tag];
+        tag = way / n, rank = way % n;
+      }
+    }
+  }
+}

@@ -3,7 +3,12 @@
 from fastenc.ops.attention import attention
 from fastenc.ops.bias_gelu import bias_gelu
 from fastenc.ops.bias_glu import bias_glu
-from fastenc.ops.crf import crf_decode, crf_log_likelihood, crf_marginals
+from fastenc.ops.crf import (
+    crf_decode,
+    crf_decode_nbest,
+    crf_log_likelihood,
+    crf_marginals,
+)
 from fastenc.ops.layer_norm import layer_norm, rms_norm
 from fastenc.ops.linear_masked_cross_entropy import linear_masked_cross_entropy
 from fastenc.ops.masked_cross_entropy import masked_cross_entropy
@@ -13,6 +18,7 @@ __all__ = [
     "bias_gelu",
     "bias_glu",
     "crf_decode",
+    "crf_decode_nbest",
     "crf_log_likelihood",
     "crf_marginals",
     "layer_norm",

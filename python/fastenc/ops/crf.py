@@ -1,4 +1,4 @@
-"""Linear-chain conditional random field over packed sequences: likelihood, marginals, best path."""
+"""Linear-chain conditional random field over packed sequences: likelihood, marginals, best paths."""
 
 import torch
 from torch import Tensor
@@ -98,6 +98,37 @@ def crf_decode(
         return torch.ops.fastenc.crf_viterbi(emissions.float(), cu_seqlens, start, end, transitions)
 
 
+def crf_decode_nbest(
+    emissions: Tensor,
+    cu_seqlens: Tensor,
+    start: Tensor,
+    end: Tensor,
+    transitions: Tensor,
+    n: int,
+    *,
+    impl: str = "auto",
+) -> tuple[Tensor, Tensor]:
+    """The n paths of highest score, best first, by Viterbi's recursion with the n best ways to every tag.
+
+    Arguments and errors as :func:`crf_log_likelihood`; n: at least 1, n * num_tags at most 2^24. Time and memory grow
+    with n^2 and n.
+    Returns: (tags int64 (n, total_tokens), their scores float32 (n, batch)); -1 and -infinity where a sequence has
+        fewer paths that nothing forbids with -infinity.
+    Source: Forney 1973, "The Viterbi algorithm"; Seshadri and Sundberg 1994, "List Viterbi decoding algorithms".
+    """
+    _check(emissions, cu_seqlens, start, end, transitions)
+    if not 1 <= n <= 2**24 // emissions.shape[1]:
+        raise ValueError(
+            f"crf: n must be from 1 to {2**24 // emissions.shape[1]} for {emissions.shape[1]} tags, got {n}"
+        )
+    if choose("crf", impl, emissions) == "reference":
+        return reference.decode_nbest(emissions, cu_seqlens, start, end, transitions, n)
+    with torch.no_grad():
+        return torch.ops.fastenc.crf_nbest(
+            emissions.float(), cu_seqlens, start, end, transitions, n
+        )
+
+
 def _check(emissions, cu_seqlens, start, end, transitions) -> None:
     if emissions.dim() != 2 or not emissions.is_floating_point() or not emissions.shape[1]:
         raise ValueError(
@@ -179,6 +210,11 @@ def _fake_viterbi(emissions, cu_seqlens, start, end, transitions):
     return path, emissions.new_empty((cu_seqlens.shape[0] - 1,), dtype=torch.float32)
 
 
+def _fake_nbest(emissions, cu_seqlens, start, end, transitions, n):
+    paths = emissions.new_empty((n, emissions.shape[0]), dtype=torch.int64)
+    return paths, emissions.new_empty((n, cu_seqlens.shape[0] - 1), dtype=torch.float32)
+
+
 define(
     "crf_fwd(Tensor emissions, Tensor tags, Tensor cu_seqlens, Tensor start, Tensor end, Tensor transitions) "
     "-> (Tensor, Tensor, Tensor)",
@@ -193,4 +229,9 @@ define(
     "crf_viterbi(Tensor emissions, Tensor cu_seqlens, Tensor start, Tensor end, Tensor transitions) "
     "-> (Tensor, Tensor)",
     _fake_viterbi,
+)
+define(
+    "crf_nbest(Tensor emissions, Tensor cu_seqlens, Tensor start, Tensor end, Tensor transitions, int n) "
+    "-> (Tensor, Tensor)",
+    _fake_nbest,
 )

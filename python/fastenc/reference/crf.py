@@ -54,3 +54,47 @@ def decode(
             tag = pointer[tag]
             path[place] = tag
     return path, torch.stack(scores) if scores else emissions.new_zeros((0,), dtype=torch.float32)
+
+
+def decode_nbest(
+    emissions: Tensor,
+    cu_seqlens: Tensor,
+    start: Tensor,
+    end: Tensor,
+    transitions: Tensor,
+    n: int,
+) -> tuple[Tensor, Tensor]:
+    """(the n best paths (n, total_tokens), their scores (n, batch)), best first, in float64; -1 and -infinity where a
+    sequence has fewer."""
+    paths = torch.full((n, emissions.shape[0]), -1, dtype=torch.int64, device=emissions.device)
+    scores = torch.full((n, len(cu_seqlens) - 1), -torch.inf, device=emissions.device)
+    start, end, transitions = (value.double() for value in (start, end, transitions))
+    for place, (first, stop) in enumerate(
+        zip(cu_seqlens[:-1].tolist(), cu_seqlens[1:].tolist(), strict=True)
+    ):
+        if first == stop:
+            scores[0, place] = 0.0
+            continue
+        e = emissions[first:stop].double()
+        best = (start + e[0])[:, None]  # (tags, ways so far)
+        ways = []  # of each later token: the tag before and the place among its ways, as one number
+        for row in e[1:]:
+            arriving = (best[:, :, None] + transitions[:, None, :]).flatten(0, 1)
+            ordered = arriving.sort(dim=0, descending=True, stable=True)
+            ways.append((ordered.indices[:n].t(), best.shape[1]))
+            best = ordered.values[:n].t() + row[:, None]
+        ordered = (best + end[:, None]).flatten().sort(descending=True, stable=True)
+        for k, (score, chosen) in enumerate(
+            zip(ordered.values[:n].tolist(), ordered.indices[:n].tolist(), strict=True)
+        ):
+            if score == -torch.inf:
+                break
+            scores[k, place] = score
+            tag, rank = divmod(chosen, best.shape[1])
+            paths[k, stop - 1] = tag
+            for t, (before, width) in zip(
+                range(stop - 2, first - 1, -1), reversed(ways), strict=True
+            ):
+                tag, rank = divmod(int(before[tag, rank]), width)
+                paths[k, t] = tag
+    return paths, scores
