@@ -12,7 +12,8 @@ from safetensors.torch import load_file, save_file
 from families import FAMILIES, model, padded_batch
 from fastenc.demo.checkpoint import minilm_folder
 from fastenc.models import Encoder, EncoderConfig, MaskedLM, SequenceClassifier
-from fastenc.packing import pack, pack_sequences, unpack
+from fastenc.ops import unpack
+from fastenc.packing import pack, pack_sequences
 
 EVERY_FAMILY = pytest.mark.parametrize("family", FAMILIES)
 

@@ -17,15 +17,15 @@ from pathlib import Path
 os.environ.pop("TRITON_INTERPRET", None)
 
 import triton
-from fastenc.kernels import attention, bias_gelu, bias_glu, layer_norm
+from fastenc.kernels import attention, bias_gelu, bias_glu, layer_norm, packing, segment_pool
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 TOOLS = Path(triton.__file__).parent / "backends/nvidia/bin"
 FLOAT32_POINTERS = {"lse", "delta", "dq", "mean", "rstd", "partial"}
-INTEGER_POINTERS = {"cu_seqlens": "*i32", "seed": "*i64"}
+INTEGER_POINTERS = {"cu_seqlens": "*i32", "seed": "*i64", "indices": "*i64", "argmax": "*i32"}
 FLOATS = {"scale", "eps", "drop_scale"}
-DIVISIBLE = {"stride_token", "stride_part", "stride_head"}
+DIVISIBLE = {"stride_token", "stride_part", "stride_head", "width"}
 
 
 def type_of(argument: str, element: str) -> str:
@@ -92,6 +92,15 @@ def cases() -> Iterator[tuple[str, object, str, dict]]:
                             element,
                             constants,
                         )
+    for element in ("bf16", "fp32"):
+        launch = segment_pool.config(768)
+        for mode in ("cls", "mean", "max"):
+            constants = {"MODE": getattr(segment_pool, mode.upper()).value, **launch}
+            name = f"segment pool forward {mode} {element}"
+            yield name, segment_pool._segment_pool_fwd_kernel, element, constants
+            name = f"segment pool backward {mode} {element}"
+            yield name, segment_pool._segment_pool_bwd_kernel, element, constants
+        yield f"unpack {element}", packing._unpack_kernel, element, packing.config(768)
 
 
 def compile_case(kernel, element: str, constants: dict, capability: int) -> dict:

@@ -1,6 +1,6 @@
-"""Padded ↔ packed: a batch as one row of tokens with no padding.
+"""Padded → packed: a batch as one row of tokens with no padding.
 
-The host does the packing once, before the embedding; ``unpack`` undoes it once, at the end, only if
+The host does the packing once, before the embedding; ``fastenc.ops.unpack`` undoes it once, at the end, only if
 somebody wants a padded result. The format is described in DESIGN.md.
 """
 
@@ -23,7 +23,7 @@ class PackedBatch:
         max_seqlen: length of the longest sequence, a host int.
         position_ids: (T,) int64, position inside the sequence, from 0.
         token_type_ids: (T,) int64, or None for all zeros.
-        indices: (T,) int64, place of each token in the flattened padded batch, or None.
+        indices: (T,) int64, ascending, place of each token in the flattened padded batch, or None.
         padded_shape: (B, length) of that padded batch, or None.
     """
 
@@ -42,6 +42,19 @@ class PackedBatch:
     @property
     def num_sequences(self) -> int:
         return self.cu_seqlens.shape[0] - 1
+
+    def places(self) -> tuple[Tensor, tuple[int, int]]:
+        """(indices, padded_shape); of a batch packed from lists those of its left-aligned form at max_seqlen."""
+        if self.indices is not None and self.padded_shape is not None:
+            return self.indices, self.padded_shape
+        seqlens = self.cu_seqlens.diff().long()
+        row = torch.repeat_interleave(
+            torch.arange(self.num_sequences, device=seqlens.device),
+            seqlens,
+            output_size=self.total_tokens,
+        )
+        indices = row * self.max_seqlen + self.position_ids
+        return indices, (self.num_sequences, self.max_seqlen)
 
     def to(self, device: torch.device | str, non_blocking: bool = True) -> "PackedBatch":
         """The same batch with its tensors on ``device``."""
@@ -121,30 +134,6 @@ def pack_sequences(
         position_ids=flat(map(range, lengths)),
         token_type_ids=None if token_type_ids is None else flat(token_type_ids),
     )
-
-
-def unpack(values: Tensor, batch: PackedBatch, padding_value: float = 0.0) -> Tensor:
-    """Put the padding back: (T, ...) → (B, length, ...), differentiable.
-
-    A batch packed from lists has no padded shape; its rows become left-aligned at max_seqlen.
-    Raises: ValueError when ``values`` does not have one row a token.
-    """
-    if values.shape[0] != batch.total_tokens:
-        raise ValueError(
-            f"values must have one row for each of the batch's {batch.total_tokens} tokens, "
-            f"got shape {tuple(values.shape)}: pass the packed output of the same batch"
-        )
-    if batch.indices is not None and batch.padded_shape is not None:
-        rows, length, indices = *batch.padded_shape, batch.indices
-    else:
-        rows, length = batch.num_sequences, batch.max_seqlen
-        seqlens = (batch.cu_seqlens[1:] - batch.cu_seqlens[:-1]).long()
-        row = torch.repeat_interleave(
-            torch.arange(rows, device=values.device), seqlens, output_size=batch.total_tokens
-        )
-        indices = row * length + batch.position_ids
-    padded = values.new_full((rows * length, *values.shape[1:]), padding_value)
-    return padded.index_copy(0, indices, values).view(rows, length, *values.shape[1:])
 
 
 def check_cu_seqlens(cu_seqlens: Tensor, total_tokens: int, max_seqlen: int) -> None:

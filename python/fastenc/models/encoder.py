@@ -28,7 +28,7 @@ from fastenc.packing import PackedBatch, pack_sequences
 
 @dataclass(frozen=True)
 class EncoderOutput:
-    """Packed results: rows are the batch's tokens; ``fastenc.packing.unpack`` puts the padding back.
+    """Packed results: rows are the batch's tokens; ``fastenc.ops.unpack`` puts the padding back.
 
     Fields:
         last_hidden_state: (total_tokens, hidden_size).

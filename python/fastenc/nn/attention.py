@@ -4,8 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fastenc.ops import attention
-from fastenc.packing import pack, unpack
+from fastenc import ops, packing
 
 
 class MultiheadAttention(nn.MultiheadAttention):
@@ -22,7 +21,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         qkv = F.linear(x, self.in_proj_weight, self.in_proj_bias)
         dropout_p = self.dropout if self.training else 0.0
         heads = qkv.view(x.shape[0], 3, self.num_heads, self.head_dim)
-        mixed = attention(heads, cu_seqlens, max_seqlen, dropout_p=dropout_p)
+        mixed = ops.attention(heads, cu_seqlens, max_seqlen, dropout_p=dropout_p)
         return self.out_proj(mixed.flatten(1))
 
     def forward(
@@ -59,8 +58,7 @@ class MultiheadAttention(nn.MultiheadAttention):
             )
         x = query if self.batch_first else query.transpose(0, 1)
         real = None if key_padding_mask is None else ~key_padding_mask
-        batch = pack(torch.zeros(x.shape[:2], dtype=torch.long, device=x.device), real)
-        assert batch.indices is not None  # pack() sets it
-        tokens = x.flatten(0, 1).index_select(0, batch.indices)
-        y = unpack(self.forward_packed(tokens, batch.cu_seqlens, batch.max_seqlen), batch)
+        batch = packing.pack(torch.zeros(x.shape[:2], dtype=torch.long, device=x.device), real)
+        mixed = self.forward_packed(ops.pack(x, batch), batch.cu_seqlens, batch.max_seqlen)
+        y = ops.unpack(mixed, batch)
         return (y if self.batch_first else y.transpose(0, 1)), None

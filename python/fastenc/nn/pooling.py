@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-POOLINGS = ("cls", "mean", "max")
+from fastenc.ops import segment_pool
+from fastenc.ops.segment_pool import MODES as POOLINGS
 
 
 def pool(hidden: Tensor, cu_seqlens: Tensor, pooling: str) -> Tensor:
@@ -12,22 +13,18 @@ def pool(hidden: Tensor, cu_seqlens: Tensor, pooling: str) -> Tensor:
     Args:
         hidden: (total_tokens, hidden_size); cu_seqlens: int32 (batch+1,), no sequence empty.
         pooling: "cls" (the first token), "mean" or "max".
-    Returns: (batch, hidden_size), hidden's dtype; the mean is formed in at least float32.
+    Returns: (batch, hidden_size), hidden's dtype, as :func:`fastenc.ops.segment_pool` forms it.
     Raises: ValueError for another name or an empty sequence.
     """
     if pooling not in POOLINGS:
         raise ValueError(f"pooling must be one of {POOLINGS}, got {pooling!r}")
-    offsets = cu_seqlens.long()
-    lengths = offsets.diff()
     # Values are read only on CPU tensors; on an accelerator that would wait for the device.
     reads = cu_seqlens.device.type == "cpu" and not torch.compiler.is_compiling()
-    if reads and bool((lengths == 0).any()):
+    if reads and bool((cu_seqlens.diff() == 0).any()):
         raise ValueError(
-            f"an empty sequence has nothing to pool, got one at place {int((lengths == 0).nonzero()[0])}: "
-            "leave it out of the batch"
+            "an empty sequence has nothing to pool, got one at place "
+            f"{int((cu_seqlens.diff() == 0).nonzero()[0])}: leave it out of the batch"
         )
-    if pooling == "cls":
-        return hidden.index_select(0, offsets[:-1])
-    wide = hidden.to(torch.promote_types(hidden.dtype, torch.float32))
-    pooled = torch.segment_reduce(wide, pooling, lengths=lengths, axis=0, unsafe=not reads)
-    return pooled.to(hidden.dtype)
+    # Values are read only on CPU tensors; on an accelerator that would wait for the device.
+    reads = cu_seqlens.device.type == "cpu" and not torch.compiler.is_compiling()
+    if reads and bool((cu_seqlens.diff() == 0).any()):

@@ -6,7 +6,7 @@ from torch import Tensor
 from fastenc.ops._library import CPP_DTYPES, HAS_CPP, HAS_TRITON, TRITON_DTYPES
 
 IMPLEMENTATIONS = ("auto", "cpp", "triton", "reference")
-WITH_TRITON = {"attention", "layer_norm", "rms_norm", "bias_gelu", "bias_glu"}
+WITH_TRITON = {"attention", "layer_norm", "rms_norm", "bias_gelu", "bias_glu", "segment_pool", "unpack"}
 
 
 def choose(

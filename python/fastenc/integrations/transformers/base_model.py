@@ -9,8 +9,9 @@ from torch.utils.checkpoint import checkpoint
 
 from fastenc.integrations.transformers import architectures
 from fastenc.nn.encoder_layer import InferenceLayer, encoder_layer, wants_inference
+from fastenc.ops import unpack
 from fastenc.ops._dispatch import choose
-from fastenc.packing import PackedBatch, pack, unpack
+from fastenc.packing import PackedBatch, pack
 
 INPUTS = ("input_ids", "attention_mask", "token_type_ids", "position_ids", "inputs_embeds")
 # Arguments that do not change the numbers this forward computes.

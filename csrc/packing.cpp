@@ -1,0 +1,35 @@
+// A packed tensor's rows back in their padded places. Bytes only: nothing to compile per instruction set.
+#include "tensors.h"
+
+namespace fastenc {
+namespace {
+
+// (places, width): row indices[t] is values[t], every other row is 0. indices ascends.
+Tensor unpack(Tensor values, Tensor indices, int64_t places) {
+  values = as_contiguous(values);
+  indices = as_contiguous(indices);
+  const int64_t width = values.size(1), bytes = width * (is_bfloat16(values) ? 2 : 4);
+  Tensor out = empty({places, width}, values.scalar_type());
+  const auto* source = static_cast<const char*>(values.const_data_ptr());
+  const auto* first = static_cast<const int64_t*>(indices.const_data_ptr());
+  auto* target = static_cast<char*>(out.mutable_data_ptr());
+  torch::stable::parallel_for(0, places, grain(width), [&](int64_t begin, int64_t end) {
+    const int64_t* last = first + indices.numel();
+    const int64_t* next = std::lower_bound(first, last, begin);
+    for (int64_t place = begin; place < end; ++place) {
+      if (next != last && *next == place) {
+        std::memcpy(target + place * bytes, source + (next - first) * bytes, bytes);
+        ++next;
+      } else {
+        std::memset(target + place * bytes, 0, bytes);
+      }
+    }
+  });
+  return out;
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(fastenc, CPU, m) { m.impl("unpack", TORCH_BOX(&unpack)); }
+
+}  // namespace fastenc

@@ -1,0 +1,63 @@
+"""Packed rows back in their padded places, zeros included, in one pass.
+
+    out[p] = values[t] if indices[t] == p for some t, else 0
+
+Tiling: a program writes ROWS padded rows. It finds their packed rows by binary search in the ascending indices, so that
+no inverse table has to be made, and copies in blocks of BLOCK columns.
+
+Bytes: values read, out written. The place of a row costs log2(total_tokens) reads of indices that all programs share.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+@triton.jit
+def _unpack_kernel(
+    values_ptr,  # (total_tokens, width)
+    indices_ptr,  # (total_tokens,), int64, ascending
+    out_ptr,  # (places, width)
+    total_tokens,
+    places,
+    width,
+    bits,  # of total_tokens
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    place = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    below = tl.zeros([ROWS], tl.int32)  # how many indices are below the place
+    for bit in tl.range(0, bits):
+        candidate = below + (1 << (bits - 1 - bit))
+        inside = candidate <= total_tokens
+        index = tl.load(indices_ptr + candidate - 1, mask=inside, other=0)
+        below = tl.where(inside & (index < place), candidate, below)
+    inside = below < total_tokens
+    real = inside & (tl.load(indices_ptr + below, mask=inside, other=0) == place)
+    source = values_ptr + below.to(tl.int64)[:, None] * width
+    target = out_ptr + place[:, None] * width
+    for start in tl.range(0, width, BLOCK):
+        column = (start + tl.arange(0, BLOCK))[None, :]
+        mask = column < width
+        row = tl.load(source + column, mask=real[:, None] & mask, other=0)
+        tl.store(target + column, row, mask=(place < places)[:, None] & mask)
+
+
+def config(width: int) -> dict:
+    """Launch parameters; not tuned on a device yet. 2,048 elements a program and turn."""
+    block = min(256, triton.next_power_of_2(width))
+    return {"ROWS": min(64, 2048 // block), "BLOCK": block, "num_warps": 4}
+
+
+def unpack(values: Tensor, indices: Tensor, places: int) -> Tensor:
+    """(places, width), dtype of values."""
+    values, indices = values.contiguous(), indices.contiguous()
+    total_tokens, width = values.shape
+    out = torch.empty((places, width), dtype=values.dtype, device=values.device)
+    if out.numel():
+        launch = config(width)
+        grid = (triton.cdiv(places, launch["ROWS"]),)
+        bits = total_tokens.bit_length()
+        _unpack_kernel[grid](values, indices, out, total_tokens, places, width, bits, **launch)
+    return out

@@ -1,0 +1,121 @@
+"""Padded ↔ packed activations, by the places that the batch's host side has computed."""
+
+import torch
+from torch import Tensor
+
+from fastenc.ops import _checks
+from fastenc.ops._dispatch import choose
+from fastenc.ops._library import define
+from fastenc.packing import PackedBatch
+from fastenc.reference import packing as reference
+
+
+def pack(x: Tensor, batch: PackedBatch, *, impl: str = "auto") -> Tensor:
+    """The rows of a padded tensor that are real tokens: (batch, length, ...) → (total_tokens, ...).
+
+        y[t] = x.flatten(0, 1)[indices[t]]
+
+    Args:
+        x: (batch, length, ...), any dtype, in the batch's padded shape (batch × max_seqlen, left-aligned, for a batch
+            packed from lists).
+        batch: the :class:`PackedBatch` of the same sequences, with its tensors on x's device.
+        impl: of the gradient, which is :func:`unpack`'s forward: "auto", "cpp", "triton" or "reference". The forward
+            is ``index_select``, which reads and writes each row once.
+    Returns: (total_tokens, ...), dtype of x.
+    Raises: ValueError stating rule, received value, remedy.
+    Numerics: a copy. Deterministic: yes. Differentiable, any number of times: x. Nothing is read back from the device.
+    """
+    indices, shape = batch.places()
+    if tuple(x.shape[:2]) != shape:
+        raise ValueError(
+            f"pack: x must have the batch's padded shape {shape} in front, got {tuple(x.shape)}: "
+            "pass the padded tensor of the same batch"
+        )
+    _check_indices("pack", indices, x, shape)
+    impl = choose("unpack", impl, x)
+    rows = x.flatten(0, 1)
+    if impl == "reference" or not (torch.is_grad_enabled() and x.requires_grad):
+        return rows.index_select(0, indices)
+    return _Pack.apply(_matrix(rows), indices).view(len(indices), *x.shape[2:])
+
+
+def unpack(values: Tensor, batch: PackedBatch, *, impl: str = "auto") -> Tensor:
+    """Put the padding back as zeros, in one pass: (total_tokens, ...) → (batch, length, ...).
+
+        y.flatten(0, 1)[indices[t]] = values[t],  0 elsewhere
+
+    Args:
+        values: (total_tokens, ...), any dtype.
+        batch: the :class:`PackedBatch` of the same sequences, with its tensors on the device of values. Of one packed
+            from lists the rows become left-aligned at max_seqlen.
+        impl: "auto", "cpp", "triton" or "reference".
+    Returns: (batch, length, ...), dtype of values.
+    Raises: ValueError stating rule, received value, remedy.
+    Numerics: a copy. Deterministic: yes. Differentiable, any number of times: values. Nothing is read back from the
+    device.
+    """
+    if values.dim() < 1 or values.shape[0] != batch.total_tokens:
+        raise ValueError(
+            f"unpack: values must have one row for each of the batch's {batch.total_tokens} tokens, "
+            f"got shape {tuple(values.shape)}: pass the packed output of the same batch"
+        )
+    indices, shape = batch.places()
+    _check_indices("unpack", indices, values, shape)
+    impl = choose("unpack", impl, values)
+    places = shape[0] * shape[1]
+    if impl == "reference":
+        padded = reference.unpack(values, indices, places)
+    elif torch.is_grad_enabled() and values.requires_grad:
+        padded = _Unpack.apply(_matrix(values), indices, places)
+    else:
+        padded = torch.ops.fastenc.unpack(_matrix(values), indices, places)
+    return padded.view(*shape, *values.shape[1:])
+
+
+def _matrix(rows: Tensor) -> Tensor:
+    return rows.reshape(rows.shape[0], rows.shape[1:].numel())
+
+
+def _check_indices(op: str, indices: Tensor, x: Tensor, shape: tuple[int, int]) -> None:
+    """Values are read only on CPU tensors; on an accelerator that would wait for the device."""
+    _checks.check_device(op, "the batch's indices", indices, x)
+    if indices.device.type != "cpu" or not len(indices) or torch.compiler.is_compiling():
+        return
+    places = shape[0] * shape[1]
+    if indices[0] < 0 or indices[-1] >= places or not (indices.diff() > 0).all():
+        raise ValueError(
+            f"{op}: the batch's indices must ascend inside its {places} places, "
+            f"got {indices.min()} to {indices.max()}: build the batch with fastenc.packing"
+        )
+
+
+class _Pack(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, rows, indices):
+        ctx.save_for_backward(indices)
+        ctx.places = rows.shape[0]
+        return rows.index_select(0, indices)
+
+    @staticmethod
+    def backward(ctx, dy):
+        (indices,) = ctx.saved_tensors
+        return _Unpack.apply(dy, indices, ctx.places), None
+
+
+class _Unpack(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, values, indices, places):
+        ctx.save_for_backward(indices)
+        return torch.ops.fastenc.unpack(values, indices, places)
+
+    @staticmethod
+    def backward(ctx, dy):
+        (indices,) = ctx.saved_tensors
+        return _Pack.apply(dy, indices), None, None
+
+
+define(
+    "unpack(Tensor values, Tensor indices, SymInt places) -> Tensor",
+    lambda values, indices, places: values.new_empty((places, values.shape[1])),
+    triton="packing.unpack",
+)
