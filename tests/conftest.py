@@ -65,6 +65,7 @@ def triton_target(monkeypatch):
     # The interpreter keeps bfloat16 as integers and multiplies those.
     usable = (torch.float32, torch.float16)
     monkeypatch.setattr(_dispatch, "CPP_DTYPES", usable)
+    monkeypatch.setattr(_dispatch, "WITHOUT_CPP", set())
     library = torch.library.Library("fastenc", "IMPL")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it says that something is overridden

@@ -17,13 +17,32 @@ from pathlib import Path
 os.environ.pop("TRITON_INTERPRET", None)
 
 import triton
-from fastenc.kernels import attention, bias_gelu, bias_glu, layer_norm, packing, segment_pool
+from fastenc.kernels import (
+    attention,
+    bias_gelu,
+    bias_glu,
+    layer_norm,
+    mlm_corruption,
+    packing,
+    segment_pool,
+)
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 TOOLS = Path(triton.__file__).parent / "backends/nvidia/bin"
 FLOAT32_POINTERS = {"lse", "delta", "dq", "mean", "rstd", "partial"}
-INTEGER_POINTERS = {"cu_seqlens": "*i32", "seed": "*i64", "indices": "*i64", "argmax": "*i32"}
+INTEGER_POINTERS = {
+    "argmax": "*i32",
+    "choices": "*i64",
+    "corrupted": "*i64",
+    "cu_seqlens": "*i32",
+    "cutoffs": "*i64",
+    "ids": "*i64",
+    "indices": "*i64",
+    "labels": "*i64",
+    "seed": "*i64",
+    "special": "*i1",
+}
 FLOATS = {"scale", "eps", "drop_scale"}
 DIVISIBLE = {"stride_token", "stride_part", "stride_head", "width"}
 
@@ -101,6 +120,8 @@ def cases() -> Iterator[tuple[str, object, str, dict]]:
             name = f"segment pool backward {mode} {element}"
             yield name, segment_pool._segment_pool_bwd_kernel, element, constants
         yield f"unpack {element}", packing._unpack_kernel, element, packing.config(768)
+    launch = mlm_corruption.config()
+    yield "mlm corruption", mlm_corruption._mlm_corruption_kernel, "i64", launch
 
 
 def compile_case(kernel, element: str, constants: dict, capability: int) -> dict:

@@ -10,7 +10,7 @@ import fastenc
 from fastenc import ops
 from fastenc._extras import require
 from fastenc.ops import _library
-from fastenc.ops._dispatch import choose
+from fastenc.ops._dispatch import OWN_DTYPES, choose
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 LIBRARIES = (
@@ -67,7 +67,7 @@ def implementations() -> dict[str, str]:
     for op in ops.__all__:
         taken = []
         for device in devices:
-            for dtype in DTYPES:
+            for dtype in OWN_DTYPES.get(op, DTYPES):
                 x = torch.empty(1, dtype=dtype, device=device)
                 taken.append(
                     f"{device} {str(dtype).removeprefix('torch.')}: {choose(op, 'auto', x)}"

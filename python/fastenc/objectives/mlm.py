@@ -20,6 +20,7 @@ class MlmCollator:
     Of the tokens that are not special, each is selected with ``probability``; a selected token becomes the mask
     token (80 %), a random one (10 %), or stays (10 %), and is to be predicted. The choice is a function of (seed,
     step) alone, so that a resumed run sees the batches that the interrupted one would have seen.
+    :class:`fastenc.objectives.MlmCorruption` does the same on the device, without whole words.
 
     Args:
         tokenizer: a ``tokenizers.Tokenizer`` with BERT's or RoBERTa's special tokens.
@@ -44,29 +45,10 @@ class MlmCollator:
     ):
         if not 0 < probability < 1:
             raise ValueError(f"probability must be in (0, 1), got {probability}")
-        if replacement not in REPLACEMENTS:
-            raise ValueError(f"replacement must be one of {REPLACEMENTS}, got {replacement!r}")
         self.probability, self.seed = probability, seed
         self.special = special_tokens(tokenizer)
-        vocabulary = tokenizer.get_vocab_size()
-        if replacement == "unigram":
-            if unigram_counts is None or unigram_counts.shape != (vocabulary,):
-                raise ValueError(
-                    f"unigram_counts must have shape ({vocabulary},), one count a token, got "
-                    f"{None if unigram_counts is None else tuple(unigram_counts.shape)}: see count_tokens"
-                )
-            weights = unigram_counts.to(torch.float64, copy=True)
-        else:
-            weights = torch.ones(vocabulary, dtype=torch.float64)
-        self._is_special = torch.zeros(vocabulary, dtype=torch.bool)
-        self._is_special[list(self.special.all)] = True
-        weights[self._is_special] = 0
-        cumulative = weights.cumsum(0)
-        if not (weights >= 0).all() or not 0 < cumulative[-1] < torch.inf:
-            raise ValueError(
-                "unigram_counts must be at least 0, and above it for some token that is not special: "
-                "count the corpus's own tokens"
-            )
+        cumulative = replacement_weights(tokenizer, replacement, unigram_counts).cumsum(0)
+        self._is_special = special_mask(tokenizer)
         self._cumulative = cumulative / cumulative[-1]  # ends in exactly 1, above every draw
         self._begins_word = _word_starts(tokenizer) if whole_word else None
 
@@ -79,7 +61,7 @@ class MlmCollator:
 
     def corrupt(self, ids: Tensor, step: int) -> tuple[Tensor, Tensor]:
         """(corrupted ids, labels), each (total_tokens,), for the given step's random numbers."""
-        generator = torch.Generator().manual_seed(_mix(self.seed, step))
+        generator = torch.Generator().manual_seed(mix(self.seed, step, 4))
         draw = lambda: torch.rand(ids.shape, generator=generator, dtype=torch.float64)
         selectable = ~self._is_special[ids]
         chance = draw()
@@ -98,6 +80,39 @@ class MlmCollator:
         return corrupted, labels
 
 
+def replacement_weights(tokenizer: Any, replacement: str, unigram_counts: Tensor | None) -> Tensor:
+    """float64 (vocabulary,): in proportion to which tokens are drawn as replacements, 0 for special ones.
+
+    Raises: ValueError for an unknown name, or counts missing, of another size or without a token to draw.
+    """
+    if replacement not in REPLACEMENTS:
+        raise ValueError(f"replacement must be one of {REPLACEMENTS}, got {replacement!r}")
+    vocabulary = tokenizer.get_vocab_size()
+    if replacement == "unigram":
+        if unigram_counts is None or unigram_counts.shape != (vocabulary,):
+            raise ValueError(
+                f"unigram_counts must have shape ({vocabulary},), one count a token, got "
+                f"{None if unigram_counts is None else tuple(unigram_counts.shape)}: see count_tokens"
+            )
+        weights = unigram_counts.to("cpu", torch.float64, copy=True)
+    else:
+        weights = torch.ones(vocabulary, dtype=torch.float64)
+    weights[special_mask(tokenizer)] = 0
+    if not (weights >= 0).all() or not 0 < weights.sum() < torch.inf:
+        raise ValueError(
+            "unigram_counts must be at least 0, and above it for some token that is not special: "
+            "count the corpus's own tokens"
+        )
+    return weights
+
+
+def special_mask(tokenizer: Any) -> Tensor:
+    """bool (vocabulary,): whether a token is special."""
+    mask = torch.zeros(tokenizer.get_vocab_size(), dtype=torch.bool)
+    mask[list(special_tokens(tokenizer).all)] = True
+    return mask
+
+
 def count_tokens(sequences: Sequence[Sequence[int]], vocabulary: int) -> Tensor:
     """Occurrences of each token: int64 (vocabulary,)."""
     counts = torch.zeros(vocabulary, dtype=torch.int64)
@@ -106,12 +121,12 @@ def count_tokens(sequences: Sequence[Sequence[int]], vocabulary: int) -> Tensor:
     return counts
 
 
-def _mix(seed: int, step: int) -> int:
-    """A generator's seed: the first 32 bits (all that torch's CPU generator uses) of a hash of both numbers.
+def mix(seed: int, step: int, size: int) -> int:
+    """A hash of both numbers in ``size`` bytes; of a seed torch's CPU generator uses 4.
 
     Sums such as seed + step would give runs with neighbouring seeds the same masks, shifted.
     """
-    digest = hashlib.blake2b(f"{seed} {step}".encode(), digest_size=4).digest()
+    digest = hashlib.blake2b(f"{seed} {step}".encode(), digest_size=size).digest()
     return int.from_bytes(digest, "little")
 
 

@@ -12,6 +12,7 @@ from fastenc.ops.crf import (
 from fastenc.ops.layer_norm import layer_norm, rms_norm
 from fastenc.ops.linear_masked_cross_entropy import linear_masked_cross_entropy
 from fastenc.ops.masked_cross_entropy import masked_cross_entropy
+from fastenc.ops.mlm_corruption import mlm_corruption
 from fastenc.ops.packing import pack, unpack
 from fastenc.ops.segment_pool import segment_pool
 
@@ -26,6 +27,7 @@ __all__ = [
     "layer_norm",
     "linear_masked_cross_entropy",
     "masked_cross_entropy",
+    "mlm_corruption",
     "pack",
     "rms_norm",
     "segment_pool",

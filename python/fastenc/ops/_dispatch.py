@@ -6,7 +6,20 @@ from torch import Tensor
 from fastenc.ops._library import CPP_DTYPES, HAS_CPP, HAS_TRITON, TRITON_DTYPES
 
 IMPLEMENTATIONS = ("auto", "cpp", "triton", "reference")
-WITH_TRITON = {"attention", "layer_norm", "rms_norm", "bias_gelu", "bias_glu", "segment_pool", "unpack"}
+WITH_TRITON = {
+    "attention",
+    "bias_gelu",
+    "bias_glu",
+    "layer_norm",
+    "mlm_corruption",
+    "pack",
+    "rms_norm",
+    "segment_pool",
+    "unpack",
+}
+WITHOUT_CPP = {"mlm_corruption"}
+# Of ops whose kernels take others than CPP_DTYPES and TRITON_DTYPES.
+OWN_DTYPES = {"mlm_corruption": (torch.int64,)}
 
 
 def choose(
@@ -38,11 +51,13 @@ def _obstacle(
     op: str, impl: str, x: Tensor, cpp_limit: str | None, triton_limit: str | None
 ) -> str | None:
     if impl == "cpp":
+        if op in WITHOUT_CPP:
+            return "it has no C++ kernel"
         if not HAS_CPP:
             return "the compiled extension is not available: see `fastenc info`"
         if x.device.type != "cpu":
             return f"it runs on CPU tensors, got one on {x.device}"
-        if x.dtype not in CPP_DTYPES:
+        if x.dtype not in OWN_DTYPES.get(op, CPP_DTYPES):
             return f"it takes float32 or bfloat16, got {x.dtype}"
         return cpp_limit
     if impl == "triton":
@@ -52,7 +67,7 @@ def _obstacle(
             return "triton is not installed"
         if x.device.type != "cuda":
             return f"it runs on CUDA tensors, got one on {x.device}"
-        if x.dtype not in TRITON_DTYPES:
+        if x.dtype not in OWN_DTYPES.get(op, TRITON_DTYPES):
             return f"it takes float32, float16 or bfloat16, got {x.dtype}"
         if torch.cuda.get_device_capability(x.device) < (8, 0):
             return "it needs a GPU of compute capability 8.0 or more"

@@ -32,7 +32,7 @@ def pack(x: Tensor, batch: PackedBatch, *, impl: str = "auto") -> Tensor:
             "pass the padded tensor of the same batch"
         )
     _check_indices("pack", indices, x, shape)
-    impl = choose("unpack", impl, x)
+    impl = choose("pack", impl, x)
     rows = x.flatten(0, 1)
     if impl == "reference" or not (torch.is_grad_enabled() and x.requires_grad):
         return rows.index_select(0, indices)

@@ -10,6 +10,23 @@ from torch import Tensor
 _MASK = 0xFFFFFFFF
 
 
+def philox(
+    seed: int | Tensor, c0: Tensor, c1: Tensor, c2: Tensor, c3: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Philox4x32-7: four outputs of 32 bits for each counter (c0, c1, c2, c3), int64 as the counters are.
+
+    Args:
+        seed: 64-bit key; a tensor is not read back to the host.
+    """
+    key0, key1 = seed & _MASK, (seed >> 32) & _MASK
+    for _ in range(7):
+        high0, low0 = _multiply(c0, 0xD2511F53)
+        high1, low1 = _multiply(c2, 0xCD9E8D57)
+        c0, c1, c2, c3 = high1 ^ c1 ^ key0, low1, high0 ^ c3 ^ key1, low0
+        key0, key1 = (key0 + 0x9E3779B9) & _MASK, (key1 + 0xBB67AE85) & _MASK
+    return c0, c1, c2, c3
+
+
 def philox_words(seed: int, stream: int | Tensor, rows: Tensor, num_columns: int) -> Tensor:
     """16 random bits for each element.
 
@@ -24,15 +41,8 @@ def philox_words(seed: int, stream: int | Tensor, rows: Tensor, num_columns: int
     c1 = rows.long().unsqueeze(-1) & _MASK
     c2 = torch.as_tensor(stream, device=rows.device).long().unsqueeze(-1) & _MASK
     c0, c1, c2 = torch.broadcast_tensors(c0, c1, c2)
-    c3 = torch.zeros_like(c0)
-    key0, key1 = seed & _MASK, (seed >> 32) & _MASK
-    for _ in range(7):
-        high0, low0 = _multiply(c0, 0xD2511F53)
-        high1, low1 = _multiply(c2, 0xCD9E8D57)
-        c0, c1, c2, c3 = high1 ^ c1 ^ key0, low1, high0 ^ c3 ^ key1, low0
-        key0, key1 = (key0 + 0x9E3779B9) & _MASK, (key1 + 0xBB67AE85) & _MASK
+    outputs = torch.stack(philox(seed, c0, c1, c2, torch.zeros_like(c0)))
     word = (column % 128) // 16
-    outputs = torch.stack([c0, c1, c2, c3])
     output = outputs.gather(0, (word // 2).expand_as(c0).unsqueeze(0))[0]
     return torch.where(word % 2 == 0, output & 0xFFFF, output >> 16)
 

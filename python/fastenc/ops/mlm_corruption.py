@@ -1,0 +1,93 @@
+"""Masked-LM corruption of packed ids, where they are."""
+
+import torch
+from torch import Tensor
+
+from fastenc.ops import _checks
+from fastenc.ops._dispatch import choose
+from fastenc.ops._library import define
+from fastenc.reference import mlm_corruption as reference
+
+
+def mlm_corruption(
+    input_ids: Tensor,
+    is_special: Tensor,
+    choices: Tensor,
+    cutoffs: Tensor,
+    mask_token_id: int,
+    *,
+    probability: float = 0.15,
+    seed: Tensor | None = None,
+    impl: str = "auto",
+) -> tuple[Tensor, Tensor]:
+    """Select tokens to predict; of those, mask 80 %, replace 10 %, keep 10 %.
+
+    Token t's numbers r0 to r3 are the outputs of Philox4x32-7 for the counter (t, 0, 0, 1) and the key ``seed``:
+
+        selected = r0 < probability * 2^32  and not is_special[id]
+        fate     = masked if r1 < 0.8 * 2^32, replaced if r1 < 0.9 * 2^32, kept
+        k        = r2 * entries >> 32,   replacement = choices[k, 0] if r3 < cutoffs[k] else choices[k, 1]
+
+    :class:`fastenc.objectives.MlmCorruption` makes the tables from a tokenizer.
+
+    Args:
+        input_ids: int64 (total_tokens,), in [0, vocabulary).
+        is_special: bool (vocabulary,), tokens that are never selected.
+        choices, cutoffs: int64 (entries, 2) and (entries,), an alias table; cutoffs in [0, 2^32].
+        mask_token_id: the id that a masked token gets.
+        probability: of selection, in (0, 1), rounded to a multiple of 2^-32.
+        seed: int64 (1,) on the ids' device; None draws one from the device's default generator.
+        impl: "auto", "triton" or "reference".
+    Returns: (corrupted ids, labels), int64 (total_tokens,); labels hold the id of a selected token, -100 elsewhere.
+    Raises: ValueError stating rule, received value, remedy.
+    Numerics: integers; every implementation draws the same tokens. Deterministic given the seed, whatever the launch.
+    Nothing is read back from the device, and shapes do not depend on what is selected.
+    Source: Devlin et al. 2018, arXiv:1810.04805; Walker 1977 for the table.
+    """
+    if input_ids.dtype != torch.int64 or input_ids.dim() != 1:
+        raise ValueError(
+            "mlm_corruption: input_ids must be int64 of shape (total_tokens,), "
+            f"got {input_ids.dtype} of shape {tuple(input_ids.shape)}: pack the sequences first"
+        )
+    if not 0 < probability < 1:
+        raise ValueError(f"mlm_corruption: probability must be in (0, 1), got {probability}")
+    entries = cutoffs.shape[0] if cutoffs.dim() else 0
+    seed = _checks.draw_seed(input_ids.device) if seed is None else seed
+    for name, value, dtype, shape in (
+        ("is_special", is_special, torch.bool, is_special.shape[:1]),
+        ("choices", choices, torch.int64, (entries, 2)),
+        ("cutoffs", cutoffs, torch.int64, (max(1, entries),)),
+        ("seed", seed, torch.int64, (1,)),
+    ):
+        if value.dtype != dtype or tuple(value.shape) != tuple(shape):
+            raise ValueError(
+                f"mlm_corruption: {name} must be {dtype} of shape {tuple(shape)}, got {value.dtype} of shape "
+                f"{tuple(value.shape)}: see fastenc.objectives.MlmCorruption"
+            )
+        _checks.check_device("mlm_corruption", name, value, input_ids)
+    _check_ids(input_ids, is_special.shape[0])
+    tables = (seed, is_special, choices, cutoffs)
+    threshold = round(probability * 2**32)
+    if choose("mlm_corruption", impl, input_ids) == "reference":
+        return reference.mlm_corruption(input_ids, *tables, mask_token_id, threshold)
+    return torch.ops.fastenc.mlm_corruption(input_ids, *tables, mask_token_id, threshold)
+
+
+def _check_ids(input_ids: Tensor, vocabulary: int) -> None:
+    """Values are read only on CPU tensors; on an accelerator that would wait for the device."""
+    if input_ids.device.type != "cpu" or not len(input_ids) or torch.compiler.is_compiling():
+        return
+    low, high = (int(value) for value in input_ids.aminmax())
+    if low < 0 or high >= vocabulary:
+        raise ValueError(
+            f"mlm_corruption: input_ids must be in [0, {vocabulary}), the size of is_special, got "
+            f"{low if low < 0 else high}: was another vocabulary's tokenizer used?"
+        )
+
+
+define(
+    "mlm_corruption(Tensor input_ids, Tensor seed, Tensor is_special, Tensor choices, Tensor cutoffs, "
+    "int mask_token_id, int threshold) -> (Tensor, Tensor)",
+    lambda input_ids, *_: (torch.empty_like(input_ids), torch.empty_like(input_ids)),
+    triton="mlm_corruption.mlm_corruption",
+)

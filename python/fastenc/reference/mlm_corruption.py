@@ -1,0 +1,37 @@
+"""Masked-LM corruption in plain torch, in integers throughout, so that a kernel can be equal to the bit.
+
+Source: Devlin et al. 2018, arXiv:1810.04805; Walker 1977, "An efficient method for generating discrete random
+variables with general distributions", for the table of replacements.
+"""
+
+import torch
+from torch import Tensor
+
+from fastenc.reference.dropout import philox
+
+IGNORED = -100
+MASKED_BELOW = 3435973837  # 0.8 * 2^32, and next 0.9 * 2^32, rounded up
+REPLACED_BELOW = 3865470567
+STREAM = 1  # dropout's is 0
+
+
+def mlm_corruption(
+    input_ids: Tensor,
+    seed: Tensor,
+    is_special: Tensor,
+    choices: Tensor,
+    cutoffs: Tensor,
+    mask_token_id: int,
+    threshold: int,
+) -> tuple[Tensor, Tensor]:
+    """(corrupted ids, labels); ``threshold`` is the probability of selection times 2^32."""
+    token = torch.arange(len(input_ids), device=input_ids.device)
+    zero = torch.zeros_like(token)
+    select, fate, draw, side = philox(seed, token, zero, zero, zero + STREAM)
+    selected = (select < threshold) & ~is_special[input_ids]
+    entry = (draw * len(cutoffs)) >> 32
+    replacement = choices[entry, (side >= cutoffs[entry]).long()]
+    corrupted = torch.where(selected & (fate < MASKED_BELOW), mask_token_id, input_ids)
+    replaced = selected & (fate >= MASKED_BELOW) & (fate < REPLACED_BELOW)
+    corrupted = torch.where(replaced, replacement, corrupted)
+    return corrupted, torch.where(selected, input_ids, IGNORED)
