@@ -1,16 +1,18 @@
 import json
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 import torch
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
-from fastenc.cli import main
+from fastenc.cli import info, main
 from fastenc.cli.app import app
 from fastenc.demo.checkpoint import minilm_folder
 from fastenc.models import Encoder
+from fastenc.testing import CASES
 
 WORDS = ["good", "fine", "nice", "happy"], ["bad", "poor", "sad", "awful"]
 
@@ -202,6 +204,16 @@ def test_info_names_every_op_and_library():
     text = run("info")
     for word in ("masked_cross_entropy", "attention", "cpu float32", "transformers", "torch"):
         assert word in text
+
+
+def test_info_measures_errors_against_float64(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    few = partial(info.numerics_report, cases=[case for case in CASES if "pool" in case.op])
+    monkeypatch.setattr(info, "numerics_report", few)
+    text = run("info", "--numerics")
+    for words in ("Largest error against float64", "segment_pool mean", "segment_pool max", "kept"):
+        assert words in text
+    assert "broken" not in text
 
 
 def test_help_teaches():

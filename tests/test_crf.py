@@ -285,3 +285,18 @@ def test_bad_input_is_named(change, message):
         crf.decode(torch.zeros(2, 3, 5))
     with pytest.raises(ValueError, match="reduction must be one of"):
         crf(torch.zeros(2, 3, 4), torch.zeros(2, 3).long(), reduction="max")
+
+
+@needs_cpp
+def test_parameters_of_another_dtype_than_the_emissions():
+    values, tags, cu_seqlens = inputs(5)
+    low = [values[0], *(value.half() for value in values[1:])]
+    same = [values[0], *(value.half().float() for value in values[1:])]
+    ours, expected = likelihood(low, tags, cu_seqlens), likelihood(same, tags, cu_seqlens)
+    assert torch.equal(ours, expected)
+    gradients = torch.autograd.grad(ours.sum(), low[1:])
+    for mine, theirs in zip(gradients, torch.autograd.grad(expected.sum(), same[1:]), strict=True):
+        assert torch.equal(mine, theirs.half())
+    emissions, *parameters = low
+    path, _ = crf_decode(emissions, cu_seqlens, *parameters)
+    assert torch.equal(path, crf_decode(emissions, cu_seqlens, *same[1:])[0])

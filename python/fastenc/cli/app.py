@@ -233,9 +233,16 @@ def embed(
 
 
 @app.command(name="info")
-def show_info() -> None:
+def show_info(
+    numerics: Annotated[
+        bool,
+        typer.Option(
+            "--numerics", help="Also measure each op's error against float64 on this device."
+        ),
+    ] = False,
+) -> None:
     """What is installed, compiled and usable here, and which implementation each op takes."""
-    info.show()
+    info.show(numerics)
 
 
 def _settings(values: dict) -> dict:

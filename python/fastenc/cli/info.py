@@ -2,7 +2,9 @@
 
 import os
 import platform
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
+from itertools import groupby
 
 import torch
 
@@ -11,6 +13,7 @@ from fastenc import ops
 from fastenc._extras import require
 from fastenc.ops import _library
 from fastenc.ops._dispatch import OWN_DTYPES, choose
+from fastenc.testing import NumericsRow, numerics_report, ops_without_case
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 LIBRARIES = (
@@ -25,12 +28,41 @@ LIBRARIES = (
 )
 
 
-def show() -> None:
+def show(numerics: bool = False) -> None:
     """Print it as tables."""
     console = require("rich.console", extra="train").Console()
     for title, rows in (("Here", here()), ("Extension", extension()), ("Libraries", libraries())):
         console.print(_table(title, rows))
     console.print(_table("Implementation that impl='auto' takes", implementations()))
+    if numerics:
+        console.print(numerics_table(numerics_report()))
+        if missing := ops_without_case():
+            console.print(f"Not measured, for lack of a case: {', '.join(missing)}")
+
+
+def numerics_table(rows: Sequence[NumericsRow]):
+    """A line for each case and dtype; of several gradients the one that comes nearest to its budget."""
+    table = require("rich.table", extra="train").Table(
+        title="Largest error against float64, relative to the largest value: fastenc / PyTorch in the same dtype",
+        title_justify="left",
+    )
+    for name in ("op", "dtype", "takes", "forward", "gradient", "budget"):
+        table.add_column(name)
+    errors = lambda row: f"{row.error:.1e} / {row.plain_error:.1e}"
+    key = lambda row: (row.op, row.detail, row.dtype, row.implementation)
+    for (op, detail, dtype, implementation), group in groupby(rows, key):
+        forward, *gradients = group
+        worst = max(gradients, key=lambda row: row.error / row.allowed, default=None)
+        broken = [row.quantity for row in (forward, *gradients) if not row.holds]
+        table.add_row(
+            f"{op} {detail}".strip(),
+            str(dtype).removeprefix("torch."),
+            implementation,
+            errors(forward),
+            f"{errors(worst)} ({worst.quantity})" if worst else "none",
+            f"broken: {', '.join(broken)}" if broken else "kept",
+        )
+    return table
 
 
 def here() -> dict[str, str]:

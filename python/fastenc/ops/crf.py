@@ -42,7 +42,9 @@ def crf_log_likelihood(
     _check_tags(tags, emissions)
     if choose("crf", impl, emissions) == "reference":
         return reference.log_likelihood(emissions, tags, cu_seqlens, start, end, transitions)
-    emissions = emissions.float()
+    emissions, start, end, transitions = (
+        value.float() for value in (emissions, start, end, transitions)
+    )
     arguments = (emissions, tags, cu_seqlens, start, end, transitions)
     if torch.is_grad_enabled() and any(
         value.requires_grad for value in (emissions, start, end, transitions)
@@ -95,7 +97,8 @@ def crf_decode(
     if choose("crf", impl, emissions) == "reference":
         return reference.decode(emissions, cu_seqlens, start, end, transitions)
     with torch.no_grad():
-        return torch.ops.fastenc.crf_viterbi(emissions.float(), cu_seqlens, start, end, transitions)
+        parameters = (value.float() for value in (start, end, transitions))
+        return torch.ops.fastenc.crf_viterbi(emissions.float(), cu_seqlens, *parameters)
 
 
 def crf_decode_nbest(

@@ -24,6 +24,14 @@ def error_budget(plain: Tensor, truth: Tensor) -> tuple[float, float]:
     )
 
 
+def errors(result: Tensor, truth: Tensor) -> tuple[float, float]:
+    """(max, mean) of |result - truth|."""
+    if not truth.numel():
+        return 0.0, 0.0
+    error = (result.detach().double() - truth.detach()).abs()
+    return float(error.max()), float(error.mean())
+
+
 def assert_within_budget(
     result: Tensor, plain: Tensor, truth: Tensor, what: str = "result"
 ) -> None:
@@ -32,13 +40,11 @@ def assert_within_budget(
         raise AssertionError(
             f"{what}: {result.dtype} {tuple(result.shape)}, expected {plain.dtype} {tuple(truth.shape)}"
         )
-    if not truth.numel():
-        return
     max_allowed, mean_allowed = error_budget(plain, truth)
-    error = (result.detach().double() - truth.detach()).abs()
+    max_error, mean_error = errors(result, truth)
     # Written so that NaN fails.
-    if not (error.max() <= max_allowed and error.mean() <= mean_allowed):
+    if not (max_error <= max_allowed and mean_error <= mean_allowed):
         raise AssertionError(
-            f"{what}: error max {error.max():.3g} (allowed {max_allowed:.3g}), "
-            f"mean {error.mean():.3g} (allowed {mean_allowed:.3g})"
+            f"{what}: error max {max_error:.3g} (allowed {max_allowed:.3g}), "
+            f"mean {mean_error:.3g} (allowed {mean_allowed:.3g})"
         )

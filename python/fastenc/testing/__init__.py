@@ -1,0 +1,15 @@
+"""The numerics policy: how far a result may be from the truth, and how far each op is on the device at hand."""
+
+from fastenc.testing.budget import assert_within_budget, error_budget
+from fastenc.testing.cases import CASES, Case
+from fastenc.testing.numerics import NumericsRow, numerics_report, ops_without_case
+
+__all__ = [
+    "CASES",
+    "Case",
+    "NumericsRow",
+    "assert_within_budget",
+    "error_budget",
+    "numerics_report",
+    "ops_without_case",
+]

@@ -1,0 +1,119 @@
+"""Each op's distance from float64 on the device at hand, beside plain PyTorch's."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fastenc import ops
+from fastenc.ops._dispatch import choose
+from fastenc.testing.budget import error_budget, errors
+from fastenc.testing.cases import CASES, Case
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+INTEGER_RESULTS = {"crf_decode", "mlm_corruption"}
+
+
+@dataclass(frozen=True)
+class NumericsRow:
+    """One quantity: the result ("forward") or the gradient of an input (its name).
+
+    Fields:
+        detail: the case's, where an op has several.
+        implementation: what ``impl="auto"`` took.
+        error, plain_error, allowed: largest absolute error of the library and of plain PyTorch in the same dtype, and
+            the largest that the budget allows; each divided by the largest absolute value of the float64 result.
+        holds: whether the largest and the mean error keep the budget.
+    """
+
+    op: str
+    detail: str
+    implementation: str
+    dtype: torch.dtype
+    quantity: str
+    error: float
+    plain_error: float
+    allowed: float
+    holds: bool
+
+
+def numerics_report(
+    device: torch.device | str | None = None,
+    *,
+    dtypes: Sequence[torch.dtype] = DTYPES,
+    cases: Sequence[Case] = CASES,
+) -> list[NumericsRow]:
+    """Run every case forward and backward in each dtype, and compare with float64 computed from the same inputs.
+
+    Args:
+        device: the first GPU if there is one, or else the CPU.
+        cases: append a :class:`Case` to ``fastenc.testing.CASES`` for an op of your own.
+    Returns: a row for every quantity, in the order of the cases. Inputs are the same in every run; the state of the
+        default generators is left alone.
+    """
+    if device is None:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    return [
+        row
+        for case in cases
+        for dtype in dtypes
+        for row in _rows(case, torch.device(device), dtype)
+    ]
+
+
+def ops_without_case(cases: Sequence[Case] = CASES) -> list[str]:
+    """The public ops with floating-point results that no case runs."""
+    return sorted(set(ops.__all__) - {case.op for case in cases} - INTEGER_RESULTS)
+
+
+def _rows(case: Case, device: torch.device, dtype: torch.dtype) -> Iterator[NumericsRow]:
+    drawn = case.inputs(torch.Generator().manual_seed(0))
+    given = {name: _prepared(value, device, dtype) for name, value in drawn.items()}
+    leaves = [name for name, value in given.items() if _is_leaf(value)]
+    exact = {
+        name: value.detach().double().requires_grad_() if name in leaves else value
+        for name, value in given.items()
+    }
+    results = (case.ours(**given), case.plain(**given), case.plain(**exact))
+    quantities = [("forward", *results)]
+    if results[0].requires_grad:
+        upstream = torch.randn(results[0].shape, generator=torch.Generator().manual_seed(1))
+        upstream = upstream.to(device, results[0].dtype)
+        gradients = (
+            torch.autograd.grad(
+                result, [values[name] for name in leaves], upstream.to(result.dtype)
+            )
+            for result, values in zip(results, (given, given, exact), strict=True)
+        )
+        quantities += zip(leaves, *gradients, strict=True)
+    implementation = choose(case.op, "auto", given[leaves[0]])
+    for quantity, ours, plain, truth in quantities:
+        max_allowed, mean_allowed = error_budget(plain, truth)
+        max_error, mean_error = errors(ours, truth)
+        scale = float(truth.detach().abs().max()) or 1.0
+        yield NumericsRow(
+            case.op,
+            case.detail,
+            implementation,
+            dtype,
+            quantity,
+            max_error / scale,
+            errors(plain, truth)[0] / scale,
+            max_allowed / scale,
+            # Written so that NaN fails.
+            ours.dtype == plain.dtype and max_error <= max_allowed and mean_error <= mean_allowed,
+        )
+
+
+def _prepared(value: Any, device: torch.device, dtype: torch.dtype) -> Any:
+    if not isinstance(value, Tensor):
+        return value
+    if not value.is_floating_point():
+        return value.to(device)
+    return value.to(device, dtype).requires_grad_()
+
+
+def _is_leaf(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.requires_grad
