@@ -143,6 +143,38 @@ def test_a_gradient_that_is_not_finite_never_reaches_the_weights(tmp_path):
     assert all(parameter.isfinite().all() for parameter in trainer.plain_model.parameters())
 
 
+def test_where_losses_are_read_late_the_weights_are_those_before_the_broken_step(tmp_path):
+    """As on a GPU: the step that follows must not change them either."""
+    trainer = build(tmp_path, eval_every=100, log_every=7)
+    trainer.reads_every_step = False
+    bias, seen = trainer.plain_model.head.bias, []
+    bias.register_hook(lambda grad: grad * float("inf") if trainer.step == 4 else grad)
+    step = trainer._optimiser_step
+
+    def watched(window):
+        seen.append([p.detach().clone() for p in trainer.plain_model.parameters()])
+        step(window)
+
+    trainer._optimiser_step = watched
+    with pytest.raises(FloatingPointError, match=r"the gradient's norm is (nan|inf) at step 5"):
+        trainer.train()
+    assert len(seen) == 6
+    for before, now in zip(seen[4], trainer.plain_model.parameters(), strict=True):
+        assert torch.equal(before, now)
+    assert not torch.equal(seen[3][0], seen[4][0])
+
+
+def test_losses_read_late_give_the_same_log(tmp_path):
+    logs = []
+    for late in (False, True):
+        trainer = build(tmp_path / str(late), log_every=3)
+        trainer.reads_every_step = not late
+        trainer.train()
+        lines = read_log(tmp_path / str(late) / "log.jsonl")
+        logs.append([{k: v for k, v in line.items() if k != "tokens_per_s"} for line in lines])
+    assert logs[0] == logs[1] and len(logs[0]) > 2
+
+
 def test_micro_batches_count_by_their_labelled_tokens(tmp_path):
     """The gradient of two unequal micro-batches is that of all their labelled tokens' mean loss (no dropout)."""
     trainer = build(tmp_path, accumulation=2, max_steps=1, dropout=0.0, max_grad_norm=0.0)

@@ -67,7 +67,12 @@ class PackedBatch:
 
 
 def pack(
-    input_ids: Tensor, attention_mask: Tensor | None = None, token_type_ids: Tensor | None = None
+    input_ids: Tensor,
+    attention_mask: Tensor | None = None,
+    token_type_ids: Tensor | None = None,
+    *,
+    total_tokens: int | None = None,
+    max_seqlen: int | None = None,
 ) -> PackedBatch:
     """Remove the padding of a (B, length) batch.
 
@@ -76,8 +81,10 @@ def pack(
         attention_mask: (B, length), non-zero at real tokens; None keeps every token. The real tokens of
             a row may stand anywhere (left or right padding, holes); order is kept.
         token_type_ids: (B, length) integer or None.
+        total_tokens, max_seqlen: of the mask's real tokens, where the caller knows both.
     Raises: ValueError for another shape.
-    Reads lengths back to the host, so call it before the forward pass, on CPU tensors where possible.
+    Unless they are given, reads these two numbers back to the host: call it before the forward pass, on CPU tensors
+    where possible.
     """
     if input_ids.dim() != 2:
         raise ValueError(
@@ -95,18 +102,20 @@ def pack(
     if attention_mask is None:
         positions = torch.arange(length, device=device).repeat(batch)
         cu_seqlens = torch.arange(batch + 1, dtype=torch.int32, device=device) * length
-        indices, max_seqlen = torch.arange(batch * length, device=device), length if batch else 0
+        indices = torch.arange(batch * length, device=device)
+        max_seqlen = length if batch else 0
     else:
         real = attention_mask != 0
         seqlens = real.sum(1, dtype=torch.int32)
         cu_seqlens = torch.nn.functional.pad(seqlens.cumsum(0, dtype=torch.int32), (1, 0))
-        indices = real.flatten().nonzero().flatten()
+        if batch and (total_tokens is None or max_seqlen is None):
+            total_tokens, max_seqlen = torch.stack((cu_seqlens[-1], seqlens.max())).tolist()
+        indices = real.flatten().nonzero_static(size=total_tokens or 0).flatten()
         positions = (real.cumsum(1) - 1).flatten()[indices]
-        max_seqlen = int(seqlens.max()) if batch else 0
     return PackedBatch(
         input_ids=input_ids.reshape(-1)[indices].long(),
         cu_seqlens=cu_seqlens,
-        max_seqlen=max_seqlen,
+        max_seqlen=max_seqlen or 0,
         position_ids=positions,
         token_type_ids=None
         if token_type_ids is None

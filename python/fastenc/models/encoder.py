@@ -203,15 +203,17 @@ class Encoder(PretrainedModel):
         if show_progress is None and len(starts) <= 10:
             show_progress = False
         weight = self.embeddings.word.weight
-        vectors = weight.new_empty((len(ids), self.config.hidden_size))
+        parts = [weight.new_empty((0, self.config.hidden_size))]
         was_training = self.training
         self.eval()
         for start in progress_bar(starts, "encode", "batch", show_progress):
             chosen = order[start : start + batch_size]
             batch = pack_sequences([ids[place] for place in chosen]).to(weight.device)
             pooled = pool(self(batch).last_hidden_state, batch.cu_seqlens, pooling)
-            vectors[chosen] = F.normalize(pooled, dim=1) if normalize else pooled
+            parts.append(F.normalize(pooled, dim=1) if normalize else pooled)
         self.train(was_training)
+        places = torch.tensor(order, dtype=torch.long).argsort()
+        vectors = torch.cat(parts).index_select(0, places.to(weight.device, non_blocking=True))
         return vectors[0] if single else vectors
 
 

@@ -133,7 +133,8 @@ def run(
     """
     device = next(model.parameters()).device
     results: list[Any] = [None] * len(examples)
-    total, items = 0.0, 0
+    total, items = torch.zeros((), dtype=torch.float64, device=device), 0
+    outputs = []
     order = sorted(range(len(examples)), key=lambda i: len(examples[i].input_ids), reverse=True)
     batches = list(BatchSampler(order, batch_size, shuffle=False).epoch(0)) if order else []
     was_training = model.training
@@ -142,15 +143,20 @@ def run(
         chosen = [order[place] for place in places]
         arguments = collate([examples[i] for i in chosen])
         lengths = arguments["batch"].cu_seqlens.diff().tolist()
-        output = model(**{name: value.to(device) for name, value in arguments.items()})
+        output = model(
+            **{name: value.to(device, non_blocking=True) for name, value in arguments.items()}
+        )
         if output.loss is not None:
             labelled = labelled_items(arguments["labels"])
-            total, items = total + output.loss.item() * labelled, items + labelled
-        logits = output.logits.float().cpu()
+            total, items = total + output.loss * labelled, items + labelled
+        outputs.append((chosen, lengths, output.logits.float()))
+    # Read at the end, so that no batch waits for the one before it.
+    for chosen, lengths, logits in outputs:
+        logits = logits.cpu()
         for place, part in zip(chosen, logits.split(lengths) if per_token else logits, strict=True):
             results[place] = part
     model.train(was_training)
-    return results, total / max(items, 1)
+    return results, total.item() / max(items, 1)
 
 
 def labelled_items(labels: Tensor) -> int:

@@ -20,7 +20,7 @@ def evaluate_masked_lm(
     compared; use another seed than in training.
     """
     device = next(model.parameters()).device
-    total, count = 0.0, 0
+    total, count = torch.zeros((), dtype=torch.float64, device=device), 0
     was_training = model.training
     model.eval()
     for step, places in enumerate(
@@ -28,9 +28,9 @@ def evaluate_masked_lm(
     ):
         example = collator([blocks[place] for place in places], step)
         masked = int((example["labels"] != -100).sum())
-        output = model(example["batch"].to(device), example["labels"].to(device))
-        total += output.loss.item() * masked
+        output = model(example["batch"].to(device), example["labels"].to(device, non_blocking=True))
+        total += output.loss * masked
         count += masked
     model.train(was_training)
-    loss = total / max(count, 1)
+    loss = total.item() / max(count, 1)
     return {"loss": loss, "perplexity": math.exp(min(loss, 700.0))}

@@ -40,6 +40,10 @@ class Trainer:
     AdamW's moments, the random generators and the place in the data, so that a run that was killed and resumed
     gives the weights of one that was not: bit for bit on a CPU with the same number of threads.
 
+    On a GPU a step waits for nothing: losses stay there until a line of the log, an evaluation or a checkpoint reads
+    them. A step whose loss or gradient is not finite changes no weights, nor does any after it, and the next reading
+    raises.
+
     Args:
         model: one of ``fastenc.models``; its weights on entry are the first ones.
         examples, lengths: the training set and the tokens of each example.
@@ -97,6 +101,10 @@ class Trainer:
         # Accelerate's wrapper shares the state of the optimiser in it.
         self.adamw = build_optimizer(model, config)
         self.model, self.optimizer = self.accelerator.prepare(model, self.adamw)
+        device = self.accelerator.device
+        # AdamW's kernel changes nothing while this is 1, which is how torch's GradScaler skips a step.
+        self.broken = self.adamw.found_inf = torch.zeros((), device=device)  # type: ignore[attr-defined]
+        self.reads_every_step = device.type == "cpu"  # where it costs nothing
         self.step = 0
         self.best: dict[str, Any] | None = None
         decisive = {
@@ -126,7 +134,7 @@ class Trainer:
             be written.
         """
         self._begin(resume)
-        config, window = self.config, _Window()
+        config, self.window = self.config, _Window()
         main = self.accelerator.is_main_process
         every = config.eval_every or self.steps_per_epoch
         bar = progress_bar(
@@ -138,29 +146,32 @@ class Trainer:
             total=self.total_steps,
         )
         for indices in bar:
-            loss, norm, tokens = self._optimiser_step(indices)
+            self._optimiser_step(indices)
             self.step += 1
-            window.add(loss, tokens)
             last = self.step == self.total_steps
-            if main and (self.step % config.log_every == 0 or last):
-                line = window.close()
+            logs = self.step % config.log_every == 0 or last
+            evaluates = self.step % every == 0 or last
+            saves = evaluates or (config.save_every and self.step % config.save_every == 0)
+            if logs or saves:
+                self._read_window()
+            if logs:
+                line = self.window.close()
+            if logs and main:
                 if hasattr(bar, "set_postfix"):
                     bar.set_postfix({name: f"{value:.4g}" for name, value in line.items()})
                 self.log.write(
                     step=self.step,
                     epoch=self.step / self.steps_per_epoch,
                     learning_rate=max(group["lr"] for group in self.optimizer.param_groups),
-                    grad_norm=norm,
                     **line,
                 )
-            evaluates = self.step % every == 0 or last
             if evaluates:
                 self._evaluate()
                 if main:
                     plot_log(self.log.path, self.output_dir / "curves.png", self.metric)
-            if evaluates or (config.save_every and self.step % config.save_every == 0):
+            if saves:
                 self._save()
-                window.restart_clock()
+                self.window.restart_clock()
         self._finish()
         return self.best["metrics"] if self.best else {}
 
@@ -192,8 +203,8 @@ class Trainer:
             self._remove_old()
             self.log = Log(self.output_dir / "log.jsonl", self.step)
 
-    def _optimiser_step(self, window: list[list[int]]) -> tuple[float, float, int]:
-        """One update; returns the loss, the gradient's norm and the number of tokens, over all processes."""
+    def _optimiser_step(self, window: list[list[int]]) -> None:
+        """One update; the window gets its loss, gradient norm and number of tokens, over all processes."""
         config, accelerator = self.config, self.accelerator
         batches, items, tokens = [], [], 0
         for number, indices in enumerate(window):
@@ -205,32 +216,46 @@ class Trainer:
             items.append(labelled_items(arguments["labels"]))
             tokens += arguments["batch"].total_tokens
         device = accelerator.device
-        totals = torch.tensor([float(sum(items)), float(tokens)], device=device)
-        totals = accelerator.reduce(totals, "sum")
-        share = accelerator.num_processes / max(1.0, totals[0].item())
+        totals = torch.tensor([sum(items), tokens], dtype=torch.float64)
+        totals = accelerator.reduce(totals.to(device, non_blocking=True), "sum")
         for group in self.optimizer.param_groups:
             factor = rate_factor(self.step, self.warmup_steps, self.total_steps)
             group["lr"] = config.learning_rate * group["rate_scale"] * factor
         self.model.train()
         loss = torch.zeros((), device=device)
         for number, (arguments, labelled) in enumerate(zip(batches, items, strict=True)):
-            arguments = {name: value.to(device) for name, value in arguments.items()}
+            arguments = {
+                name: value.to(device, non_blocking=True) for name, value in arguments.items()
+            }
+            share = labelled * accelerator.num_processes / totals[0].clamp(min=1)
             with _sync(accelerator, self.model, number + 1 == len(batches)):
-                part = self.model(**arguments).loss * (labelled * share)
+                part = self.model(**arguments).loss * share
                 part.backward()  # accelerator.backward would divide by the launcher's own accumulation setting
             loss += part.detach()
-        value = accelerator.reduce(loss, "mean").item()
+        loss = accelerator.reduce(loss, "mean")
         limit = config.max_grad_norm or math.inf
-        norm = float(accelerator.clip_grad_norm_(self.model.parameters(), limit))
-        for what, result in (("loss", value), ("gradient's norm", norm)):
-            if not math.isfinite(result):
-                raise FloatingPointError(
-                    f"the {what} is {result} at step {self.step + 1}: lower learning_rate, or look at this step's "
-                    f"data. Last good checkpoint: {checkpoints.latest_checkpoint(self.output_dir) or 'none yet'}"
-                )
+        norm = accelerator.clip_grad_norm_(self.model.parameters(), limit)
+        figures = torch.stack((loss.double(), norm.double(), totals[1]))
+        self.broken.logical_or_(~figures.isfinite().all())
+        self.window.add(self.step + 1, figures)
+        if self.reads_every_step:
+            self._read_window()
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        return value, norm, int(totals[1])
+
+    def _read_window(self) -> None:
+        """Read the losses of the steps since the last reading: on a GPU the one place that waits for it.
+
+        Raises: FloatingPointError for the first step whose loss or gradient is not finite.
+        """
+        for step, loss, norm in self.window.read():
+            for what, result in (("loss", loss), ("gradient's norm", norm)):
+                if not math.isfinite(result):
+                    last = checkpoints.latest_checkpoint(self.output_dir) or "none yet"
+                    raise FloatingPointError(
+                        f"the {what} is {result} at step {step}: lower learning_rate, or look at this step's data. "
+                        f"Last good checkpoint: {last}"
+                    )
 
     def _evaluate(self) -> None:
         """Log the metrics, and note this step if they are the best so far."""
@@ -292,30 +317,47 @@ class Trainer:
 
 
 class _Window:
-    """Losses and tokens since the last line of the log."""
+    """Losses, gradient norms and tokens of the steps since the last line of the log."""
 
     def __init__(self) -> None:
-        self.losses: list[float] = []
-        self.tokens, self.seconds = 0, 0.0
+        self.unread: list[tuple[int, torch.Tensor]] = []
+        self._clear()
         self.restart_clock()
+
+    def _clear(self) -> None:
+        self.losses: list[float] = []
+        self.norm, self.tokens, self.seconds = 0.0, 0.0, 0.0
 
     def restart_clock(self) -> None:
         """Leave out the time of evaluations and checkpoints."""
         self.since = time.perf_counter()
 
-    def add(self, loss: float, tokens: int) -> None:
+    def add(self, step: int, figures: torch.Tensor) -> None:
+        """figures: float64 (loss, norm, tokens) on the training device, where they stay."""
+        self.unread.append((step, figures))
+
+    def read(self) -> list[tuple[int, float, float]]:
+        """(step, loss, norm) of the steps not read yet; waits for the device."""
+        steps = [step for step, _ in self.unread]
+        figures = torch.stack([f for _, f in self.unread]).tolist() if steps else []
+        self.unread = []
+        for loss, norm, tokens in figures:
+            self.losses.append(loss)
+            self.norm = norm
+            self.tokens += tokens
         now = time.perf_counter()
-        self.losses.append(loss)
-        self.tokens += tokens
         self.seconds += now - self.since
         self.since = now
+        return [(step, loss, norm) for step, (loss, norm, _) in zip(steps, figures, strict=True)]
 
     def close(self) -> dict[str, float]:
+        """The log's line of what has been read."""
         line = {
+            "grad_norm": self.norm,
             "loss": sum(self.losses) / len(self.losses),
             "tokens_per_s": self.tokens / max(self.seconds, 1e-9),
         }
-        self.losses, self.tokens, self.seconds = [], 0, 0.0
+        self._clear()
         return line
 
 

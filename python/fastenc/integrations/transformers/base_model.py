@@ -1,6 +1,8 @@
 """The fused forward of a Hugging Face base model: unpad once, fused layers, pad once."""
 
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -8,6 +10,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from fastenc.integrations.transformers import architectures
+from fastenc.integrations.transformers.batch_facts import BatchFacts, read_facts
 from fastenc.nn.encoder_layer import InferenceLayer, encoder_layer, wants_inference
 from fastenc.ops import unpack
 from fastenc.ops._dispatch import choose
@@ -42,6 +45,7 @@ class Layers:
     """
 
     def __init__(self) -> None:
+        self._noted: tuple[Tensor, BatchFacts] | None = None
         self.parts: list[architectures.LayerParts] = []
         self.inference: list[InferenceLayer] = []
 
@@ -52,8 +56,25 @@ class Layers:
         if len(self.inference) != len(modules):
             self.inference = [InferenceLayer() for _ in modules]
 
+    def facts(self, arguments: dict) -> BatchFacts | None:
+        """What the host must know of the call's mask: as noted, or read now."""
+        mask = arguments.get("attention_mask")
+        if self._noted is not None and self._noted[0] is mask:
+            return self._noted[1]
+        return read_facts(mask, None)
 
-def obstacle(base: Any, layers: Layers, arguments: dict) -> str | None:
+    @contextmanager
+    def noted(self, arguments: dict, facts: BatchFacts | None) -> Iterator[None]:
+        """Inside, the base model need not read what its task model has read."""
+        mask = arguments.get("attention_mask")
+        self._noted = None if mask is None or facts is None else (mask, facts)
+        try:
+            yield
+        finally:
+            self._noted = None
+
+
+def obstacle(base: Any, layers: Layers, arguments: dict, facts: BatchFacts | None) -> str | None:
     """Why this call must take the model's own forward, or None. Reads the layers' modules."""
     config = base.config
     extra = {
@@ -76,7 +97,7 @@ def obstacle(base: Any, layers: Layers, arguments: dict) -> str | None:
         return "attention_mask is not (batch, length)"
     if torch.jit.is_tracing() or torch.compiler.is_compiling():
         return "it is being traced"
-    if mask is not None and not bool((mask[:, 0] != 0).all()):
+    if facts is not None and facts.leading_padding:
         # Heads and poolers read a row's first place, where only the padded computation has a vector.
         return "a row starts with padding"
     parameter = base.embeddings.word_embeddings.weight
@@ -85,12 +106,16 @@ def obstacle(base: Any, layers: Layers, arguments: dict) -> str | None:
     return _changed_module(base, layers)
 
 
-def run(base: Any, layers: Layers, arguments: dict, keep_all: bool) -> PackedRun:
+def run(
+    base: Any, layers: Layers, arguments: dict, facts: BatchFacts | None, keep_all: bool
+) -> PackedRun:
     """Embed and encode the real tokens only, after :func:`obstacle` found none."""
     inputs, mask = _inputs(arguments), arguments.get("attention_mask")
     rows, length = inputs.shape[:2]
     places = torch.zeros((rows, length), dtype=torch.long, device=inputs.device)
-    batch = pack(places if inputs.dim() == 3 else inputs, mask)
+    total, longest = (None, None) if facts is None else (facts.total_tokens, facts.max_seqlen)
+    ids = places if inputs.dim() == 3 else inputs
+    batch = pack(ids, mask, total_tokens=total, max_seqlen=longest)
     x = _embed(base, arguments, batch)
     states = [x]
     heads, activation = architectures.num_heads(base), str(architectures.activation(base))

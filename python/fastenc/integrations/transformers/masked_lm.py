@@ -2,10 +2,12 @@
 
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fastenc.integrations.transformers import architectures, base_model
+from fastenc.integrations.transformers.batch_facts import BatchFacts
 from fastenc.ops import linear_masked_cross_entropy, masked_cross_entropy
 
 
@@ -24,6 +26,7 @@ def forward(
     base: Any,
     layers: base_model.Layers,
     arguments: dict,
+    facts: BatchFacts | None,
     labelled_logits_only: bool,
 ):
     """Loss and logits as the class returns them; with ``labelled_logits_only`` and labels, the loss only."""
@@ -31,13 +34,17 @@ def forward(
 
     labels = arguments.pop("labels", None)
     keep_all = base_model.wanted(base, arguments, "output_hidden_states")
-    packed = base_model.run(base, layers, arguments, keep_all)
+    packed = base_model.run(base, layers, arguments, facts, keep_all)
     hidden = packed.hidden_states[-1]
     transform, decoder = architectures.MASKED_LM_HEADS[type(model).__name__](model)
     own_labels = None if labels is None else labels.reshape(-1)[packed.batch.indices]
     loss = logits = None
     if own_labels is not None and labelled_logits_only:
-        rows = (own_labels != -100).nonzero().flatten()
+        labelled = own_labels != -100
+        # Without a mask nothing else has been read.
+        rows = (
+            labelled.nonzero() if facts is None else labelled.nonzero_static(size=facts.labelled)
+        ).flatten()
         chosen = transform(hidden.index_select(0, rows))
         loss = linear_masked_cross_entropy(chosen, decoder.weight, decoder.bias, own_labels[rows])
     else:
@@ -52,6 +59,4 @@ def forward(
 
 def _loss(logits: Tensor, labels: Tensor) -> Tensor:
     # The class's own loss is nan without any label; a caller may rely on seeing that.
-    if not bool((labels != -100).any()):
-        return F.cross_entropy(logits, labels)
-    return masked_cross_entropy(logits, labels)
+    return torch.where((labels != -100).any(), masked_cross_entropy(logits, labels), torch.nan)

@@ -10,6 +10,7 @@ from torch import nn
 from fastenc._extras import require
 from fastenc.integrations.transformers import base_model, masked_lm
 from fastenc.integrations.transformers.architectures import BASE_MODELS, MASKED_LM_HEADS
+from fastenc.integrations.transformers.batch_facts import BatchFacts, read_facts
 
 STATE = "_fastenc_patch"
 
@@ -136,22 +137,29 @@ def _named(own, args: tuple, kwargs: dict) -> dict:
 
 
 def _base_forward(base, state: _State, arguments: dict, plain):
-    reason = base_model.obstacle(base, state.layers, arguments)
+    facts = state.layers.facts(arguments)
+    reason = base_model.obstacle(base, state.layers, arguments, facts)
     if reason is not None:
         base_model.warn_once(base, reason)
         return plain(**arguments)
     keep_all = base_model.wanted(base, arguments, "output_hidden_states")
-    packed = base_model.run(base, state.layers, arguments, keep_all)
+    packed = base_model.run(base, state.layers, arguments, facts, keep_all)
     return base_model.output(base, packed, arguments)
 
 
 def _task_forward(model, state: _State, arguments: dict, plain):
+    facts = read_facts(arguments.get("attention_mask"), arguments.get("labels"))
+    return _with_own_head(model, arguments, facts, plain)
+
+
+def _with_own_head(model, arguments: dict, facts: BatchFacts | None, plain):
     base = model.base_model
-    reason = _loss_reads_padding(arguments)
-    if reason is None:
-        return plain(**arguments)
-    base_model.warn_once(base, reason)
     base_state = base.__dict__[STATE]
+    reason = _loss_reads_padding(arguments, facts)
+    if reason is None:
+        with base_state.layers.noted(arguments, facts):
+            return plain(**arguments)
+    base_model.warn_once(base, reason)
     base_state.enabled = False
     try:
         return plain(**arguments)
@@ -163,23 +171,17 @@ def _masked_lm_forward(model, state: _State, arguments: dict, plain):
     base = model.base_model
     inner = {name: value for name, value in arguments.items() if name != "labels"}
     layers = base.__dict__[STATE].layers
-    reason = base_model.obstacle(base, layers, inner) or masked_lm.obstacle(model)
-    if reason is not None or _loss_reads_padding(arguments):
-        return _task_forward(model, state, arguments, plain)
-    return masked_lm.forward(model, base, layers, arguments, state.labelled_logits_only)
+    facts = read_facts(arguments.get("attention_mask"), arguments.get("labels"))
+    reason = base_model.obstacle(base, layers, inner, facts) or masked_lm.obstacle(model)
+    if reason is not None or _loss_reads_padding(arguments, facts):
+        return _with_own_head(model, arguments, facts, plain)
+    return masked_lm.forward(model, base, layers, arguments, facts, state.labelled_logits_only)
 
 
-def _loss_reads_padding(arguments: dict) -> str | None:
+def _loss_reads_padding(arguments: dict, facts: BatchFacts | None) -> str | None:
     """Whether the task's loss depends on what the model computes at padding, which the fused forward leaves out."""
-    mask, labels = arguments.get("attention_mask"), arguments.get("labels")
-    if mask is None or bool((mask != 0).all()):
+    if facts is None or not facts.padding:
         return None
     if arguments.get("start_positions") is not None:
         return "the question-answering loss is a softmax over the padded length"
-    if (
-        labels is not None
-        and labels.shape == mask.shape
-        and bool(((labels != -100) & (mask == 0)).any())
-    ):
-        return "a padding token has a label"
-    return None
+    return "a padding token has a label" if facts.labelled_padding else None

@@ -1,0 +1,179 @@
+"""No forward, backward or training step reads a device tensor's values on the host.
+
+On the meta device tensors have no values: reading one (item, tolist, bool, nonzero, indexing by a mask) raises. The
+library's checks of values are for CPU tensors only, so on meta everything takes the path of a GPU, with each kernel's
+fake in its place.
+"""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import fastenc
+from families import FAMILIES, model, padded_batch
+from fastenc.integrations.transformers import patching
+from fastenc.integrations.transformers.batch_facts import read_facts
+from fastenc.models import Encoder, EncoderConfig, MaskedLM, SequenceClassifier
+from fastenc.ops import _dispatch
+from fastenc.packing import pack, pack_sequences
+from fastenc.train import TrainConfig, Trainer
+
+META = torch.device("meta")
+SIZES = (97, 32, 2, 2, 48, 40)  # as an EncoderConfig's first fields
+
+
+@pytest.fixture(autouse=True)
+def kernels_on_meta(monkeypatch):
+    """Meta tensors take the GPU's implementations."""
+    own = _dispatch._obstacle
+
+    def obstacle(op, impl, x, cpp_limit, triton_limit):
+        if impl == "triton" and x.device == META and op in _dispatch.WITH_TRITON:
+            return triton_limit
+        return own(op, impl, x, cpp_limit, triton_limit)
+
+    monkeypatch.setattr(_dispatch, "_obstacle", obstacle)
+    enabled = torch.is_autocast_enabled
+    # Torch has no autocast for meta tensors, and raises where one asks.
+    monkeypatch.setattr(
+        torch, "is_autocast_enabled", lambda device: device != "meta" and enabled(device)
+    )
+
+
+def a_batch():
+    return pack_sequences([[1, 2, 3], [4], [5, 6, 7, 8]], [[0, 0, 1], [0], [0, 1, 1, 1]]).to(META)
+
+
+def on_meta(cls, config=None, **options):
+    with META:
+        return cls(config or EncoderConfig(*SIZES), **options)
+
+
+def test_the_device_catches_reads():
+    values = torch.ones(3, device=META)
+    for read in (
+        lambda: values.sum().item(),
+        lambda: values.tolist(),
+        lambda: bool(values.all()),
+        lambda: values.nonzero(),
+        lambda: values[values > 0],
+        lambda: values.cpu(),
+        lambda: torch.repeat_interleave(values, values.long()),
+    ):
+        with pytest.raises((RuntimeError, NotImplementedError)):
+            read()
+
+
+@pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize("family", ["bert", "roberta", "distilbert", "electra"])
+def test_models(family, training):
+    sizes = dict(position_offset=2) if family == "roberta" else {}
+    config = EncoderConfig(*SIZES, family=family, embedding_size=16, **sizes)
+    labels = torch.zeros(3, dtype=torch.long, device=META)
+    for m in (
+        on_meta(Encoder, config),
+        on_meta(MaskedLM, config),
+        on_meta(SequenceClassifier, config, num_labels=3),
+    ):
+        m.train(training)
+        with torch.set_grad_enabled(training):
+            is_classifier = isinstance(m, SequenceClassifier)
+            output = m(a_batch(), labels) if is_classifier else m(a_batch())
+        if training:
+            result = output.loss if is_classifier else next(iter(vars(output).values()))
+            result = output.logits if result is None else result
+            result.sum().backward()
+            assert any(p.grad is not None for p in m.parameters())
+
+
+def test_every_op_took_its_kernel():
+    """The test above would prove little of a GPU if it ran the references."""
+    called = set()
+
+    class Record(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
+            if function.namespace == "fastenc":
+                called.add(function._schema.name.split("::")[1])
+            return function(*arguments, **(keywords or {}))
+
+    m = on_meta(Encoder).train()
+    with Record():
+        m(a_batch()).last_hidden_state.sum().backward()
+    ops = ("attention", "layer_norm", "bias_gelu")
+    assert called >= {f"{op}_{way}" for op in ops for way in ("fwd", "bwd")}
+
+
+@pytest.mark.parametrize("task", ["Model", "ForMaskedLM", "ForSequenceClassification"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_patched_models_read_the_mask_once(family, task, monkeypatch):
+    theirs = model(family, task)
+    batch = padded_batch(family)
+    mask, labels = batch["attention_mask"], None
+    if task == "ForMaskedLM":
+        labels = torch.where(mask.bool(), batch["input_ids"], -100)
+    if task == "ForSequenceClassification":
+        labels = torch.zeros(4, dtype=torch.long)
+    facts, readings = read_facts(mask, labels), []
+
+    def read_once(given, _):
+        if given is not None:
+            readings.append(given)
+            return facts
+        return None
+
+    for module in (patching, fastenc.integrations.transformers.base_model):
+        monkeypatch.setattr(module, "read_facts", read_once)
+    ours = fastenc.patch(theirs).to(META).train()
+    arguments = {name: value.to(META) for name, value in batch.items()}
+    if labels is not None and task != "ForMaskedLM":
+        arguments["labels"] = labels.to(META)
+    output = ours(**arguments)
+    (output[0] if labels is None else output.logits).sum().backward()
+    assert len(readings) == 1
+
+
+def test_packing_with_known_sizes():
+    batch = padded_batch("bert")
+    expected = pack(**batch)
+    on_device = pack(
+        **{name: value.to(META) for name, value in batch.items()},
+        total_tokens=expected.total_tokens,
+        max_seqlen=expected.max_seqlen,
+    )
+    assert on_device.input_ids.shape == expected.input_ids.shape
+    assert on_device.max_seqlen == expected.max_seqlen
+    again = pack(**batch, total_tokens=expected.total_tokens, max_seqlen=expected.max_seqlen)
+    for name, value in vars(expected).items():
+        same = torch.equal(value, getattr(again, name)) if isinstance(value, torch.Tensor) else None
+        assert same is not False, name
+
+
+def test_a_training_step(tmp_path, monkeypatch):
+    """All of the Trainer's own work; AdamW's kernel has no form for meta tensors and is left out."""
+    labels = torch.zeros(2, dtype=torch.long)
+    collate = lambda examples, step: {"batch": pack_sequences(examples), "labels": labels}
+    config = EncoderConfig(*SIZES)
+    trainer = Trainer(
+        SequenceClassifier(config),
+        TrainConfig(str(tmp_path), max_steps=2, batch_size=2),
+        [[1, 2, 3], [4]] * 4,
+        [3, 1] * 4,
+        collate,
+    )
+    monkeypatch.setattr(type(trainer.accelerator), "device", property(lambda self: META))
+    trainer.model = on_meta(SequenceClassifier, config)
+    trainer.broken = trainer.broken.to(META)
+    trainer.reads_every_step = False
+    steps = []
+    trainer.optimizer = SimpleNamespace(
+        param_groups=trainer.optimizer.param_groups,
+        step=lambda: steps.append([p.grad for p in trainer.model.parameters()]),
+        zero_grad=lambda set_to_none: None,
+    )
+    added = []
+    trainer.window = SimpleNamespace(add=lambda step, figures: added.append((step, figures)))
+    trainer._optimiser_step([[0, 1], [2, 3]])
+    assert len(steps) == 1 and all(grad is not None for grad in steps[0])
+    assert added[0][0] == 1 and added[0][1].device == META
