@@ -25,6 +25,4 @@ def pool(hidden: Tensor, cu_seqlens: Tensor, pooling: str) -> Tensor:
             "an empty sequence has nothing to pool, got one at place "
             f"{int((cu_seqlens.diff() == 0).nonzero()[0])}: leave it out of the batch"
         )
-    # Values are read only on CPU tensors; on an accelerator that would wait for the device.
-    reads = cu_seqlens.device.type == "cpu" and not torch.compiler.is_compiling()
-    if reads and bool((cu_seqlens.diff() == 0).any()):
+    return segment_pool(hidden, cu_seqlens, pooling)
