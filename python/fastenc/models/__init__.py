@@ -2,6 +2,7 @@
 
 from fastenc.models.config import EncoderConfig
 from fastenc.models.encoder import Encoder, EncoderOutput
+from fastenc.models.graph_inference import InferenceRunner, compile_inference
 from fastenc.models.masked_lm import MaskedLM, ModelOutput
 from fastenc.models.question_answerer import QuestionAnswerer
 from fastenc.models.sequence_classifier import SequenceClassifier
@@ -11,9 +12,11 @@ __all__ = [
     "Encoder",
     "EncoderConfig",
     "EncoderOutput",
+    "InferenceRunner",
     "MaskedLM",
     "ModelOutput",
     "QuestionAnswerer",
     "SequenceClassifier",
     "TokenClassifier",
+    "compile_inference",
 ]

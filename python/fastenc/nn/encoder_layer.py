@@ -184,7 +184,8 @@ class InferenceLayer:
         options: LayerOptions,
     ) -> Tensor:
         w, o = weights, options
-        heads = self._qkv(x, w.qkv_weights, w.qkv_biases).view(x.shape[0], 3, o.num_heads, -1)
+        qkv = self._qkv(x, w.qkv_weights, w.qkv_biases)
+        heads = qkv.view(x.shape[0], 3, o.num_heads, qkv.shape[1] // (3 * o.num_heads))
         mixed = attention(heads, cu_seqlens, max_seqlen).flatten(1)
         count = 1
         if x.device.type == "cpu" and not torch.compiler.is_compiling():

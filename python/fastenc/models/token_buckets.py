@@ -1,0 +1,82 @@
+"""Packed batches padded up to one of a few shapes, so that what is recorded for a shape serves many batches."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fastenc.packing import PackedBatch
+
+# Fewer rows than this cost a kernel no less.
+LEAST_TOKENS, LEAST_LENGTH = 32, 64
+
+
+class Bucket(NamedTuple):
+    """The shape of a padded batch."""
+
+    total_tokens: int
+    num_sequences: int
+    max_seqlen: int
+
+
+def sizes() -> Iterator[int]:
+    """2, 3, 4, 6, 8, 12, 16, …: a size is at most 1.5 times the one before."""
+    size = 2
+    while True:
+        yield size
+        yield size + size // 2
+        size *= 2
+
+
+def bucket_of(batch: PackedBatch, max_seqlen: int, max_tokens: int) -> Bucket | None:
+    """The smallest bucket that holds the batch and at least one sequence of padding, or None beyond max_tokens.
+
+    The padding is sequences of its own, none of them empty and none longer than ``max_seqlen``, the longest that the
+    model takes. There are more tokens than sequences, which tells results a token from results a sequence.
+    """
+    tokens, sequences = batch.total_tokens, batch.num_sequences
+    for capacity in sizes():
+        extra = capacity - sequences
+        if extra < 1:
+            continue
+        least = max(tokens + extra, capacity + 1)
+        if least > max_tokens:
+            return None
+        room = min(max_tokens, _at_least(max(least, LEAST_TOKENS)))
+        longest = max(batch.max_seqlen, -(-(room - tokens) // extra))
+        if longest <= max_seqlen:
+            length = min(max_seqlen, _at_least(max(longest, LEAST_LENGTH)))
+            return Bucket(room, capacity, length)
+    raise AssertionError("sizes() has no end")
+
+
+def _at_least(number: int) -> int:
+    return next(size for size in sizes() if size >= number)
+
+
+def pad_to(batch: PackedBatch, bucket: Bucket, pad_token_id: int) -> PackedBatch:
+    """The batch and, after it, sequences of padding tokens of about equal length up to the bucket's shape."""
+    more_tokens = bucket.total_tokens - batch.total_tokens
+    more_sequences = bucket.num_sequences - batch.num_sequences
+    steps = torch.arange(1, more_sequences + 1, device=batch.cu_seqlens.device)
+    ends = batch.total_tokens + steps * more_tokens // more_sequences
+    fill = lambda values, value: F.pad(values, (0, more_tokens), value=value)
+    types = batch.token_type_ids
+    return PackedBatch(
+        input_ids=fill(batch.input_ids, pad_token_id),
+        cu_seqlens=torch.cat((batch.cu_seqlens, ends.int())),
+        max_seqlen=bucket.max_seqlen,
+        position_ids=fill(batch.position_ids, 0),
+        token_type_ids=None if types is None else fill(types, 0),
+    )
+
+
+def cut_to(value: Tensor, bucket: Bucket, batch: PackedBatch) -> Tensor:
+    """A copy of the batch's own rows of a result with one row for each token or sequence of the bucket."""
+    rows = {
+        bucket.total_tokens: batch.total_tokens,
+        bucket.num_sequences: batch.num_sequences,
+    }
+    return value[: rows[value.shape[0]]].clone()
