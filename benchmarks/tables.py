@@ -160,6 +160,9 @@ SECTIONS = {
     "layer_norm": ops("LayerNorm(residual + x + bias)", "layer_norm"),
     "bias_gelu": ops("GELU(x + bias)", "bias_gelu"),
     "bias_glu": ops("GeGLU and SwiGLU of x + bias", "bias_glu"),
+    "embedding_layer_norm": ops(
+        "Embeddings and LayerNorm, vocabulary 30,522", "embedding_layer_norm"
+    ),
     "crf": ops("Linear-chain CRF, batch 32, lengths to 128", "crf"),
     "mlm_step": mlm_step,
     "train_sst2": train_sst2,

@@ -21,6 +21,7 @@ from fastenc.kernels import (
     attention,
     bias_gelu,
     bias_glu,
+    embedding_layer_norm,
     layer_norm,
     mlm_corruption,
     packing,
@@ -32,15 +33,9 @@ from triton.compiler import ASTSource
 TOOLS = Path(triton.__file__).parent / "backends/nvidia/bin"
 FLOAT32_POINTERS = {"lse", "delta", "dq", "mean", "rstd", "partial"}
 INTEGER_POINTERS = {
-    "argmax": "*i32",
-    "choices": "*i64",
-    "corrupted": "*i64",
-    "cu_seqlens": "*i32",
-    "cutoffs": "*i64",
-    "ids": "*i64",
-    "indices": "*i64",
-    "labels": "*i64",
-    "seed": "*i64",
+    **dict.fromkeys(("cu_seqlens", "argmax"), "*i32"),
+    **dict.fromkeys(("seed", "ids", "indices", "positions", "types", "order"), "*i64"),
+    **dict.fromkeys(("choices", "corrupted", "cutoffs", "labels"), "*i64"),
     "special": "*i1",
 }
 FLOATS = {"scale", "eps", "drop_scale"}
@@ -122,6 +117,19 @@ def cases() -> Iterator[tuple[str, object, str, dict]]:
         yield f"unpack {element}", packing._unpack_kernel, element, packing.config(768)
     launch = mlm_corruption.config()
     yield "mlm corruption", mlm_corruption._mlm_corruption_kernel, "i64", launch
+
+    flags = dict.fromkeys(("POSITION", "TYPE", "TYPE_IDS", "WEIGHT", "DROPOUT"), True)
+    flags = {f"HAS_{name}": value for name, value in flags.items()}
+    for width in (128, 768, 1024, 4096):
+        module, name = embedding_layer_norm, f"embedding layer norm {width} bf16"
+        constants = {**flags, "WIDTH": width, **module.config(width, False)}
+        forward = {**constants, "HAS_BIAS": True, "SAVE_STATISTICS": True}
+        yield f"{name} forward", module._embedding_layer_norm_fwd_kernel, "bf16", forward
+        backward = {**flags, "WIDTH": width, "WANTS_AFFINE": True, **module.config(width, True)}
+        yield f"{name} backward", module._embedding_layer_norm_bwd_kernel, "bf16", backward
+        constants = {"WIDTH": width, "WINDOW": module.WINDOW, **module.config_add(width)}
+        for kernel in (module._add_chunks_kernel, module._add_long_kernel):
+            yield f"{name} {kernel.__name__}", kernel, "bf16", constants
 
 
 def compile_case(kernel, element: str, constants: dict, capability: int) -> dict:

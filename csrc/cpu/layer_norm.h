@@ -1,6 +1,30 @@
 // One row at a time, in cache: h is formed once into scratch, then two passes over it for exact
 // statistics. The last width % kLanes columns go through zero-filled vectors.
 
+struct RowStatistics {
+  float mean, rstd;
+};
+
+// Of a row in scratch whose sum is known.
+FASTENC_INLINE RowStatistics row_statistics(const float* h, Vec total, int64_t width, float eps, bool rms) {
+  const float mean = rms ? 0.f : sum(total) / (float)width;
+  Vec squares{};
+  auto deviate = [&](int64_t c, int n) __attribute__((always_inline)) {
+    Vec d = load_n(h + c, n, mean) - mean;
+    squares += d * d;
+  };
+  FASTENC_FOR_COLUMNS(width, deviate);
+  return {mean, 1.f / __builtin_sqrtf(sum(squares) / (float)width + eps)};
+}
+
+FASTENC_INLINE Vec normalised(
+    const float* h, RowStatistics s, const float* weight, const float* bias, int64_t c, int n) {
+  Vec v = (load_n(h + c, n) - s.mean) * s.rstd;
+  if (weight) v *= load_n(weight + c, n);
+  if (bias) v += load_n(bias + c, n);
+  return v;
+}
+
 template <class T>
 static void layer_norm_forward_rows(const LayerNormForward& a, int64_t begin, int64_t end, float* scratch) {
   const int64_t width = a.width;
@@ -29,63 +53,62 @@ static void layer_norm_forward_rows(const LayerNormForward& a, int64_t begin, in
       total += v;
     };
     FASTENC_FOR_COLUMNS(width, form);
-    const float mean = a.rms ? 0.f : sum(total) / (float)width;
-    Vec squares{};
-    auto deviate = [&](int64_t c, int n) __attribute__((always_inline)) {
-      Vec d = load_n(h + c, n, mean) - mean;
-      squares += d * d;
+    const RowStatistics s = row_statistics(h, total, width, a.eps, a.rms);
+    auto write = [&](int64_t c, int n) __attribute__((always_inline)) {
+      store_n(y + c, normalised(h, s, a.weight, a.bias, c, n), n);
     };
-    FASTENC_FOR_COLUMNS(width, deviate);
-    const float rstd = 1.f / __builtin_sqrtf(sum(squares) / (float)width + a.eps);
-    auto normalise = [&](int64_t c, int n) __attribute__((always_inline)) {
-      Vec v = (load_n(h + c, n) - mean) * rstd;
-      if (a.weight) v *= load_n(a.weight + c, n);
-      if (a.bias) v += load_n(a.bias + c, n);
-      store_n(y + c, v, n);
-    };
-    FASTENC_FOR_COLUMNS(width, normalise);
-    if (a.mean) a.mean[row] = mean;
-    if (a.rstd) a.rstd[row] = rstd;
+    FASTENC_FOR_COLUMNS(width, write);
+    if (a.mean) a.mean[row] = s.mean;
+    if (a.rstd) a.rstd[row] = s.rstd;
   }
 }
 
 // dh = rstd * (g - mean(g) - xhat * mean(g * xhat)),  g = dy * weight; RMSNorm lacks the middle term.
+// Calls write(column, count, dh); adds to dweight and dbias, which may be null.
+template <class T, class Write>
+FASTENC_INLINE void layer_norm_backward_row(
+    const T* dy, const T* h, RowStatistics s, const float* weight, bool rms, int64_t width, float* dweight,
+    float* dbias, Write write) {
+  Vec sum_g{}, sum_gx{};
+  auto reduce = [&](int64_t c, int n) __attribute__((always_inline)) {
+    Vec xhat = (load_n(h + c, n, s.mean) - s.mean) * s.rstd;
+    Vec d = load_n(dy + c, n);
+    Vec g = weight ? d * load_n(weight + c, n) : d;
+    sum_g += g;
+    sum_gx += g * xhat;
+    if (dweight) store_n(dweight + c, load_n(dweight + c, n) + d * xhat, n);
+    if (dbias) store_n(dbias + c, load_n(dbias + c, n) + d, n);
+  };
+  FASTENC_FOR_COLUMNS(width, reduce);
+  const float mean_g = rms ? 0.f : sum(sum_g) / (float)width;
+  const float mean_gx = sum(sum_gx) / (float)width;
+  auto form = [&](int64_t c, int n) __attribute__((always_inline)) {
+    Vec xhat = (load_n(h + c, n, s.mean) - s.mean) * s.rstd;
+    Vec g = load_n(dy + c, n);
+    if (weight) g *= load_n(weight + c, n);
+    write(c, n, (g - mean_g - xhat * mean_gx) * s.rstd);
+  };
+  FASTENC_FOR_COLUMNS(width, form);
+}
+
 template <class T>
 static void layer_norm_backward_rows(const LayerNormBackward& a, int64_t begin, int64_t end, float* scratch) {
   const int64_t width = a.width;
   float* keep = scratch;
   for (int64_t row = begin; row < end; ++row) {
-    const T* dy = (const T*)a.dy + row * width;
-    const T* h = (const T*)a.h + row * width;
     T* dh = (T*)a.dh + row * width;
     T* dx = a.dx ? (T*)a.dx + row * width : nullptr;
-    const float mean = a.mean[row], rstd = a.rstd[row];
     if (a.dropout.threshold)
       dropout_scales(a.dropout.seed, 0, (uint32_t)row, width, a.dropout.threshold, a.dropout.scale, keep);
-    Vec sum_g{}, sum_gx{};
-    auto reduce = [&](int64_t c, int n) __attribute__((always_inline)) {
-      Vec xhat = (load_n(h + c, n, mean) - mean) * rstd;
-      Vec d = load_n(dy + c, n);
-      Vec g = a.weight ? d * load_n(a.weight + c, n) : d;
-      sum_g += g;
-      sum_gx += g * xhat;
-      if (a.dweight) store_n(a.dweight + c, load_n(a.dweight + c, n) + d * xhat, n);
-      if (a.dbias) store_n(a.dbias + c, load_n(a.dbias + c, n) + d, n);
-    };
-    FASTENC_FOR_COLUMNS(width, reduce);
-    const float mean_g = a.rms ? 0.f : sum(sum_g) / (float)width;
-    const float mean_gx = sum(sum_gx) / (float)width;
-    auto write = [&](int64_t c, int n) __attribute__((always_inline)) {
-      Vec xhat = (load_n(h + c, n, mean) - mean) * rstd;
-      Vec g = load_n(dy + c, n);
-      if (a.weight) g *= load_n(a.weight + c, n);
-      Vec d = (g - mean_g - xhat * mean_gx) * rstd;
+    auto write = [&](int64_t c, int n, Vec d) __attribute__((always_inline)) {
       store_n(dh + c, d, n);
       if (a.dropout.threshold) d *= load(keep + c);
       if (dx) store_n(dx + c, d, n);
       if (a.dx_bias) store_n(a.dx_bias + c, load_n(a.dx_bias + c, n) + d, n);
     };
-    FASTENC_FOR_COLUMNS(width, write);
+    layer_norm_backward_row(
+        (const T*)a.dy + row * width, (const T*)a.h + row * width, {a.mean[row], a.rstd[row]}, a.weight, a.rms, width,
+        a.dweight, a.dbias, write);
   }
 }
 

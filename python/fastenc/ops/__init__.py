@@ -9,6 +9,7 @@ from fastenc.ops.crf import (
     crf_log_likelihood,
     crf_marginals,
 )
+from fastenc.ops.embedding_layer_norm import embedding_layer_norm, tied_embedding_layer_norm
 from fastenc.ops.layer_norm import layer_norm, rms_norm
 from fastenc.ops.linear_masked_cross_entropy import linear_masked_cross_entropy
 from fastenc.ops.masked_cross_entropy import masked_cross_entropy
@@ -24,6 +25,7 @@ __all__ = [
     "crf_decode_nbest",
     "crf_log_likelihood",
     "crf_marginals",
+    "embedding_layer_norm",
     "layer_norm",
     "linear_masked_cross_entropy",
     "masked_cross_entropy",
@@ -31,5 +33,6 @@ __all__ = [
     "pack",
     "rms_norm",
     "segment_pool",
+    "tied_embedding_layer_norm",
     "unpack",
 ]

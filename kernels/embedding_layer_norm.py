@@ -1,0 +1,442 @@
+"""dropout(LayerNorm(word[id] + position[position_id + offset] + token_type[type])), forward and backward.
+
+Forward: a program gathers ROWS tokens' rows and writes y; nothing else is kept but mean and rstd. Backward: a
+persistent grid gathers them again, writes dh and keeps the partial sums of dweight and dbias in registers. A table's
+gradient is then the sum of dh over the tokens that took each row, added to what the table holds (a tied decoder's
+gradient, or zeros):
+
+    tokens sorted by id:  7 7 7 9 | 9 9 9 9 | 9 9 12 15    (windows, of 4 here)
+    chunks:               [7    ][9]  [9    ]  [9 ][12][15]
+
+Each chunk, of at most WINDOW tokens, is summed by one program. An id of one chunk is added to its row there; the parts
+of a longer one ([CLS], [MASK], a token type) are kept and added in order by a second kernel: no atomics, and an order
+that depends on the ids alone.
+
+Bytes per element, 2-byte types: forward 4 (word row, y), backward 6 for dh and then 4 or more a table.
+Source: Devlin et al. 2018, arXiv:1810.04805; Ba et al. 2016, arXiv:1607.06450.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from fastenc.kernels.device import persistent_programs
+from fastenc.kernels.dropout import dropout_scale
+from torch import Tensor
+
+WINDOW = 64
+
+
+@triton.jit
+def _embed(
+    ids_ptr,
+    positions_ptr,
+    types_ptr,
+    word_ptr,
+    position_ptr,
+    type_ptr,
+    row,
+    column,
+    mask,
+    rows,
+    offset,
+    WIDTH: tl.constexpr,
+    HAS_POSITION: tl.constexpr,
+    HAS_TYPE: tl.constexpr,
+    HAS_TYPE_IDS: tl.constexpr,
+):
+    """The sum of the tokens' rows, in float32; ids are int64, so the addresses are."""
+    word = tl.load(ids_ptr + row, mask=row < rows, other=0)
+    h = tl.load(word_ptr + word * WIDTH + column, mask=mask, other=0.0).to(tl.float32)
+    if HAS_TYPE_IDS:
+        kind = tl.load(types_ptr + row, mask=row < rows, other=0)
+        h += tl.load(type_ptr + kind * WIDTH + column, mask=mask, other=0.0).to(tl.float32)
+    elif HAS_TYPE:
+        h += tl.load(type_ptr + column, mask=column < WIDTH, other=0.0).to(tl.float32)
+    if HAS_POSITION:
+        place = tl.load(positions_ptr + row, mask=row < rows, other=0) + offset
+        h += tl.load(position_ptr + place * WIDTH + column, mask=mask, other=0.0).to(tl.float32)
+    return h
+
+
+@triton.jit
+def _embedding_layer_norm_fwd_kernel(
+    ids_ptr,  # (rows,), int64
+    positions_ptr,  # (rows,), int64
+    types_ptr,  # (rows,), int64
+    word_ptr,  # (vocabulary, width)
+    position_ptr,  # (positions, width)
+    type_ptr,  # (types, width)
+    weight_ptr,  # (width,)
+    bias_ptr,  # (width,)
+    y_ptr,  # (rows, width)
+    mean_ptr,  # (rows,), float32
+    rstd_ptr,  # (rows,), float32
+    seed_ptr,  # (1,), int64
+    rows,
+    offset,
+    eps,
+    threshold,
+    drop_scale,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ROWS: tl.constexpr,
+    HAS_POSITION: tl.constexpr,
+    HAS_TYPE: tl.constexpr,
+    HAS_TYPE_IDS: tl.constexpr,
+    HAS_WEIGHT: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    HAS_DROPOUT: tl.constexpr,
+    SAVE_STATISTICS: tl.constexpr,
+):
+    row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS))[:, None]
+    column = tl.arange(0, BLOCK)[None, :]
+    inside = column < WIDTH
+    mask = (row < rows) & inside
+    h = _embed(
+        ids_ptr,
+        positions_ptr,
+        types_ptr,
+        word_ptr,
+        position_ptr,
+        type_ptr,
+        row,
+        column,
+        mask,
+        rows,
+        offset,
+        WIDTH,
+        HAS_POSITION,
+        HAS_TYPE,
+        HAS_TYPE_IDS,
+    )
+    mean = tl.sum(tl.where(mask, h, 0.0), 1)[:, None] * (1.0 / WIDTH)
+    deviation = tl.where(mask, h - mean, 0.0)
+    rstd = 1.0 / tl.sqrt(tl.sum(deviation * deviation, 1)[:, None] * (1.0 / WIDTH) + eps)
+    y = deviation * rstd
+    if HAS_WEIGHT:
+        y *= tl.load(weight_ptr + column, mask=inside, other=0.0).to(tl.float32)
+    if HAS_BIAS:
+        y += tl.load(bias_ptr + column, mask=inside, other=0.0).to(tl.float32)
+    if HAS_DROPOUT:
+        keep = dropout_scale(tl.load(seed_ptr), 0, row, column, threshold, drop_scale)
+        y = tl.where(keep == 0.0, 0.0, y * keep)
+    tl.store(y_ptr + row.to(tl.int64) * WIDTH + column, y.to(y_ptr.dtype.element_ty), mask=mask)
+    if SAVE_STATISTICS:
+        tl.store(mean_ptr + row, mean, mask=row < rows)
+        tl.store(rstd_ptr + row, rstd, mask=row < rows)
+
+
+@triton.jit
+def _embedding_layer_norm_bwd_kernel(
+    dy_ptr,  # (rows, width)
+    ids_ptr,  # (rows,), int64
+    positions_ptr,  # (rows,), int64
+    types_ptr,  # (rows,), int64
+    word_ptr,  # (vocabulary, width)
+    position_ptr,  # (positions, width)
+    type_ptr,  # (types, width)
+    weight_ptr,  # (width,)
+    mean_ptr,  # (rows,), float32
+    rstd_ptr,  # (rows,), float32
+    dh_ptr,  # (rows, width)
+    partial_ptr,  # (programs, 2, width), float32: dweight, dbias
+    seed_ptr,  # (1,), int64
+    rows,
+    offset,
+    threshold,
+    drop_scale,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ROWS: tl.constexpr,
+    HAS_POSITION: tl.constexpr,
+    HAS_TYPE: tl.constexpr,
+    HAS_TYPE_IDS: tl.constexpr,
+    HAS_WEIGHT: tl.constexpr,
+    HAS_DROPOUT: tl.constexpr,
+    WANTS_AFFINE: tl.constexpr,
+):
+    column = tl.arange(0, BLOCK)[None, :]
+    inside = column < WIDTH
+    dweight = tl.zeros([ROWS, BLOCK], tl.float32)
+    dbias = tl.zeros([ROWS, BLOCK], tl.float32)
+    for first in tl.range(tl.program_id(0) * ROWS, rows, tl.num_programs(0) * ROWS):
+        row = (first + tl.arange(0, ROWS))[:, None]
+        mask = (row < rows) & inside
+        place = row.to(tl.int64) * WIDTH + column
+        h = _embed(
+            ids_ptr,
+            positions_ptr,
+            types_ptr,
+            word_ptr,
+            position_ptr,
+            type_ptr,
+            row,
+            column,
+            mask,
+            rows,
+            offset,
+            WIDTH,
+            HAS_POSITION,
+            HAS_TYPE,
+            HAS_TYPE_IDS,
+        )
+        mean = tl.load(mean_ptr + row, mask=row < rows, other=0.0)
+        rstd = tl.load(rstd_ptr + row, mask=row < rows, other=0.0)
+        xhat = tl.where(mask, (h - mean) * rstd, 0.0)
+        dy = tl.load(dy_ptr + place, mask=mask, other=0.0).to(tl.float32)
+        if HAS_DROPOUT:
+            dy *= dropout_scale(tl.load(seed_ptr), 0, row, column, threshold, drop_scale)
+        dweight += dy * xhat
+        dbias += dy
+        g = dy
+        if HAS_WEIGHT:
+            g *= tl.load(weight_ptr + column, mask=inside, other=0.0).to(tl.float32)
+        mean_g = tl.sum(g, 1)[:, None] * (1.0 / WIDTH)
+        mean_gx = tl.sum(g * xhat, 1)[:, None] * (1.0 / WIDTH)
+        dh = (g - mean_g - xhat * mean_gx) * rstd
+        tl.store(dh_ptr + place, dh.to(dh_ptr.dtype.element_ty), mask=mask)
+    if WANTS_AFFINE:
+        target = partial_ptr + tl.program_id(0).to(tl.int64) * (2 * WIDTH) + column
+        tl.store(target, tl.sum(dweight, 0)[None, :], mask=inside)
+        tl.store(target + WIDTH, tl.sum(dbias, 0)[None, :], mask=inside)
+
+
+@triton.jit
+def _add_row(table_ptr, row, total, column, WIDTH: tl.constexpr):
+    place = table_ptr + row * WIDTH + column
+    old = tl.load(place, mask=column < WIDTH, other=0.0).to(tl.float32)
+    tl.store(place, (old + total).to(table_ptr.dtype.element_ty), mask=column < WIDTH)
+
+
+@triton.jit
+def _add_chunks_kernel(
+    table_ptr,  # (table rows, width)
+    rows_ptr,  # (count, width)
+    ids_ptr,  # (count,), int64, sorted
+    order_ptr,  # (count,), int64: ids[i] belongs to rows[order[i]]
+    partial_ptr,  # (windows, 2, width), float32: of the id from the window before, and of the one that goes on
+    count,
+    offset,
+    padding,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ROWS: tl.constexpr,
+    WINDOW: tl.constexpr,
+):
+    start = tl.program_id(0)
+    own = tl.load(ids_ptr + start)
+    begins = tl.load(ids_ptr + start - 1, mask=start > 0, other=-1) != own
+    if begins | (start % WINDOW == 0):
+        column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+        window = start // WINDOW
+        place = start + tl.arange(0, WINDOW)
+        near = (place < count) & (place < (window + 1) * WINDOW)
+        length = tl.sum((tl.load(ids_ptr + place, mask=near, other=-1) == own).to(tl.int32))
+        sums = tl.zeros([ROWS, BLOCK], tl.float32)
+        for first in tl.range(0, length, ROWS):
+            turn = first + tl.arange(0, ROWS)
+            source = tl.load(order_ptr + start + turn, mask=turn < length, other=0)
+            mask = (turn < length)[:, None] & (column < WIDTH)[None, :]
+            address = rows_ptr + source[:, None] * WIDTH + column[None, :]
+            sums += tl.load(address, mask=mask, other=0.0).to(tl.float32)
+        total = tl.sum(sums, 0)
+        after = start + length
+        ends = tl.load(ids_ptr + after, mask=after < count, other=-1) != own
+        if begins & ends:
+            if own + offset != padding:
+                _add_row(table_ptr, own + offset, total, column, WIDTH)
+        else:
+            part = 2 * window + (start % WINDOW != 0).to(tl.int32)
+            tl.store(partial_ptr + part.to(tl.int64) * WIDTH + column, total, mask=column < WIDTH)
+
+
+@triton.jit
+def _add_long_kernel(
+    table_ptr,  # (table rows, width)
+    ids_ptr,  # (count,), int64, sorted
+    partial_ptr,  # (windows, 2, width), float32
+    count,
+    offset,
+    padding,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ROWS: tl.constexpr,
+    WINDOW: tl.constexpr,
+):
+    """Each window looks after the id that begins in it and goes on in the next."""
+    window = tl.program_id(0)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    start = window * WINDOW
+    after = start + WINDOW
+    own = tl.load(ids_ptr + after - 1, mask=after < count, other=-1)
+    goes_on = (after < count) & (tl.load(ids_ptr + after, mask=after < count, other=-1) == own)
+    whole = tl.load(ids_ptr + start) == own
+    before = tl.load(ids_ptr + start - 1, mask=start > 0, other=-1) == own
+    if goes_on & (own + offset != padding) & ((whole & before) == 0):
+        part = 2 * window + (whole == 0).to(tl.int32)
+        total = tl.load(
+            partial_ptr + part.to(tl.int64) * WIDTH + column, mask=column < WIDTH, other=0.0
+        )
+        sums = tl.zeros([ROWS, BLOCK], tl.float32)
+        turn = window + 1 + tl.arange(0, ROWS)
+        found = ROWS
+        while found == ROWS:
+            near = turn * WINDOW < count
+            same = near & (tl.load(ids_ptr + turn * WINDOW, mask=near, other=-1) == own)
+            address = partial_ptr + (2 * turn).to(tl.int64)[:, None] * WIDTH + column[None, :]
+            mask = same[:, None] & (column < WIDTH)[None, :]
+            sums += tl.load(address, mask=mask, other=0.0)
+            found = tl.sum(same.to(tl.int32))
+            turn += ROWS
+        _add_row(table_ptr, own + offset, total + tl.sum(sums, 0), column, WIDTH)
+
+
+def config(width: int, backward: bool) -> dict:
+    """Launch parameters of the norm's kernels; not tuned on a device yet."""
+    block = triton.next_power_of_2(width)
+    rows = max(1, (1024 if backward else 2048) // block)
+    return {"BLOCK": block, "ROWS": rows, "num_warps": max(4, block // (512 if backward else 1024))}
+
+
+def config_add(width: int) -> dict:
+    """Launch parameters of the kernels that add rows; not tuned on a device yet."""
+    return {"BLOCK": min(1024, triton.next_power_of_2(width)), "ROWS": 4, "num_warps": 4}
+
+
+def _dropout(dropout_p: float, seed: Tensor | None) -> tuple[int, float]:
+    threshold = int(dropout_p * 65536 + 0.5) if seed is not None else 0
+    return threshold, 65536 / (65536 - threshold)
+
+
+def embedding_layer_norm_forward(
+    input_ids: Tensor,
+    position_ids: Tensor | None,
+    token_type_ids: Tensor | None,
+    word: Tensor,
+    position: Tensor | None,
+    token_type: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    seed: Tensor | None,
+    position_offset: int,
+    dropout_p: float,
+    eps: float,
+    save: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(y, mean, rstd) as the op fastenc::embedding_layer_norm_fwd returns them."""
+    rows, width = input_ids.numel(), word.shape[1]
+    y = word.new_empty((*input_ids.shape, width))
+    mean, rstd = (word.new_empty((rows if save else 0,), dtype=torch.float32) for _ in range(2))
+    if not y.numel():
+        return y, mean, rstd
+    threshold, drop_scale = _dropout(dropout_p, seed)
+    launch = config(width, False)
+    some = lambda tensor: word if tensor is None else tensor.contiguous()
+    _embedding_layer_norm_fwd_kernel[(triton.cdiv(rows, launch["ROWS"]),)](
+        input_ids.contiguous(),
+        some(position_ids),
+        some(token_type_ids),
+        word.contiguous(),
+        some(position),
+        some(token_type),
+        some(weight),
+        some(bias),
+        y,
+        mean,
+        rstd,
+        some(seed),
+        rows,
+        position_offset,
+        eps,
+        threshold,
+        drop_scale,
+        WIDTH=width,
+        HAS_POSITION=position is not None,
+        HAS_TYPE=token_type is not None,
+        HAS_TYPE_IDS=token_type_ids is not None,
+        HAS_WEIGHT=weight is not None,
+        HAS_BIAS=bias is not None,
+        HAS_DROPOUT=threshold > 0,
+        SAVE_STATISTICS=save,
+        **launch,
+    )
+    return y, mean, rstd
+
+
+def embedding_layer_norm_backward(
+    dy: Tensor,
+    input_ids: Tensor,
+    position_ids: Tensor | None,
+    token_type_ids: Tensor | None,
+    word: Tensor,
+    position: Tensor | None,
+    token_type: Tensor | None,
+    weight: Tensor | None,
+    seed: Tensor | None,
+    mean: Tensor,
+    rstd: Tensor,
+    position_offset: int,
+    dropout_p: float,
+    wants_affine: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(dh, dweight, dbias) as the op fastenc::embedding_layer_norm_bwd returns them."""
+    dy = dy.contiguous()
+    rows, width = input_ids.numel(), word.shape[1]
+    dh = torch.empty_like(dy)
+    columns = width if wants_affine else 0
+    if not dh.numel():
+        return dh, *torch.zeros((2, columns), dtype=torch.float32, device=dy.device)
+    threshold, drop_scale = _dropout(dropout_p, seed)
+    launch = config(width, True)
+    # The order of the sums depends on the number of programs, so on the kind of device, and on nothing else.
+    programs = min(persistent_programs(dy.device, 2), triton.cdiv(rows, launch["ROWS"]))
+    partial = torch.empty((programs, 2, columns), dtype=torch.float32, device=dy.device)
+    some = lambda tensor: word if tensor is None else tensor.contiguous()
+    _embedding_layer_norm_bwd_kernel[(programs,)](
+        dy,
+        input_ids.contiguous(),
+        some(position_ids),
+        some(token_type_ids),
+        word.contiguous(),
+        some(position),
+        some(token_type),
+        some(weight),
+        mean,
+        rstd,
+        dh,
+        partial,
+        some(seed),
+        rows,
+        position_offset,
+        threshold,
+        drop_scale,
+        WIDTH=width,
+        HAS_POSITION=position is not None,
+        HAS_TYPE=token_type is not None,
+        HAS_TYPE_IDS=token_type_ids is not None,
+        HAS_WEIGHT=weight is not None,
+        HAS_DROPOUT=threshold > 0,
+        WANTS_AFFINE=wants_affine,
+        **launch,
+    )
+    dweight, dbias = partial.sum(0)
+    return dh, dweight, dbias
+
+
+def add_rows_in_place(
+    table: Tensor, rows: Tensor, sorted_ids: Tensor, order: Tensor, offset: int, padding_idx: int
+) -> None:
+    """table, contiguous, gains rows[order[i]] at sorted_ids[i] + offset, except at padding_idx (-1: none)."""
+    count, width = rows.shape
+    if not rows.numel():
+        return
+    launch = config_add(width)
+    columns, windows = triton.cdiv(width, launch["BLOCK"]), triton.cdiv(count, WINDOW)
+    partial = torch.empty((windows, 2, width), dtype=torch.float32, device=rows.device)
+    shared = {"WIDTH": width, "WINDOW": WINDOW, **launch}
+    _add_chunks_kernel[(count, columns)](
+        table, rows, sorted_ids, order, partial, count, offset, padding_idx, **shared
+    )
+    _add_long_kernel[(windows, columns)](
+        table, sorted_ids, partial, count, offset, padding_idx, **shared
+    )

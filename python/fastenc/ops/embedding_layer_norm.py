@@ -1,0 +1,369 @@
+"""The embeddings of BERT's family in one pass: rows summed, LayerNorm, dropout."""
+
+import torch
+from torch import Tensor
+
+from fastenc.ops import _checks
+from fastenc.ops._dispatch import choose
+from fastenc.ops._library import define
+from fastenc.reference import embedding_layer_norm as reference
+
+OP = "embedding_layer_norm"
+
+
+def embedding_layer_norm(
+    input_ids: Tensor,
+    word: Tensor,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    *,
+    position_ids: Tensor | None = None,
+    position: Tensor | None = None,
+    token_type_ids: Tensor | None = None,
+    token_type: Tensor | None = None,
+    position_offset: int = 0,
+    padding_idx: int | None = None,
+    position_padding_idx: int | None = None,
+    dropout_p: float = 0.0,
+    eps: float = 1e-12,
+    impl: str = "auto",
+) -> Tensor:
+    """dropout(LayerNorm(word + position + token type)) in one pass.
+
+        h = word[input_ids] + position[position_ids + position_offset] + token_type[token_type_ids]
+        y = dropout((h - mean(h)) / sqrt(var(h) + eps) * weight + bias)
+
+    Args:
+        input_ids: (...), int64 or int32, in [0, vocabulary); packed tokens have shape (total_tokens,).
+        word: (vocabulary, width), floating point.
+        weight, bias: (width,) or None, LayerNorm's; any floating dtype.
+        position_ids, position: input_ids' shape, and (rows, width) of word's dtype; both or neither.
+        token_type_ids: input_ids' shape, or None for row 0 everywhere.
+        token_type: (types, width) of word's dtype, or None.
+        position_offset: added to the position ids (RoBERTa's first token takes row 2).
+        padding_idx, position_padding_idx: a row of word, or of position, that gets no gradient, as in
+            torch.nn.Embedding; None: every row does.
+        dropout_p: probability of zeroing an element, rounded to a multiple of 2^-16. Applied whenever
+            positive: pass 0 in evaluation. The mask comes from the device's default generator.
+        eps: added to the variance.
+        impl: "auto", "cpp", "triton" (width up to 4096) or "reference".
+    Returns: y (..., width), dtype of word.
+    Raises: ValueError stating rule, received value, remedy. Ids are looked at on CPU tensors only; on a device that
+        would wait for it.
+    Numerics: sums and statistics in fp32; the tables' gradients sum their tokens' in fp32, in an order that depends on
+        the ids alone. Deterministic: yes. Differentiable: word, position, token_type, weight, bias.
+    Source: Devlin et al. 2018, arXiv:1810.04805.
+    """
+    y, _ = tied_embedding_layer_norm(
+        input_ids,
+        word,
+        weight,
+        bias,
+        position_ids=position_ids,
+        position=position,
+        token_type_ids=token_type_ids,
+        token_type=token_type,
+        position_offset=position_offset,
+        padding_idx=padding_idx,
+        position_padding_idx=position_padding_idx,
+        dropout_p=dropout_p,
+        eps=eps,
+        impl=impl,
+    )
+    return y
+
+
+def tied_embedding_layer_norm(
+    input_ids: Tensor,
+    word: Tensor,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    *,
+    position_ids: Tensor | None = None,
+    position: Tensor | None = None,
+    token_type_ids: Tensor | None = None,
+    token_type: Tensor | None = None,
+    position_offset: int = 0,
+    padding_idx: int | None = None,
+    position_padding_idx: int | None = None,
+    dropout_p: float = 0.0,
+    eps: float = 1e-12,
+    impl: str = "auto",
+) -> tuple[Tensor, Tensor]:
+    """:func:`embedding_layer_norm`, and the word table once more for a decoder that is tied to it.
+
+    A table with two uses gets two gradients of its own size, which autograd adds up. Where the decoder takes the
+    table from here instead, its gradient comes through this op's backward, which adds the tokens' rows to it in place:
+    no second table is filled with zeros, nor added. Used or not, the second result changes no value.
+
+        hidden, table = tied_embedding_layer_norm(ids, word, ...)
+        loss = linear_masked_cross_entropy(encode(hidden), table, None, labels)
+
+    The gradient that reaches the second result is overwritten: give it to matrix products, whose gradients are theirs
+    alone, and not to a sum (autograd hands one gradient to both terms), a hook or ``retain_grad``.
+
+    Arguments, errors and numerics as :func:`embedding_layer_norm`.
+    Returns: (y, word): word is the same memory.
+    """
+    _check(input_ids, word, weight, bias, position_ids, position, token_type_ids, token_type)
+    _checks.check_dropout(OP, dropout_p)
+    _check_padding("padding_idx", padding_idx, word)
+    _check_padding("position_padding_idx", position_padding_idx, position)
+    limit = None if word.shape[1] <= 4096 else f"width must be at most 4096, got {word.shape[1]}"
+    chosen = choose(OP, impl, word, triton_limit=limit)
+    every = (input_ids, word, position_ids, position, token_type_ids, token_type, position_offset)
+    seed = _checks.draw_seed(word.device) if dropout_p > 0 else None
+    if chosen == "reference":
+        if word.device.type == "cpu" and not torch.compiler.is_compiling():
+            _check_values(*every)
+        y = reference.embedding_layer_norm(
+            input_ids,
+            word,
+            weight,
+            bias,
+            position_ids=position_ids,
+            position=position,
+            token_type_ids=token_type_ids,
+            token_type=token_type,
+            position_offset=position_offset,
+            padding_idx=padding_idx,
+            position_padding_idx=position_padding_idx,
+            dropout_p=dropout_p,
+            seed=seed,
+            eps=eps,
+        )
+        return y, word
+    ids = tuple(None if v is None else v.long() for v in (input_ids, position_ids, token_type_ids))
+    tensors = (*ids, word, position, token_type, weight, bias, seed)
+    paddings = tuple(-1 if p is None else p for p in (padding_idx, position_padding_idx))
+    try:
+        return _run(tensors, position_offset, paddings, dropout_p, eps)
+    except RuntimeError:
+        # The CPU kernel looks at every id before it starts; which one was wrong is said here.
+        if word.device.type == "cpu":
+            _check_values(*every)
+        raise
+
+
+def _run(tensors, position_offset, paddings, dropout_p, eps):
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
+        return _EmbeddingLayerNorm.apply(*tensors, position_offset, paddings, dropout_p, eps)
+    y, _, _ = torch.ops.fastenc.embedding_layer_norm_fwd(
+        *tensors, position_offset, dropout_p, eps, False
+    )
+    return y, tensors[3]
+
+
+class _EmbeddingLayerNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx,
+        input_ids,
+        position_ids,
+        token_type_ids,
+        word,
+        position,
+        token_type,
+        weight,
+        bias,
+        seed,
+        position_offset,
+        paddings,
+        dropout_p,
+        eps,
+    ):
+        inputs = (input_ids, position_ids, token_type_ids, word, position, token_type, weight)
+        y, mean, rstd = torch.ops.fastenc.embedding_layer_norm_fwd(
+            *inputs, bias, seed, position_offset, dropout_p, eps, True
+        )
+        ctx.save_for_backward(*inputs, bias, seed, mean, rstd)
+        ctx.position_offset, ctx.paddings, ctx.dropout_p = position_offset, paddings, dropout_p
+        ctx.set_materialize_grads(False)
+        return y, word.view_as(word)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, dy, dtied):
+        if dy is None:
+            return None, None, None, dtied, *(None,) * 9
+        *inputs, weight, bias, seed, mean, rstd = ctx.saved_tensors
+        input_ids, position_ids, token_type_ids, word, position, token_type = inputs
+        needs_word, needs_position, needs_type, needs_weight, needs_bias = ctx.needs_input_grad[3:8]
+        dh, dweight, dbias = torch.ops.fastenc.embedding_layer_norm_bwd(
+            dy,
+            *inputs,
+            weight,
+            seed,
+            mean,
+            rstd,
+            ctx.position_offset,
+            ctx.dropout_p,
+            needs_weight or needs_bias,
+        )
+        dh = dh.view(-1, word.shape[1])
+        dword = dposition = dtype = None
+        if needs_word:
+            dword = torch.zeros_like(word) if dtied is None else _for_writing(dtied)
+            _add_rows(dword, dh, input_ids, 0, ctx.paddings[0])
+        if needs_position:
+            dposition = torch.zeros_like(position)
+            _add_rows(dposition, dh, position_ids, ctx.position_offset, ctx.paddings[1])
+        if needs_type:
+            dtype = torch.zeros_like(token_type)
+            types = torch.zeros_like(input_ids) if token_type_ids is None else token_type_ids
+            _add_rows(dtype, dh, types, 0, -1)
+        return (
+            None,
+            None,
+            None,
+            dword,
+            dposition,
+            dtype,
+            dweight.to(weight.dtype) if needs_weight else None,
+            dbias.to(bias.dtype) if needs_bias else None,
+            *(None,) * 5,
+        )
+
+
+def _for_writing(gradient: Tensor) -> Tensor:
+    # A compiled backward may not change what it is given; the compiler decides there what is copied.
+    return gradient.clone() if torch.compiler.is_compiling() else gradient.contiguous()
+
+
+def _add_rows(table: Tensor, rows: Tensor, ids: Tensor, offset: int, padding_idx: int) -> None:
+    """table[ids + offset] += rows; a row of the table sums its tokens in their order."""
+    sorted_ids, order = ids.flatten().sort(stable=True)
+    torch.ops.fastenc.add_rows_(table, rows, sorted_ids, order, offset, padding_idx)
+
+
+def _fake_forward(
+    input_ids,
+    position_ids,
+    token_type_ids,
+    word,
+    position,
+    token_type,
+    weight,
+    bias,
+    seed,
+    position_offset,
+    dropout_p,
+    eps,
+    save,
+):
+    statistics = lambda: word.new_empty((input_ids.numel() if save else 0,), dtype=torch.float32)
+    return word.new_empty((*input_ids.shape, word.shape[1])), statistics(), statistics()
+
+
+def _fake_backward(
+    dy,
+    input_ids,
+    position_ids,
+    token_type_ids,
+    word,
+    position,
+    token_type,
+    weight,
+    seed,
+    mean,
+    rstd,
+    position_offset,
+    dropout_p,
+    wants_affine,
+):
+    sums = lambda: word.new_empty((word.shape[1] if wants_affine else 0,), dtype=torch.float32)
+    return torch.empty_like(dy, memory_format=torch.contiguous_format), sums(), sums()
+
+
+TABLES = (
+    "Tensor input_ids, Tensor? position_ids, Tensor? token_type_ids, Tensor word, Tensor? position, "
+    "Tensor? token_type, Tensor? weight"
+)
+define(
+    f"embedding_layer_norm_fwd({TABLES}, Tensor? bias, Tensor? seed, int position_offset, float dropout_p, float eps, "
+    "bool save) -> (Tensor, Tensor, Tensor)",
+    _fake_forward,
+    triton="embedding_layer_norm.embedding_layer_norm_forward",
+)
+define(
+    f"embedding_layer_norm_bwd(Tensor dy, {TABLES}, Tensor? seed, Tensor mean, Tensor rstd, int position_offset, "
+    "float dropout_p, bool wants_affine) -> (Tensor, Tensor, Tensor)",
+    _fake_backward,
+    triton="embedding_layer_norm.embedding_layer_norm_backward",
+)
+define(
+    "add_rows_(Tensor(a!) table, Tensor rows, Tensor sorted_ids, Tensor order, int offset, int padding_idx) -> ()",
+    lambda table, rows, sorted_ids, order, offset, padding_idx: None,
+    triton="embedding_layer_norm.add_rows_in_place",
+)
+
+
+def _check(input_ids, word, weight, bias, position_ids, position, token_type_ids, token_type):
+    if word.dim() != 2 or not word.is_floating_point():
+        raise ValueError(
+            f"{OP}: word must be floating point of shape (vocabulary, width), got {word.dtype} of shape "
+            f"{tuple(word.shape)}"
+        )
+    if (position_ids is None) != (position is None):
+        given, lacking = (
+            ("position_ids", "position") if position is None else ("position", "position_ids")
+        )
+        raise ValueError(
+            f"{OP}: position_ids and position go together, got {given} only: give {lacking} too"
+        )
+    if token_type_ids is not None and token_type is None:
+        raise ValueError(f"{OP}: token_type_ids need the table token_type, got None")
+    for name, ids in (
+        ("input_ids", input_ids),
+        ("position_ids", position_ids),
+        ("token_type_ids", token_type_ids),
+    ):
+        if ids is None:
+            continue
+        if ids.dtype not in (torch.int64, torch.int32):
+            raise ValueError(f"{OP}: {name} must be int64 or int32, got {ids.dtype}")
+        if ids.shape != input_ids.shape:
+            raise ValueError(
+                f"{OP}: {name} must have the shape of input_ids {tuple(input_ids.shape)}, got {tuple(ids.shape)}"
+            )
+        _checks.check_device(OP, name, ids, word)
+    for name, table in (("position", position), ("token_type", token_type)):
+        if table is None:
+            continue
+        if table.dim() != 2 or table.shape[1] != word.shape[1] or table.dtype != word.dtype:
+            raise ValueError(
+                f"{OP}: {name} must have shape (rows, {word.shape[1]}) and word's dtype {word.dtype}, "
+                f"got {table.dtype} of shape {tuple(table.shape)}"
+            )
+        _checks.check_device(OP, name, table, word)
+    for name, vector in (("weight", weight), ("bias", bias)):
+        _checks.check_vector(OP, name, vector, word)
+
+
+def _check_padding(name: str, padding_idx: int | None, table: Tensor | None) -> None:
+    if padding_idx is None:
+        return
+    rows = 0 if table is None else table.shape[0]
+    if not 0 <= padding_idx < rows:
+        raise ValueError(
+            f"{OP}: {name} must be a row of its table, in [0, {rows}), got {padding_idx}"
+        )
+
+
+def _check_values(input_ids, word, position_ids, position, token_type_ids, token_type, offset):
+    _check_range("token ids", input_ids, word, 0, "was another model's tokenizer used?")
+    if position is not None:
+        _check_range("positions", position_ids, position, offset, "cut or split the sequence")
+    if token_type_ids is not None:
+        _check_range("token types", token_type_ids, token_type, 0, "give 0 or 1")
+
+
+def _check_range(what: str, ids: Tensor, table: Tensor, offset: int, remedy: str) -> None:
+    if not ids.numel():
+        return
+    low, high = (int(value) for value in ids.aminmax())
+    if low + offset < 0 or high + offset >= table.shape[0]:
+        raise ValueError(
+            f"{OP}: {what} must be in [{-offset}, {table.shape[0] - offset}), "
+            f"got {low if low + offset < 0 else high}: {remedy}"
+        )
