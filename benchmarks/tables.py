@@ -128,6 +128,21 @@ def train_sst2(data: dict) -> str:
     )
 
 
+def train_ner(data: dict) -> str:
+    lines = ["| | dev | test | time | peak memory |", "|---|---:|---:|---:|---:|"]
+    for case, rows in data["cases"].items():
+        for name, row in rows.items():
+            cells = f"{row['dev']:.1%} | {row['test']:.1%} | {row['seconds']:,.0f} s"
+            lines.append(f"| {case}: {name} | {cells} | {row['peak_MiB']:,.0f} MiB |")
+    return section(
+        "Fine-tuning: MiniLM on entities and parts of speech, the defaults",
+        "FASTENC_DATA=... python -m benchmarks.train_ner",
+        "One seed; both make batches of similar lengths. Time is training with its evaluations; memory is the whole "
+        "process's, or on a GPU torch's. " + machine_line(data["machine"]),
+        "\n".join(lines),
+    )
+
+
 def train_mlm(data: dict) -> str:
     rows = data["cases"]["held-out loss"]
     points = [points for points, _ in rows["fastenc"]["curve"]]
@@ -166,6 +181,7 @@ SECTIONS = {
     "crf": ops("Linear-chain CRF, batch 32, lengths to 128", "crf"),
     "mlm_step": mlm_step,
     "train_sst2": train_sst2,
+    "train_ner": train_ner,
     "train_mlm": train_mlm,
 }
 

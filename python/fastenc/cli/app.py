@@ -184,6 +184,10 @@ def finetune(
     - `fastenc finetune runs/small mrpc.tsv --dev dev.tsv -t sentence1 -t sentence2 -o runs/mrpc --metric f1`
 
     - `fastenc finetune runs/small train.tsv --dev dev.tsv -o runs/sst2-lora --adapt lora --adapt-size 8`
+
+    - `fastenc finetune runs/small stsb.tsv --dev dev.tsv -t sentence1 -t sentence2 --label score --regression -o runs/sts`
+
+    - `fastenc finetune runs/small train.conll --task token-classification --crf --dev dev.conll -o runs/ner`
     """
     settings = _settings(locals())
     ways = commands.Ways(freeze_layers, adapt, adapt_size)
@@ -204,9 +208,16 @@ def predict(
     batch_size: BatchSize = 32,
     options: dict | None = None,
 ) -> None:
-    """Predict with a fine-tuned model: each text's label and the probability of every label, or its number.
+    """Predict with a fine-tuned model.
 
-    Example: `fastenc predict runs/sst2 new.tsv -o labels.tsv`
+    Of texts, the label and the probability of every label, or the number. Of words, a word and its tag a line (.tsv),
+    or each sentence with tags, entities, their offsets and confidences (.jsonl).
+
+    Examples:
+
+    - `fastenc predict runs/sst2 new.tsv -o labels.tsv`
+
+    - `fastenc predict runs/ner texts.txt -o entities.jsonl`
     """
     commands.predict(options or {}, model, inputs, output, batch_size)
 

@@ -24,6 +24,7 @@ LIBRARIES = (
     "accelerate",
     "datasets",
     "scikit-learn",
+    "seqeval",
     "matplotlib",
 )
 
