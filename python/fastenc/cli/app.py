@@ -185,7 +185,7 @@ def finetune(
 
     - `fastenc finetune runs/small train.tsv --dev dev.tsv -o runs/sst2-lora --adapt lora --adapt-size 8`
 
-    - `fastenc finetune runs/small stsb.tsv --dev dev.tsv -t sentence1 -t sentence2 --label score --regression -o runs/sts`
+    - `fastenc finetune runs/small stsb.tsv --dev dev.tsv -t sentence1 -t sentence2 --label score --regression -o sts`
 
     - `fastenc finetune runs/small train.conll --task token-classification --crf --dev dev.conll -o runs/ner`
     """
