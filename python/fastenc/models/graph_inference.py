@@ -126,10 +126,10 @@ def compile_inference(
 ) -> InferenceRunner:
     """A model's forward for small batches, whose time is otherwise that of launching its kernels.
 
-    A batch is padded up to a bucket: a number of tokens (from 32), of sequences and a longest length (from 64), each one
-    of 2, 3, 4, 6, 8, 12, …. The first batch of a bucket records a CUDA graph; the next ones are copied into its inputs and replay it.
-    The padding is sequences of its own, which no real token attends to. Weights changed in place are seen; a weight
-    that was replaced or moved drops the recordings; after replacing a module call ``reset()``.
+    A batch is padded up to a bucket: a number of tokens (from 32), of sequences and a longest length (from 64), each
+    one of 2, 3, 4, 6, 8, 12, …. The first batch of a bucket records a CUDA graph; the next ones are copied into its
+    inputs and replay it. The padding is sequences of its own, which no real token attends to. Weights changed in place
+    are seen; a weight that was replaced or moved drops the recordings; after replacing a module call ``reset()``.
 
     Args:
         model: an ``Encoder``, or one of fastenc's models over it, in evaluation mode.

@@ -7,7 +7,8 @@ from fastenc.models.config import EncoderConfig
 from fastenc.models.encoder import Encoder
 from fastenc.models.masked_lm import ModelOutput
 from fastenc.models.pretrained import PretrainedModel
-from fastenc.packing import PackedBatch, unpack
+from fastenc.ops import unpack
+from fastenc.packing import PackedBatch
 
 
 class QuestionAnswerer(PretrainedModel):
@@ -42,7 +43,8 @@ class QuestionAnswerer(PretrainedModel):
                 f"labels must be (batch, 2) = ({batch.num_sequences}, 2), first and last token of each answer, "
                 f"got shape {tuple(labels.shape)}"
             )
-        scores = unpack(logits.float(), batch, padding_value=float("-inf"))
+        padding = unpack(logits.new_ones((batch.total_tokens, 1)), batch) == 0
+        scores = unpack(logits.float(), batch).masked_fill(padding, float("-inf"))
         return ModelOutput(F.cross_entropy(scores, labels), logits)
 
     def head_names(self) -> dict[str, str]:
