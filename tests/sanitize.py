@@ -1,0 +1,148 @@
+"""Every op, forward and backward, on small awkward shapes, for NVIDIA's compute-sanitizer; not a pytest file.
+
+    PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck .venv/bin/python tests/sanitize.py
+    PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool racecheck .venv/bin/python tests/sanitize.py
+
+Without torch's cache every tensor is an allocation of its own, so that a step past its end is seen. Results are not
+compared here; the tests do that. ``--device cpu`` tries the script itself.
+"""
+
+import argparse
+import itertools
+from collections.abc import Callable
+
+import torch
+
+import fastenc
+from fastenc import ops
+from fastenc.models import EncoderConfig, MaskedLM
+from fastenc.packing import pack_sequences
+
+LENGTHS = (1, 0, 17, 64, 65, 130)
+TOKENS = sum(LENGTHS)
+CASES: dict[str, Callable] = {}
+
+
+def case(run):
+    CASES[run.__name__] = run
+    return run
+
+
+def offsets() -> torch.Tensor:
+    return torch.tensor([0, *itertools.accumulate(LENGTHS)], dtype=torch.int32)
+
+
+def leaf(*shape, dtype=None):
+    """Random values that want a gradient. ``torch.set_default_device`` says where."""
+    return torch.randn(*shape).to(dtype or torch.float32).requires_grad_()
+
+
+def norm(op, dtype, with_bias):
+    for rows, width in ((1, 1), (3, 37), (5, 768), (2, 8192)):
+        x, residual = leaf(rows, width, dtype=dtype), leaf(rows, width, dtype=dtype)
+        weight, x_bias = leaf(width, dtype=dtype), leaf(width, dtype=dtype)
+        more = {"bias": leaf(width, dtype=dtype)} if with_bias else {}
+        op(x, weight, **more, residual=residual, x_bias=x_bias, dropout_p=0.1).sum().backward()
+        op(x.detach())
+
+
+@case
+def layer_norm(dtype):
+    norm(ops.layer_norm, dtype, True)
+
+
+@case
+def rms_norm(dtype):
+    norm(ops.rms_norm, dtype, False)
+
+
+@case
+def bias_gelu(dtype):
+    for (rows, width), approximate in itertools.product(((1, 1), (5, 1000)), ("none", "tanh")):
+        x, bias = leaf(rows, width, dtype=dtype), leaf(width, dtype=dtype)
+        ops.bias_gelu(x, bias, approximate=approximate).sum().backward()
+        ops.bias_gelu(x.detach(), bias.detach(), inplace=True)
+
+
+@case
+def attention(dtype):
+    for head_dim, deterministic in itertools.product((32, 40, 64, 128), (False, True)):
+        torch.use_deterministic_algorithms(deterministic)
+        qkv = leaf(TOKENS, 3, 2, head_dim, dtype=dtype)
+        ops.attention(qkv, offsets(), max(LENGTHS), dropout_p=0.1).sum().backward()
+        torch.use_deterministic_algorithms(False)
+
+
+def labels(rows, classes):
+    values = torch.arange(rows) * 7 % classes
+    values[::3] = -100
+    return values
+
+
+@case
+def masked_cross_entropy(dtype):
+    for rows, classes in ((1, 1), (9, 1001)):
+        logits = leaf(rows, classes, dtype=dtype)
+        loss = ops.masked_cross_entropy(logits, labels(rows, classes), label_smoothing=0.1)
+        loss.backward()
+
+
+@case
+def linear_masked_cross_entropy(dtype):
+    hidden, weight = leaf(9, 64, dtype=dtype), leaf(1001, 64, dtype=dtype)
+    bias = leaf(1001, dtype=dtype)
+    ops.linear_masked_cross_entropy(hidden, weight, bias, labels(9, 1001)).backward()
+
+
+def crf_inputs(dtype, tags=5):
+    """CRFs have no empty sequence."""
+    offset = torch.tensor([0, 1, 18, 83], dtype=torch.int32)
+    scores = (leaf(tags, dtype=dtype), leaf(tags, tags, dtype=dtype), leaf(tags, dtype=dtype))
+    return leaf(83, tags, dtype=dtype), torch.arange(83) % tags, offset, scores
+
+
+@case
+def crf_log_likelihood(dtype):
+    emissions, tags, offset, (start, transitions, end) = crf_inputs(dtype)
+    ops.crf_log_likelihood(emissions, tags, offset, start, end, transitions).sum().backward()
+
+
+@case
+def crf_marginals(dtype):
+    emissions, _, offset, (start, transitions, end) = crf_inputs(dtype)
+    with torch.no_grad():
+        ops.crf_marginals(emissions, offset, start, end, transitions)
+
+
+@case
+def crf_decode(dtype):
+    emissions, _, offset, (start, transitions, end) = crf_inputs(dtype)
+    with torch.no_grad():
+        ops.crf_decode(emissions, offset, start, end, transitions)
+
+
+def whole_model(device):
+    """A training step and inference, on a GPU through a CUDA graph too."""
+    model = MaskedLM(EncoderConfig(97, 64, 2, 2, 128, 140)).train()
+    batch = pack_sequences([[1] * n for n in LENGTHS]).to(device)
+    model(batch, labels(TOKENS, 97)).loss.backward()
+    fastenc.compile_inference(model.eval())(batch)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--device", default="cuda")
+    device = parser.parse_args().device
+    torch.set_default_device(device)
+    dtypes = [torch.float32, torch.bfloat16] + [torch.float16] * (device == "cuda")
+    for (name, run), dtype in itertools.product(CASES.items(), dtypes):
+        print(name, dtype, flush=True)
+        run(dtype)
+    print("whole model", flush=True)
+    whole_model(device)
+    if left := sorted(set(ops.__all__) - CASES.keys()):
+        raise SystemExit(f"no case here for {', '.join(left)}: add one")
+
+
+if __name__ == "__main__":
+    main()
