@@ -137,7 +137,7 @@ def train_ner(data: dict) -> str:
     return section(
         "Fine-tuning: MiniLM on entities and parts of speech, the defaults",
         "FASTENC_DATA=... python -m benchmarks.train_ner",
-        "One seed; both make batches of similar lengths. Time is training with its evaluations; memory is the whole "
+        "Both take the same batches in the same order. Time is training with its evaluations; memory is the whole "
         "process's, or on a GPU torch's. " + machine_line(data["machine"]),
         "\n".join(lines),
     )
