@@ -175,6 +175,15 @@ def test_tied_decoders_gradient_becomes_the_tables_without_a_copy():
     assert tables["word"].grad.data_ptr() == places[0]
 
 
+def test_frozen_table_stays_without_gradient(instruction_set):
+    ids, tables = inputs(50, 30, 48, torch.float32)
+    tables["word"].requires_grad_(False)
+    hidden, table = tied_embedding_layer_norm(**ids, **tables)
+    assert hidden.requires_grad and not table.requires_grad
+    decoded(hidden, table).backward()
+    assert tables["word"].grad is None and tables["position"].grad.any()
+
+
 def test_dropout_mask_and_gradients_are_the_references(instruction_set):
     ids, tables = inputs(40, 30, 300, torch.float32)
     dy = torch.randn(40, 300)

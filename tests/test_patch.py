@@ -269,6 +269,27 @@ def test_changed_layers_take_the_models_own_forward():
         own_forward_warns(fastenc.patch(copy.deepcopy(theirs)), theirs, batch, match)
 
 
+def test_changed_embeddings_are_called_and_the_layers_stay_fused():
+    class Doubled(torch.nn.Embedding):
+        def forward(self, ids):
+            return 2 * super().forward(ids)
+
+    replaced, hooked, sparse = model("bert"), model("bert"), model("bert")
+    replaced.embeddings.position_embeddings = Doubled(40, 32)
+    hooked.get_input_embeddings().register_forward_hook(lambda m, i, o: o + 1)
+    sparse.embeddings.word_embeddings.sparse = True
+    batch = padded_batch("bert")
+    for theirs in (replaced, hooked, sparse):
+        ours = fastenc.patch(copy.deepcopy(theirs))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            a, b = ours(**batch), theirs(**batch)
+        assert_same_outputs(a, b, batch["attention_mask"])
+    real = batch["attention_mask"].bool()
+    a.last_hidden_state[real].sum().backward()
+    assert ours.embeddings.word_embeddings.weight.grad.is_sparse
+
+
 def test_gradient_checkpointing_gives_the_same_gradients():
     theirs = model(
         "bert",

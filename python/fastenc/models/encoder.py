@@ -23,6 +23,7 @@ from fastenc.nn.encoder_layer import (
 )
 from fastenc.nn.pooling import POOLINGS, pool
 from fastenc.nn.prepend import prepend_rows
+from fastenc.ops import tied_embedding_layer_norm
 from fastenc.packing import PackedBatch, pack_sequences
 
 
@@ -34,11 +35,14 @@ class EncoderOutput:
         last_hidden_state: (total_tokens, hidden_size).
         hidden_states: the embeddings' output and every layer's, if asked for.
         pooled: (batch, hidden_size), the pooler's output, where the model has one.
+        word_table: the word embeddings' weight as a decoder tied to it takes it, if asked for; see
+            :func:`fastenc.ops.tied_embedding_layer_norm`.
     """
 
     last_hidden_state: Tensor
     hidden_states: tuple[Tensor, ...] | None = None
     pooled: Tensor | None = None
+    word_table: Tensor | None = None
 
 
 class Embeddings(nn.Module):
@@ -59,18 +63,31 @@ class Embeddings(nn.Module):
             nn.Linear(width, config.hidden_size) if width != config.hidden_size else None
         )
 
-    def forward(self, batch: PackedBatch) -> Tensor:
-        _check_batch(batch, self)
-        rest = self.position(batch.position_ids + self.position_offset)
+    def forward(self, batch: PackedBatch, word_table: bool = False) -> tuple[Tensor, Tensor | None]:
+        """Returns: (total_tokens, hidden_size), and with ``word_table`` the table for a tied decoder."""
+        _check_length(batch, self)
+        types, type_table = batch.token_type_ids, None
         if self.token_type is not None:
-            # A table of one row tells nothing apart, so that families with one take any token types.
-            if batch.token_type_ids is None or self.token_type.num_embeddings == 1:
-                rest = rest + self.token_type.weight[0]
-            else:
-                rest = rest + self.token_type(batch.token_type_ids)
-        x = self.norm(self.word(batch.input_ids), residual=rest)
-        x = F.dropout(x, self.dropout_p, self.training)
-        return x if self.projection is None else self.projection(x)
+            type_table = self.token_type.weight
+        # A table of one row tells nothing apart, so that families with one or none take any token types.
+        if self.token_type is None or self.token_type.num_embeddings == 1:
+            types = None
+        x, table = tied_embedding_layer_norm(
+            batch.input_ids,
+            self.word.weight,
+            self.norm.weight,
+            self.norm.bias,
+            position_ids=batch.position_ids,
+            position=self.position.weight,
+            token_type_ids=types,
+            token_type=type_table,
+            position_offset=self.position_offset,
+            dropout_p=self.dropout_p if self.training else 0.0,
+            eps=self.norm.eps,
+        )
+        if self.projection is not None:
+            x = self.projection(x)
+        return x, table if word_table else None
 
 
 class EncoderLayer(nn.Module):
@@ -145,9 +162,11 @@ class Encoder(PretrainedModel):
         self.unmerged_weights: list[tuple[Tensor, Tensor]] = []
         self.apply(self.init_weights)
 
-    def forward(self, batch: PackedBatch, output_hidden_states: bool = False) -> EncoderOutput:
+    def forward(
+        self, batch: PackedBatch, output_hidden_states: bool = False, word_table: bool = False
+    ) -> EncoderOutput:
         """Raises: ValueError for token ids outside the table or sequences longer than the positions."""
-        x = self.embeddings(batch)
+        x, table = self.embeddings(batch, word_table)
         cu_seqlens, max_seqlen, own = batch.cu_seqlens, batch.max_seqlen, None
         if self.adaptation is not None and self.adaptation in self.prompts:
             prompt = self.prompts[self.adaptation]
@@ -163,7 +182,7 @@ class Encoder(PretrainedModel):
         pooled = None
         if self.pooler is not None and batch.num_sequences:
             pooled = torch.tanh(self.pooler(pool(x, batch.cu_seqlens, "cls")))
-        return EncoderOutput(x, tuple(states) if output_hidden_states else None, pooled)
+        return EncoderOutput(x, tuple(states) if output_hidden_states else None, pooled, table)
 
     @torch.inference_mode()
     def encode(
@@ -230,26 +249,10 @@ def tokenize(texts: list[str], tokenizer, max_length: int) -> list[list[int]]:
     return ids
 
 
-def _check_batch(batch: PackedBatch, embeddings: Embeddings) -> None:
-    """Values are read only on CPU tensors; on an accelerator that would wait for the device."""
+def _check_length(batch: PackedBatch, embeddings: Embeddings) -> None:
     positions = embeddings.position.num_embeddings - embeddings.position_offset
     if batch.max_seqlen > positions:
         raise ValueError(
             f"a sequence may have at most {positions} tokens, the model's positions, got {batch.max_seqlen}: "
             "cut it or split it"
         )
-    if batch.input_ids.device.type != "cpu" or torch.compiler.is_compiling():
-        return
-    remedy = "was another model's tokenizer used?"
-    _check_range("token ids", batch.input_ids, embeddings.word.num_embeddings, remedy)
-    types = embeddings.token_type
-    if batch.token_type_ids is not None and types is not None and types.num_embeddings > 1:
-        _check_range("token types", batch.token_type_ids, types.num_embeddings, "give 0 or 1")
-
-
-def _check_range(what: str, values: Tensor, rows: int, remedy: str) -> None:
-    if not values.numel():
-        return
-    low, high = (int(value) for value in values.aminmax())
-    if low < 0 or high >= rows:
-        raise ValueError(f"{what} must be in [0, {rows}), got {low if low < 0 else high}: {remedy}")

@@ -67,19 +67,19 @@ class MaskedLM(PretrainedModel):
                 tokens go through the head, and ``logits`` is None.
         Returns: the mean loss over the labelled tokens (0 if there is none), or logits (total_tokens, vocabulary).
         """
-        hidden = self.encoder(batch).last_hidden_state
-        table = self.encoder.embeddings.word if self.head.decoder is None else self.head.decoder
+        decoder = self.head.decoder
+        output = self.encoder(batch, word_table=decoder is None)
+        hidden = output.last_hidden_state
+        table = output.word_table if decoder is None else decoder.weight
         if labels is None:
-            return ModelOutput(
-                logits=F.linear(self.head.transform(hidden), table.weight, self.head.bias)
-            )
+            return ModelOutput(logits=F.linear(self.head.transform(hidden), table, self.head.bias))
         if labels.shape != hidden.shape[:1]:
             raise ValueError(
                 f"labels must have shape ({hidden.shape[0]},), one for each packed token, got {tuple(labels.shape)}"
             )
         rows = (labels != -100).nonzero().flatten()
         chosen = self.head.transform(hidden.index_select(0, rows))
-        loss = linear_masked_cross_entropy(chosen, table.weight, self.head.bias, labels[rows])
+        loss = linear_masked_cross_entropy(chosen, table, self.head.bias, labels[rows])
         return ModelOutput(loss=loss)
 
     def head_names(self) -> dict[str, str]:

@@ -16,6 +16,16 @@ BASE_MODELS = {
 }
 
 
+# Their embeddings: dropout(LayerNorm(word + token type + position)).
+EMBEDDINGS = {
+    "BertEmbeddings",
+    "RobertaEmbeddings",
+    "XLMRobertaEmbeddings",
+    "Embeddings",
+    "ElectraEmbeddings",
+}
+
+
 class LayerParts(NamedTuple):
     """The modules of one transformer layer, in the canonical roles."""
 
@@ -101,6 +111,31 @@ def _distilbert_layer(layer) -> LayerParts:
         None,
         ffn.dropout,
         (layer, attention, ffn),
+    )
+
+
+class EmbeddingParts(NamedTuple):
+    """The modules of the embeddings, in the canonical roles; families without token types have none of theirs."""
+
+    word: Any
+    position: Any
+    token_type: Any
+    norm: Any
+    dropout: Any
+
+    def tables(self) -> tuple[nn.Module, ...]:
+        return tuple(table for table in self[:3] if table is not None)
+
+
+def embedding_parts(base: Any) -> EmbeddingParts:
+    """Raises: AttributeError if the embeddings lack a part."""
+    module = base.embeddings
+    return EmbeddingParts(
+        module.word_embeddings,
+        module.position_embeddings,
+        module.token_type_embeddings if takes_token_types(base) else None,
+        module.LayerNorm,
+        module.dropout,
     )
 
 

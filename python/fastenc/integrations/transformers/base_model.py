@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from fastenc.integrations.transformers import architectures
 from fastenc.integrations.transformers.batch_facts import BatchFacts, read_facts
 from fastenc.nn.encoder_layer import InferenceLayer, encoder_layer, wants_inference
-from fastenc.ops import unpack
+from fastenc.ops import tied_embedding_layer_norm, unpack
 from fastenc.ops._dispatch import choose
 from fastenc.packing import PackedBatch, pack
 
@@ -26,6 +26,7 @@ class PackedRun(NamedTuple):
 
     hidden_states: list[Tensor]  # the embeddings' output, then each layer's if all were asked for
     batch: PackedBatch
+    word_table: Tensor  # the word embeddings' weight as a decoder that is tied to it takes it
 
     def padded(self, hidden: Tensor) -> Tensor:
         """(batch, length, ...); the places of padding hold 0."""
@@ -116,7 +117,7 @@ def run(
     total, longest = (None, None) if facts is None else (facts.total_tokens, facts.max_seqlen)
     ids = places if inputs.dim() == 3 else inputs
     batch = pack(ids, mask, total_tokens=total, max_seqlen=longest)
-    x = _embed(base, arguments, batch)
+    x, word_table = _embed(base, arguments, batch)
     states = [x]
     heads, activation = architectures.num_heads(base), str(architectures.activation(base))
     for parts, inference in zip(layers.parts, layers.inference, strict=True):
@@ -137,7 +138,8 @@ def run(
             states.append(x)
     # Autocast's narrower dtype stays inside the layers, as in the model's own forward.
     dtype = base.embeddings.word_embeddings.weight.dtype
-    return PackedRun([state.to(dtype) for state in (states if keep_all else [x])], batch)
+    states = [state.to(dtype) for state in (states if keep_all else [x])]
+    return PackedRun(states, batch, word_table)
 
 
 def output(base: Any, packed: PackedRun, arguments: dict):
@@ -182,8 +184,8 @@ def _inputs(arguments: dict) -> Any:
     return ids if embeds is None else embeds
 
 
-def _embed(base: Any, arguments: dict, batch: PackedBatch) -> Tensor:
-    """The model's own embedding module over one row of real tokens."""
+def _embed(base: Any, arguments: dict, batch: PackedBatch) -> tuple[Tensor, Tensor]:
+    """The embeddings of one row of real tokens, fused or by the model's own module, and the word table."""
     assert batch.padded_shape is not None  # pack() sets it
     rows, length = batch.padded_shape
     take = lambda padded: padded.reshape(rows * length, *padded.shape[2:])[batch.indices][None]
@@ -195,16 +197,65 @@ def _embed(base: Any, arguments: dict, batch: PackedBatch) -> Tensor:
     call = {"position_ids": take(position_ids.expand(rows, length))}
     # DistilBERT's module has no default for input_ids.
     call["input_ids"] = None if ids is None else take(ids)
-    if embeds is not None:
-        call["inputs_embeds"] = take(embeds)
-    if architectures.takes_token_types(base):
-        types = arguments.get("token_type_ids")
-        zeros = call["position_ids"].new_zeros(call["position_ids"].shape)
-        call["token_type_ids"] = zeros if types is None else take(types.expand(rows, length))
-    x = base.embeddings(**call)
+    types = arguments.get("token_type_ids") if architectures.takes_token_types(base) else None
+    if types is not None:
+        call["token_type_ids"] = take(types.expand(rows, length))
+    if embeds is None and _plain_embeddings(base):
+        x, word_table = _fused_embeddings(architectures.embedding_parts(base), call)
+    else:
+        if embeds is not None:
+            call["inputs_embeds"] = take(embeds)
+        if architectures.takes_token_types(base) and types is None:
+            call["token_type_ids"] = torch.zeros_like(call["position_ids"])
+        x, word_table = base.embeddings(**call), base.embeddings.word_embeddings.weight
     if hasattr(base, "embeddings_project"):
         x = base.embeddings_project(x)
-    return x[0]
+    return x[0], word_table
+
+
+def _plain_embeddings(base: Any) -> bool:
+    """Whether the fused embeddings compute what calling the model's own module would."""
+    module = base.embeddings
+    name = type(module).__name__
+    if name not in architectures.EMBEDDINGS or not type(module).__module__.startswith(
+        "transformers."
+    ):
+        return False
+    try:
+        parts = architectures.embedding_parts(base)
+    except AttributeError:
+        return False
+    plain_table = lambda table: (
+        type(table) is nn.Embedding
+        and table.max_norm is None
+        and not (table.scale_grad_by_freq or table.sparse)
+        and table.weight.dtype == parts.word.weight.dtype
+    )
+    return (
+        all(map(plain_table, parts.tables()))
+        and type(parts.norm) is nn.LayerNorm
+        and type(parts.dropout) is nn.Dropout
+        and not any(map(is_hooked, (module, *parts.tables(), parts.norm, parts.dropout)))
+    )
+
+
+def _fused_embeddings(
+    parts: architectures.EmbeddingParts, call: dict[str, Any]
+) -> tuple[Tensor, Tensor]:
+    return tied_embedding_layer_norm(
+        call["input_ids"],
+        parts.word.weight,
+        parts.norm.weight,
+        parts.norm.bias,
+        position_ids=call["position_ids"],
+        position=parts.position.weight,
+        token_type_ids=call.get("token_type_ids"),
+        token_type=None if parts.token_type is None else parts.token_type.weight,
+        padding_idx=parts.word.padding_idx,
+        position_padding_idx=parts.position.padding_idx,
+        dropout_p=parts.dropout.p if parts.dropout.training else 0.0,
+        eps=parts.norm.eps,
+    )
 
 
 def _positions(base, ids: Tensor | None, rows: int, length: int, device) -> Tensor:

@@ -37,6 +37,8 @@ def forward(
     packed = base_model.run(base, layers, arguments, facts, keep_all)
     hidden = packed.hidden_states[-1]
     transform, decoder = architectures.MASKED_LM_HEADS[type(model).__name__](model)
+    tied = decoder.weight is base.embeddings.word_embeddings.weight
+    weight = packed.word_table if tied else decoder.weight
     own_labels = None if labels is None else labels.reshape(-1)[packed.batch.indices]
     loss = logits = None
     if own_labels is not None and labelled_logits_only:
@@ -46,9 +48,9 @@ def forward(
             labelled.nonzero() if facts is None else labelled.nonzero_static(size=facts.labelled)
         ).flatten()
         chosen = transform(hidden.index_select(0, rows))
-        loss = linear_masked_cross_entropy(chosen, decoder.weight, decoder.bias, own_labels[rows])
+        loss = linear_masked_cross_entropy(chosen, weight, decoder.bias, own_labels[rows])
     else:
-        logits = F.linear(transform(hidden), decoder.weight, decoder.bias)
+        logits = F.linear(transform(hidden), weight, decoder.bias)
         if own_labels is not None:
             loss = _loss(logits, own_labels)
         logits = packed.padded(logits)
