@@ -18,7 +18,7 @@ setup: .stamps/build
 	FASTENC_BUILD=0 $(BIN)/pip install -q --no-build-isolation -e ".[dev]" "$(TORCH)"
 	@touch $@
 
-.stamps/build: .stamps/deps setup.py pyproject.toml $(wildcard csrc/*.cpp csrc/*.h csrc/cpu/*.cpp csrc/cpu/*.h)
+.stamps/build: .stamps/deps setup.py pyproject.toml $(wildcard csrc/*.* csrc/cpu/*.* csrc/cuda/*.*)
 	$(BIN)/pip install -q --no-build-isolation --no-deps -e .
 	@touch $@
 

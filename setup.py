@@ -1,7 +1,10 @@
 """Builds the C++ extension; everything declarative is in pyproject.toml."""
 
 import os
+import re
 import sys
+from glob import glob
+from pathlib import Path
 
 from setuptools import find_packages, setup
 
@@ -11,6 +14,21 @@ REMEDY = """fastenc's extension is compiled against the torch you already have, 
 or set FASTENC_BUILD=0 to install the pure Python reference path."""
 
 
+def cuda_targets(torch, home):
+    """GPU architectures to compile for, as TORCH_CUDA_ARCH_LIST has them; "" for no CUDA side."""
+    header, choice = Path(home or "", "include", "cuda.h"), os.environ.get("FASTENC_CUDA")
+    if choice == "0" or not (torch.version.cuda and home and header.is_file()):
+        if choice == "1":
+            raise SystemExit(
+                "FASTENC_CUDA=1 needs a torch with CUDA and a CUDA_HOME that has the headers, got "
+                f"torch {torch.__version__} and CUDA_HOME {home}: install them or leave it unset"
+            )
+        return ""
+    version = int(re.search(r"#define CUDA_VERSION (\d+)", header.read_text())[1])
+    known = "8.0 9.0 10.0+PTX" if version >= 12080 else "8.0 9.0+PTX"
+    return os.environ.setdefault("TORCH_CUDA_ARCH_LIST", known)
+
+
 def extension():
     """The extension and its build command, or nothing where the pure Python package is wanted."""
     if os.environ.get("FASTENC_BUILD", "1" if sys.platform == "linux" else "0") == "0":
@@ -18,33 +36,30 @@ def extension():
         return {}
     try:
         import pybind11
-        from torch.utils.cpp_extension import BuildExtension, CppExtension
+        import torch
+        from torch.utils import cpp_extension as cpp
     except ImportError as error:
         raise SystemExit(f"{error}\n{REMEDY}") from error
-    from glob import glob
-
-    # CUDA sources will join under csrc/cuda/; until then the extension has a CPU side only.
+    cuda = cuda_targets(torch, cpp.CUDA_HOME)
     print("fastenc: building for CPU (baseline, AVX2 and AVX-512 chosen at run time)")
-    flags = [
-        "-O3",
-        "-std=c++20",
-        "-fvisibility=hidden",
-        "-fno-math-errno",
-        "-fno-trapping-math",
-        "-ffp-contract=fast",
-    ]
-    extension = CppExtension(
+    print(f"fastenc: building for CUDA {cuda}" if cuda else "fastenc: building without CUDA")
+    folders = ["*.cpp", "cpu/*.cpp"] + ["cuda/*.cu"] * bool(cuda)
+    common = ["-O3", "-std=c++20"]
+    speed = ["-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast"]
+    # 2.11 is the oldest torch whose stable ABI the sources may use.
+    macros = [("TORCH_TARGET_VERSION", "0x020b000000000000")] + [("USE_CUDA", None)] * bool(cuda)
+    module = (cpp.CUDAExtension if cuda else cpp.CppExtension)(
         "fastenc._C",
-        sorted(glob("csrc/*.cpp") + glob("csrc/cpu/*.cpp")),
+        sorted(path for folder in folders for path in glob(f"csrc/{folder}")),
         include_dirs=[os.path.abspath("csrc"), pybind11.get_include()],
-        # 2.11 is the oldest torch whose stable ABI the sources may use.
-        define_macros=[("TORCH_TARGET_VERSION", "0x020b000000000000")],
-        extra_compile_args=flags,
+        define_macros=macros,
+        extra_compile_args={
+            "cxx": [*common, *speed, "-fvisibility=hidden"],
+            "nvcc": [*common, "-Xcompiler=-fvisibility=hidden"],
+        },
     )
-    return {
-        "ext_modules": [extension],
-        "cmdclass": {"build_ext": BuildExtension.with_options(no_python_abi_suffix=False)},
-    }
+    command = cpp.BuildExtension.with_options(no_python_abi_suffix=False)
+    return {"ext_modules": [module], "cmdclass": {"build_ext": command}}
 
 
 setup(

@@ -6,6 +6,9 @@
 #include <stdexcept>
 #include <string>
 
+#ifdef USE_CUDA
+#include "cuda/build.h"
+#endif
 #include "fingerprint.h"
 #include "isa.h"
 
@@ -19,7 +22,11 @@ PYBIND11_MODULE(_C, m) {
         py::dict info;
         info["compiler"] = __VERSION__;
         info["torch_stable_abi"] = "2.11";
+#ifdef USE_CUDA
+        info["cuda"] = fastenc::cuda::build();
+#else
         info["cuda"] = py::none();
+#endif
         info["usable_instruction_sets"] = fastenc::usable_isas();
         info["instruction_set"] = fastenc::isa_name(fastenc::isa());
         return info;

@@ -1,8 +1,6 @@
-#include "masked_cross_entropy.h"
-
 #include <cstdlib>
 
-#include "tensors.h"
+#include "masked_cross_entropy_arguments.h"
 
 #if defined(__linux__)
 #include <sys/mman.h>
@@ -12,8 +10,9 @@ namespace fastenc {
 namespace {
 
 // The rows that carry a label. Python checks the labels for the user's eyes; this guards direct calls.
-std::vector<int64_t> labelled_rows(const Tensor& labels, int64_t vocabulary, int64_t ignore_index) {
-  STD_TORCH_CHECK(labels.scalar_type() == ScalarType::Long, "masked_cross_entropy: labels must be int64");
+std::vector<int64_t> labelled_rows(const Tensor& labels, const Tensor& logits, int64_t ignore_index) {
+  check_labels(labels, logits.size(0));
+  const int64_t vocabulary = logits.size(1);
   const auto* values = static_cast<const int64_t*>(labels.const_data_ptr());
   std::vector<int64_t> rows;
   for (int64_t row = 0; row < labels.numel(); ++row) {
@@ -51,17 +50,10 @@ void map_pages([[maybe_unused]] void* row, [[maybe_unused]] size_t bytes) {
 }
 
 void run(
-    const Tensor& logits, const Tensor& labels, double label_smoothing, double z_loss, double scale, Tensor& losses,
-    void* dlogits, bool fresh_pages, const std::vector<int64_t>& rows) {
-  MaskedCrossEntropy a{};
-  a.logits = logits.const_data_ptr();
-  a.labels = static_cast<const int64_t*>(labels.const_data_ptr());
-  a.vocabulary = logits.size(1);
-  a.label_smoothing = static_cast<float>(label_smoothing);
-  a.z_loss = static_cast<float>(z_loss);
-  a.scale = static_cast<float>(scale);
-  a.losses = static_cast<float*>(losses.mutable_data_ptr());
-  a.dlogits = dlogits;
+    const Tensor& logits, const Tensor& labels, int64_t ignore_index, double label_smoothing, double z_loss,
+    const std::optional<Tensor>& divisor, Tensor& losses, void* dlogits, bool fresh_pages,
+    const std::vector<int64_t>& rows) {
+  const auto a = make_arguments(logits, labels, ignore_index, label_smoothing, z_loss, divisor, losses, dlogits);
   const bool bf16 = is_bfloat16(logits);
   torch::stable::parallel_for(0, rows.size(), grain(a.vocabulary), [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
@@ -80,42 +72,50 @@ Tensor zero_losses(int64_t rows) {
 
 // (losses, dlogits): float32 losses, 0 in ignored rows; dlogits is empty unless wanted.
 std::tuple<Tensor, Tensor> forward(
-    Tensor logits, Tensor labels, int64_t ignore_index, double label_smoothing, double z_loss, double scale,
-    bool wants_gradient) {
-  logits = as_contiguous(logits);
+    Tensor logits, Tensor labels, int64_t ignore_index, double label_smoothing, double z_loss,
+    std::optional<Tensor> divisor, bool wants_gradient) {
+  if (wants_gradient || !has_contiguous_rows(logits)) logits = as_contiguous(logits);
   labels = as_contiguous(labels);
-  const auto rows = labelled_rows(labels, logits.size(1), ignore_index);
+  const auto rows = labelled_rows(labels, logits, ignore_index);
   Tensor losses = zero_losses(logits.size(0));
   Tensor dlogits = wants_gradient ? lazy_zeros_like(logits) : empty({0}, logits.scalar_type());
-  run(logits, labels, label_smoothing, z_loss, scale, losses,
+  run(logits, labels, ignore_index, label_smoothing, z_loss, divisor, losses,
       wants_gradient ? dlogits.mutable_data_ptr() : nullptr, wants_gradient, rows);
   return {losses, dlogits};
 }
 
-// Overwrites every row of the logits, all labelled, with its gradient; returns the losses.
-Tensor forward_in_place(Tensor logits, Tensor labels, double label_smoothing, double z_loss, double scale) {
-  STD_TORCH_CHECK(logits.is_contiguous(), "masked_cross_entropy_: the logits must be contiguous");
+// Overwrites the logits with their gradient; returns the losses.
+Tensor forward_in_place(
+    Tensor logits, Tensor labels, int64_t ignore_index, double label_smoothing, double z_loss,
+    std::optional<Tensor> divisor) {
+  check_in_place(logits);
   labels = as_contiguous(labels);
-  const auto rows = labelled_rows(labels, logits.size(1), -1);
-  STD_TORCH_CHECK(
-      static_cast<int64_t>(rows.size()) == logits.size(0), "masked_cross_entropy_: every row must have a label");
+  const auto rows = labelled_rows(labels, logits, ignore_index);
+  const auto* values = static_cast<const int64_t*>(labels.const_data_ptr());
+  const int64_t bytes = is_bfloat16(logits) ? 2 : 4;
+  for (int64_t row = 0; row < logits.size(0); ++row)
+    if (values[row] == ignore_index)
+      std::memset(
+          static_cast<char*>(logits.mutable_data_ptr()) + row * logits.stride(0) * bytes, 0, logits.size(1) * bytes);
   Tensor losses = zero_losses(logits.size(0));
-  run(logits, labels, label_smoothing, z_loss, scale, losses, logits.mutable_data_ptr(), false, rows);
+  run(logits, labels, ignore_index, label_smoothing, z_loss, divisor, losses, logits.mutable_data_ptr(), false, rows);
   return losses;
 }
 
-// Multiplies the labelled rows of x by factors[row], or by the only factor there is.
+// Multiplies the labelled rows of x by factors[row], or by the only factor there is; a factor of 1 costs nothing.
 void scale_labelled_rows(Tensor x, Tensor labels, int64_t ignore_index, Tensor factors) {
   labels = as_contiguous(labels);
-  const auto rows = labelled_rows(labels, x.size(1), ignore_index);
+  const auto rows = labelled_rows(labels, x, ignore_index);
   const FloatVector values(factors);
   const bool one = factors.numel() == 1, bf16 = is_bfloat16(x);
   const int64_t width = x.size(1);
   auto* data = static_cast<char*>(x.mutable_data_ptr());
   torch::stable::parallel_for(0, rows.size(), grain(width), [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i)
-      FASTENC_CALL(
-          scale_row, data + rows[i] * width * (bf16 ? 2 : 4), bf16, width, values.data()[one ? 0 : rows[i]]);
+    for (int64_t i = begin; i < end; ++i) {
+      const float factor = values.data()[one ? 0 : rows[i]];
+      if (factor != 1.f)
+        FASTENC_CALL(scale_row, data + rows[i] * width * (bf16 ? 2 : 4), bf16, width, factor);
+    }
   });
 }
 

@@ -4,17 +4,57 @@
 
 #include "isa.h"
 
+#if defined(__CUDACC__)
+#define FASTENC_HOST_DEVICE __host__ __device__
+#else
+#define FASTENC_HOST_DEVICE
+#endif
+
 namespace fastenc {
 
 struct MaskedCrossEntropy {
-  const void* logits;     // (rows, vocabulary), rows contiguous
+  const void* logits;     // (rows, vocabulary), each row contiguous
+  int64_t row_stride;     // elements from a row to the next, of the logits and of their gradient
   const int64_t* labels;  // (rows,)
+  int64_t ignore_index;
   int64_t vocabulary;
   float label_smoothing, z_loss;
-  float scale;      // factor of the gradient
-  float* losses;    // (rows,)
-  void* dlogits;    // or null; may be `logits` itself
+  const int64_t* divisor;  // the gradient is divided by it; or null
+  float* losses;           // (rows,)
+  void* dlogits;           // or null; may be `logits` itself
 };
+
+// What the passes over a row give. Differences to the peak stay exact where the log-sum-exp itself, of a large peak,
+// would be rounded.
+struct RowStatistics {
+  float peak;        // the largest logit
+  float log_total;   // log of the sum of exp(x_j - peak)
+  float inverse;     // 1 / that sum
+  float mean;        // of the logits; read with label smoothing only
+  float target;      // x_label - peak
+  float target_exp;  // exp of that
+};
+
+// The loss, and dx_j = factor * exp(x_j - peak) - everywhere, but at_label at the label.
+struct RowTerms {
+  float loss, factor, everywhere, at_label;
+};
+
+// dx_j = scale * (p_j * (1 + 2 * z_loss * lse) - label_smoothing / n), and -(1 - label_smoothing) at the label. Static,
+// because every instruction set compiles its own.
+FASTENC_HOST_DEVICE static inline RowTerms row_terms(const MaskedCrossEntropy& a, const RowStatistics& s, float scale) {
+  const float n = (float)a.vocabulary, lse = s.peak + s.log_total, from_z = 2.f * a.z_loss * lse;
+  RowTerms terms;
+  terms.loss = s.log_total - s.target;
+  if (a.label_smoothing > 0.f)
+    terms.loss = (1.f - a.label_smoothing) * terms.loss + a.label_smoothing * (s.log_total - (s.mean - s.peak));
+  if (a.z_loss > 0.f) terms.loss += a.z_loss * lse * lse;
+  terms.factor = scale * s.inverse * (1.f + from_z);
+  terms.everywhere = scale * a.label_smoothing / n;
+  const float p = s.target_exp * s.inverse;
+  terms.at_label = scale * ((p - 1.f) + a.label_smoothing * ((n - 1.f) / n) + p * from_z);
+  return terms;
+}
 
 FASTENC_FOR_EACH_ISA(
     void masked_cross_entropy(const MaskedCrossEntropy&, bool bf16, int64_t row);

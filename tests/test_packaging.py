@@ -9,6 +9,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import torch
 
 ROOT = Path(__file__).parents[1]
 
@@ -102,10 +103,25 @@ def test_sdist_holds_what_a_build_needs(checkout, tmp_path):
         path.relative_to(checkout).as_posix()
         for folder in ("csrc", "kernels", "python")
         for path in (checkout / folder).rglob("*")
-        if path.suffix in {".cpp", ".h", ".inc", ".py"}
+        if path.suffix in {".cpp", ".h", ".inc", ".cu", ".cuh", ".py"}
     }
     assert wanted <= names
+    assert {"csrc/cuda/masked_cross_entropy.cu", "csrc/cuda/vector.cuh"} <= wanted
     assert {"setup.py", "pyproject.toml", "LICENSE", "README.md"} <= names
+
+
+def test_cuda_asked_for_where_torch_has_none_is_an_error_that_says_so(checkout):
+    if torch.version.cuda:
+        pytest.skip("this torch has CUDA")
+    done = subprocess.run(
+        [sys.executable, "setup.py", "build_ext"],
+        cwd=checkout,
+        env={**os.environ, "FASTENC_CUDA": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode != 0
+    assert "FASTENC_CUDA=1 needs a torch with CUDA and a CUDA_HOME" in done.stderr
 
 
 def test_without_the_extension_everything_takes_the_reference_path_and_says_so_once(

@@ -7,7 +7,7 @@ constexpr int64_t kBlockColumns = 16 * kLanes;
 template <class T>
 static void masked_cross_entropy_row(const MaskedCrossEntropy& a, int64_t row) {
   const int64_t n = a.vocabulary, label = a.labels[row];
-  const T* x = (const T*)a.logits + row * n;
+  const T* x = (const T*)a.logits + row * a.row_stride;
   float peak = -__builtin_inff();
   double total = 0.;
   Vec plain{};  // sum of the logits, for label smoothing
@@ -33,28 +33,23 @@ static void masked_cross_entropy_row(const MaskedCrossEntropy& a, int64_t row) {
     FASTENC_FOR_COLUMNS(count, add);
     total += sum(sums);
   }
-  // Differences to the peak stay exact where the log-sum-exp itself, of a large peak, would be rounded.
-  const float log_total = (float)__builtin_log(total), lse = peak + log_total;
-  const float target = to_float(x[label]) - peak;
-  float loss = log_total - target;
-  if (a.label_smoothing > 0.f)
-    loss = (1.f - a.label_smoothing) * loss + a.label_smoothing * (log_total - (sum(plain) / (float)n - peak));
-  a.losses[row] = loss + a.z_loss * lse * lse;
+  RowStatistics statistics;
+  statistics.peak = peak;
+  statistics.log_total = (float)__builtin_log(total);
+  statistics.inverse = (float)(1. / total);
+  statistics.mean = sum(plain) / (float)n;
+  statistics.target = to_float(x[label]) - peak;
+  statistics.target_exp = __builtin_expf(statistics.target);
+  const RowTerms terms = row_terms(a, statistics, a.divisor ? 1.f / (float)*a.divisor : 1.f);
+  a.losses[row] = terms.loss;
   if (!a.dlogits) return;
 
-  // dx_j = scale * (p_j * (1 + 2 * z_loss * lse) - label_smoothing / n), and -(1 - label_smoothing) at the label.
-  T* dx = (T*)a.dlogits + row * n;
-  const float from_z = 2.f * a.z_loss * lse, inverse = (float)(1. / total);
-  const float p_scale = a.scale * inverse * (1.f + from_z);
-  const float everywhere = a.scale * a.label_smoothing / (float)n;
-  const float p = __builtin_expf(target) * inverse;
-  const float at_label =
-      a.scale * ((p - 1.f) + a.label_smoothing * ((float)(n - 1) / (float)n) + p * from_z);
+  T* dx = (T*)a.dlogits + row * a.row_stride;
   auto write = [&](int64_t c, int lanes) __attribute__((always_inline)) {
-    store_n(dx + c, exp(load_n(x + c, lanes) - peak) * p_scale - everywhere, lanes);
+    store_n(dx + c, exp(load_n(x + c, lanes) - peak) * terms.factor - terms.everywhere, lanes);
   };
   FASTENC_FOR_COLUMNS(n, write);
-  from_float(dx + label, at_label);
+  from_float(dx + label, terms.at_label);
 }
 
 void masked_cross_entropy(const MaskedCrossEntropy& a, bool bf16, int64_t row) {

@@ -12,6 +12,7 @@ from fastenc.models.pretrained import PretrainedModel
 from fastenc.nn import LayerNorm
 from fastenc.nn.encoder_layer import activate
 from fastenc.ops import linear_masked_cross_entropy
+from fastenc.ops._labelled import select_labelled
 from fastenc.packing import PackedBatch
 
 
@@ -59,12 +60,16 @@ class MaskedLM(PretrainedModel):
         self.head = MaskedLMHead(config)
         self.head.apply(self.init_weights)
 
-    def forward(self, batch: PackedBatch, labels: Tensor | None = None) -> ModelOutput:
+    def forward(
+        self, batch: PackedBatch, labels: Tensor | None = None, max_labelled: int | None = None
+    ) -> ModelOutput:
         """Loss over the labelled tokens, or logits of every token.
 
         Args:
             labels: int64 (total_tokens,), -100 where there is nothing to predict. With labels, only the labelled
                 tokens go through the head, and ``logits`` is None.
+            max_labelled: the number of labelled tokens, or a bound of it, as MlmCollator gives it. On a GPU the head
+                sees that many tokens, and all of them without it, so that nothing waits for the device.
         Returns: the mean loss over the labelled tokens (0 if there is none), or logits (total_tokens, vocabulary).
         """
         decoder = self.head.decoder
@@ -77,9 +82,14 @@ class MaskedLM(PretrainedModel):
             raise ValueError(
                 f"labels must have shape ({hidden.shape[0]},), one for each packed token, got {tuple(labels.shape)}"
             )
-        rows = (labels != -100).nonzero().flatten()
-        chosen = self.head.transform(hidden.index_select(0, rows))
-        loss = linear_masked_cross_entropy(chosen, table, self.head.bias, labels[rows])
+        chosen, targets, _ = select_labelled(hidden, labels, max_labelled=max_labelled)
+        loss = linear_masked_cross_entropy(
+            self.head.transform(chosen),
+            table,
+            self.head.bias,
+            targets,
+            max_labelled=targets.shape[0],
+        )
         return ModelOutput(loss=loss)
 
     def head_names(self) -> dict[str, str]:

@@ -53,11 +53,16 @@ class MlmCollator:
         self._begins_word = _word_starts(tokenizer) if whole_word else None
 
     def __call__(self, sequences: Sequence[Sequence[int]], step: int) -> dict[str, Any]:
-        """{"batch": PackedBatch of corrupted ids, "labels": int64 (total_tokens,), -100 where not selected}."""
+        """{"batch": PackedBatch of corrupted ids, "labels": int64 (total_tokens,), -100 where not selected,
+        "max_labelled": how many are selected}."""
         batch = pack_sequences(sequences)
         corrupted, labels = self.corrupt(batch.input_ids, step)
         batch.input_ids.copy_(corrupted)
-        return {"batch": batch, "labels": labels}
+        return {
+            "batch": batch,
+            "labels": labels,
+            "max_labelled": int((labels != IGNORED).sum()),
+        }
 
     def corrupt(self, ids: Tensor, step: int) -> tuple[Tensor, Tensor]:
         """(corrupted ids, labels), each (total_tokens,), for the given step's random numbers."""

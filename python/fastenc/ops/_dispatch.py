@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
-from fastenc.ops._library import CPP_DTYPES, HAS_CPP, HAS_TRITON, TRITON_DTYPES
+from fastenc.ops._library import CPP_DTYPES, CUDA_DTYPES, HAS_CPP, HAS_CUDA, HAS_TRITON
 
-IMPLEMENTATIONS = ("auto", "cpp", "triton", "reference")
+IMPLEMENTATIONS = ("auto", "cpp", "cuda", "triton", "reference")
 WITH_TRITON = {
     "attention",
     "bias_gelu",
@@ -18,8 +18,9 @@ WITH_TRITON = {
     "segment_pool",
     "unpack",
 }
+WITH_CUDA = {"masked_cross_entropy", "linear_masked_cross_entropy"}
 WITHOUT_CPP = {"mlm_corruption"}
-# Of ops whose kernels take others than CPP_DTYPES and TRITON_DTYPES.
+# Of ops whose kernels take others than CPP_DTYPES and CUDA_DTYPES.
 OWN_DTYPES = {"mlm_corruption": (torch.int64,)}
 
 
@@ -31,7 +32,7 @@ def choose(
     cpp_limit: str | None = None,
     triton_limit: str | None = None,
 ) -> str:
-    """Resolve ``impl`` for input ``x`` to "cpp", "triton" or "reference".
+    """Resolve ``impl`` for input ``x`` to "cpp", "cuda", "triton" or "reference".
 
     Args:
         cpp_limit, triton_limit: why this call's arguments are beyond that kernel, or None.
@@ -40,7 +41,8 @@ def choose(
     if impl not in IMPLEMENTATIONS:
         raise ValueError(f"{op}: impl must be one of {IMPLEMENTATIONS}, got {impl!r}")
     if impl == "auto":
-        impl = "cpp" if x.device.type == "cpu" else "triton"
+        on_gpu = "cuda" if op in WITH_CUDA else "triton"
+        impl = "cpp" if x.device.type == "cpu" else on_gpu
         return "reference" if _obstacle(op, impl, x, cpp_limit, triton_limit) else impl
     reason = _obstacle(op, impl, x, cpp_limit, triton_limit)
     if reason is not None:
@@ -61,16 +63,22 @@ def _obstacle(
         if x.dtype not in OWN_DTYPES.get(op, CPP_DTYPES):
             return f"it takes float32 or bfloat16, got {x.dtype}"
         return cpp_limit
+    if impl == "reference":
+        return None
     if impl == "triton":
         if op not in WITH_TRITON:
             return "it has no Triton kernel"
         if not HAS_TRITON:
             return "triton is not installed"
-        if x.device.type != "cuda":
-            return f"it runs on CUDA tensors, got one on {x.device}"
-        if x.dtype not in OWN_DTYPES.get(op, TRITON_DTYPES):
-            return f"it takes float32, float16 or bfloat16, got {x.dtype}"
-        if torch.cuda.get_device_capability(x.device) < (8, 0):
-            return "it needs a GPU of compute capability 8.0 or more"
-        return triton_limit
-    return None
+    else:
+        if op not in WITH_CUDA:
+            return "it has no CUDA kernel"
+        if not HAS_CUDA:
+            return "the extension was compiled without CUDA: see `fastenc info`"
+    if x.device.type != "cuda":
+        return f"it runs on CUDA tensors, got one on {x.device}"
+    if x.dtype not in OWN_DTYPES.get(op, CUDA_DTYPES):
+        return f"it takes float32, float16 or bfloat16, got {x.dtype}"
+    if torch.cuda.get_device_capability(x.device) < (8, 0):
+        return "it needs a GPU of compute capability 8.0 or more"
+    return triton_limit if impl == "triton" else None

@@ -24,6 +24,7 @@ except ImportError as error:
     )
 
 HAS_CPP = _C is not None
+HAS_CUDA = _C is not None and _C.build_info()["cuda"] is not None
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 
 
@@ -33,7 +34,7 @@ def fingerprint(buffers: list[tuple[int, int]]) -> int:
 
 
 CPP_DTYPES = (torch.float32, torch.bfloat16)
-TRITON_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+CUDA_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def define(schema: str, fake, triton: str | None = None) -> None:

@@ -6,7 +6,13 @@ from torch import Tensor
 
 from fastenc.ops import _checks
 from fastenc.ops._dispatch import choose
-from fastenc.ops.masked_cross_entropy import check_labels, check_loss_options, reduce_losses
+from fastenc.ops._labelled import select_labelled, spread
+from fastenc.ops.masked_cross_entropy import (
+    check_labels,
+    check_loss_options,
+    count_labelled,
+    reduce_losses,
+)
 from fastenc.reference import masked_cross_entropy as reference
 
 
@@ -20,6 +26,7 @@ def linear_masked_cross_entropy(
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,
     reduction: str = "mean",
+    max_labelled: int | None = None,
     max_logits_bytes: int = 2**31,
     impl: str = "auto",
 ) -> Tensor:
@@ -32,15 +39,23 @@ def linear_masked_cross_entropy(
         hidden: (tokens, hidden_size), floating point.
         weight: (vocabulary, hidden_size), hidden's dtype; may be the tied embedding matrix.
         bias: (vocabulary,), hidden's dtype, or None.
-        labels: int64 (tokens,), in [0, vocabulary) or ``ignore_index``.
+        labels: int64 (tokens,), in [0, vocabulary) or ``ignore_index``; on CUDA tensors a label outside gives a NaN
+            loss and gradient.
         label_smoothing, z_loss, reduction: as in :func:`masked_cross_entropy`.
+        max_labelled: the number of labelled rows, or a bound of it, that the caller knows on the host. Counting them
+            on a GPU would wait for it; so on CUDA tensors this many rows go through the product, and all rows without
+            it. More labelled rows than that are an error on a CPU and NaN losses and gradients on a GPU.
         max_logits_bytes: largest logits buffer, in bytes; at least one row is always taken.
-        impl: "auto", "cpp" or "reference".
+        impl: "auto", "cpp", "cuda" or "reference".
     Returns: float32 (float64 for float64 input); a scalar, or (tokens,) for "none".
     Raises: ValueError stating rule, received value, remedy.
     Numerics: logits in hidden's dtype, statistics and loss in fp32. Under autocast, hidden, weight and bias are
-        cast first. Deterministic: yes. Differentiable: hidden, weight, bias.
-    Memory: labelled rows x vocabulary elements, at most max_logits_bytes, kept until the backward.
+        cast first. In float16 the gradient of a logit is lost below 6e-8, before any loss scale reaches it: prefer
+        bfloat16. Deterministic: yes, but for the rows' way back into hidden's gradient on a GPU, where torch adds
+        atomically unless told to be deterministic; every row is added to once. Differentiable: hidden, weight, bias.
+    Memory: labelled rows x vocabulary elements, at most max_logits_bytes, kept until the backward. On a GPU also a copy
+        of weight and bias during the forward, unless the vocabulary is a multiple of 64.
+    Synchronisation: none on CUDA tensors, except in the reference.
     """
     op = "linear_masked_cross_entropy"
     check_loss_options(op, label_smoothing, z_loss, reduction)
@@ -73,11 +88,11 @@ def linear_masked_cross_entropy(
             raise ValueError(
                 f"{op}: {name} must have hidden's dtype {hidden.dtype}, got {value.dtype}: cast one of them"
             )
-    options = (label_smoothing, z_loss)
-    unsupported = "it does not run inside torch.compile" if torch.compiler.is_compiling() else None
-    rows = (labels != ignore_index).nonzero().flatten()
-    chosen, targets = hidden.index_select(0, rows), labels.index_select(0, rows)
-    if choose(op, impl, hidden, cpp_limit=unsupported) == "reference":
+    chosen, targets, places = select_labelled(
+        hidden, labels, max_labelled=max_labelled, ignore_index=ignore_index
+    )
+    options = (ignore_index, label_smoothing, z_loss)
+    if choose(op, impl, hidden) == "reference":
         losses = reference.linear_masked_cross_entropy(
             chosen,
             weight,
@@ -95,43 +110,55 @@ def linear_masked_cross_entropy(
             chosen, weight, bias, targets, options, max_logits_bytes
         )
     else:
+        padded, vocabulary = _padded(weight, bias), weight.shape[0]
         losses = torch.cat(
             [
                 torch.ops.fastenc.masked_cross_entropy_fwd(
-                    F.linear(chosen[part], weight, bias), targets[part], -1, *options, 1.0, False
+                    _logits(chosen[part], padded, vocabulary), targets[part], *options, None, False
                 )[0]
                 for part in _chunks(chosen, weight, max_logits_bytes)
             ]
         )
     if reduction == "none":
-        return losses.new_zeros(labels.shape).index_copy(0, rows, losses)
-    return reduce_losses(losses, reduction, torch.tensor(max(rows.shape[0], 1)))
+        return losses if places is None else spread(losses, places, labels.shape[0])
+    return reduce_losses(losses, reduction, count_labelled(labels, ignore_index))
+
+
+# A GPU's matrix product is fast where the rows of the result begin on its memory's boundaries.
+COLUMN_MULTIPLE = {"cuda": 64}
+
+
+def _padded(weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Both with zeros appended up to the device's multiple of columns; themselves where that is none."""
+    missing = -weight.shape[0] % COLUMN_MULTIPLE.get(weight.device.type, 1)
+    if not missing:
+        return weight, bias
+    return F.pad(weight, (0, 0, 0, missing)), None if bias is None else F.pad(bias, (0, missing))
 
 
 def _chunks(chosen: Tensor, weight: Tensor, max_logits_bytes: int) -> list[slice]:
     rows = max(1, max_logits_bytes // max(1, weight.shape[0] * chosen.element_size()))
-    return [
-        slice(start, min(start + rows, chosen.shape[0]))
-        for start in range(0, max(chosen.shape[0], 1), rows)
-    ]
+    if chosen.shape[0] <= rows:
+        return [slice(None)]
+    return [slice(start, start + rows) for start in range(0, chosen.shape[0], rows)]
 
 
-def _losses_and_gradient(chosen, weight, bias, targets, options):
-    logits = F.linear(chosen, weight, bias)
-    losses = torch.ops.fastenc.masked_cross_entropy_(logits, targets, *options, 1.0)
-    return losses, logits
+def _logits(chosen: Tensor, padded: tuple[Tensor, Tensor | None], vocabulary: int) -> Tensor:
+    """(rows, vocabulary); the rows may lie further apart, with zeros between them."""
+    return F.linear(chosen, *padded)[:, :vocabulary]
 
 
 class _LinearMaskedCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx, chosen, weight, bias, targets, options, max_logits_bytes):
         ctx.options, ctx.chunks = options, _chunks(chosen, weight, max_logits_bytes)
-        losses, dlogits = [], None
+        padded, losses, dlogits = _padded(weight, bias), [], None
         for part in ctx.chunks:
-            part_losses, dlogits = _losses_and_gradient(
-                chosen[part], weight, bias, targets[part], options
+            del dlogits  # before the next chunk's
+            dlogits = _logits(chosen[part], padded, weight.shape[0])
+            losses.append(
+                torch.ops.fastenc.masked_cross_entropy_(dlogits, targets[part], *options, None)
             )
-            losses.append(part_losses)
         ctx.save_for_backward(
             chosen, weight, bias, targets, dlogits if len(ctx.chunks) == 1 else None
         )
@@ -142,24 +169,23 @@ class _LinearMaskedCrossEntropy(torch.autograd.Function):
     def backward(ctx, dlosses):
         chosen, weight, bias, targets, saved = ctx.saved_tensors
         needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
-        dhidden = torch.empty_like(chosen) if needs_hidden else None
-        dweight = dbias = None
+        padded = _padded(weight, bias) if saved is None else None
+        dhidden, dweight, dbias, dlogits = [], None, None, saved
         for part in ctx.chunks:
-            dlogits = saved
-            if dlogits is None:
-                _, dlogits = _losses_and_gradient(
-                    chosen[part], weight, bias, targets[part], ctx.options
-                )
+            if padded is not None:
+                del dlogits
+                dlogits = _logits(chosen[part], padded, weight.shape[0])
+                torch.ops.fastenc.masked_cross_entropy_(dlogits, targets[part], *ctx.options, None)
             # The incoming gradient scales the narrow side of each product, never the logits.
-            factors = dlosses[part].to(dlogits.dtype)
+            factors = dlosses[part, None]
             if needs_hidden:
-                torch.mul(dlogits @ weight, factors[:, None], out=dhidden[part])
+                dhidden.append((dlogits @ weight * factors).to(chosen.dtype))
             if needs_weight:
-                scaled = chosen[part] * factors[:, None]
+                scaled = (chosen[part] * factors).to(chosen.dtype)
                 dweight = (
                     dlogits.T @ scaled if dweight is None else dweight.addmm_(dlogits.T, scaled)
                 )
             if needs_bias:
-                part_bias = dlogits.T @ factors
+                part_bias = dlogits.T @ dlosses[part].to(dlogits.dtype)
                 dbias = part_bias if dbias is None else dbias.add_(part_bias)
-        return dhidden, dweight, dbias, None, None, None
+        return torch.cat(dhidden) if needs_hidden else None, dweight, dbias, None, None, None

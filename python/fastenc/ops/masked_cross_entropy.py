@@ -29,16 +29,19 @@ def masked_cross_entropy(
 
     Args:
         logits: (rows, vocabulary), floating point.
-        labels: int64 (rows,), in [0, vocabulary) or ``ignore_index``.
+        labels: int64 (rows,), in [0, vocabulary) or ``ignore_index``. On CUDA tensors the values cannot be checked
+            without waiting for the device: a row whose label is outside gives a NaN loss and gradient, and nothing
+            outside the row is read.
         label_smoothing: in [0, 1].
         z_loss: factor of the squared log-normaliser.
         reduction: "mean" over the labelled rows, "sum", or "none" (0 in ignored rows).
-        impl: "auto", "cpp" or "reference".
+        impl: "auto", "cpp", "cuda" or "reference".
     Returns: float32 (float64 for float64 logits); a scalar, or (rows,) for "none". With no labelled row the
         loss is 0 and so is the gradient (``F.cross_entropy`` gives nan there).
     Raises: ValueError stating rule, received value, remedy.
     Numerics: fp32 statistics and loss whatever the dtype. Deterministic: yes. Differentiable: logits.
-    Memory: the gradient; on Linux the pages of its ignored rows are never touched.
+    Memory: the gradient; on CPU under Linux the pages of its ignored rows are never touched.
+    Synchronisation: none on CUDA tensors, except in the reference; the divisor of "mean" stays on the device.
     Source: Szegedy et al. 2016, arXiv:1512.00567 (label smoothing); Chowdhery et al. 2022, arXiv:2204.02311 (z-loss).
     """
     check_loss_options("masked_cross_entropy", label_smoothing, z_loss, reduction)
@@ -60,7 +63,7 @@ def masked_cross_entropy(
     options = (ignore_index, label_smoothing, z_loss)
     if torch.is_grad_enabled() and logits.requires_grad:
         return _MaskedCrossEntropy.apply(logits, labels, options, reduction)
-    losses, _ = torch.ops.fastenc.masked_cross_entropy_fwd(logits, labels, *options, 1.0, False)
+    losses, _ = torch.ops.fastenc.masked_cross_entropy_fwd(logits, labels, *options, None, False)
     return reduce_losses(losses, reduction, count_labelled(labels, ignore_index))
 
 
@@ -112,13 +115,13 @@ class _MaskedCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx, logits, labels, options, reduction):
         count = count_labelled(labels, options[0])
-        ctx.save_for_backward(logits, labels, count)
-        ctx.options, ctx.reduction, ctx.gradient = options, reduction, []
+        divisor = count if reduction == "mean" else None
+        ctx.save_for_backward(logits, labels, divisor)
+        ctx.options, ctx.gradient = options, []
         # A compiled graph keeps no state beside its saved tensors: its backward forms the gradient itself.
         now = not torch.compiler.is_compiling()
-        scale = 1.0 / count.item() if now and reduction == "mean" else 1.0
         losses, dlogits = torch.ops.fastenc.masked_cross_entropy_fwd(
-            logits, labels, *options, scale, now
+            logits, labels, *options, divisor, now
         )
         if now:
             ctx.gradient.append(dlogits)
@@ -127,41 +130,41 @@ class _MaskedCrossEntropy(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, dloss):
-        logits, labels, count = ctx.saved_tensors
-        if ctx.gradient:
-            # Given away, so that nothing has to copy it; a second backward forms it again below.
-            dlogits = ctx.gradient.pop()
-            if bool((dloss == 1).all()):
-                return dlogits, None, None, None
-        else:
-            dlogits = torch.ops.fastenc.masked_cross_entropy_fwd(
-                logits, labels, *ctx.options, 1.0, True
+        logits, labels, divisor = ctx.saved_tensors
+        # Given away, so that nothing has to copy it; a second backward forms it again.
+        dlogits = (
+            ctx.gradient.pop()
+            if ctx.gradient
+            else torch.ops.fastenc.masked_cross_entropy_fwd(
+                logits, labels, *ctx.options, divisor, True
             )[1]
-            dloss = dloss / count if ctx.reduction == "mean" else dloss
+        )
         torch.ops.fastenc.scale_labelled_rows_(
             dlogits, labels, ctx.options[0], dloss.contiguous().flatten()
         )
         return dlogits, None, None, None
 
 
-def _fake_forward(logits, labels, ignore_index, label_smoothing, z_loss, scale, wants_gradient):
+def _fake_forward(logits, labels, ignore_index, label_smoothing, z_loss, divisor, wants_gradient):
     losses = logits.new_empty((logits.shape[0],), dtype=torch.float32)
     empty = torch.empty_like(logits, memory_format=torch.contiguous_format)
     return losses, empty if wants_gradient else logits.new_empty((0,))
 
 
-def _fake_in_place(logits, labels, label_smoothing, z_loss, scale):
+def _fake_in_place(logits, labels, ignore_index, label_smoothing, z_loss, divisor):
     return logits.new_empty((logits.shape[0],), dtype=torch.float32)
 
 
+# The gradient is divided by the divisor: int64, one element, on the logits' device.
 define(
     "masked_cross_entropy_fwd(Tensor logits, Tensor labels, int ignore_index, float label_smoothing, float z_loss, "
-    "float scale, bool wants_gradient) -> (Tensor, Tensor)",
+    "Tensor? divisor, bool wants_gradient) -> (Tensor, Tensor)",
     _fake_forward,
 )
+# Rows may lie further apart than they are long; what lies between them is left alone.
 define(
-    "masked_cross_entropy_(Tensor(a!) logits, Tensor labels, float label_smoothing, float z_loss, float scale) "
-    "-> Tensor",
+    "masked_cross_entropy_(Tensor(a!) logits, Tensor labels, int ignore_index, float label_smoothing, float z_loss, "
+    "Tensor? divisor) -> Tensor",
     _fake_in_place,
 )
 define(

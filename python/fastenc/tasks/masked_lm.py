@@ -27,8 +27,10 @@ def evaluate_masked_lm(
         BatchSampler([1] * len(blocks), batch_size, shuffle=False).epoch(0)
     ):
         example = collator([blocks[place] for place in places], step)
-        masked = int((example["labels"] != -100).sum())
-        output = model(example["batch"].to(device), example["labels"].to(device, non_blocking=True))
+        masked = example["max_labelled"]
+        output = model(
+            example["batch"].to(device), example["labels"].to(device, non_blocking=True), masked
+        )
         total += output.loss * masked
         count += masked
     model.train(was_training)

@@ -225,7 +225,8 @@ class Trainer:
         loss = torch.zeros((), device=device)
         for number, (arguments, labelled) in enumerate(zip(batches, items, strict=True)):
             arguments = {
-                name: value.to(device, non_blocking=True) for name, value in arguments.items()
+                name: value if isinstance(value, int) else value.to(device, non_blocking=True)
+                for name, value in arguments.items()
             }
             share = labelled * accelerator.num_processes / totals[0].clamp(min=1)
             with _sync(accelerator, self.model, number + 1 == len(batches)):

@@ -1,0 +1,339 @@
+// A row is read once and its gradient written once. One block holds up to 32,768 columns in registers between the two
+// passes; a cluster of up to 8 blocks, which exchange their sums through distributed shared memory, holds 262,144. Of a
+// longer row, or one too long for a GPU without clusters, a block keeps the last tile and reads the others again.
+#include <cooperative_groups.h>
+
+#include <climits>
+#include <cmath>
+
+#include "../masked_cross_entropy_arguments.h"
+#include "launch.h"
+#include "vector.cuh"
+
+namespace fastenc::cuda {
+namespace {
+
+constexpr int kHeldVectors = 8;  // per thread: 32 registers
+constexpr int kMaxCluster = 8;   // the most that every GPU with clusters can form
+constexpr int kMinThreads = 128, kScaleThreads = 256;
+
+// 32,768 columns a block. Two bytes an element leave room for two blocks on a multiprocessor, so that one loads while
+// the other stores.
+template <class T>
+constexpr int kMaxThreads = sizeof(T) == 2 ? 512 : 1024;
+
+// exp(x - peak). A peak of -infinity, where nothing else was seen yet, must not give the NaN of inf - inf.
+__device__ float exp_below(float x, float peak) {
+  return fast_exp2((x - (peak == -INFINITY ? 0.f : peak)) * 1.442695041f);
+}
+
+// Of some of a row's columns: the largest logit, the sum of exp(logit - peak), the sum of the logits.
+struct Sums {
+  float peak = -INFINITY, total = 0.f, plain = 0.f;
+};
+
+// The sums of all 32 lanes, in each of them.
+__device__ Sums merge_warp(const Sums& own) {
+  Sums all = own;
+  for (int distance = 16; distance; distance >>= 1)
+    all.peak = fmaxf(all.peak, __shfl_xor_sync(0xffffffff, all.peak, distance));
+  all.total *= exp_below(own.peak, all.peak);
+  for (int distance = 16; distance; distance >>= 1) {
+    all.total += __shfl_xor_sync(0xffffffff, all.total, distance);
+    all.plain += __shfl_xor_sync(0xffffffff, all.plain, distance);
+  }
+  return all;
+}
+
+// The sums of the whole block, in each of its threads.
+__device__ Sums merge_block(const Sums& own) {
+  __shared__ float peaks[32], totals[32], plains[32];
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  Sums sums = merge_warp(own);
+  if (lane == 0) {
+    peaks[warp] = sums.peak;
+    totals[warp] = sums.total;
+    plains[warp] = sums.plain;
+  }
+  __syncthreads();
+  sums = Sums{};
+  if (lane < blockDim.x / 32) sums = Sums{peaks[lane], totals[lane], plains[lane]};
+  return merge_warp(sums);
+}
+
+// The sums of the cluster's blocks, in each of their threads.
+__device__ Sums merge_cluster(const Sums& own) {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  __shared__ float shared[3];
+  auto cluster = cooperative_groups::this_cluster();
+  if (threadIdx.x == 0) {
+    shared[0] = own.peak;
+    shared[1] = own.total;
+    shared[2] = own.plain;
+  }
+  cluster.sync();
+  const int lane = threadIdx.x % 32;
+  Sums sums;
+  if (lane < cluster.num_blocks()) {
+    const float* theirs = cluster.map_shared_rank(shared, lane);
+    sums = Sums{theirs[0], theirs[1], theirs[2]};
+  }
+  cluster.sync();  // a block that ended would take its shared memory with it
+  return merge_warp(sums);
+#else
+  return own;  // launched without clusters
+#endif
+}
+
+// Up to kHeldVectors vectors a thread of the block's share of a row, from vector `begin` on.
+template <class T>
+struct Tile {
+  static constexpr int kLanes = Vector<T>::kLanes;
+  Vector<T> held[kHeldVectors];
+
+  __device__ void load(const uint4* vectors, int begin, int end) {
+#pragma unroll
+    for (int k = 0; k < kHeldVectors; ++k) {
+      const int i = begin + k * blockDim.x + threadIdx.x;
+      if (i < end) held[k].bits = vectors[i];
+    }
+  }
+
+  __device__ void add_to(Sums& sums, int begin, int end) const {
+    float before = sums.peak, values[kLanes];
+#pragma unroll
+    for (int k = 0; k < kHeldVectors; ++k) {
+      if (begin + k * blockDim.x + threadIdx.x >= end) continue;
+      held[k].unpack(values);
+#pragma unroll
+      for (int lane = 0; lane < kLanes; ++lane) sums.peak = fmaxf(sums.peak, values[lane]);
+    }
+    sums.total *= exp_below(before, sums.peak);
+#pragma unroll
+    for (int k = 0; k < kHeldVectors; ++k) {
+      if (begin + k * blockDim.x + threadIdx.x >= end) continue;
+      held[k].unpack(values);
+      float total = 0.f, plain = 0.f;
+#pragma unroll
+      for (int lane = 0; lane < kLanes; ++lane) {
+        total += exp_below(values[lane], sums.peak);
+        plain += values[lane];
+      }
+      sums.total += total;
+      sums.plain += plain;
+    }
+  }
+
+  // The gradient; the thread that writes the label's vector corrects its element.
+  __device__ void store(
+      uint4* vectors, int begin, int end, float peak, const RowTerms& terms, int label_vector, T* at_label) const {
+#pragma unroll
+    for (int k = 0; k < kHeldVectors; ++k) {
+      const int i = begin + k * blockDim.x + threadIdx.x;
+      if (i >= end) continue;
+      float values[kLanes];
+      held[k].unpack(values);
+#pragma unroll
+      for (int lane = 0; lane < kLanes; ++lane)
+        values[lane] = exp_below(values[lane], peak) * terms.factor - terms.everywhere;
+      Vector<T> gradient;
+      gradient.pack(values);
+      __stcs(vectors + i, gradient.bits);
+      if (i == label_vector) from_float(terms.at_label, *at_label);
+    }
+  }
+};
+
+// `blocks_per_row` neighbouring blocks, which are a cluster if there is more than one, take a row.
+template <class T>
+__global__ void __launch_bounds__(kMaxThreads<T>, 1024 / kMaxThreads<T>)
+    masked_cross_entropy(MaskedCrossEntropy a, int blocks_per_row) {
+  const int64_t row = blockIdx.x / blocks_per_row;
+  const int rank = blockIdx.x % blocks_per_row;
+  const int64_t label = a.labels[row];
+  const T* x = static_cast<const T*>(a.logits) + row * a.row_stride;
+  T* dx = a.dlogits ? static_cast<T*>(a.dlogits) + row * a.row_stride : nullptr;
+  const RowSplit<T> split(x, static_cast<int>(a.vocabulary));
+  const int share = (split.vectors + blocks_per_row - 1) / blocks_per_row;
+  const int begin = min(rank * share, split.vectors), end = min(begin + share, split.vectors);
+  const int edge = rank == 0 && threadIdx.x < split.edges ? split.column(threadIdx.x) : -1;
+
+  if (label == a.ignore_index) {
+    if (rank == 0 && threadIdx.x == 0) a.losses[row] = 0.f;
+    if (!dx) return;
+    for (int i = begin + threadIdx.x; i < end; i += blockDim.x) __stcs(split.at(dx) + i, make_uint4(0, 0, 0, 0));
+    if (edge >= 0) from_float(0.f, dx[edge]);
+    return;
+  }
+
+  // Everything of x that another thread or block may overwrite is read before the sums are merged.
+  const bool valid = label >= 0 && label < a.vocabulary;
+  const float at_label = valid ? to_float(x[label]) : NAN;
+  const float scale = !valid ? NAN : a.divisor ? 1.f / static_cast<float>(*a.divisor) : 1.f;
+  const int tile_vectors = kHeldVectors * blockDim.x;
+  Sums sums;
+  float edge_value = 0.f;
+  if (edge >= 0) {
+    edge_value = to_float(x[edge]);
+    sums = Sums{edge_value, exp_below(edge_value, edge_value), edge_value};
+  }
+  Tile<T> tile;
+  int place = begin;
+  tile.load(split.at(x), place, end);
+  tile.add_to(sums, place, end);
+  while (place + tile_vectors < end) {
+    place += tile_vectors;
+    tile.load(split.at(x), place, end);
+    tile.add_to(sums, place, end);
+  }
+  sums = merge_block(sums);
+  if (blocks_per_row > 1) sums = merge_cluster(sums);
+
+  RowStatistics statistics;
+  statistics.peak = sums.peak;
+  statistics.log_total = logf(sums.total);
+  statistics.inverse = 1.f / sums.total;
+  statistics.mean = sums.plain / static_cast<float>(a.vocabulary);
+  statistics.target = at_label - sums.peak;
+  statistics.target_exp = exp_below(at_label, sums.peak);
+  const RowTerms terms = row_terms(a, statistics, scale);
+  if (rank == 0 && threadIdx.x == 0) a.losses[row] = terms.loss;
+  if (!dx) return;
+
+  const int label_vector = valid ? split.vector_of(static_cast<int>(label)) : -1;
+  if (edge >= 0)
+    from_float(
+        edge == label ? terms.at_label : exp_below(edge_value, sums.peak) * terms.factor - terms.everywhere, dx[edge]);
+  // The last tile is still held; the others are read again, the latest first.
+  tile.store(split.at(dx), place, end, sums.peak, terms, label_vector, dx + label);
+  while (place > begin) {
+    place -= tile_vectors;
+    tile.load(split.at(x), place, end);
+    tile.store(split.at(dx), place, end, sums.peak, terms, label_vector, dx + label);
+  }
+}
+
+// Multiplies labelled rows by factors[row], or by the only factor; where that is 1, nothing is read.
+template <class T>
+__global__ void __launch_bounds__(kScaleThreads)
+    scale_rows(T* x, int64_t width, const int64_t* labels, int64_t ignore_index, const float* factors, bool one) {
+  constexpr int kLanes = Vector<T>::kLanes;
+  const int64_t row = blockIdx.x;
+  const float factor = factors[one ? 0 : row];
+  if (labels[row] == ignore_index || factor == 1.f) return;
+  x += row * width;
+  const RowSplit<T> split(x, static_cast<int>(width));
+  for (int i = threadIdx.x; i < split.vectors; i += blockDim.x) {
+    Vector<T> vector{split.at(x)[i]};
+    float values[kLanes];
+    vector.unpack(values);
+#pragma unroll
+    for (int lane = 0; lane < kLanes; ++lane) values[lane] *= factor;
+    vector.pack(values);
+    __stcs(split.at(x) + i, vector.bits);
+  }
+  if (threadIdx.x < split.edges) {
+    T& value = x[split.column(threadIdx.x)];
+    from_float(to_float(value) * factor, value);
+  }
+}
+
+// Calls run(T{}) for the tensor's element type.
+template <class Run>
+void for_dtype(const Tensor& x, const Run& run) {
+  switch (x.scalar_type()) {
+    case ScalarType::Float:
+      return run(float{});
+    case ScalarType::Half:
+      return run(__half{});
+    case ScalarType::BFloat16:
+      return run(__nv_bfloat16{});
+    default:
+      STD_TORCH_CHECK(false, "fastenc: CUDA kernels take float32, float16 or bfloat16");
+  }
+}
+
+void check_size(const Tensor& x) {
+  STD_TORCH_CHECK(
+      x.size(0) <= INT_MAX / kMaxCluster && x.size(1) <= INT_MAX - 16,
+      "masked_cross_entropy: more rows or columns than a grid can have");
+}
+
+void run(const Tensor& logits, const MaskedCrossEntropy& a) {
+  const int64_t rows = logits.size(0);
+  check_size(logits);
+  if (rows == 0 || a.vocabulary == 0) return;
+  const torch::stable::accelerator::DeviceGuard guard(logits.get_device_index());
+  for_dtype(logits, [&](auto element) {
+    using T = decltype(element);
+    const auto kernel = &masked_cross_entropy<T>;
+    const int64_t vectors = a.vocabulary / Vector<T>::kLanes, held = kMaxThreads<T> * kHeldVectors;
+    int cluster = 1;
+    if (vectors > held && has_clusters(kernel))
+      while (cluster < kMaxCluster && vectors > cluster * held) cluster *= 2;
+    const int64_t each = (vectors + cluster * kHeldVectors - 1) / (cluster * kHeldVectors);
+    const int threads = static_cast<int>(std::clamp<int64_t>((each + 31) / 32 * 32, kMinThreads, kMaxThreads<T>));
+    launch(logits, kernel, rows * cluster, threads, cluster, a, cluster);
+  });
+}
+
+Tensor empty_losses(const Tensor& logits) {
+  return torch::stable::new_empty(logits, {logits.size(0)}, ScalarType::Float);
+}
+
+// (losses, dlogits): float32 losses, 0 in ignored rows; dlogits is empty unless wanted.
+std::tuple<Tensor, Tensor> forward(
+    Tensor logits, Tensor labels, int64_t ignore_index, double label_smoothing, double z_loss,
+    std::optional<Tensor> divisor, bool wants_gradient) {
+  if (wants_gradient || !has_contiguous_rows(logits)) logits = as_contiguous(logits);
+  // A gradient begins on a vector's boundary, and its rows are split like those of the logits.
+  if (wants_gradient && reinterpret_cast<uintptr_t>(logits.const_data_ptr()) % 16)
+    logits = torch::stable::clone(logits);
+  labels = as_contiguous(labels);
+  Tensor losses = empty_losses(logits);
+  Tensor dlogits = wants_gradient ? torch::stable::empty_like(logits) : torch::stable::new_empty(logits, {0});
+  run(logits, make_arguments(logits, labels, ignore_index, label_smoothing, z_loss, divisor, losses,
+                             wants_gradient ? dlogits.mutable_data_ptr() : nullptr));
+  return {losses, dlogits};
+}
+
+// Overwrites the logits with their gradient; returns the losses.
+Tensor forward_in_place(
+    Tensor logits, Tensor labels, int64_t ignore_index, double label_smoothing, double z_loss,
+    std::optional<Tensor> divisor) {
+  check_in_place(logits);
+  labels = as_contiguous(labels);
+  Tensor losses = empty_losses(logits);
+  run(logits, make_arguments(logits, labels, ignore_index, label_smoothing, z_loss, divisor, losses,
+                             logits.mutable_data_ptr()));
+  return losses;
+}
+
+void scale_labelled_rows(Tensor x, Tensor labels, int64_t ignore_index, Tensor factors) {
+  labels = as_contiguous(labels);
+  factors = as_contiguous(factors);
+  check_labels(labels, x.size(0));
+  check_size(x);
+  STD_TORCH_CHECK(
+      x.is_contiguous() && factors.scalar_type() == ScalarType::Float &&
+          (factors.numel() == 1 || factors.numel() == x.size(0)),
+      "scale_labelled_rows_: x must be contiguous, factors float32, one or one a row");
+  if (x.numel() == 0) return;
+  const torch::stable::accelerator::DeviceGuard guard(x.get_device_index());
+  for_dtype(x, [&](auto element) {
+    using T = decltype(element);
+    launch(x, &scale_rows<T>, x.size(0), kScaleThreads, 1, static_cast<T*>(x.mutable_data_ptr()), x.size(1),
+           static_cast<const int64_t*>(labels.const_data_ptr()), ignore_index,
+           static_cast<const float*>(factors.const_data_ptr()), factors.numel() == 1);
+  });
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(fastenc, CUDA, m) {
+  m.impl("masked_cross_entropy_fwd", TORCH_BOX(&forward));
+  m.impl("masked_cross_entropy_", TORCH_BOX(&forward_in_place));
+  m.impl("scale_labelled_rows_", TORCH_BOX(&scale_labelled_rows));
+}
+
+}  // namespace fastenc::cuda
