@@ -1,3 +1,5 @@
+import importlib
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -5,10 +7,12 @@ from conftest import needs_cpp
 
 from cross_entropy import check_loss_and_gradient, labels_for, plain_loss
 from fastenc import nn as fnn
-from fastenc.ops import linear_masked_cross_entropy, masked_cross_entropy
+from fastenc.ops import _dispatch, linear_masked_cross_entropy, masked_cross_entropy
+from fastenc.ops._labelled import select_labelled
 from fastenc.reference import masked_cross_entropy as reference
 from fastenc.testing import assert_within_budget
 
+linear_module = importlib.import_module("fastenc.ops.linear_masked_cross_entropy")
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 
 
@@ -130,7 +134,10 @@ def test_torch_compile_full_graph_and_dynamic_shapes():
 @DTYPES
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 @pytest.mark.parametrize("max_logits_bytes", [2**31, 3000])
-def test_linear_loss_and_gradients_keep_the_budget(dtype, reduction, max_logits_bytes):
+@pytest.mark.parametrize("form", ["as on a CPU", "as on a GPU", "with rows to spare"])
+def test_linear_loss_and_gradients_keep_the_budget(
+    dtype, reduction, max_logits_bytes, form, monkeypatch
+):
     tokens, width, vocabulary = 70, 24, 301
     labels = labels_for(tokens, vocabulary)
     tensors = [
@@ -138,9 +145,21 @@ def test_linear_loss_and_gradients_keep_the_budget(dtype, reduction, max_logits_
         for shape, scale in (((tokens, width), 1), ((vocabulary, width), 0.3), ((vocabulary,), 1))
     ]
     options = dict(label_smoothing=0.1, z_loss=1e-3, reduction=reduction)
+    form_options = {}
+    if form != "as on a CPU":
+        monkeypatch.setitem(linear_module.COLUMN_MULTIPLE, "cpu", 64)
+        spare = 13 if form == "with rows to spare" else 0
+        form_options = dict(max_labelled=int((labels != -100).sum()) + spare)
     loss = linear_masked_cross_entropy(
-        *tensors, labels, max_logits_bytes=max_logits_bytes, **options
+        *tensors, labels, max_logits_bytes=max_logits_bytes, **form_options, **options
     )
+    with torch.no_grad():
+        without = linear_masked_cross_entropy(*tensors, labels, **form_options, **options)
+    torch.testing.assert_close(without, loss.detach())
+    plainest = linear_masked_cross_entropy(
+        *tensors, labels, impl="reference", **form_options, **options
+    )
+    torch.testing.assert_close(plainest, loss, rtol=1e-3, atol=1e-3)
     plain = plain_loss(F.linear(*tensors), labels, **options)
     wide = [t.detach().double().requires_grad_() for t in tensors]
     truth = reference.linear_masked_cross_entropy(*wide, labels, **options)
@@ -208,6 +227,72 @@ def test_logits_of_unlabelled_rows_never_exist():
     with Watch():
         linear_masked_cross_entropy(hidden, weight, None, labels).backward()
     assert largest == 20 * 1000
+
+
+@pytest.mark.parametrize("ignore_index", [-100, -1, 3])
+def test_more_labelled_rows_than_announced_never_pass_unseen(ignore_index, monkeypatch):
+    hidden, weight = torch.randn(6, 4), torch.randn(10, 4)
+    labels = torch.tensor([1, ignore_index, 2, 5, ignore_index, 9])
+    call = lambda number: linear_masked_cross_entropy(
+        hidden, weight, None, labels, max_labelled=number, ignore_index=ignore_index
+    )
+    torch.testing.assert_close(
+        call(4), F.cross_entropy(hidden @ weight.T, labels, ignore_index=ignore_index)
+    )
+    for number in (3, -1):
+        with pytest.raises(ValueError, match=f"max_labelled must be .* got {number} for 4 of them"):
+            call(number)
+    # Where nothing is read back, every label becomes one that the kernels answer with NaN.
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    chosen, targets, places = select_labelled(
+        hidden, labels, max_labelled=3, ignore_index=ignore_index
+    )
+    assert torch.equal(places, torch.tensor([0, 2, 3])) and torch.equal(chosen, hidden[places])
+    assert (targets < 0).all() and (targets != ignore_index).all()
+
+
+def test_nothing_is_read_back_from_a_gpu(monkeypatch):
+    """On meta tensors, which stand for any accelerator's and have no values to read."""
+    import torch._dynamo  # keeps a table of torch's functions, made before one is replaced
+
+    monkeypatch.setattr(_dispatch, "_obstacle", lambda *_: None)
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda _: False)
+    make = lambda *shape: torch.randn(shape, device="meta").bfloat16().requires_grad_()
+    labels = torch.zeros(8, dtype=torch.int64, device="meta")
+    with pytest.raises(NotImplementedError):
+        labels.nonzero()
+    for reduction in ("mean", "none"):
+        logits = make(8, 37)
+        masked_cross_entropy(logits, labels, reduction=reduction).sum().backward()
+        assert logits.grad.shape == (8, 37)
+        for number in (None, 3, 8):
+            for size in (2**31, 100):
+                tensors = make(8, 16), make(37, 16), make(37)
+                loss = linear_masked_cross_entropy(
+                    *tensors,
+                    labels,
+                    max_labelled=number,
+                    max_logits_bytes=size,
+                    reduction=reduction,
+                )
+                loss.sum().backward()
+                assert [t.grad.shape for t in tensors] == [t.shape for t in tensors]
+
+
+@needs_cpp
+def test_linear_form_in_torch_compile_full_graph_and_dynamic_shapes():
+    compiled = torch.compile(
+        linear_masked_cross_entropy, fullgraph=True, dynamic=True, backend="aot_eager"
+    )
+    for rows in (12, 31):
+        tensors = [torch.randn(s, requires_grad=True) for s in ((rows, 8), (50, 8), (50,))]
+        labels = labels_for(rows, 50, 0.4)
+        labels[0] = 3
+        expected = F.cross_entropy(F.linear(*tensors), labels)
+        theirs = torch.autograd.grad(expected, tensors)
+        for number in (None, int((labels != -100).sum())):
+            ours = torch.autograd.grad(compiled(*tensors, labels, max_labelled=number), tensors)
+            torch.testing.assert_close(ours, theirs)
 
 
 def test_module_takes_the_place_of_torchs():

@@ -1,5 +1,7 @@
 """The CUDA source, run thread by thread on the CPU, through the public ops: indices, barriers, reductions."""
 
+import importlib
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -7,7 +9,8 @@ from conftest import needs_cpp
 
 import cuda_emulation
 from cross_entropy import check_loss_and_gradient, labels_for
-from fastenc.ops import _dispatch, masked_cross_entropy
+from fastenc.ops import _dispatch, linear_masked_cross_entropy, masked_cross_entropy
+from fastenc.testing import assert_within_budget
 
 pytestmark = needs_cpp
 DTYPES = pytest.mark.parametrize(
@@ -171,6 +174,41 @@ def test_factors_of_one_and_ignored_rows_are_left_alone(emulated):
     labels, factors = torch.tensor([0, -100, 3, 1]), torch.tensor([1.0, 2.0, 3.0, 1.0])
     torch.ops.fastenc.scale_labelled_rows_(x, labels, -100, factors)
     assert x[[0, 1, 3]].isnan().all() and (x[2] == 4.5).all()
+
+
+@DTYPES
+@pytest.mark.parametrize("max_logits_bytes", [2**31, 3000])
+def test_linear_form_on_padded_columns(emulated, monkeypatch, max_logits_bytes, dtype):
+    linear = importlib.import_module("fastenc.ops.linear_masked_cross_entropy")
+    monkeypatch.setitem(linear.COLUMN_MULTIPLE, "cpu", 64)
+    labels = labels_for(40, 301)
+    tensors = [
+        torch.randn(shape).to(dtype).requires_grad_() for shape in ((40, 24), (301, 24), (301,))
+    ]
+    number = int((labels != -100).sum()) + 3
+    loss = linear_masked_cross_entropy(
+        *tensors, labels, max_labelled=number, max_logits_bytes=max_logits_bytes
+    )
+    plain = F.cross_entropy(F.linear(*tensors), labels)
+    wide = [t.detach().double().requires_grad_() for t in tensors]
+    truth = F.cross_entropy(F.linear(*wide), labels)
+    ours, theirs, exact = (
+        torch.autograd.grad(value, inputs)
+        for value, inputs in ((loss, tensors), (plain, tensors), (truth, wide))
+    )
+    for name, *triple in zip(("dhidden", "dweight", "dbias"), ours, theirs, exact, strict=True):
+        assert_within_budget(*triple, name)
+
+
+def test_more_labelled_rows_than_announced_give_nan_where_nothing_is_read_back(
+    emulated, monkeypatch
+):
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    hidden, weight = torch.randn(6, 4, requires_grad=True), torch.randn(10, 4, requires_grad=True)
+    labels = torch.tensor([1, -100, 2, 5, -100, 9])
+    loss = linear_masked_cross_entropy(hidden, weight, None, labels, max_labelled=3)
+    loss.backward()
+    assert loss.isnan() and weight.grad.isnan().all() and hidden.grad[[0, 2, 3]].isnan().all()
 
 
 def test_what_no_kernel_takes_is_an_error(emulated):

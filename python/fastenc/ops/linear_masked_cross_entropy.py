@@ -93,16 +93,18 @@ def linear_masked_cross_entropy(
     )
     options = (ignore_index, label_smoothing, z_loss)
     if choose(op, impl, hidden) == "reference":
+        kept = (targets != ignore_index).nonzero().flatten()
         losses = reference.linear_masked_cross_entropy(
-            chosen,
+            chosen.index_select(0, kept),
             weight,
             bias,
-            targets,
+            targets.index_select(0, kept),
             ignore_index=ignore_index,
             label_smoothing=label_smoothing,
             z_loss=z_loss,
             reduction="none",
         )
+        losses = losses.new_zeros(targets.shape).index_copy(0, kept, losses)
     elif torch.is_grad_enabled() and any(
         t is not None and t.requires_grad for t in (hidden, weight, bias)
     ):
