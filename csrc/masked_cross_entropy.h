@@ -26,7 +26,7 @@ struct MaskedCrossEntropy {
 
 // What the passes over a row give. Differences to the peak stay exact where the log-sum-exp itself, of a large peak,
 // would be rounded.
-struct RowStatistics {
+struct SoftmaxStatistics {
   float peak;        // the largest logit
   float log_total;   // log of the sum of exp(x_j - peak)
   float inverse;     // 1 / that sum
@@ -42,7 +42,7 @@ struct RowTerms {
 
 // dx_j = scale * (p_j * (1 + 2 * z_loss * lse) - label_smoothing / n), and -(1 - label_smoothing) at the label. Static,
 // because every instruction set compiles its own.
-FASTENC_HOST_DEVICE static inline RowTerms row_terms(const MaskedCrossEntropy& a, const RowStatistics& s, float scale) {
+FASTENC_HOST_DEVICE static inline RowTerms row_terms(const MaskedCrossEntropy& a, const SoftmaxStatistics& s, float scale) {
   const float n = (float)a.vocabulary, lse = s.peak + s.log_total, from_z = 2.f * a.z_loss * lse;
   RowTerms terms;
   terms.loss = s.log_total - s.target;

@@ -33,7 +33,7 @@ static void masked_cross_entropy_row(const MaskedCrossEntropy& a, int64_t row) {
     FASTENC_FOR_COLUMNS(count, add);
     total += sum(sums);
   }
-  RowStatistics statistics;
+  SoftmaxStatistics statistics;
   statistics.peak = peak;
   statistics.log_total = (float)__builtin_log(total);
   statistics.inverse = (float)(1. / total);

@@ -189,7 +189,7 @@ __global__ void __launch_bounds__(kMaxThreads<T>, 1024 / kMaxThreads<T>)
   sums = merge_block(sums);
   if (blocks_per_row > 1) sums = merge_cluster(sums);
 
-  RowStatistics statistics;
+  SoftmaxStatistics statistics;
   statistics.peak = sums.peak;
   statistics.log_total = logf(sums.total);
   statistics.inverse = 1.f / sums.total;
