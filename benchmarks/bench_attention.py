@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks._harness import compare, write
-from fastenc.ops import attention
-from fastenc.packing import pack_sequences, unpack
+from fastenc.ops import attention, unpack
+from fastenc.packing import pack_sequences
 
 HEADS, HEAD_DIM = 12, 32
 

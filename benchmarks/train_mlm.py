@@ -17,7 +17,7 @@ from benchmarks._harness import RESULTS, folder_of_device, write
 from fastenc.data import BatchSampler, full_sentence_blocks, read_texts, train_tokenizer
 from fastenc.models import EncoderConfig, MaskedLM
 from fastenc.objectives import MlmCollator
-from fastenc.packing import unpack
+from fastenc.ops import unpack
 from fastenc.tasks import evaluate_masked_lm
 from fastenc.train import TrainConfig
 from fastenc.train.optimizer import build_optimizer, rate_factor

@@ -4,12 +4,14 @@
 namespace fastenc {
 namespace {
 
-// (places, width): row indices[t] is values[t], every other row is 0. indices ascends.
-Tensor unpack(Tensor values, Tensor indices, int64_t places) {
+// (places, width): row indices[t] is values[t], every other row holds padding_value. indices ascends.
+Tensor unpack(Tensor values, Tensor indices, int64_t places, double padding_value) {
   values = as_contiguous(values);
   indices = as_contiguous(indices);
   const int64_t width = values.size(1), bytes = width * (is_bfloat16(values) ? 2 : 4);
   Tensor out = empty({places, width}, values.scalar_type());
+  Tensor padding = empty({width}, values.scalar_type());
+  torch::stable::fill_(padding, padding_value);
   const auto* source = static_cast<const char*>(values.const_data_ptr());
   const auto* first = static_cast<const int64_t*>(indices.const_data_ptr());
   auto* target = static_cast<char*>(out.mutable_data_ptr());
@@ -21,7 +23,7 @@ Tensor unpack(Tensor values, Tensor indices, int64_t places) {
         std::memcpy(target + place * bytes, source + (next - first) * bytes, bytes);
         ++next;
       } else {
-        std::memset(target + place * bytes, 0, bytes);
+        std::memcpy(target + place * bytes, padding.const_data_ptr(), bytes);
       }
     }
   });

@@ -1,6 +1,6 @@
-"""Packed rows back in their padded places, zeros included, in one pass.
+"""Packed rows back in their padded places, the padding included, in one pass.
 
-    out[p] = values[t] if indices[t] == p for some t, else 0
+    out[p] = values[t] if indices[t] == p for some t, else padding_value
 
 Tiling: a program writes ROWS padded rows. It finds their packed rows by binary search in the ascending indices, so that
 no inverse table has to be made, and copies in blocks of BLOCK columns.
@@ -23,6 +23,7 @@ def _unpack_kernel(
     places,
     width,
     bits,  # of total_tokens
+    padding_value,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -40,8 +41,10 @@ def _unpack_kernel(
     for start in tl.range(0, width, BLOCK):
         column = (start + tl.arange(0, BLOCK))[None, :]
         mask = column < width
-        row = tl.load(source + column, mask=real[:, None] & mask, other=0)
-        tl.store(target + column, row, mask=(place < places)[:, None] & mask)
+        row = tl.load(source + column, mask=real[:, None] & mask, other=0.0).to(tl.float32)
+        row = tl.where(real[:, None], row, padding_value)
+        mask = (place < places)[:, None] & mask
+        tl.store(target + column, row.to(out_ptr.dtype.element_ty), mask=mask)
 
 
 def config(width: int) -> dict:
@@ -50,7 +53,7 @@ def config(width: int) -> dict:
     return {"ROWS": min(64, 2048 // block), "BLOCK": block, "num_warps": 4}
 
 
-def unpack(values: Tensor, indices: Tensor, places: int) -> Tensor:
+def unpack(values: Tensor, indices: Tensor, places: int, padding_value: float) -> Tensor:
     """(places, width), dtype of values."""
     values, indices = values.contiguous(), indices.contiguous()
     total_tokens, width = values.shape
@@ -59,5 +62,7 @@ def unpack(values: Tensor, indices: Tensor, places: int) -> Tensor:
         launch = config(width)
         grid = (triton.cdiv(places, launch["ROWS"]),)
         bits = total_tokens.bit_length()
-        _unpack_kernel[grid](values, indices, out, total_tokens, places, width, bits, **launch)
+        _unpack_kernel[grid](
+            values, indices, out, total_tokens, places, width, bits, padding_value, **launch
+        )
     return out

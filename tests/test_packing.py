@@ -62,6 +62,19 @@ def test_padding_anywhere_and_batches_packed_from_lists(impl):
     assert torch.equal(ops.pack(expected, batch, impl=impl), values)
 
 
+@pytest.mark.parametrize("impl", [pytest.param("cpp", marks=needs_cpp), "reference"])
+def test_other_values_in_the_padding(impl):
+    batch, mask = batch_of([2, 0, 3], 3)
+    for dtype, value in ((torch.float32, -100.0), (torch.bfloat16, float("-inf"))):
+        values = torch.randn(5, 4).to(dtype).requires_grad_()
+        y = ops.unpack(values, batch, value, impl=impl)
+        assert torch.equal(y[mask], values) and y[~mask].eq(value).all()
+        (gradient,) = torch.autograd.grad(y[mask].sum(), values)
+        assert gradient.eq(1).all()
+    labels = ops.unpack(torch.arange(5), batch, padding_value=-100)
+    assert labels[1].eq(-100).all() and labels.dtype == torch.int64
+
+
 def test_integers_and_halves_take_the_reference():
     batch, mask = batch_of([2, 3], 3)
     for dtype in (torch.int64, torch.bool, torch.float16, torch.float64):
@@ -83,7 +96,7 @@ def test_second_derivatives(impl):
 
 @needs_cpp
 def test_registration_passes_opcheck():
-    arguments = (torch.randn(3, 5), torch.tensor([0, 2, 3]), 6)
+    arguments = (torch.randn(3, 5), torch.tensor([0, 2, 3]), 6, -100.0)
     torch.library.opcheck(torch.ops.fastenc.unpack.default, arguments)
 
 

@@ -25,3 +25,6 @@ def test_padding_anywhere(triton_target):
     expected = torch.zeros(3, 4, 3, device=values.device).index_put((mask.bool(),), values)
     batch = packing.pack(mask, mask)
     assert torch.equal(ops.unpack(values, batch, impl=triton_target.impl), expected)
+    expected[mask == 0] = float("-inf")
+    y = ops.unpack(values, batch, float("-inf"), impl=triton_target.impl)
+    assert torch.equal(y, expected)

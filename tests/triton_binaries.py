@@ -38,7 +38,7 @@ INTEGER_POINTERS = {
     **dict.fromkeys(("choices", "corrupted", "cutoffs", "labels"), "*i64"),
     "special": "*i1",
 }
-FLOATS = {"scale", "eps", "drop_scale"}
+FLOATS = {"scale", "eps", "drop_scale", "padding_value"}
 DIVISIBLE = {"stride_token", "stride_part", "stride_head", "width"}
 
 

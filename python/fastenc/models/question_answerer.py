@@ -43,8 +43,7 @@ class QuestionAnswerer(PretrainedModel):
                 f"labels must be (batch, 2) = ({batch.num_sequences}, 2), first and last token of each answer, "
                 f"got shape {tuple(labels.shape)}"
             )
-        padding = unpack(logits.new_ones((batch.total_tokens, 1)), batch) == 0
-        scores = unpack(logits.float(), batch).masked_fill(padding, float("-inf"))
+        scores = unpack(logits.float(), batch, padding_value=float("-inf"))
         return ModelOutput(F.cross_entropy(scores, labels), logits)
 
     def head_names(self) -> dict[str, str]:

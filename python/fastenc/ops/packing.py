@@ -39,15 +39,18 @@ def pack(x: Tensor, batch: PackedBatch, *, impl: str = "auto") -> Tensor:
     return _Pack.apply(_matrix(rows), indices).view(len(indices), *x.shape[2:])
 
 
-def unpack(values: Tensor, batch: PackedBatch, *, impl: str = "auto") -> Tensor:
-    """Put the padding back as zeros, in one pass: (total_tokens, ...) → (batch, length, ...).
+def unpack(
+    values: Tensor, batch: PackedBatch, padding_value: float = 0.0, *, impl: str = "auto"
+) -> Tensor:
+    """Put the padding back, in one pass: (total_tokens, ...) → (batch, length, ...).
 
-        y.flatten(0, 1)[indices[t]] = values[t],  0 elsewhere
+        y.flatten(0, 1)[indices[t]] = values[t],  padding_value elsewhere
 
     Args:
         values: (total_tokens, ...), any dtype.
         batch: the :class:`PackedBatch` of the same sequences, with its tensors on the device of values. Of one packed
             from lists the rows become left-aligned at max_seqlen.
+        padding_value: what the places of padding hold.
         impl: "auto", "cpp", "triton" or "reference".
     Returns: (batch, length, ...), dtype of values.
     Raises: ValueError stating rule, received value, remedy.
@@ -64,11 +67,11 @@ def unpack(values: Tensor, batch: PackedBatch, *, impl: str = "auto") -> Tensor:
     impl = choose("unpack", impl, values)
     places = shape[0] * shape[1]
     if impl == "reference":
-        padded = reference.unpack(values, indices, places)
+        padded = reference.unpack(values, indices, places, padding_value)
     elif torch.is_grad_enabled() and values.requires_grad:
-        padded = _Unpack.apply(_matrix(values), indices, places)
+        padded = _Unpack.apply(_matrix(values), indices, places, padding_value)
     else:
-        padded = torch.ops.fastenc.unpack(_matrix(values), indices, places)
+        padded = torch.ops.fastenc.unpack(_matrix(values), indices, places, padding_value)
     return padded.view(*shape, *values.shape[1:])
 
 
@@ -99,23 +102,23 @@ class _Pack(torch.autograd.Function):
     @staticmethod
     def backward(ctx, dy):
         (indices,) = ctx.saved_tensors
-        return _Unpack.apply(dy, indices, ctx.places), None
+        return _Unpack.apply(dy, indices, ctx.places, 0.0), None
 
 
 class _Unpack(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, values, indices, places):
+    def forward(ctx, values, indices, places, padding_value):
         ctx.save_for_backward(indices)
-        return torch.ops.fastenc.unpack(values, indices, places)
+        return torch.ops.fastenc.unpack(values, indices, places, padding_value)
 
     @staticmethod
     def backward(ctx, dy):
         (indices,) = ctx.saved_tensors
-        return _Pack.apply(dy, indices), None, None
+        return _Pack.apply(dy, indices), None, None, None
 
 
 define(
-    "unpack(Tensor values, Tensor indices, SymInt places) -> Tensor",
-    lambda values, indices, places: values.new_empty((places, values.shape[1])),
+    "unpack(Tensor values, Tensor indices, SymInt places, float padding_value) -> Tensor",
+    lambda values, indices, places, padding_value: values.new_empty((places, values.shape[1])),
     triton="packing.unpack",
 )

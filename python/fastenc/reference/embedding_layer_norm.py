@@ -29,13 +29,14 @@ def embedding_layer_norm(
     eps: float = 1e-12,
 ) -> Tensor:
     wide = torch.promote_types(word.dtype, torch.float32)
-    h = F.embedding(input_ids, word, padding_idx).to(wide)
+    # Tables are widened before their rows are taken, so that gradients of many tokens add up in float32.
+    h = F.embedding(input_ids, word.to(wide), padding_idx)
     if token_type is not None:
         types = torch.zeros_like(input_ids) if token_type_ids is None else token_type_ids
-        h = h + F.embedding(types, token_type).to(wide)
+        h = h + F.embedding(types, token_type.to(wide))
     if position is not None and position_ids is not None:
         rows = position_ids + position_offset
-        h = h + F.embedding(rows, position, position_padding_idx).to(wide)
+        h = h + F.embedding(rows, position.to(wide), position_padding_idx)
     y = layer_norm(h, weight, bias, eps=eps)
     if seed is not None:
         tokens = torch.arange(input_ids.numel(), device=word.device)

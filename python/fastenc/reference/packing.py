@@ -3,6 +3,7 @@
 from torch import Tensor
 
 
-def unpack(values: Tensor, indices: Tensor, places: int) -> Tensor:
-    """(total_tokens, ...) → (places, ...): row ``indices[t]`` is ``values[t]``, every other row is 0."""
-    return values.new_zeros((places, *values.shape[1:])).index_copy_(0, indices, values)
+def unpack(values: Tensor, indices: Tensor, places: int, padding_value: float) -> Tensor:
+    """(total_tokens, ...) → (places, ...): row ``indices[t]`` is ``values[t]``, every other holds the padding."""
+    padded = values.new_full((places, *values.shape[1:]), padding_value)
+    return padded.index_copy_(0, indices, values)

@@ -63,6 +63,34 @@ def _norm_inputs(draw: torch.Generator) -> dict[str, Tensor]:
     }
 
 
+def _embedding_inputs(draw: torch.Generator) -> dict[str, Tensor]:
+    return {
+        "input_ids": torch.randint(2000, (TOKENS,), generator=draw),
+        "position_ids": torch.cat([torch.arange(length) for length in LENGTHS]),
+        "word": normal(draw, 2000, 384),
+        "position": normal(draw, LONGEST, 384),
+        "token_type": normal(draw, 2, 384),
+        "weight": normal(draw, 384),
+        "bias": normal(draw, 384),
+    }
+
+
+def _embedding_layer_norm(input_ids, position_ids, word, position, token_type, weight, bias):
+    types = F.embedding(torch.zeros_like(input_ids), token_type)
+    h = F.embedding(input_ids, word) + types + F.embedding(position_ids, position)
+    return F.layer_norm(h, (384,), weight, bias, 1e-12)
+
+
+def _tied_scores(**inputs: Any) -> Tensor:
+    """What a tied decoder makes of the embeddings."""
+    return F.linear(*ops.tied_embedding_layer_norm(**inputs))
+
+
+def _geglu(x: Tensor, bias: Tensor) -> Tensor:
+    gate, value = (x + bias).chunk(2, dim=1)
+    return F.gelu(gate) * value
+
+
 def _labels(draw: torch.Generator, rows: int, vocabulary: int) -> Tensor:
     labels = torch.randint(vocabulary, (rows,), generator=draw)
     return labels.where(torch.rand(rows, generator=draw) < 0.15, -100)
@@ -137,6 +165,18 @@ CASES = [
         _attention,
     ),
     Case(
+        "embedding_layer_norm",
+        _embedding_inputs,
+        ops.embedding_layer_norm,
+        _embedding_layer_norm,
+    ),
+    Case(
+        "tied_embedding_layer_norm",
+        _embedding_inputs,
+        _tied_scores,
+        lambda word, **rest: F.linear(_embedding_layer_norm(word=word, **rest), word),
+    ),
+    Case(
         "layer_norm",
         lambda draw: {**_norm_inputs(draw), "bias": normal(draw, 768)},
         ops.layer_norm,
@@ -157,6 +197,12 @@ CASES = [
         lambda draw: {"x": normal(draw, TOKENS, 3072), "bias": normal(draw, 3072)},
         ops.bias_gelu,
         lambda x, bias: F.gelu(x + bias),
+    ),
+    Case(
+        "bias_glu",
+        lambda draw: {"x": normal(draw, TOKENS, 2304), "bias": normal(draw, 2304)},
+        ops.bias_glu,
+        _geglu,
     ),
     Case(
         "masked_cross_entropy",
