@@ -143,7 +143,11 @@ def train_ner(data: dict) -> str:
     )
 
 
-def train_mlm(data: dict) -> str:
+def pretraining(objective: str, title: str):
+    return lambda data: _pretraining(data, objective, title)
+
+
+def _pretraining(data: dict, objective: str, title: str) -> str:
     rows = data["cases"]["held-out loss"]
     points = [points for points, _ in rows["fastenc"]["curve"]]
     shown = [
@@ -160,9 +164,10 @@ def train_mlm(data: dict) -> str:
         values = dict(map(tuple, row["curve"]))
         lines.append(f"| {name} | " + " | ".join(f"{values[step]:.3f}" for step in shown) + " |")
     return section(
-        "Pretraining: wikipedia_en, the same first weights and batches",
-        "FASTENC_DATA=... python -m benchmarks.train_mlm",
-        "Dropout is each model's own. ![Both curves](benchmarks/results/cpu-2-cores/train_mlm.png)\n\n"
+        f"{title}: wikipedia_en, the same first weights and batches",
+        f"FASTENC_DATA=... python -m benchmarks.train_objectives {objective}",
+        "Dropout is each model's own. "
+        f"![Both curves](benchmarks/results/cpu-2-cores/train_{objective}.png)\n\n"
         + machine_line(data["machine"]),
         "\n".join(lines),
     )
@@ -182,7 +187,8 @@ SECTIONS = {
     "mlm_step": mlm_step,
     "train_sst2": train_sst2,
     "train_ner": train_ner,
-    "train_mlm": train_mlm,
+    "train_mlm": pretraining("mlm", "Pretraining"),
+    "train_electra": pretraining("electra", "Replaced-token detection"),
 }
 
 

@@ -1,6 +1,7 @@
 import pytest
 
 from fastenc.data import (
+    doc_sentence_blocks,
     full_sentence_blocks,
     load_tokenizer,
     read_texts,
@@ -84,12 +85,24 @@ def test_blocks_follow_the_format(block_size):
         assert len(blocks) == 1
 
 
+@pytest.mark.parametrize("block_size", [8, 20, 64, 500])
+def test_blocks_of_one_document_each(block_size):
+    """DOC-SENTENCES is FULL-SENTENCES of each document for itself."""
+    tokenizer = train_tokenizer([TEXT], vocab_size=200)
+    documents = [TEXT, "", "Short.", " \n", TEXT * 3, "One. Two. Three."]
+    blocks = doc_sentence_blocks(documents, tokenizer, block_size)
+    own = [full_sentence_blocks([d], tokenizer, block_size) for d in documents if d.strip()]
+    assert blocks == [block for several in own for block in several]
+
+
 def test_bad_input_is_named():
     tokenizer = load_tokenizer(minilm_folder())
     with pytest.raises(ValueError, match="block_size must be at least 8 tokens, got 4"):
         full_sentence_blocks(["a"], tokenizer, block_size=4)
     with pytest.raises(ValueError, match="there is no text to pack"):
         full_sentence_blocks(["", "  "], tokenizer)
+    with pytest.raises(ValueError, match="there is no text to pack"):
+        doc_sentence_blocks(["", "  "], tokenizer)
 
 
 def test_real_articles_fill_their_blocks(data_dir):

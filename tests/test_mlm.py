@@ -85,6 +85,31 @@ def test_neighbouring_seeds_and_steps_select_independently():
         assert within(both, 0.15**2, len(ids))
 
 
+def test_static_masks_belong_to_the_sequence():
+    data = sequences(6, 64)
+    collator = MlmCollator(TOKENIZER, static=True, seed=5)
+    first, second = collator(data, 0), collator(data[::-1], 7)
+    size = len(data[0])
+    for place, labels in enumerate(first["labels"].split(size)):
+        assert torch.equal(labels, second["labels"].split(size)[len(data) - 1 - place])
+    for place, ids in enumerate(first["batch"].input_ids.split(size)):
+        assert torch.equal(ids, second["batch"].input_ids.split(size)[len(data) - 1 - place])
+    chosen = [tuple((labels != -100).tolist()) for labels in first["labels"].split(size)]
+    assert len(set(chosen)) == len(chosen), "each sequence has a mask of its own"
+    other = MlmCollator(TOKENIZER, static=True, seed=6)(data, 0)
+    assert not torch.equal(other["labels"], first["labels"])
+
+
+def test_shares_of_masks_and_random_tokens():
+    ids = torch.full((50_000,), 2500)
+    corrupted, labels = MlmCollator(TOKENIZER, mask_share=1.0, random_share=0.0).corrupt(ids, 0)
+    assert (corrupted[labels != -100] == SPECIAL.mask).all() and (labels != -100).any()
+    corrupted, labels = MlmCollator(TOKENIZER, mask_share=0.3, random_share=0.6).corrupt(ids, 0)
+    chosen = corrupted[labels != -100]
+    assert within((chosen == SPECIAL.mask).float().mean().item(), 0.3, len(chosen))
+    assert within((chosen == 2500).float().mean().item(), 0.1, len(chosen))
+
+
 def test_inputs_are_not_changed():
     data, counts = sequences(2), torch.ones(VOCABULARY, dtype=torch.float64)
     MlmCollator(TOKENIZER, replacement="unigram", unigram_counts=counts)(data, 0)
@@ -135,9 +160,18 @@ def test_bad_input_is_named():
             dict(replacement="unigram", unigram_counts=-torch.ones(VOCABULARY)),
             "unigram_counts must be at least 0",
         ),
+        (
+            dict(mask_share=0.8, random_share=0.3),
+            "mask_share and random_share must be .* together at most 1, got 0.8 and 0.3",
+        ),
     ):
         with pytest.raises(ValueError, match=message):
             MlmCollator(TOKENIZER, **options)
+    empty = tokenizers.Tokenizer(tokenizers.models.BPE())
+    empty.add_special_tokens(["<pad>", "<unk>", "<s>", "</s>", "<mask>"])
+    message = "the vocabulary must hold tokens beside its special ones, .* got 5 tokens"
+    with pytest.raises(ValueError, match=message):
+        MlmCollator(empty)
     unmarked = tokenizers.Tokenizer(tokenizers.models.BPE())
     unmarked.add_special_tokens(["<pad>", "<unk>", "<s>", "</s>", "<mask>"])
     unmarked.add_tokens(["word"])

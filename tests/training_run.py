@@ -7,13 +7,20 @@ import sys
 from itertools import cycle, islice
 from pathlib import Path
 from pkgutil import resolve_name
+from random import Random
 
 import tokenizers
 import torch
 from safetensors.torch import load_file
 
 from fastenc.models import EncoderConfig, MaskedLM
-from fastenc.objectives import MlmCollator
+from fastenc.objectives import (
+    OBJECTIVES,
+    PACKINGS,
+    MlmCollator,
+    evaluate_objective,
+    token_ids,
+)
 from fastenc.tasks import evaluate_masked_lm
 from fastenc.train import TrainConfig, Trainer
 from fastenc.train.processes import on_main_process
@@ -96,6 +103,64 @@ def build(folder, dropout=0.1, probability=0.3, texts=60, **settings):
     )
 
 
+def build_objective(folder, objective, **settings):
+    """A run of any objective, on documents of three sentences."""
+    torch.set_num_threads(1)
+    chosen, tokenizer = OBJECTIVES[objective], word_tokenizer()
+    model = small_model(objective, tokenizer, settings.pop("dropout", 0.1))
+    pack = lambda texts: PACKINGS[chosen.packings[0]](texts, tokenizer, 32, show_progress=False)
+    texts = documents(40)
+    examples, held_out = pack(texts[5:]), pack(texts[:5])
+    collator = lambda kept, seed: chosen.collator(tokenizer, kept, seed, probability=0.3)
+    held_out_collator = collator(held_out, 99)
+    values = dict(max_steps=6, batch_size=4, learning_rate=5e-3, eval_every=3, log_every=1)
+    return Trainer(
+        model,
+        TrainConfig(str(folder), **(values | settings)),
+        examples,
+        [len(token_ids(example)) for example in examples],
+        collator(examples, 5),
+        evaluate=lambda m: evaluate_objective(m, held_out, held_out_collator, 4),
+        settings={"objective": objective},
+        show_progress=False,
+    )
+
+
+def documents(count):
+    """Texts of three sentences of words in a fixed order from a random one on: something to learn."""
+    draw = Random(0)
+    sentence = lambda: " ".join(
+        islice(cycle(WORDS), start := draw.randrange(len(WORDS)), start + draw.randint(4, 9))
+    )
+    return ["\n".join(sentence() for _ in range(3)) for _ in range(count)]
+
+
+def small_model(objective, tokenizer, dropout=0.0):
+    torch.manual_seed(1)
+    config = EncoderConfig(
+        vocab_size=tokenizer.get_vocab_size(),
+        hidden_size=32,
+        num_layers=2,
+        num_heads=2,
+        intermediate_size=64,
+        max_positions=64,
+        hidden_dropout_p=dropout,
+        attention_dropout_p=dropout,
+        family=OBJECTIVES[objective].family,
+    )
+    chosen = OBJECTIVES[objective]
+    if chosen.student is None:
+        model = chosen.model(config)
+    else:
+        teacher = MaskedLM(config.replace(num_layers=3)).eval()
+        with torch.no_grad():
+            for parameter in teacher.parameters():
+                parameter.add_(0.1 * torch.randn_like(parameter))
+        model = chosen.model(config, teacher)
+    model.tokenizer = tokenizer
+    return model
+
+
 def killed(folder, owner, name, call):
     """Fork a run that kills itself when the ``call``-th call of ``owner.name`` begins; its status by ``os.waitpid``.
 
@@ -120,7 +185,8 @@ def killed(folder, owner, name, call):
 if __name__ == "__main__":
     settings = {k: json.loads(v) for k, v in (argument.split("=") for argument in sys.argv[2:])}
     resume = settings.pop("resume", False)
-    metrics = build(sys.argv[1], **settings).train(resume=resume)
+    make = build_objective if "objective" in settings else build
+    metrics = make(sys.argv[1], **settings).train(resume=resume)
     print(json.dumps({**metrics, "main process": on_main_process(os.getpid)}), flush=True)
     # A busy machine showed torch's communication threads abort a process on its way out, its work done and written.
     os._exit(0)

@@ -66,12 +66,28 @@ def pretrain(
     layers: Annotated[int, typer.Option(help="Layers of a new model.")] = 6,
     hidden: Annotated[int, typer.Option(help="Width of a new model.")] = 384,
     heads: Annotated[int, typer.Option(help="Attention heads of a new model.")] = 12,
+    objective: Annotated[
+        str,
+        typer.Option(help="What is predicted: mlm, mlm+nsp, mlm+sop, span, electra or distill."),
+    ] = "mlm",
+    teacher: Annotated[
+        str | None, typer.Option(help="Masked LM to distill: checkpoint folder or hub name.")
+    ] = None,
+    packing: Annotated[
+        str | None,
+        typer.Option(
+            help="full-sentences, doc-sentences or segment-pairs. Default: the objective's."
+        ),
+    ] = None,
     block_size: Annotated[int, typer.Option(help="Tokens a training sequence.")] = 512,
     probability: Annotated[float, typer.Option(help="Share of tokens to predict.")] = 0.15,
     replacement: Annotated[
         str, typer.Option(help="Random tokens: uniform, or by unigram frequency.")
     ] = "uniform",
     whole_word: Annotated[bool, typer.Option("--whole-word", help="Mask whole words.")] = False,
+    static: Annotated[
+        bool, typer.Option("--static", help="The same mask for a sequence in every epoch.")
+    ] = False,
     epochs: Epochs = 3,
     max_steps: MaxSteps = None,
     batch_size: BatchSize = 16,
@@ -85,16 +101,25 @@ def pretrain(
     save_every: SaveEvery = None,
     resume: Resume = False,
 ) -> None:
-    """Train a masked language model on text.
+    """Train a masked language model on text, with the objective chosen.
 
     Without --from, a tokenizer is trained on the text first, then a BERT of the given size. The result is a folder
     that transformers loads.
+
+    Objectives: mlm; mlm+nsp, next-sentence prediction beside it (BERT); mlm+sop, sentence order (ALBERT);
+    span, spans of words predicted from inside and from their boundaries (SpanBERT); electra,
+    tokens that a small masked LM replaced are told from the others (ELECTRA); distill, a teacher's
+    predictions, by a student with --layers of its layers (DistilBERT).
 
     Examples:
 
     - `fastenc pretrain wiki.txt.gz -o runs/small`
 
     - `fastenc pretrain wiki.txt.gz -o runs/base --layers 12 --hidden 768 --precision bf16 --accumulation 16`
+
+    - `fastenc pretrain wiki.txt.gz --objective mlm+sop -o runs/pairs`
+
+    - `fastenc pretrain wiki.txt.gz --objective distill --teacher runs/base --layers 6 -o runs/half`
 
     - `fastenc pretrain more.txt --from runs/small -o runs/adapted --lr 1e-4 --whole-word`
 
@@ -107,7 +132,9 @@ def pretrain(
         column,
         start,
         commands.NewModel(tokenizer, vocab_size, layers, hidden, heads),
-        commands.Masking(block_size, probability, replacement, whole_word),
+        commands.Examples(
+            objective, teacher, packing, block_size, probability, replacement, whole_word, static
+        ),
         settings,
         resume,
     )

@@ -11,7 +11,6 @@ from fastenc._files import write_atomically
 from fastenc.adapt import add_adaptation, freeze_encoder, trained_parameters
 from fastenc.cli.options import make_task
 from fastenc.data import (
-    full_sentence_blocks,
     load_tokenizer,
     read_inputs,
     read_texts,
@@ -21,8 +20,17 @@ from fastenc.data import (
 from fastenc.data.tokenizers import KINDS
 from fastenc.models import Encoder, EncoderConfig, MaskedLM
 from fastenc.models.adaptations import METHODS
-from fastenc.objectives import MlmCollator, count_tokens
-from fastenc.tasks import evaluate_masked_lm, task_named, task_of
+from fastenc.models.pretrained import PretrainedModel
+from fastenc.objectives import (
+    OBJECTIVES,
+    PACKINGS,
+    Collator,
+    Objective,
+    count_tokens,
+    evaluate_objective,
+    token_ids,
+)
+from fastenc.tasks import task_named, task_of
 from fastenc.train import TrainConfig, Trainer, fine_tuning_rate, task_trainer
 from fastenc.train.checkpoint import check_free
 from fastenc.train.processes import on_main_process
@@ -40,13 +48,17 @@ class NewModel(NamedTuple):
     heads: int
 
 
-class Masking(NamedTuple):
-    """How text becomes masked-LM examples."""
+class Examples(NamedTuple):
+    """What is to be predicted, and how text becomes examples of it."""
 
+    objective: str
+    teacher: str | None
+    packing: str | None
     block_size: int
     probability: float
     replacement: str
     whole_word: bool
+    static: bool
 
 
 def pretrain(
@@ -55,11 +67,25 @@ def pretrain(
     column: str | None,
     start: str | None,
     new: NewModel,
-    masking: Masking,
+    wanted: Examples,
     settings: dict[str, Any],
     resume: bool,
 ) -> None:
     config = TrainConfig(**settings)
+    if wanted.objective not in OBJECTIVES:
+        raise ValueError(
+            f"--objective must be one of {', '.join(OBJECTIVES)}, got {wanted.objective}"
+        )
+    objective = OBJECTIVES[wanted.objective]
+    packing = wanted.packing or objective.packings[0]
+    if packing not in objective.packings:
+        raise ValueError(
+            f"--packing must be one of {', '.join(objective.packings)} for {wanted.objective}, got {packing}"
+        )
+    if (wanted.teacher is None) != (objective.student is None):
+        raise ValueError(
+            f"--teacher is for --objective distill, which needs it, got {wanted.teacher} for {wanted.objective}"
+        )
     found = check_free(Path(config.output_dir), resume)
     documents = [document for path in train for document in read_texts(path, column)]
     if dev is not None:
@@ -73,43 +99,52 @@ def pretrain(
         )
     # A run that goes on has its tokenizer in its checkpoint.
     folder = found or start
-    model = (
-        _with_tokenizer(MaskedLM.from_pretrained(folder), folder)
-        if folder
-        else _new_masked_lm(new, documents, masking, config.seed)
-    )
-    if masking.block_size > model.config.max_positions:
+    teacher: dict[str, Any] = {}
+    if wanted.teacher is not None:
+        teacher["teacher"] = MaskedLM.from_pretrained(wanted.teacher)
+    if folder:
+        model = _with_tokenizer(objective.model.from_pretrained(folder, **teacher), folder)
+    elif objective.student is not None:
+        student = objective.student(teacher["teacher"], new.layers)
+        model = _with_tokenizer(student, wanted.teacher)
+    else:
+        model = _new_model(objective, new, documents, wanted, config.seed)
+    if wanted.block_size > model.config.max_positions:
         raise ValueError(
-            f"--block-size must be at most the model's {model.config.max_positions} positions, got {masking.block_size}"
+            f"--block-size must be at most the model's {model.config.max_positions} positions, got {wanted.block_size}"
         )
-    blocks = full_sentence_blocks(documents, model.tokenizer, masking.block_size)
-    held_out_blocks = full_sentence_blocks(held_out, model.tokenizer, masking.block_size)
+    pack = lambda texts: PACKINGS[packing](texts, model.tokenizer, wanted.block_size)
+    examples, held_out_examples = pack(documents), pack(held_out)
+    sequences = [token_ids(example) for example in examples]
     counts = None
-    if masking.replacement == "unigram":
-        counts = count_tokens(blocks, model.tokenizer.get_vocab_size())
+    if wanted.replacement == "unigram":
+        counts = count_tokens(sequences, model.tokenizer.get_vocab_size())
 
-    def collator(seed: int) -> MlmCollator:
-        return MlmCollator(
+    def collator(chosen: list[Any], seed: int) -> Collator:
+        return objective.collator(
             model.tokenizer,
-            probability=masking.probability,
-            replacement=masking.replacement,
+            chosen,
+            seed,
+            probability=wanted.probability,
+            replacement=wanted.replacement,
             unigram_counts=counts,
-            whole_word=masking.whole_word,
-            seed=seed,
+            whole_word=wanted.whole_word,
+            static=wanted.static,
         )
 
-    held_out_collator = collator(config.seed + 1)
+    held_out_collator = collator(held_out_examples, config.seed + 1)
     trainer = Trainer(
         model,
         config,
-        blocks,
-        [len(block) for block in blocks],
-        collator(config.seed),
-        evaluate=lambda m: evaluate_masked_lm(m, held_out_blocks, held_out_collator),
+        examples,
+        [len(ids) for ids in sequences],
+        collator(examples, config.seed),
+        evaluate=lambda m: evaluate_objective(m, held_out_examples, held_out_collator),
         settings={
-            **masking._asdict(),
+            **wanted._asdict(),
+            "packing": packing,
             **({} if start else new._asdict()),
-            "held_out": len(held_out_blocks),
+            "held_out": len(held_out_examples),
         },
     )
     _run(trainer, resume)
@@ -223,7 +258,9 @@ def embed(
     print(f"{vectors.shape[0]} vectors of {vectors.shape[1]} numbers in {output}")
 
 
-def _new_masked_lm(new: NewModel, documents: list[str], masking: Masking, seed: int) -> MaskedLM:
+def _new_model(
+    objective: Objective, new: NewModel, documents: list[str], wanted: Examples, seed: int
+) -> PretrainedModel:
     if new.tokenizer in KINDS:
         # Learnt once: ties between equally frequent tokens fall differently in each process.
         learn = lambda: train_tokenizer(
@@ -239,16 +276,17 @@ def _new_masked_lm(new: NewModel, documents: list[str], masking: Masking, seed: 
         num_layers=new.layers,
         num_heads=new.heads,
         intermediate_size=4 * new.hidden,
-        max_positions=max(512, masking.block_size),
+        max_positions=max(512, wanted.block_size),
         pad_token_id=special_tokens(tokenizer).pad,
+        family=objective.family,
     )
     torch.manual_seed(seed)
-    model = MaskedLM(config)
+    model = objective.model(config)
     model.tokenizer = tokenizer
     return model
 
 
-def _with_tokenizer(model: Any, name: str | Path) -> Any:
+def _with_tokenizer(model: Any, name: str | Path | None) -> Any:
     """``model`` itself; Raises: ValueError when it came without a tokenizer."""
     if model.tokenizer is None:
         raise ValueError(f"{name} has no tokenizer.json, which text needs")

@@ -1,7 +1,7 @@
 """From files to packed batches: readers, tokenizers, full-sentence blocks, collators, batch order."""
 
 from fastenc.data.batching import BatchSampler
-from fastenc.data.blocks import full_sentence_blocks
+from fastenc.data.blocks import doc_sentence_blocks, full_sentence_blocks
 from fastenc.data.classification import (
     ClassificationExample,
     collate_classification,
@@ -10,6 +10,7 @@ from fastenc.data.classification import (
 )
 from fastenc.data.columns import Sentence, TaggedData, read_tagged, read_words, sentence
 from fastenc.data.readers import LabelledData, read_inputs, read_labelled, read_texts
+from fastenc.data.segments import SegmentPair, segment_pairs
 from fastenc.data.tagging import TaggingExample, collate_tagging, encode_tagged
 from fastenc.data.tokenizers import (
     SpecialTokens,
@@ -23,12 +24,14 @@ __all__ = [
     "BatchSampler",
     "ClassificationExample",
     "LabelledData",
+    "SegmentPair",
     "Sentence",
     "SpecialTokens",
     "TaggedData",
     "TaggingExample",
     "collate_classification",
     "collate_tagging",
+    "doc_sentence_blocks",
     "encode_labelled",
     "encode_tagged",
     "encode_texts",
@@ -40,6 +43,7 @@ __all__ = [
     "read_texts",
     "read_words",
     "save_tokenizer",
+    "segment_pairs",
     "sentence",
     "special_tokens",
     "train_tokenizer",

@@ -1,4 +1,4 @@
-"""Full-sentence packing of running text for pretraining."""
+"""Running text in blocks of full sentences for pretraining."""
 
 import re
 from array import array
@@ -22,7 +22,7 @@ def full_sentence_blocks(
     """Blocks of contiguous full sentences, each at most ``block_size`` tokens with its special tokens.
 
     A block is [CLS] sentences [SEP]; where it crosses a document's end, another [SEP] stands between. A sentence
-    longer than a block is split.
+    longer than a block is split. Empty documents leave no trace.
 
     Args:
         documents: texts; a sentence ends at . ! ? before white space, at 。！？, and at a line's end.
@@ -30,6 +30,30 @@ def full_sentence_blocks(
     Raises: ValueError for a block_size below 8, or no text.
     Source: the FULL-SENTENCES format of Liu et al. 2019, arXiv:1907.11692.
     """
+    return _blocks(documents, tokenizer, block_size, True, show_progress)
+
+
+def doc_sentence_blocks(
+    documents: Iterable[str],
+    tokenizer: Any,
+    block_size: int = 512,
+    *,
+    show_progress: bool | None = None,
+) -> list[array]:
+    """As :func:`full_sentence_blocks`, but no block crosses a document's end: the last one of each is shorter.
+
+    Source: the DOC-SENTENCES format of Liu et al. 2019, arXiv:1907.11692.
+    """
+    return _blocks(documents, tokenizer, block_size, False, show_progress)
+
+
+def _blocks(
+    documents: Iterable[str],
+    tokenizer: Any,
+    block_size: int,
+    across_documents: bool,
+    show_progress: bool | None,
+) -> list[array]:
     if block_size < 8:
         raise ValueError(f"block_size must be at least 8 tokens, got {block_size}: give more")
     special = special_tokens(tokenizer)
@@ -54,7 +78,9 @@ def full_sentence_blocks(
                 blocks.append(array("i", [special.cls, *ids[:room], special.sep]))
                 ids = ids[room:]
             current.extend(ids)
-        if current and current[-1] != special.sep:
+        if not across_documents:
+            close()
+        elif current and current[-1] != special.sep:
             current.append(special.sep)  # close() drops it where the block ends here
     close()
     if not blocks:

@@ -3,7 +3,7 @@
 from fastenc.models.config import EncoderConfig
 from fastenc.models.encoder import Encoder, EncoderOutput
 from fastenc.models.graph_inference import InferenceRunner, compile_inference
-from fastenc.models.masked_lm import MaskedLM, ModelOutput
+from fastenc.models.masked_lm import LossPart, MaskedLM, ModelOutput
 from fastenc.models.question_answerer import QuestionAnswerer
 from fastenc.models.sequence_classifier import SequenceClassifier
 from fastenc.models.token_classifier import TokenClassifier
@@ -13,6 +13,7 @@ __all__ = [
     "EncoderConfig",
     "EncoderOutput",
     "InferenceRunner",
+    "LossPart",
     "MaskedLM",
     "ModelOutput",
     "QuestionAnswerer",

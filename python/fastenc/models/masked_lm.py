@@ -1,12 +1,13 @@
 """Masked-LM model: the encoder and a head that sees the labelled tokens only."""
 
 from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fastenc.models.config import EncoderConfig
-from fastenc.models.encoder import Encoder
+from fastenc.models.encoder import Encoder, EncoderOutput
 from fastenc.models.families import FAMILIES
 from fastenc.models.pretrained import PretrainedModel
 from fastenc.nn import LayerNorm
@@ -16,12 +17,34 @@ from fastenc.ops._labelled import select_labelled
 from fastenc.packing import PackedBatch
 
 
+class LossPart(NamedTuple):
+    """One term of a combined loss: a float32 scalar, the mean over the term's own items, and its weight."""
+
+    mean: Tensor
+    weight: float = 1.0
+
+
 @dataclass(frozen=True)
 class ModelOutput:
-    """loss: float32 scalar or None; logits or None."""
+    """loss: float32 scalar or None; logits or None; parts: the terms whose weighted sum is the loss, by name."""
 
     loss: Tensor | None = None
     logits: Tensor | None = None
+    parts: dict[str, LossPart] | None = None
+
+
+class LabelledRows(NamedTuple):
+    """What :func:`fastenc.ops._labelled.select_labelled` returns, transformed by the head.
+
+    Fields:
+        hidden: (rows, embedding_size).
+        targets: int64 (rows,); -100 in a row too many.
+        places: int64 (rows,), or None where the rows are all tokens.
+    """
+
+    hidden: Tensor
+    targets: Tensor
+    places: Tensor | None
 
 
 class MaskedLMHead(nn.Module):
@@ -53,10 +76,11 @@ class MaskedLM(PretrainedModel):
     """
 
     architecture = "ForMaskedLM"
+    has_pooler: ClassVar[bool] = False
 
     def __init__(self, config: EncoderConfig):
         super().__init__(config)
-        self.encoder = Encoder(config.replace(pooler=False))
+        self.encoder = Encoder(config.replace(pooler=self.has_pooler))
         self.head = MaskedLMHead(config)
         self.head.apply(self.init_weights)
 
@@ -72,25 +96,38 @@ class MaskedLM(PretrainedModel):
                 sees that many tokens, and all of them without it, so that nothing waits for the device.
         Returns: the mean loss over the labelled tokens (0 if there is none), or logits (total_tokens, vocabulary).
         """
+        encoded, table = self.encode(batch)
+        if labels is None:
+            return ModelOutput(logits=self.logits(encoded.last_hidden_state, table))
+        rows = self.labelled(encoded.last_hidden_state, labels, max_labelled)
+        return ModelOutput(loss=self.loss(rows, table))
+
+    def encode(self, batch: PackedBatch) -> tuple[EncoderOutput, Tensor]:
+        """The encoder's output, and E of the logits, (vocabulary, embedding_size)."""
         decoder = self.head.decoder
         output = self.encoder(batch, word_table=decoder is None)
-        hidden = output.last_hidden_state
-        table = output.word_table if decoder is None else decoder.weight
-        if labels is None:
-            return ModelOutput(logits=F.linear(self.head.transform(hidden), table, self.head.bias))
+        return output, output.word_table if decoder is None else decoder.weight
+
+    def logits(self, hidden: Tensor, table: Tensor) -> Tensor:
+        """(rows, hidden_size) → (rows, vocabulary)."""
+        return F.linear(self.head.transform(hidden), table, self.head.bias)
+
+    def labelled(
+        self, hidden: Tensor, labels: Tensor, max_labelled: int | None = None
+    ) -> LabelledRows:
+        """The labelled rows of (total_tokens, hidden_size), through all of the head but the vocabulary product."""
         if labels.shape != hidden.shape[:1]:
             raise ValueError(
                 f"labels must have shape ({hidden.shape[0]},), one for each packed token, got {tuple(labels.shape)}"
             )
-        chosen, targets, _ = select_labelled(hidden, labels, max_labelled=max_labelled)
-        loss = linear_masked_cross_entropy(
-            self.head.transform(chosen),
-            table,
-            self.head.bias,
-            targets,
-            max_labelled=targets.shape[0],
+        chosen, targets, places = select_labelled(hidden, labels, max_labelled=max_labelled)
+        return LabelledRows(self.head.transform(chosen), targets, places)
+
+    def loss(self, rows: LabelledRows, table: Tensor) -> Tensor:
+        """Mean loss over the labelled rows, 0 if there is none."""
+        return linear_masked_cross_entropy(
+            rows.hidden, table, self.head.bias, rows.targets, max_labelled=rows.targets.shape[0]
         )
-        return ModelOutput(loss=loss)
 
     def head_names(self) -> dict[str, str]:
         names = FAMILIES[self.config.family].lm_head

@@ -1,25 +1,29 @@
 """Masked language modelling: which tokens are hidden, and what stands in their place."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from fastenc.data.tokenizers import special_tokens
-from fastenc.packing import pack_sequences
+from fastenc.models import MaskedLM
+from fastenc.objectives.base import Objective
+from fastenc.packing import PackedBatch, pack_sequences
 
 IGNORED = -100
 REPLACEMENTS = ("uniform", "unigram")
 
 
 class MlmCollator:
-    """Packs token sequences and corrupts them anew at every call (dynamic masking).
+    """Packs token sequences and corrupts them, anew at every call (dynamic masking) unless ``static``.
 
     Of the tokens that are not special, each is selected with ``probability``; a selected token becomes the mask
     token (80 %), a random one (10 %), or stays (10 %), and is to be predicted. The choice is a function of (seed,
-    step) alone, so that a resumed run sees the batches that the interrupted one would have seen.
+    step) alone, so that a resumed run sees the batches that the interrupted one would have seen; a static one is a
+    function of (seed, the sequence's tokens), the same in every epoch.
     :class:`fastenc.objectives.MlmCorruption` does the same on the device, without whole words.
 
     Args:
@@ -28,7 +32,10 @@ class MlmCollator:
         replacement: random tokens are drawn "uniform"ly, or by "unigram" frequency; never a special token.
         unigram_counts: (vocabulary,) occurrences of each token in the corpus, for "unigram".
         whole_word: select words, with all of their tokens ("##x" of WordPiece; "Ġx" and "▁x" begin a word).
-    Raises: ValueError for a value out of range, or counts missing or of another size.
+        static: one mask for each sequence.
+        mask_share, random_share: of the selected tokens, those that become the mask token, or a random one.
+    Raises: ValueError for a value out of range, counts missing or of another size, a vocabulary with nothing but
+        special tokens.
     Source: Devlin et al. 2018, arXiv:1810.04805; dynamic masking, Liu et al. 2019, arXiv:1907.11692; whole words,
         the note of May 2019 in BERT's own repository.
     """
@@ -41,48 +48,72 @@ class MlmCollator:
         replacement: str = "uniform",
         unigram_counts: Tensor | None = None,
         whole_word: bool = False,
+        static: bool = False,
+        mask_share: float = 0.8,
+        random_share: float = 0.1,
         seed: int = 0,
     ):
         if not 0 < probability < 1:
             raise ValueError(f"probability must be in (0, 1), got {probability}")
-        self.probability, self.seed = probability, seed
+        if min(mask_share, random_share) < 0 or mask_share + random_share > 1:
+            raise ValueError(
+                "mask_share and random_share must be at least 0 and together at most 1, "
+                f"got {mask_share} and {random_share}"
+            )
+        self.probability, self.static, self.seed = probability, static, seed
+        self.mask_share, self.random_share = mask_share, random_share
         self.special = special_tokens(tokenizer)
         cumulative = replacement_weights(tokenizer, replacement, unigram_counts).cumsum(0)
-        self._is_special = special_mask(tokenizer)
+        self.is_special = special_mask(tokenizer)
         self._cumulative = cumulative / cumulative[-1]  # ends in exactly 1, above every draw
-        self._begins_word = _word_starts(tokenizer) if whole_word else None
+        self.begins_word = _word_starts(tokenizer) if whole_word else None
 
     def __call__(self, sequences: Sequence[Sequence[int]], step: int) -> dict[str, Any]:
         """{"batch": PackedBatch of corrupted ids, "labels": int64 (total_tokens,), -100 where not selected,
         "max_labelled": how many are selected}."""
-        batch = pack_sequences(sequences)
-        corrupted, labels = self.corrupt(batch.input_ids, step)
-        batch.input_ids.copy_(corrupted)
+        return self.mask(pack_sequences(sequences), step)
+
+    def mask(self, batch: PackedBatch, step: int) -> dict[str, Any]:
+        """As ``__call__``, for sequences that are packed already."""
+        if self.static:
+            pieces = batch.input_ids.split(batch.cu_seqlens.diff().tolist())
+            results = [self.corrupt(ids, str(ids.tolist())) for ids in pieces]
+            corrupted, labels = (torch.cat(part) for part in zip(*results, strict=True))
+        else:
+            corrupted, labels = self.corrupt(batch.input_ids, step)
         return {
-            "batch": batch,
+            "batch": replace(batch, input_ids=corrupted),
             "labels": labels,
             "max_labelled": int((labels != IGNORED).sum()),
         }
 
-    def corrupt(self, ids: Tensor, step: int) -> tuple[Tensor, Tensor]:
-        """(corrupted ids, labels), each (total_tokens,), for the given step's random numbers."""
-        generator = torch.Generator().manual_seed(mix(self.seed, step, 4))
+    def corrupt(self, ids: Tensor, key: int | str) -> tuple[Tensor, Tensor]:
+        """(corrupted ids, labels), each (total_tokens,); seed and key decide the random numbers."""
+        generator = torch.Generator().manual_seed(mix(self.seed, key))
         draw = lambda: torch.rand(ids.shape, generator=generator, dtype=torch.float64)
-        selectable = ~self._is_special[ids]
+        selectable = ~self.is_special[ids]
         chance = draw()
-        if self._begins_word is not None:
+        if self.begins_word is not None:
             # Every token takes the draw of its word's first token.
-            first = self._begins_word[ids] | ~selectable
+            first = self.begins_word[ids] | ~selectable
             if first.numel():
                 first[0] = True
             chance = chance[first][first.long().cumsum(0) - 1]
         selected = selectable & (chance < self.probability)
         labels = torch.where(selected, ids, IGNORED)
-        fate = draw()
-        random_ids = torch.searchsorted(self._cumulative, draw(), right=True)
-        corrupted = torch.where(selected & (fate < 0.8), self.special.mask, ids)
-        corrupted = torch.where(selected & (fate >= 0.8) & (fate < 0.9), random_ids, corrupted)
-        return corrupted, labels
+        return self.replace(ids, selected, draw(), draw()), labels
+
+    def replace(self, ids: Tensor, selected: Tensor, fate: Tensor, choice: Tensor) -> Tensor:
+        """The ids with selected ones replaced.
+
+        Args: fate, choice: float64 (total_tokens,) in [0, 1), which decide what happens to a token, and the random
+            token that it becomes.
+        """
+        random_ids = torch.searchsorted(self._cumulative, choice, right=True)
+        becomes_mask = fate < self.mask_share
+        becomes_random = ~becomes_mask & (fate < self.mask_share + self.random_share)
+        corrupted = torch.where(selected & becomes_mask, self.special.mask, ids)
+        return torch.where(selected & becomes_random, random_ids, corrupted)
 
 
 def replacement_weights(tokenizer: Any, replacement: str, unigram_counts: Tensor | None) -> Tensor:
@@ -112,13 +143,22 @@ def replacement_weights(tokenizer: Any, replacement: str, unigram_counts: Tensor
 
 
 def special_mask(tokenizer: Any) -> Tensor:
-    """bool (vocabulary,): whether a token is special."""
-    mask = torch.zeros(tokenizer.get_vocab_size(), dtype=torch.bool)
-    mask[list(special_tokens(tokenizer).all)] = True
+    """bool (vocabulary,): whether a token is special.
+
+    Raises: ValueError for a vocabulary that holds no others.
+    """
+    vocabulary, special = tokenizer.get_vocab_size(), special_tokens(tokenizer).all
+    if vocabulary <= len(special) or max(special) >= vocabulary:
+        raise ValueError(
+            f"the vocabulary must hold tokens beside its special ones, with ids from 0 on, got {vocabulary} tokens, "
+            f"special ones up to id {max(special)}: train or load a larger tokenizer"
+        )
+    mask = torch.zeros(vocabulary, dtype=torch.bool)
+    mask[list(special)] = True
     return mask
 
 
-def count_tokens(sequences: Sequence[Sequence[int]], vocabulary: int) -> Tensor:
+def count_tokens(sequences: Iterable[Sequence[int]], vocabulary: int) -> Tensor:
     """Occurrences of each token: int64 (vocabulary,)."""
     counts = torch.zeros(vocabulary, dtype=torch.int64)
     for sequence in sequences:
@@ -126,12 +166,13 @@ def count_tokens(sequences: Sequence[Sequence[int]], vocabulary: int) -> Tensor:
     return counts
 
 
-def mix(seed: int, step: int, size: int) -> int:
-    """A hash of both numbers in ``size`` bytes; of a seed torch's CPU generator uses 4.
+def mix(seed: int, *keys: int | str, size: int = 4) -> int:
+    """A hash of all numbers and words in ``size`` bytes; of a seed torch's CPU generator uses 4.
 
     Sums such as seed + step would give runs with neighbouring seeds the same masks, shifted.
     """
-    digest = hashlib.blake2b(f"{seed} {step}".encode(), digest_size=size).digest()
+    text = " ".join(map(str, (seed, *keys)))
+    digest = hashlib.blake2b(text.encode(), digest_size=size).digest()
     return int.from_bytes(digest, "little")
 
 
@@ -148,3 +189,12 @@ def _word_starts(tokenizer: Any) -> Tensor:
             f"Unigram), got a {type(tokenizer.model).__name__} without: set whole_word=False"
         )
     return starts
+
+
+MLM = Objective(
+    model=MaskedLM,
+    packings=("full-sentences", "doc-sentences"),
+    collator=lambda tokenizer, blocks, seed, **masking: MlmCollator(
+        tokenizer, seed=seed, **masking
+    ),
+)

@@ -74,7 +74,7 @@ class MlmCorruption(nn.Module):
 
     def step_seed(self, seed: int, step: int) -> Tensor:
         """The seed of one step of a run that can be resumed: int64 (1,), on the module's device."""
-        return torch.full((1,), mix(seed, step, 8) >> 1, device=self.is_special.device)
+        return torch.full((1,), mix(seed, step, size=8) >> 1, device=self.is_special.device)
 
 
 def alias_table(weights: Tensor) -> tuple[Tensor, Tensor]:

@@ -11,6 +11,7 @@ from fastenc.ops.crf import (
 )
 from fastenc.ops.embedding_layer_norm import embedding_layer_norm, tied_embedding_layer_norm
 from fastenc.ops.layer_norm import layer_norm, rms_norm
+from fastenc.ops.linear_kl_divergence import linear_kl_divergence
 from fastenc.ops.linear_masked_cross_entropy import linear_masked_cross_entropy
 from fastenc.ops.masked_cross_entropy import masked_cross_entropy
 from fastenc.ops.mlm_corruption import mlm_corruption
@@ -27,6 +28,7 @@ __all__ = [
     "crf_marginals",
     "embedding_layer_norm",
     "layer_norm",
+    "linear_kl_divergence",
     "linear_masked_cross_entropy",
     "masked_cross_entropy",
     "mlm_corruption",

@@ -19,7 +19,7 @@ WITH_TRITON = {
     "unpack",
 }
 WITH_CUDA = {"masked_cross_entropy", "linear_masked_cross_entropy"}
-WITHOUT_CPP = {"mlm_corruption"}
+WITHOUT_CPP = {"linear_kl_divergence", "mlm_corruption"}
 # Of ops whose kernels take others than CPP_DTYPES and CUDA_DTYPES.
 OWN_DTYPES = {"mlm_corruption": (torch.int64,)}
 

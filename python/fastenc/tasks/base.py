@@ -12,6 +12,7 @@ from torch import Tensor
 from fastenc.data import BatchSampler
 from fastenc.data.progress import progress_bar
 from fastenc.models.pretrained import PretrainedModel
+from fastenc.objectives.parts import labelled_items
 
 
 def option(default: Any, help: str, *flags: str, predict: bool = False) -> Any:
@@ -157,8 +158,3 @@ def run(
             results[place] = part
     model.train(was_training)
     return results, total.item() / max(items, 1)
-
-
-def labelled_items(labels: Tensor) -> int:
-    """Items that a loss is a mean over: every floating-point target, classes other than -100."""
-    return labels.numel() if labels.is_floating_point() else int((labels != -100).sum())

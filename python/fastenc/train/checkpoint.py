@@ -39,7 +39,7 @@ def save_checkpoint(
         save_file(_flat_optimizer(model, optimizer), hidden / OPTIMIZER)
         save_file(random_states, hidden / RANDOM)
         (hidden / STATE).write_text(json.dumps({**state, "step": step}, indent=1), encoding="utf-8")
-        for path in (*hidden.iterdir(), hidden):
+        for path in (*hidden.rglob("*"), hidden):
             _flush(path)
         os.replace(hidden, final)
         _flush(output_dir)

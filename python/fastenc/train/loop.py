@@ -19,8 +19,9 @@ from fastenc._extras import require
 from fastenc._files import write_atomically
 from fastenc.data import BatchSampler
 from fastenc.data.progress import progress_bar
+from fastenc.models import LossPart
 from fastenc.models.pretrained import PretrainedModel
-from fastenc.tasks.base import labelled_items
+from fastenc.objectives.parts import count_items, loss_parts, weighted_sum
 from fastenc.train import checkpoint as checkpoints
 from fastenc.train.config import TrainConfig, check_same
 from fastenc.train.log import Log
@@ -36,9 +37,11 @@ class Trainer:
     """Trains a model that takes ``{"batch": PackedBatch, "labels": Tensor}`` and returns an output with ``.loss``.
 
     An optimiser step is the gradient of the mean loss over all labelled items of its micro-batches on all
-    processes: each micro-batch counts by its number of labels that are not -100. Checkpoints hold the weights,
-    AdamW's moments, the random generators and the place in the data, so that a run that was killed and resumed
-    gives the weights of one that was not: bit for bit on a CPU with the same number of threads.
+    processes: each micro-batch counts by its number of labels that are not -100. A loss of several parts
+    (``output.parts``) is the weighted sum of such means, each over its own items, which ``collate.items(arguments)``
+    counts. Checkpoints hold the weights, AdamW's moments, the random generators and the place in the data, so that a
+    run that was killed and resumed gives the weights of one that was not: bit for bit on a CPU with the same number
+    of threads.
 
     On a GPU a step waits for nothing: losses stay there until a line of the log, an evaluation or a checkpoint reads
     them. A step whose loss or gradient is not finite changes no weights, nor does any after it, and the next reading
@@ -204,7 +207,7 @@ class Trainer:
             self.log = Log(self.output_dir / "log.jsonl", self.step)
 
     def _optimiser_step(self, window: list[list[int]]) -> None:
-        """One update; the window gets its loss, gradient norm and number of tokens, over all processes."""
+        """One update; the window gets its losses, gradient norm and number of tokens, over all processes."""
         config, accelerator = self.config, self.accelerator
         batches, items, tokens = [], [], 0
         for number, indices in enumerate(window):
@@ -213,32 +216,41 @@ class Trainer:
                 [self.examples[i] for i in indices], serial + accelerator.process_index
             )
             batches.append(arguments)
-            items.append(labelled_items(arguments["labels"]))
+            items.append(count_items(self.collate, arguments))
             tokens += arguments["batch"].total_tokens
         device = accelerator.device
-        totals = torch.tensor([sum(items), tokens], dtype=torch.float64)
+        names = list(items[0])
+        sums = [sum(counts[name] for counts in items) for name in names]
+        totals = torch.tensor([*sums, tokens], dtype=torch.float64)
         totals = accelerator.reduce(totals.to(device, non_blocking=True), "sum")
         for group in self.optimizer.param_groups:
             factor = rate_factor(self.step, self.warmup_steps, self.total_steps)
             group["lr"] = config.learning_rate * group["rate_scale"] * factor
         self.model.train()
-        loss = torch.zeros((), device=device)
-        for number, (arguments, labelled) in enumerate(zip(batches, items, strict=True)):
+        shares = accelerator.num_processes / totals[:-1].clamp(min=1)
+        means = torch.zeros_like(shares)
+        for number, (arguments, counts) in enumerate(zip(batches, items, strict=True)):
             arguments = {
                 name: value if isinstance(value, int) else value.to(device, non_blocking=True)
                 for name, value in arguments.items()
             }
-            share = labelled * accelerator.num_processes / totals[0].clamp(min=1)
             with _sync(accelerator, self.model, number + 1 == len(batches)):
-                part = self.model(**arguments).loss * share
-                part.backward()  # accelerator.backward would divide by the launcher's own accumulation setting
-            loss += part.detach()
-        loss = accelerator.reduce(loss, "mean")
+                parts = loss_parts(self.model(**arguments))
+                scaled = {
+                    name: LossPart(parts[name].mean * (counts[name] * share), parts[name].weight)
+                    for name, share in zip(names, shares.unbind(), strict=True)
+                }
+                # accelerator.backward would divide by the launcher's own accumulation setting
+                weighted_sum(scaled).backward()
+            means += torch.stack([part.mean for part in scaled.values()]).detach()
+        means = accelerator.reduce(means, "mean")
+        weights = [part.weight for part in scaled.values()]
+        loss = (means * means.new_tensor(weights)).sum()
         limit = config.max_grad_norm or math.inf
         norm = accelerator.clip_grad_norm_(self.model.parameters(), limit)
-        figures = torch.stack((loss.double(), norm.double(), totals[1]))
+        figures = torch.stack((loss, norm.double(), totals[-1], *means.unbind()))
         self.broken.logical_or_(~figures.isfinite().all())
-        self.window.add(self.step + 1, figures)
+        self.window.add(self.step + 1, names, figures)
         if self.reads_every_step:
             self._read_window()
         self.optimizer.step()
@@ -321,41 +333,42 @@ class _Window:
     """Losses, gradient norms and tokens of the steps since the last line of the log."""
 
     def __init__(self) -> None:
-        self.unread: list[tuple[int, torch.Tensor]] = []
+        self.unread: list[tuple[int, list[str], torch.Tensor]] = []
         self._clear()
         self.restart_clock()
 
     def _clear(self) -> None:
-        self.losses: list[float] = []
+        self.losses: list[dict[str, float]] = []
         self.norm, self.tokens, self.seconds = 0.0, 0.0, 0.0
 
     def restart_clock(self) -> None:
         """Leave out the time of evaluations and checkpoints."""
         self.since = time.perf_counter()
 
-    def add(self, step: int, figures: torch.Tensor) -> None:
-        """figures: float64 (loss, norm, tokens) on the training device, where they stay."""
-        self.unread.append((step, figures))
+    def add(self, step: int, names: list[str], figures: torch.Tensor) -> None:
+        """figures: float64 (loss, norm, tokens, each part's loss) on the training device, where they stay."""
+        self.unread.append((step, names, figures))
 
     def read(self) -> list[tuple[int, float, float]]:
         """(step, loss, norm) of the steps not read yet; waits for the device."""
-        steps = [step for step, _ in self.unread]
-        figures = torch.stack([f for _, f in self.unread]).tolist() if steps else []
-        self.unread = []
-        for loss, norm, tokens in figures:
-            self.losses.append(loss)
+        unread, self.unread = self.unread, []
+        values = torch.stack([figures for _, _, figures in unread]).tolist() if unread else []
+        read = []
+        for (step, names, _), (loss, norm, tokens, *parts) in zip(unread, values, strict=True):
+            self.losses.append(dict(zip(names, parts, strict=True)) | {"loss": loss})
             self.norm = norm
             self.tokens += tokens
+            read.append((step, loss, norm))
         now = time.perf_counter()
         self.seconds += now - self.since
         self.since = now
-        return [(step, loss, norm) for step, (loss, norm, _) in zip(steps, figures, strict=True)]
+        return read
 
     def close(self) -> dict[str, float]:
         """The log's line of what has been read."""
         line = {
             "grad_norm": self.norm,
-            "loss": sum(self.losses) / len(self.losses),
+            **{n: sum(step[n] for step in self.losses) / len(self.losses) for n in self.losses[0]},
             "tokens_per_s": self.tokens / max(self.seconds, 1e-9),
         }
         self._clear()

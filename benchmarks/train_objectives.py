@@ -1,0 +1,96 @@
+"""Pretraining on wikipedia_en: fastenc and transformers from the same weights on the same batches.
+
+python -m benchmarks.train_objectives {mlm,electra} [--steps N]    (needs FASTENC_DATA; minutes on two cores)
+
+A model of 4 layers, 256 wide; blocks of 128 tokens, batches of 16, the same masks, the same random numbers of the
+samples and the same AdamW. Dropout is on and each model's own. Writes both held-out losses at the same steps, and
+draws them.
+"""
+
+import argparse
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from benchmarks._harness import write
+from benchmarks._training import Side, corpus, draw, padded, small_config, train_both
+from fastenc.models import LossPart
+from fastenc.objectives import OBJECTIVES
+from fastenc.objectives.electra import DETECTION_WEIGHT, GENERATOR_FOLDER
+from fastenc.objectives.parts import loss_parts
+from fastenc.reference import electra as reference
+
+LOSSES = {
+    "mlm": "held-out masked-LM loss (nats)",
+    "electra": "held-out generator's loss + 50 x discriminator's (nats)",
+}
+
+
+def masked_lm(folder: str) -> Side:
+    """transformers' masked LM of a checkpoint."""
+    import transformers
+
+    model = transformers.AutoModelForMaskedLM.from_pretrained(folder)
+    return Side(model, lambda example: {"loss": LossPart(model(**padded(example)).loss)})
+
+
+def electra(folder: str) -> Side:
+    """transformers' generator and discriminator, put together as the paper has them."""
+    import transformers
+
+    generator = transformers.ElectraForMaskedLM.from_pretrained(Path(folder) / GENERATOR_FOLDER)
+    discriminator = transformers.ElectraForPreTraining.from_pretrained(folder)
+    own, theirs = discriminator.electra.embeddings, generator.electra.embeddings
+    for name in ("word_embeddings", "position_embeddings", "token_type_embeddings"):
+        setattr(theirs, name, getattr(own, name))
+    generator.generator_lm_head.weight = own.word_embeddings.weight
+
+    def parts(example: dict[str, Any]) -> dict[str, LossPart]:
+        batch = padded(example)
+        labelled = batch["labels"] != -100
+        output = generator(**batch)
+        samples = reference.sample(output.logits[labelled].detach(), example["draws"])
+        read = batch["input_ids"].masked_scatter(labelled, samples)
+        original = torch.where(labelled, batch["labels"], batch["input_ids"])
+        mask = batch["attention_mask"]
+        found = discriminator(read, attention_mask=mask, labels=(read != original).long())
+        return {"mlm": LossPart(output.loss), "rtd": LossPart(found.loss, DETECTION_WEIGHT)}
+
+    return Side(nn.ModuleDict({"generator": generator, "discriminator": discriminator}), parts)
+
+
+THEIRS = {"mlm": masked_lm, "electra": electra}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("objective", choices=THEIRS)
+    parser.add_argument("--steps", type=int, default=200)
+    arguments = parser.parse_args()
+    name, objective = arguments.objective, OBJECTIVES[arguments.objective]
+    tokenizer, blocks, held_out = corpus()
+    torch.manual_seed(0)
+    ours = objective.model(small_config(tokenizer, family=objective.family))
+    with tempfile.TemporaryDirectory() as scratch:
+        ours.save_pretrained(scratch)
+        theirs = THEIRS[name](scratch)
+    sides = {
+        "fastenc": Side(ours, lambda example: loss_parts(ours(**example))),
+        "transformers": theirs,
+    }
+    collators = (
+        objective.collator(tokenizer, some, s) for s, some in enumerate((blocks, held_out))
+    )
+    collator, held_out_collator = collators
+    curves = train_both(sides, blocks, collator, held_out, held_out_collator, arguments.steps)
+    write(f"train_{name}", {"held-out loss": {n: {"curve": c} for n, c in curves.items()}})
+    draw(curves, f"train_{name}", LOSSES[name])
+
+
+if __name__ == "__main__":
+    main()

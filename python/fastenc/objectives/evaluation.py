@@ -1,0 +1,48 @@
+"""The loss of a pretraining objective, and of each of its parts, on held-out examples."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fastenc.data import BatchSampler
+from fastenc.models.pretrained import PretrainedModel
+from fastenc.objectives.base import Collator
+from fastenc.objectives.parts import count_items, loss_parts
+
+
+@torch.inference_mode()
+def evaluate_objective(
+    model: PretrainedModel, examples: Sequence[Any], collate: Collator, batch_size: int = 32
+) -> dict[str, float]:
+    """{"loss": the weighted sum, each part's mean over its items, "perplexity": exp(masked-LM loss)}.
+
+    The corruptions are those of steps 0, 1, … of the collator's seed: the same at every evaluation, so that losses
+    can be compared; use another seed than in training.
+    """
+    device = next(model.parameters()).device
+    totals: dict[str, Tensor] = {}
+    counts: dict[str, int] = {}
+    weights: dict[str, float] = {}
+    was_training = model.training
+    model.eval()
+    batches = BatchSampler([1] * len(examples), batch_size, shuffle=False).epoch(0)
+    for step, places in enumerate(batches):
+        arguments = collate([examples[place] for place in places], step)
+        items = count_items(collate, arguments)
+        moved = {
+            name: value if isinstance(value, int) else value.to(device, non_blocking=True)
+            for name, value in arguments.items()
+        }
+        for name, (mean, weight) in loss_parts(model(**moved)).items():
+            zero = torch.zeros((), dtype=torch.float64, device=device)
+            totals[name] = totals.get(name, zero) + mean * items[name]  # read at the end
+            counts[name] = counts.get(name, 0) + items[name]
+            weights[name] = weight
+    model.train(was_training)
+    means = {name: total.item() / max(counts[name], 1) for name, total in totals.items()}
+    loss = sum(weights[name] * mean for name, mean in means.items())
+    perplexity = math.exp(min(means.get("mlm", loss), 700.0))
+    return {**means, "loss": loss, "perplexity": perplexity}

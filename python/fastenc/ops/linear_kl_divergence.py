@@ -1,0 +1,149 @@
+"""KL divergence of a student's distribution over the vocabulary from a teacher's, in blocks of rows."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fastenc.ops import _checks
+from fastenc.reference import linear_kl_divergence as reference
+
+
+def linear_kl_divergence(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    teacher_hidden: Tensor,
+    teacher_weight: Tensor,
+    teacher_bias: Tensor | None,
+    *,
+    mask: Tensor | None = None,
+    temperature: float = 1.0,
+    max_logits_bytes: int = 2**28,
+) -> Tensor:
+    """Mean over the rows, or those of a mask, of T^2 KL(p || q); both models' logits exist for a block of rows only.
+
+        p = softmax(teacher_hidden teacher_weight^T + teacher_bias, over T),  q likewise of the student
+
+    The student's gradient is formed block by block in the forward pass; the backward scales it. Inside torch.compile
+    the plain formula is taken, on all rows at once.
+
+    Args:
+        hidden: (rows, width), floating point: the student's.
+        weight: (vocabulary, width), bias: (vocabulary,) or None; hidden's dtype.
+        teacher_hidden, teacher_weight, teacher_bias: as the student's, of any width.
+        mask: bool (rows,), the rows to take; None takes all.
+        temperature: T, above 0; the factor T^2 keeps the gradient's size.
+        max_logits_bytes: of both models' logits in a block, in float32; at least one row is always taken.
+    Returns: float32 scalar (float64 for float64 input); 0 without rows.
+    Raises: ValueError stating rule, received value, remedy.
+    Numerics: logits in the inputs' dtypes, softmax and loss in fp32. Under autocast, all inputs are cast first.
+        Deterministic: yes. Differentiable: hidden, weight, bias (not the teacher).
+    Source: Hinton et al. 2015, arXiv:1503.02531.
+    """
+    op = "linear_kl_divergence"
+    if not temperature > 0:
+        raise ValueError(f"{op}: temperature must be above 0, got {temperature}")
+    if max_logits_bytes <= 0:
+        raise ValueError(f"{op}: max_logits_bytes must be positive, got {max_logits_bytes}")
+    _check_model(op, "", hidden, weight, bias)
+    _check_model(op, "teacher_", teacher_hidden, teacher_weight, teacher_bias)
+    _checks.check_device(op, "teacher_hidden", teacher_hidden, hidden)
+    for what, own, other in (
+        ("rows", hidden, teacher_hidden),
+        ("vocabulary", weight, teacher_weight),
+    ):
+        if own.shape[0] != other.shape[0]:
+            raise ValueError(
+                f"{op}: student and teacher must have the same {what}, got {own.shape[0]} and {other.shape[0]}: "
+                "give both the same tokens, of the same tokenizer"
+            )
+    if mask is not None and (mask.dtype != torch.bool or mask.shape != hidden.shape[:1]):
+        raise ValueError(
+            f"{op}: mask must be bool of shape ({hidden.shape[0]},), one for each row, got {mask.dtype} of shape "
+            f"{tuple(mask.shape)}"
+        )
+    device = hidden.device.type
+    tensors: list[Any] = [hidden, weight, bias, teacher_hidden, teacher_weight, teacher_bias]
+    if torch.is_autocast_enabled(device):
+        dtype = torch.get_autocast_dtype(device)
+        tensors = [None if tensor is None else tensor.to(dtype) for tensor in tensors]
+    if torch.compiler.is_compiling():
+        return reference.linear_kl_divergence(*tensors, mask=mask, temperature=temperature)
+    return _LinearKLDivergence.apply(*tensors, mask, temperature, max_logits_bytes)
+
+
+def _check_model(op: str, prefix: str, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+    if hidden.dim() != 2 or not hidden.is_floating_point():
+        raise ValueError(
+            f"{op}: {prefix}hidden must be floating point of shape (rows, width), got {hidden.dtype} of shape "
+            f"{tuple(hidden.shape)}: select the rows first"
+        )
+    if weight.dim() != 2 or weight.shape[1] != hidden.shape[1]:
+        raise ValueError(
+            f"{op}: {prefix}weight must have shape (vocabulary, {hidden.shape[1]}), got {tuple(weight.shape)}"
+        )
+    if bias is not None and bias.shape != weight.shape[:1]:
+        raise ValueError(
+            f"{op}: {prefix}bias must have shape ({weight.shape[0]},), got {tuple(bias.shape)}"
+        )
+    for name, value in (("weight", weight), ("bias", bias)):
+        if value is not None:
+            _checks.check_device(op, prefix + name, value, hidden)
+
+
+class _LinearKLDivergence(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx,
+        hidden,
+        weight,
+        bias,
+        teacher_hidden,
+        teacher_weight,
+        teacher_bias,
+        mask,
+        temperature,
+        limit,
+    ):
+        needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
+        wide = torch.promote_types(hidden.dtype, torch.float32)
+        rows, vocabulary = hidden.shape[0], weight.shape[0]
+        block = max(1, limit // max(1, 2 * vocabulary * wide.itemsize))
+        taken = hidden.new_ones(rows, dtype=torch.bool) if mask is None else mask
+        shares = taken.to(wide) / taken.sum().clamp(min=1)
+        total = hidden.new_zeros((), dtype=torch.float64)
+        dhidden = torch.empty_like(hidden) if needs_hidden else None
+        dweight = torch.zeros_like(weight) if needs_weight else None
+        dbias = torch.zeros_like(bias) if needs_bias else None
+        for start in range(0, rows, block):
+            part = slice(start, start + block)
+            own = F.linear(hidden[part], weight, bias).to(wide)
+            theirs = F.linear(teacher_hidden[part], teacher_weight, teacher_bias).to(wide)
+            own, theirs = (x.div_(temperature).log_softmax(1) for x in (own, theirs))
+            p = theirs.exp()
+            losses = torch.sum(p * theirs.sub_(own), dim=1)
+            total += torch.sum(losses * shares[part], dtype=torch.float64)
+            if not (needs_hidden or needs_weight or needs_bias):
+                continue
+            # d(T^2 KL)/dlogits = T (q - p)
+            factors = temperature * shares[part, None]
+            dlogits = own.exp_().sub_(p).mul_(factors).to(hidden.dtype)
+            if needs_hidden:
+                torch.mm(dlogits, weight, out=dhidden[part])
+            if needs_weight:
+                dweight.addmm_(dlogits.T, hidden[part])
+            if needs_bias:
+                dbias += dlogits.sum(0)
+        ctx.save_for_backward(dhidden, dweight, dbias)
+        return (total * temperature**2).to(wide)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, dloss):
+        scaled = (
+            None if gradient is None else gradient * dloss.to(gradient.dtype)
+            for gradient in ctx.saved_tensors
+        )
+        return *scaled, None, None, None, None, None, None

@@ -1,0 +1,66 @@
+import json
+
+import pytest
+
+from fastenc.models import Encoder
+from fastenc.objectives import OBJECTIVES
+from test_cli import failure, run
+from training_run import documents
+
+SMALL = ("--layers", 2, "--hidden", 32, "--heads", 2, "--vocab-size", 60, "--block-size", 32)
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    path = tmp_path_factory.mktemp("text") / "text.txt"
+    path.write_text("\n\n".join(documents(60)))
+    return path
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_every_objective_trains_and_goes_on(objective, text, tmp_path):
+    options = ("--objective", objective, *SMALL, "--batch-size", 4, "--max-steps", 4)
+    if objective == "distill":
+        run("pretrain", text, "-o", tmp_path / "t", *SMALL, "--layers", 4, "--max-steps", 1)
+        options = (*options, "--teacher", tmp_path / "t")
+    assert "perplexity" in run("pretrain", text, "-o", tmp_path / "a", *options)
+    assert "perplexity" in run("pretrain", text, "-o", tmp_path / "a", *options, "--resume")
+    run("pretrain", text, "-o", tmp_path / "b", *options, "--from", tmp_path / "a", "--static")
+    metrics = json.loads((tmp_path / "b" / "metrics.json").read_text())
+    assert metrics["step"] == 4 and (objective == "mlm" or "mlm" in metrics)
+    assert Encoder.from_pretrained(tmp_path / "b").config.num_layers == 2
+
+
+def test_packing_is_chosen(text, tmp_path):
+    options = (*SMALL, "--batch-size", 4, "--max-steps", 1, "--packing", "doc-sentences")
+    run("pretrain", text, "-o", tmp_path, *options)
+    state = json.loads((tmp_path / "checkpoint-00000001" / "state.json").read_text())
+    assert state["settings"]["packing"] == "doc-sentences"
+
+
+def test_errors_are_one_line(text, tmp_path, capsys):
+    (tmp_path / "one.txt").write_text("One sentence. Another one. A third.")
+    few = ("pretrain", tmp_path / "one.txt", "--dev", text, "-o", tmp_path / "x")
+    for command, message in (
+        (
+            ("pretrain", text, "-o", tmp_path, "--objective", "clm"),
+            "--objective must be one of mlm",
+        ),
+        (
+            ("pretrain", text, "-o", tmp_path, "--packing", "segment-pairs"),
+            "--packing must be one of full-sentences, doc-sentences for mlm, got segment-pairs",
+        ),
+        (
+            ("pretrain", text, "-o", tmp_path, "--objective", "distill"),
+            "--teacher is for --objective distill, which needs it, got None for distill",
+        ),
+        (
+            (*few, *SMALL, "--objective", "mlm+nsp"),
+            "from another document, got pairs of one document",
+        ),
+        (
+            ("pretrain", text, "-o", tmp_path / "x", *SMALL[:-4], "--vocab-size", 4),
+            "vocab_size must hold every character of the texts, got 4: give more",
+        ),
+    ):
+        assert message in failure(capsys, *command)
