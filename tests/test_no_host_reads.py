@@ -16,7 +16,7 @@ from families import FAMILIES, model, padded_batch
 from fastenc.integrations.transformers import patching
 from fastenc.integrations.transformers.batch_facts import read_facts
 from fastenc.models import Encoder, EncoderConfig, MaskedLM, SequenceClassifier
-from fastenc.ops import _dispatch
+from fastenc.ops import _dispatch, linear_masked_cross_entropy, masked_cross_entropy
 from fastenc.packing import pack, pack_sequences
 from fastenc.train import TrainConfig, Trainer
 
@@ -32,6 +32,8 @@ def kernels_on_meta(monkeypatch):
     def obstacle(op, impl, x, cpp_limit, triton_limit):
         if impl == "triton" and x.device == META and op in _dispatch.WITH_TRITON:
             return triton_limit
+        if impl == "cuda" and x.device == META and op in _dispatch.WITH_CUDA:
+            return None
         return own(op, impl, x, cpp_limit, triton_limit)
 
     monkeypatch.setattr(_dispatch, "_obstacle", obstacle)
@@ -103,6 +105,35 @@ def test_every_op_took_its_kernel():
         m(a_batch()).last_hidden_state.sum().backward()
     ops = ("attention", "layer_norm", "bias_gelu")
     assert called >= {f"{op}_{way}" for op in ops for way in ("fwd", "bwd")}
+
+
+@pytest.mark.parametrize("max_labelled", [None, 2, 8])
+def test_masked_lm_loss(max_labelled):
+    m = on_meta(MaskedLM).train()
+    labels = torch.zeros(8, dtype=torch.long, device=META)
+    m(a_batch(), labels, max_labelled).loss.backward()
+    assert all(p.grad is not None for p in m.parameters())
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_masked_cross_entropy(reduction):
+    make = lambda *shape: torch.randn(shape, device=META).bfloat16().requires_grad_()
+    labels = torch.zeros(8, dtype=torch.long, device=META)
+    logits = make(8, 37)
+    masked_cross_entropy(logits, labels, reduction=reduction).sum().backward()
+    assert logits.grad.shape == (8, 37)
+    for max_labelled in (None, 3, 8):
+        for max_logits_bytes in (2**31, 100):
+            tensors = make(8, 16), make(37, 16), make(37)
+            loss = linear_masked_cross_entropy(
+                *tensors,
+                labels,
+                max_labelled=max_labelled,
+                max_logits_bytes=max_logits_bytes,
+                reduction=reduction,
+            )
+            loss.sum().backward()
+            assert [t.grad.shape for t in tensors] == [t.shape for t in tensors]
 
 
 @pytest.mark.parametrize("task", ["Model", "ForMaskedLM", "ForSequenceClassification"])
