@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import torch._dynamo  # keeps a table of torch's functions, made before one of them is replaced here
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import fastenc
