@@ -14,9 +14,8 @@ from collections.abc import Callable
 import torch
 
 import fastenc
-from fastenc import ops
+from fastenc import ops, packing
 from fastenc.models import EncoderConfig, MaskedLM
-from fastenc.packing import pack_sequences
 
 LENGTHS = (1, 0, 17, 64, 65, 130)
 TOKENS = sum(LENGTHS)
@@ -62,6 +61,71 @@ def bias_gelu(dtype):
         x, bias = leaf(rows, width, dtype=dtype), leaf(width, dtype=dtype)
         ops.bias_gelu(x, bias, approximate=approximate).sum().backward()
         ops.bias_gelu(x.detach(), bias.detach(), inplace=True)
+
+
+@case
+def bias_glu(dtype):
+    for (rows, width), activation in itertools.product(
+        ((1, 2), (5, 1000)), ("gelu", "gelu_tanh", "silu")
+    ):
+        x, bias = leaf(rows, width, dtype=dtype), leaf(width, dtype=dtype)
+        ops.bias_glu(x, bias, activation=activation).sum().backward()
+
+
+def embedding_inputs(dtype):
+    tables = (leaf(97, 40, dtype=dtype), leaf(40, dtype=dtype), leaf(40, dtype=dtype))
+    rest = dict(
+        position_ids=torch.arange(TOKENS) % 64,
+        position=leaf(64, 40, dtype=dtype),
+        token_type_ids=torch.arange(TOKENS) % 2,
+        token_type=leaf(2, 40, dtype=dtype),
+        dropout_p=0.1,
+    )
+    # One id so often that its gradient is summed in several pieces.
+    return torch.arange(TOKENS).clamp(max=96), tables, rest
+
+
+@case
+def embedding_layer_norm(dtype):
+    ids, tables, rest = embedding_inputs(dtype)
+    ops.embedding_layer_norm(ids, *tables, **rest).sum().backward()
+
+
+@case
+def tied_embedding_layer_norm(dtype):
+    ids, tables, rest = embedding_inputs(dtype)
+    y, word = ops.tied_embedding_layer_norm(ids, *tables, **rest)
+    (y.sum() + word.square().sum()).backward()
+
+
+@case
+def mlm_corruption(dtype):
+    special = torch.arange(97) < 5
+    choices = torch.arange(5, 97)[:, None].expand(-1, 2).contiguous()
+    cutoffs = torch.full((92,), 2**32)
+    ops.mlm_corruption(torch.arange(TOKENS) % 97, special, choices, cutoffs, 4)
+
+
+def padded():
+    """A mask with rows of LENGTHS, and the batch packed by it."""
+    mask = torch.arange(max(LENGTHS)) < torch.tensor(LENGTHS)[:, None]
+    return packing.pack(mask.long(), mask)
+
+
+@case
+def pack(dtype):
+    ops.pack(leaf(len(LENGTHS), max(LENGTHS), 3, dtype=dtype), padded()).sum().backward()
+
+
+@case
+def unpack(dtype):
+    ops.unpack(leaf(TOKENS, 3, dtype=dtype), padded()).sum().backward()
+
+
+@case
+def segment_pool(dtype):
+    for mode in ("cls", "mean", "max"):
+        ops.segment_pool(leaf(TOKENS, 37, dtype=dtype), offsets(), mode).sum().backward()
 
 
 @case
@@ -121,10 +185,17 @@ def crf_decode(dtype):
         ops.crf_decode(emissions, offset, start, end, transitions)
 
 
+@case
+def crf_decode_nbest(dtype):
+    emissions, _, offset, (start, transitions, end) = crf_inputs(dtype)
+    with torch.no_grad():
+        ops.crf_decode_nbest(emissions, offset, start, end, transitions, 3)
+
+
 def whole_model(device):
     """A training step and inference, on a GPU through a CUDA graph too."""
     model = MaskedLM(EncoderConfig(97, 64, 2, 2, 128, 140)).train()
-    batch = pack_sequences([[1] * n for n in LENGTHS]).to(device)
+    batch = packing.pack_sequences([[1] * n for n in LENGTHS]).to(device)
     model(batch, labels(TOKENS, 97)).loss.backward()
     fastenc.compile_inference(model.eval())(batch)
 
