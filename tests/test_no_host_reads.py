@@ -31,18 +31,16 @@ def kernels_on_meta(monkeypatch):
     own = _dispatch._obstacle
 
     def obstacle(op, impl, x, cpp_limit, triton_limit):
-        if impl == "triton" and x.device == META and op in _dispatch.WITH_TRITON:
+        with_kernel = _dispatch.WITH_TRITON if impl == "triton" else _dispatch.WITH_CUDA
+        if impl in ("triton", "cuda") and x.device == META and op in with_kernel:
             return triton_limit
         if impl == "cuda" and x.device == META and op in _dispatch.WITH_CUDA:
             return None
         return own(op, impl, x, cpp_limit, triton_limit)
 
     monkeypatch.setattr(_dispatch, "_obstacle", obstacle)
-    enabled = torch.is_autocast_enabled
     # Torch has no autocast for meta tensors, and raises where one asks.
-    monkeypatch.setattr(
-        torch, "is_autocast_enabled", lambda device: device != "meta" and enabled(device)
-    )
+    monkeypatch.setattr(_dispatch, "autocast_dtype", lambda device: None)
 
 
 def a_batch():
@@ -89,6 +87,13 @@ def test_models(family, training):
             result = output.logits if result is None else result
             result.sum().backward()
             assert any(p.grad is not None for p in m.parameters())
+
+
+@pytest.mark.parametrize("max_labelled", [None, 5, 8], ids=["all rows", "5 rows", "8 rows"])
+def test_masked_lm_with_labels(max_labelled):
+    m = on_meta(MaskedLM).train()
+    m(a_batch(), torch.zeros(8, dtype=torch.long, device=META), max_labelled).loss.backward()
+    assert all(p.grad is not None for p in m.parameters())
 
 
 def test_every_op_took_its_kernel():

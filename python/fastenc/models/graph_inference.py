@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fastenc.models.pretrained import PretrainedModel
 from fastenc.models.token_buckets import Bucket, bucket_of, cut_to, pad_to
+from fastenc.ops import _dispatch
 from fastenc.packing import PackedBatch
 
 # A recorder runs the function once or more, and returns its result and what computes that again in the same tensors.
@@ -96,8 +97,7 @@ class InferenceRunner:
         device: torch.device,
         options: dict,
     ) -> _Recording:
-        enabled = torch.is_autocast_enabled(device.type)
-        precision = torch.get_autocast_dtype(device.type) if enabled else None
+        precision = _dispatch.autocast_dtype(device.type)
         key = (bucket, padded.token_type_ids is None, precision, *sorted(options.items()))
         if key in self._recordings:
             self._recordings.move_to_end(key)
@@ -111,7 +111,7 @@ class InferenceRunner:
 
         def run() -> Any:
             # Autocast's cache would hand the graph casts of weights that it frees on its exit.
-            with torch.autocast(device.type, precision, enabled, cache_enabled=False):
+            with torch.autocast(device.type, precision, precision is not None, cache_enabled=False):
                 return self.model(static, **options)
 
         while len(self._recordings) >= self.max_graphs:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from fastenc.nn.encoder_layer import LayerOptions, LayerWeights, activate
 from fastenc.nn.prepend import prepend_rows
-from fastenc.ops import attention, layer_norm
+from fastenc.ops import _dispatch, attention, layer_norm
 
 
 class LowRank(nn.Module):
@@ -110,8 +110,7 @@ def adapted_layer(
 ) -> Tensor:
     """:func:`fastenc.nn.encoder_layer.encoder_layer` with added parts."""
     w, o = weights, options
-    if torch.is_autocast_enabled(x.device.type):
-        x = x.to(torch.get_autocast_dtype(x.device.type))
+    x = x.to(_dispatch.autocast_dtype(x.device.type) or x.dtype)
     (qkv_weight,), (qkv_bias,) = w.qkv_weights, w.qkv_biases
     qkv = parts.added("qkv", F.linear(x, qkv_weight, qkv_bias), x)
     heads = qkv.view(x.shape[0], 3, o.num_heads, -1)

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from fastenc.nn.half_layers import AttentionHalf, FeedForwardHalf
 from fastenc.nn.prepacked_linear import PrepackedLinear
-from fastenc.ops import _checks, attention, bias_gelu, layer_norm
-from fastenc.ops._dispatch import choose
+from fastenc.ops import _checks, _dispatch, attention, bias_gelu, layer_norm
 from fastenc.packing import check_cu_seqlens
 
 # name in a configuration: GELU's approximation, or a function
@@ -71,9 +70,8 @@ def encoder_layer(
     Returns: (total_tokens, hidden_size). Under autocast, in its dtype.
     Source: Vaswani et al. 2017, arXiv:1706.03762; Devlin et al. 2018, arXiv:1810.04805.
     """
-    if torch.is_autocast_enabled(x.device.type):
-        # The linear layers will return this dtype; the residual stream has it from the start.
-        x = x.to(torch.get_autocast_dtype(x.device.type))
+    # The linear layers will return autocast's dtype; the residual stream has it from the start.
+    x = x.to(_dispatch.autocast_dtype(x.device.type) or x.dtype)
     if torch.compiler.is_compiling():
         # Dynamo makes a tuple's float an input of the graph where it is first used, and fails if that is inside one
         # autograd.Function and a second one uses it again. So it is used here.
@@ -153,7 +151,7 @@ def _one_node(tensors: tuple[Tensor, ...], head_dim: int = 16) -> bool:
         and head_dim % 16 == 0
         and head_dim <= 128
         and x.shape[-1] <= 8192
-        and choose("attention", "auto", x) != "reference"
+        and _dispatch.choose("attention", "auto", x) != "reference"
     )
 
 
@@ -222,7 +220,7 @@ def wants_inference(x: Tensor, options: LayerOptions) -> bool:
         or options.attention_dropout_p
         or options.attention_out_dropout_p
         or options.down_dropout_p
-        or torch.is_autocast_enabled(x.device.type)
+        or _dispatch.autocast_dtype(x.device.type)
     )
 
 

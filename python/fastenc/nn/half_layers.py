@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fastenc.ops import _checks
+from fastenc.ops import _checks, _dispatch
 
 
 class AttentionHalf(torch.autograd.Function):
@@ -196,11 +196,9 @@ def _norm_backward(dy, saved, dropout_p, needs_x_bias, needs_weight, needs_bias)
 def _no_autocast(x: Tensor):
     """A backward called inside autocast computes in the forward's dtype all the same."""
     device = x.device.type
-    return (
-        torch.autocast(device, enabled=False)
-        if torch.is_autocast_enabled(device)
-        else nullcontext()
-    )
+    if _dispatch.autocast_dtype(device) is None:
+        return nullcontext()
+    return torch.autocast(device, enabled=False)
 
 
 def _cast(gradients, dtypes):

@@ -50,6 +50,13 @@ def choose(
     return impl
 
 
+def autocast_dtype(device_type: str) -> torch.dtype | None:
+    """The dtype of matrix products inside autocast, None outside."""
+    if torch.is_autocast_enabled(device_type):
+        return torch.get_autocast_dtype(device_type)
+    return None
+
+
 def _obstacle(
     op: str, impl: str, x: Tensor, cpp_limit: str | None, triton_limit: str | None
 ) -> str | None:

@@ -4,8 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fastenc.ops import _checks
-from fastenc.ops._dispatch import choose
+from fastenc.ops import _checks, _dispatch
 from fastenc.ops._labelled import select_labelled, spread
 from fastenc.ops.masked_cross_entropy import (
     check_labels,
@@ -79,8 +78,7 @@ def linear_masked_cross_entropy(
         raise ValueError(f"{op}: max_logits_bytes must be positive, got {max_logits_bytes}")
     check_labels(op, labels, hidden, weight.shape[0], ignore_index)
     device = hidden.device.type
-    if torch.is_autocast_enabled(device):
-        dtype = torch.get_autocast_dtype(device)
+    if (dtype := _dispatch.autocast_dtype(device)) is not None:
         hidden, weight = hidden.to(dtype), weight.to(dtype)
         bias = None if bias is None else bias.to(dtype)
     for name, value in (("weight", weight), ("bias", bias)):
@@ -92,7 +90,7 @@ def linear_masked_cross_entropy(
         hidden, labels, max_labelled=max_labelled, ignore_index=ignore_index
     )
     options = (ignore_index, label_smoothing, z_loss)
-    if choose(op, impl, hidden) == "reference":
+    if _dispatch.choose(op, impl, hidden) == "reference":
         kept = (targets != ignore_index).nonzero().flatten()
         losses = reference.linear_masked_cross_entropy(
             chosen.index_select(0, kept),
