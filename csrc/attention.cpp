@@ -9,13 +9,13 @@
 namespace fastenc {
 
 // For the widest vectors and panels; the kernels lay it out.
-int64_t attention_forward_scratch(int64_t length, int64_t head_dim) {
-  const int64_t padded = (length + 127) / 128 * 128, rows = kAttentionRows;
+int64_t attention_forward_scratch(int64_t length_k, int64_t head_dim) {
+  const int64_t padded = (length_k + 127) / 128 * 128, rows = kAttentionRows;
   return 2 * padded * head_dim + rows * (padded + 16) + 2 * rows * head_dim + padded;
 }
 
-int64_t attention_backward_scratch(int64_t length, int64_t head_dim) {
-  const int64_t padded = (length + 127) / 128 * 128, rows = kAttentionRows;
+int64_t attention_backward_scratch(int64_t length_k, int64_t head_dim) {
+  const int64_t padded = (length_k + 127) / 128 * 128, rows = kAttentionRows;
   return 5 * padded * head_dim + 3 * rows * (padded + 16) + 3 * rows * head_dim;
 }
 
@@ -36,10 +36,8 @@ float* thread_scratch(int64_t floats) {
   return reinterpret_cast<float*>((start + line - 1) / line * line);
 }
 
-// Calls task(first, length, head) for every head of every sequence; threads take the longest first. Python checks
-// the offsets for the user's eyes; the checks here keep a direct call inside the buffers.
-template <class Task>
-void for_each_task(const Tensor& cu_seqlens, int64_t tokens, int64_t max_seqlen, int64_t num_heads, const Task& task) {
+// Offsets on the host. Python checks them for the user's eyes; the checks here keep a direct call inside the buffers.
+const int32_t* checked_offsets(const Tensor& cu_seqlens, int64_t tokens, int64_t max_seqlen) {
   STD_TORCH_CHECK(cu_seqlens.scalar_type() == ScalarType::Int, "attention: cu_seqlens must be int32");
   const auto* offsets = static_cast<const int32_t*>(cu_seqlens.const_data_ptr());
   const int64_t sequences = cu_seqlens.numel() - 1;
@@ -50,67 +48,135 @@ void for_each_task(const Tensor& cu_seqlens, int64_t tokens, int64_t max_seqlen,
     STD_TORCH_CHECK(
         offsets[s] <= offsets[s + 1] && offsets[s + 1] - offsets[s] <= max_seqlen,
         "attention: cu_seqlens must not decrease, nor a sequence be longer than max_seqlen");
-  std::vector<int32_t> order(sequences);
-  std::iota(order.begin(), order.end(), 0);
-  const auto length = [&](int32_t s) { return offsets[s + 1] - offsets[s]; };
-  std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) { return length(a) > length(b); });
-  const int64_t tasks = sequences * num_heads;
-  if (!tasks) return;
-  std::atomic<int64_t> next{0};
-  const int64_t workers = std::min<int64_t>(tasks, torch::stable::get_num_threads());
-  torch::stable::parallel_for(0, workers, 1, [&](int64_t, int64_t) {
-    for (int64_t i; (i = next.fetch_add(1)) < tasks;) {
-      const int32_t sequence = order[i / num_heads];
-      if (length(sequence) > 0) task(int64_t{offsets[sequence]}, int64_t{length(sequence)}, i % num_heads);
-    }
-  });
+  return offsets;
 }
 
-Attention arguments(const Tensor& qkv, const std::optional<Tensor>& seed, double dropout_p, double scale) {
-  Attention a{};
-  a.qkv = qkv.const_data_ptr();
-  a.stride_token = qkv.stride(0);
-  a.stride_part = qkv.stride(1);
-  a.stride_head = qkv.stride(2);
-  a.num_heads = qkv.size(2);
-  a.head_dim = qkv.size(3);
-  a.scale = static_cast<float>(scale);
-  a.dropout = make_dropout(dropout_p, seed);
-  return a;
-}
+// What both directions are called with; it keeps alive what Attention points to.
+struct Call {
+  Tensor q, k, v, cu_seqlens_q, cu_seqlens_k;
+  int64_t max_seqlen_q, max_seqlen_k;
+  bool bf16;
+  Attention attention{};
 
-// (out, no log-sum-exp: the backward here forms the probabilities from qkv alone)
+  Call(
+      const Tensor& q_, const Tensor& k_, const Tensor& v_, const Tensor& offsets_q,
+      const std::optional<Tensor>& offsets_k, const std::optional<Tensor>& seed, bool biased, int64_t max_q,
+      int64_t max_k, double dropout_p, double scale, int64_t window_left, int64_t window_right)
+      : q(rows_contiguous(q_)),
+        k(rows_contiguous(k_)),
+        v(rows_contiguous(v_)),
+        cu_seqlens_q(as_contiguous(offsets_q)),
+        cu_seqlens_k(offsets_k ? as_contiguous(*offsets_k) : cu_seqlens_q),
+        max_seqlen_q(max_q),
+        max_seqlen_k(max_k),
+        bf16(is_bfloat16(q_)) {
+    STD_TORCH_CHECK(
+        !biased && window_left < 0 && window_right < 0, "attention: the C++ kernel has no window and no bias");
+    STD_TORCH_CHECK(
+        k.scalar_type() == q.scalar_type() && v.scalar_type() == q.scalar_type() && k.size(0) == v.size(0),
+        "attention: q, k and v must agree in dtype, and k and v in length");
+    STD_TORCH_CHECK(
+        cu_seqlens_q.numel() == cu_seqlens_k.numel(), "attention: queries and keys must have as many sequences");
+    attention.q = heads(q);
+    attention.k = heads(k);
+    attention.v = heads(v);
+    attention.num_heads = q.size(1);
+    attention.head_dim = q.size(2);
+    attention.total_q = q.size(0);
+    attention.scale = static_cast<float>(scale);
+    attention.dropout = make_dropout(dropout_p, seed);
+  }
+
+  // Calls run(task) for every head of every sequence; threads take the longest first.
+  template <class Run>
+  void for_each_task(const Run& run) const {
+    const auto* offsets_q = checked_offsets(cu_seqlens_q, q.size(0), max_seqlen_q);
+    const auto* offsets_k = checked_offsets(cu_seqlens_k, k.size(0), max_seqlen_k);
+    const int64_t sequences = cu_seqlens_q.numel() - 1;
+    const auto length_q = [&](int32_t s) -> int64_t { return offsets_q[s + 1] - offsets_q[s]; };
+    const auto length_k = [&](int32_t s) -> int64_t { return offsets_k[s + 1] - offsets_k[s]; };
+    std::vector<int32_t> order(sequences);
+    std::iota(order.begin(), order.end(), 0);
+    const auto work = [&](int32_t s) { return length_q(s) * length_k(s); };
+    std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) { return work(a) > work(b); });
+    const int64_t tasks = sequences * attention.num_heads;
+    if (!tasks) return;
+    std::atomic<int64_t> next{0};
+    const int64_t workers = std::min<int64_t>(tasks, torch::stable::get_num_threads());
+    torch::stable::parallel_for(0, workers, 1, [&](int64_t, int64_t) {
+      for (int64_t i; (i = next.fetch_add(1)) < tasks;) {
+        const int32_t s = order[i / attention.num_heads];
+        run(AttentionTask{offsets_q[s], length_q(s), offsets_k[s], length_k(s), i % attention.num_heads});
+      }
+    });
+  }
+
+ private:
+  static Tensor rows_contiguous(const Tensor& x) { return x.stride(2) == 1 ? x : as_contiguous(x); }
+  static PackedHeads heads(const Tensor& x) { return {x.const_data_ptr(), x.stride(0), x.stride(1)}; }
+};
+
 std::tuple<Tensor, Tensor> forward(
-    Tensor qkv, Tensor cu_seqlens, int64_t max_seqlen, std::optional<Tensor> seed, double dropout_p, double scale) {
-  const bool bf16 = is_bfloat16(qkv);
-  if (qkv.stride(3) != 1) qkv = as_contiguous(qkv);
-  cu_seqlens = as_contiguous(cu_seqlens);
-  Attention a = arguments(qkv, seed, dropout_p, scale);
-  Tensor out = empty({qkv.size(0), a.num_heads, a.head_dim}, qkv.scalar_type());
+    Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, std::optional<Tensor> cu_seqlens_k, std::optional<Tensor> seed,
+    std::optional<Tensor> alibi_slopes, std::optional<Tensor> relative_bias, std::optional<Tensor> key_bias,
+    int64_t max_seqlen_q, int64_t max_seqlen_k, double dropout_p, double scale, int64_t window_left,
+    int64_t window_right) {
+  Call call(
+      q, k, v, cu_seqlens_q, cu_seqlens_k, seed, alibi_slopes || relative_bias || key_bias, max_seqlen_q, max_seqlen_k,
+      dropout_p, scale, window_left, window_right);
+  Attention& a = call.attention;
+  Tensor out = empty({a.total_q, a.num_heads, a.head_dim}, q.scalar_type());
+  Tensor lse = empty({a.num_heads, a.total_q}, ScalarType::Float);
   a.out = out.mutable_data_ptr();
-  for_each_task(cu_seqlens, qkv.size(0), max_seqlen, a.num_heads, [&](int64_t first, int64_t length, int64_t head) {
-    float* scratch = thread_scratch(attention_forward_scratch(max_seqlen, a.head_dim));
-    FASTENC_CALL(attention_forward, a, bf16, first, length, head, scratch);
+  a.lse = static_cast<float*>(lse.mutable_data_ptr());
+  call.for_each_task([&](const AttentionTask& task) {
+    float* scratch = thread_scratch(attention_forward_scratch(max_seqlen_k, a.head_dim));
+    FASTENC_CALL(attention_forward, a, call.bf16, task, scratch);
   });
-  return {out, empty({0}, ScalarType::Float)};
+  return {out, lse};
 }
 
-Tensor backward(
-    Tensor dout, Tensor qkv, std::optional<Tensor> /*out*/, Tensor /*lse*/, Tensor cu_seqlens, int64_t max_seqlen,
-    std::optional<Tensor> seed, double dropout_p, double scale) {
-  const bool bf16 = is_bfloat16(qkv);
-  if (qkv.stride(3) != 1) qkv = as_contiguous(qkv);
-  cu_seqlens = as_contiguous(cu_seqlens);
+// Forms the probabilities from q and k alone.
+std::tuple<Tensor, Tensor, Tensor, Tensor> backward(
+    Tensor dout, std::optional<Tensor> dlse, Tensor /*out*/, Tensor /*lse*/, Tensor q, Tensor k, Tensor v,
+    Tensor cu_seqlens_q, std::optional<Tensor> cu_seqlens_k, std::optional<Tensor> seed,
+    std::optional<Tensor> alibi_slopes, std::optional<Tensor> relative_bias, std::optional<Tensor> key_bias,
+    int64_t max_seqlen_q, int64_t max_seqlen_k, double dropout_p, double scale, int64_t window_left,
+    int64_t window_right, bool packed, bool /*wants_relative_bias*/) {
+  Call call(
+      q, k, v, cu_seqlens_q, cu_seqlens_k, seed, alibi_slopes || relative_bias || key_bias, max_seqlen_q, max_seqlen_k,
+      dropout_p, scale, window_left, window_right);
+  Attention& a = call.attention;
   dout = as_contiguous(dout);
-  Attention a = arguments(qkv, seed, dropout_p, scale);
   a.dout = dout.const_data_ptr();
-  Tensor dqkv = empty({qkv.size(0), 3, a.num_heads, a.head_dim}, qkv.scalar_type());
-  a.dqkv = dqkv.mutable_data_ptr();
-  for_each_task(cu_seqlens, qkv.size(0), max_seqlen, a.num_heads, [&](int64_t first, int64_t length, int64_t head) {
-    float* scratch = thread_scratch(attention_backward_scratch(max_seqlen, a.head_dim));
-    FASTENC_CALL(attention_backward, a, bf16, first, length, head, scratch);
+  if (dlse) {
+    dlse = as_contiguous(*dlse);
+    a.dlse = static_cast<const float*>(dlse->const_data_ptr());
+  }
+  const auto dtype = q.scalar_type();
+  const int64_t width = a.num_heads * a.head_dim, keys = k.size(0);
+  Tensor dq, dk = empty({0}, dtype), dv = empty({0}, dtype);
+  if (packed) {
+    dq = empty({a.total_q, 3, a.num_heads, a.head_dim}, dtype);
+    char* start = static_cast<char*>(dq.mutable_data_ptr());
+    const int64_t part = width * (call.bf16 ? 2 : 4);  // bytes
+    a.dq = start;
+    a.dk = start + part;
+    a.dv = start + 2 * part;
+  } else {
+    dq = empty({a.total_q, a.num_heads, a.head_dim}, dtype);
+    dk = empty({keys, a.num_heads, a.head_dim}, dtype);
+    dv = empty({keys, a.num_heads, a.head_dim}, dtype);
+    a.dq = dq.mutable_data_ptr();
+    a.dk = dk.mutable_data_ptr();
+    a.dv = dv.mutable_data_ptr();
+  }
+  a.grad_stride = packed ? 3 * width : width;
+  call.for_each_task([&](const AttentionTask& task) {
+    float* scratch = thread_scratch(attention_backward_scratch(max_seqlen_k, a.head_dim));
+    FASTENC_CALL(attention_backward, a, call.bf16, task, scratch);
   });
-  return dqkv;
+  return {dq, dk, dv, empty({0}, dtype)};
 }
 
 }  // namespace

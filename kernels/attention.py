@@ -1,277 +1,383 @@
-"""Non-causal attention over packed sequences, forward and backward, by online softmax.
+"""Non-causal attention over packed sequences of any length, forward and backward, by online softmax.
 
-    out = dropout(softmax(scale * q k^T)) v inside each sequence;  lse = log2 sum_j exp2(scale * log2(e) * q k_j)
+    out = dropout(softmax(s)) v,  s = scale * q k^T + bias inside each sequence;  lse = log sum_j exp(s_j)
 
-Tiling: one program is (block of BLOCK_M queries, sequence, head); it walks the keys in blocks of BLOCK_N with running
-maximum and sum. Blocks past a sequence's end exit at once: the grid depends on max_seqlen only, so nothing is read
-back from the device. The backward has one program for each block of keys, which forms the probabilities again from lse
-and keeps dk and dv in registers; dq is added atomically in float32, or, deterministically, by a second kernel with one
-program for each block of queries.
+Tiling: one program is (block of BLOCK_M queries, sequence, head); it walks the keys that its window shows in blocks of
+BLOCK_N with running maximum and sum; without a window, only the last block is masked. Blocks past a sequence's end exit
+at once: the grid depends on max_seqlen only, so nothing is read back from the device. The backward has one program for
+each block of keys, which forms the probabilities again from lse and keeps dk and dv in registers; dq is added
+atomically in float32, or, deterministically, by a second kernel with one program for each block of queries.
 
-Bytes: forward reads qkv and writes out, 4 T H D elements. FLOPs: 4 H D sum(length^2) forward, 10 backward.
+q, k and v have strides of their own: packed qkv is read, and its gradient written, in place.
+Bytes: forward reads q, k, v and writes out, 4 T H D elements. FLOPs: 4 H D sum(length^2) forward, 10 backward.
 Source: Dao 2023, arXiv:2307.08691.
 """
 
 import torch
 import triton
 import triton.language as tl
-from fastenc.kernels.dropout import dropout_scale
+from fastenc.kernels import attention_short
+from fastenc.kernels.attention_relative import config as relative_config
+from fastenc.kernels.attention_relative import relative_bias_gradient
+from fastenc.kernels.attention_tile import (
+    LOG2_E,
+    drop_keep,
+    load_keys,
+    load_rows,
+    load_statistics,
+    score_gradients,
+    sequence_biases,
+    sequence_bounds,
+    sequence_keys,
+    store_rows,
+    tile_scores,
+)
 from torch import Tensor
 
-LOG2_E = tl.constexpr(1.4426950408889634)
+# Numbers that change from batch to batch: compiling again for those that 16 divides would gain nothing.
+VARYING = ["total_q", "threshold", "span", "left", "right"]
+UNLIMITED = 2**30  # tokens of a window
 
 
 @triton.jit
-def _load_rows(base, rows, stride, valid, D: tl.constexpr, BLOCK_D: tl.constexpr):
-    """(len(rows), BLOCK_D), zero where not valid or past head_dim."""
-    offs_d = tl.arange(0, BLOCK_D)
-    mask = valid[:, None] & (offs_d < D)[None, :]
-    return tl.load(
-        base + rows.to(tl.int64)[:, None] * stride + offs_d[None, :], mask=mask, other=0.0
-    )
+def _visible_blocks(
+    row, length, before, after, BLOCK: tl.constexpr, SIZE: tl.constexpr, WINDOW: tl.constexpr
+):
+    """Of `length` rows, the (first, end) that `SIZE` places from `row` on can see; first a multiple of BLOCK."""
+    if WINDOW:
+        first = tl.maximum(0, row - before) // BLOCK * BLOCK
+        return first, tl.minimum(length, row + SIZE + after)
+    return row * 0, length
 
 
 @triton.jit
-def _store_rows(base, rows, stride, valid, values, D: tl.constexpr, BLOCK_D: tl.constexpr):
-    offs_d = tl.arange(0, BLOCK_D)
-    mask = valid[:, None] & (offs_d < D)[None, :]
-    pointers = base + rows.to(tl.int64)[:, None] * stride + offs_d[None, :]
-    tl.store(pointers, values.to(base.dtype.element_ty), mask=mask)
+def _forward_blocks(
+    acc, peak, total, q, rows, tokens, start, stop, keys, biases, dropout, qk_scale,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
+    WINDOW: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """The online softmax over keys from start to stop."""
+    for place in tl.range(start, stop, BLOCK_N):
+        columns = place + tl.arange(0, BLOCK_N)
+        k, v = load_keys(keys, columns, MASKED, D, BLOCK_D)
+        s = tile_scores(q, k, rows, columns, keys[4], qk_scale, biases, WINDOW, MASKED, PRECISION)
+        new_peak = tl.maximum(peak, tl.max(s, 1))
+        base = tl.where(new_peak == float("-inf"), 0.0, new_peak)  # of a row that saw no key yet
+        p = tl.math.exp2(s - base[:, None])
+        rescale = tl.math.exp2(peak - base)
+        total = total * rescale + tl.sum(p, 1)
+        if dropout[0] is not None:
+            p *= drop_keep(tokens[:, None], columns[None, :], dropout)
+        acc = tl.dot(p.to(v.dtype), v, acc * rescale[:, None], input_precision=PRECISION)
+        peak = new_peak
+    return acc, peak, total
 
 
-@triton.jit
+@triton.jit(do_not_specialize=VARYING)
 def _attention_fwd_kernel(
-    qkv_ptr,  # (total_tokens, 3, H, D)
-    out_ptr,  # (total_tokens, H, D)
-    lse_ptr,  # (H, total_tokens), float32
-    cu_seqlens_ptr,  # (batch+1,), int32
-    seed_ptr,  # (1,), int64
-    stride_token,
-    stride_part,
-    stride_head,
-    total_tokens,
+    q_ptr,  # (total_q, H, D)
+    k_ptr,  # (total_k, H, D)
+    v_ptr,  # (total_k, H, D)
+    out_ptr,  # (total_q, H, D), contiguous
+    lse_ptr,  # (H, total_q), float32
+    cu_seqlens_q_ptr,  # (batch+1,), int32
+    cu_seqlens_k_ptr,  # (batch+1,), int32
+    seed_ptr,  # (1,), int64, or None
+    alibi_ptr,  # (H,), or None
+    relative_ptr,  # (H, 2 * span + 1), or None
+    key_bias_ptr,  # (total_k,), or None
+    stride_q_token,
+    stride_q_head,
+    stride_k_token,
+    stride_k_head,
+    stride_v_token,
+    stride_v_head,
+    total_q,
     scale,
     threshold,
     drop_scale,
+    span,
+    left,
+    right,
     H: tl.constexpr,
     D: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    HAS_DROPOUT: tl.constexpr,
+    WINDOW: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     sequence, head = tl.program_id(1), tl.program_id(2)
-    first = tl.load(cu_seqlens_ptr + sequence)
-    length = tl.load(cu_seqlens_ptr + sequence + 1) - first
-    offs_m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
-    if tl.program_id(0) * BLOCK_M >= length:
+    start_m = tl.program_id(0) * BLOCK_M
+    first_q, length_q = sequence_bounds(cu_seqlens_q_ptr, sequence)
+    if start_m >= length_q:
         return
-    mask_m = offs_m < length
-    base = qkv_ptr + first.to(tl.int64) * stride_token + head * stride_head
-    q = _load_rows(base, offs_m, stride_token, mask_m, D, BLOCK_D)
-    qk_scale = scale * LOG2_E
+    first_k, length_k = sequence_bounds(cu_seqlens_k_ptr, sequence)
+    shift = length_k - length_q
+    dropout = (seed_ptr, head, threshold, drop_scale)
+    keys = sequence_keys(
+        k_ptr, v_ptr, stride_k_token, stride_k_head, stride_v_token, stride_v_head, first_k, length_k, head
+    )  # fmt: skip
+    biases = sequence_biases(
+        alibi_ptr, relative_ptr, key_bias_ptr, span, left, right, first_k, head
+    )
+    offs_m = start_m + tl.arange(0, BLOCK_M)
+    mask_m = offs_m < length_q
+    rows, tokens = offs_m + shift, first_q + offs_m
+    q_base = q_ptr + first_q.to(tl.int64) * stride_q_token + head * stride_q_head
+    q = load_rows(q_base, offs_m, stride_q_token, mask_m, D, BLOCK_D)
     peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    for start in tl.range(0, length, BLOCK_N):
-        offs_n = start + tl.arange(0, BLOCK_N)
-        mask_n = offs_n < length
-        k = _load_rows(base + stride_part, offs_n, stride_token, mask_n, D, BLOCK_D)
-        v = _load_rows(base + 2 * stride_part, offs_n, stride_token, mask_n, D, BLOCK_D)
-        s = tl.dot(q, k.T, input_precision=PRECISION) * qk_scale
-        s = tl.where(mask_n[None, :], s, float("-inf"))
-        new_peak = tl.maximum(peak, tl.max(s, 1))
-        p = tl.math.exp2(s - new_peak[:, None])
-        rescale = tl.math.exp2(peak - new_peak)
-        total = total * rescale + tl.sum(p, 1)
-        if HAS_DROPOUT:
-            rows = (first + offs_m)[:, None]
-            p *= dropout_scale(
-                tl.load(seed_ptr), head, rows, offs_n[None, :], threshold, drop_scale
-            )
-        acc = tl.dot(p.to(v.dtype), v, acc * rescale[:, None], input_precision=PRECISION)
-        peak = new_peak
-    out = acc / total[:, None]
-    out_base = out_ptr + first.to(tl.int64) * (H * D) + head * D
-    _store_rows(out_base, offs_m, H * D, mask_m, out, D, BLOCK_D)
-    lse_row = lse_ptr + head.to(tl.int64) * total_tokens + first
-    tl.store(lse_row + offs_m, peak + tl.math.log2(total), mask=mask_m)
+    start, stop = _visible_blocks(start_m + shift, length_k, left, right, BLOCK_N, BLOCK_M, WINDOW)
+    qk_scale = scale * LOG2_E
+    if not WINDOW:
+        whole = length_k // BLOCK_N * BLOCK_N
+        acc, peak, total = _forward_blocks(
+            acc, peak, total, q, rows, tokens, start, whole, keys, biases, dropout, qk_scale,
+            D, BLOCK_D, BLOCK_N, WINDOW, False, PRECISION,
+        )  # fmt: skip
+        start = whole
+    acc, peak, total = _forward_blocks(
+        acc, peak, total, q, rows, tokens, start, stop, keys, biases, dropout, qk_scale,
+        D, BLOCK_D, BLOCK_N, WINDOW, True, PRECISION,
+    )  # fmt: skip
+    dead = total == 0.0
+    total = tl.where(dead, 1.0, total)
+    out_base = out_ptr + first_q.to(tl.int64) * (H * D) + head * D
+    store_rows(out_base, offs_m, H * D, mask_m, acc / total[:, None], D, BLOCK_D)
+    lse = tl.where(dead, float("-inf"), (peak + tl.math.log2(total)) / LOG2_E)
+    tl.store(lse_ptr + head.to(tl.int64) * total_q + tokens, lse, mask=mask_m)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["total_q"])
 def _attention_delta_kernel(
     out_ptr,
     dout_ptr,
-    delta_ptr,
-    total_tokens,
+    dlse_ptr,  # (H, total_q), float32, or None
+    delta_ptr,  # (H, total_q), float32
+    total_q,
     H: tl.constexpr,
     D: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_M: tl.constexpr,
 ):
-    """delta[h, i] = sum_d out[i, h, d] * dout[i, h, d], which equals sum_j p_ij dp_ij, dropout included."""
+    """delta[h, i] = sum_d out[i, h, d] * dout[i, h, d] - dlse[h, i]; the sum is sum_j p_ij dp_ij, dropout included."""
     head = tl.program_id(1)
     offs_m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
-    mask_m = offs_m < total_tokens
-    out = _load_rows(out_ptr + head * D, offs_m, H * D, mask_m, D, BLOCK_D).to(tl.float32)
-    dout = _load_rows(dout_ptr + head * D, offs_m, H * D, mask_m, D, BLOCK_D).to(tl.float32)
-    tl.store(
-        delta_ptr + head.to(tl.int64) * total_tokens + offs_m, tl.sum(out * dout, 1), mask=mask_m
-    )
+    mask_m = offs_m < total_q
+    out = load_rows(out_ptr + head * D, offs_m, H * D, mask_m, D, BLOCK_D).to(tl.float32)
+    dout = load_rows(dout_ptr + head * D, offs_m, H * D, mask_m, D, BLOCK_D).to(tl.float32)
+    delta = tl.sum(out * dout, 1)
+    places = head.to(tl.int64) * total_q + offs_m
+    if dlse_ptr is not None:
+        delta -= tl.load(dlse_ptr + places, mask=mask_m, other=0.0)
+    tl.store(delta_ptr + places, delta, mask=mask_m)
 
 
-@triton.jit
-def _probabilities(q, k, lse, qk_scale, valid, PRECISION: tl.constexpr):
-    s = tl.dot(q, k.T, input_precision=PRECISION) * qk_scale
-    return tl.where(valid, tl.math.exp2(s - lse[:, None]), 0.0)
-
-
-@triton.jit
+@triton.jit(do_not_specialize=VARYING)
 def _attention_bwd_kv_kernel(
-    qkv_ptr,
-    dout_ptr,
-    dqkv_ptr,  # (total_tokens, 3, H, D), contiguous
-    dq_ptr,  # (total_tokens, H, D), float32, zeroed; only if ATOMIC_DQ
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    dout_ptr,  # (total_q, H, D), contiguous
+    wide_dq_ptr,  # (total_q, H, D), float32, contiguous, zeroed; None to leave dq to its own kernel
+    dk_ptr,  # (total_k, H, D), heads next to each other
+    dv_ptr,
     lse_ptr,
     delta_ptr,
-    cu_seqlens_ptr,
+    cu_seqlens_q_ptr,
+    cu_seqlens_k_ptr,
     seed_ptr,
-    stride_token,
-    stride_part,
-    stride_head,
-    total_tokens,
+    alibi_ptr,
+    relative_ptr,
+    key_bias_ptr,
+    stride_q_token,
+    stride_q_head,
+    stride_k_token,
+    stride_k_head,
+    stride_v_token,
+    stride_v_head,
+    stride_grad,  # of tokens in dk and dv
+    total_q,
     scale,
     threshold,
     drop_scale,
+    span,
+    left,
+    right,
     H: tl.constexpr,
     D: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    HAS_DROPOUT: tl.constexpr,
-    ATOMIC_DQ: tl.constexpr,
+    WINDOW: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     sequence, head = tl.program_id(1), tl.program_id(2)
-    first = tl.load(cu_seqlens_ptr + sequence)
-    length = tl.load(cu_seqlens_ptr + sequence + 1) - first
-    if tl.program_id(0) * BLOCK_N >= length:
+    start_n = tl.program_id(0) * BLOCK_N
+    first_k, length_k = sequence_bounds(cu_seqlens_k_ptr, sequence)
+    if start_n >= length_k:
         return
-    offs_n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    mask_n = offs_n < length
-    base = qkv_ptr + first.to(tl.int64) * stride_token + head * stride_head
-    dout_base = dout_ptr + first.to(tl.int64) * (H * D) + head * D
-    rows_base = head.to(tl.int64) * total_tokens + first
-    k = _load_rows(base + stride_part, offs_n, stride_token, mask_n, D, BLOCK_D)
-    v = _load_rows(base + 2 * stride_part, offs_n, stride_token, mask_n, D, BLOCK_D)
+    first_q, length_q = sequence_bounds(cu_seqlens_q_ptr, sequence)
+    shift = length_k - length_q
+    dropout = (seed_ptr, head, threshold, drop_scale)
+    keys = sequence_keys(
+        k_ptr, v_ptr, stride_k_token, stride_k_head, stride_v_token, stride_v_head, first_k, length_k, head
+    )  # fmt: skip
+    biases = sequence_biases(
+        alibi_ptr, relative_ptr, key_bias_ptr, span, left, right, first_k, head
+    )
+    columns = start_n + tl.arange(0, BLOCK_N)
+    k, v = load_keys(keys, columns, True, D, BLOCK_D)
+    q_base = q_ptr + first_q.to(tl.int64) * stride_q_token + head * stride_q_head
+    dout_base = dout_ptr + first_q.to(tl.int64) * (H * D) + head * D
+    statistics = head.to(tl.int64) * total_q + first_q
     dk = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
     dv = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
-    for start in tl.range(0, length, BLOCK_M):
-        offs_m = start + tl.arange(0, BLOCK_M)
-        mask_m = offs_m < length
-        q = _load_rows(base, offs_m, stride_token, mask_m, D, BLOCK_D)
-        dout = _load_rows(dout_base, offs_m, H * D, mask_m, D, BLOCK_D)
-        lse = tl.load(lse_ptr + rows_base + offs_m, mask=mask_m, other=0.0)
-        delta = tl.load(delta_ptr + rows_base + offs_m, mask=mask_m, other=0.0)
-        valid = mask_m[:, None] & mask_n[None, :]
-        p = _probabilities(q, k, lse, scale * LOG2_E, valid, PRECISION)
-        dp = tl.dot(dout, v.T, input_precision=PRECISION)
-        kept = p
-        if HAS_DROPOUT:
-            rows = (first + offs_m)[:, None]
-            keep = dropout_scale(
-                tl.load(seed_ptr), head, rows, offs_n[None, :], threshold, drop_scale
-            )
-            kept = p * keep
-            dp *= keep
-        dv = tl.dot(kept.to(dout.dtype).T, dout, dv, input_precision=PRECISION)
-        ds = (p * (dp - delta[:, None])).to(q.dtype)
+    start, stop = _visible_blocks(start_n - shift, length_q, right, left, BLOCK_M, BLOCK_N, WINDOW)
+    for start_m in tl.range(start, stop, BLOCK_M):
+        offs_m = start_m + tl.arange(0, BLOCK_M)
+        mask_m = offs_m < length_q
+        q = load_rows(q_base, offs_m, stride_q_token, mask_m, D, BLOCK_D)
+        dout = load_rows(dout_base, offs_m, H * D, mask_m, D, BLOCK_D)
+        lse, delta = load_statistics(lse_ptr + statistics, delta_ptr + statistics, offs_m, mask_m)
+        s = tile_scores(
+            q, k, offs_m + shift, columns, length_k, scale * LOG2_E, biases, WINDOW, True, PRECISION
+        )
+        p, ds = score_gradients(
+            s, v, dout, lse, delta, first_q + offs_m, columns, dropout, PRECISION
+        )
+        dv = tl.dot(p.to(dout.dtype).T, dout, dv, input_precision=PRECISION)
+        ds = ds.to(q.dtype)
         dk = tl.dot(ds.T, q, dk, input_precision=PRECISION)
-        if ATOMIC_DQ:
+        if wide_dq_ptr is not None:
             dq = tl.dot(ds, k, input_precision=PRECISION) * scale
             offs_d = tl.arange(0, BLOCK_D)
             pointers = (
-                dq_ptr
-                + (first + offs_m).to(tl.int64)[:, None] * (H * D)
+                wide_dq_ptr
+                + (first_q + offs_m).to(tl.int64)[:, None] * (H * D)
                 + head * D
                 + offs_d[None, :]
             )
             tl.atomic_add(pointers, dq, mask=mask_m[:, None] & (offs_d < D)[None, :], sem="relaxed")
-    grad_base = dqkv_ptr + first.to(tl.int64) * (3 * H * D) + head * D
-    _store_rows(grad_base + H * D, offs_n, 3 * H * D, mask_n, dk * scale, D, BLOCK_D)
-    _store_rows(grad_base + 2 * H * D, offs_n, 3 * H * D, mask_n, dv, D, BLOCK_D)
+    grad_start = first_k.to(tl.int64) * stride_grad + head * D
+    mask_n = columns < length_k
+    store_rows(dk_ptr + grad_start, columns, stride_grad, mask_n, dk * scale, D, BLOCK_D)
+    store_rows(dv_ptr + grad_start, columns, stride_grad, mask_n, dv, D, BLOCK_D)
 
 
 @triton.jit
+def _query_gradient_blocks(
+    dq, q, dout, lse, delta, rows, tokens, start, stop, keys, biases, dropout, qk_scale,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
+    WINDOW: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    for place in tl.range(start, stop, BLOCK_N):
+        columns = place + tl.arange(0, BLOCK_N)
+        k, v = load_keys(keys, columns, MASKED, D, BLOCK_D)
+        s = tile_scores(q, k, rows, columns, keys[4], qk_scale, biases, WINDOW, MASKED, PRECISION)
+        _, ds = score_gradients(s, v, dout, lse, delta, tokens, columns, dropout, PRECISION)
+        dq = tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION)
+    return dq
+
+
+@triton.jit(do_not_specialize=VARYING)
 def _attention_bwd_q_kernel(
-    qkv_ptr,
+    q_ptr,
+    k_ptr,
+    v_ptr,
     dout_ptr,
-    dqkv_ptr,
+    dq_ptr,  # (total_q, H, D), heads next to each other
     lse_ptr,
     delta_ptr,
-    cu_seqlens_ptr,
+    cu_seqlens_q_ptr,
+    cu_seqlens_k_ptr,
     seed_ptr,
-    stride_token,
-    stride_part,
-    stride_head,
-    total_tokens,
+    alibi_ptr,
+    relative_ptr,
+    key_bias_ptr,
+    stride_q_token,
+    stride_q_head,
+    stride_k_token,
+    stride_k_head,
+    stride_v_token,
+    stride_v_head,
+    stride_grad,  # of tokens in dq
+    total_q,
     scale,
     threshold,
     drop_scale,
+    span,
+    left,
+    right,
     H: tl.constexpr,
     D: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    HAS_DROPOUT: tl.constexpr,
+    WINDOW: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     sequence, head = tl.program_id(1), tl.program_id(2)
-    first = tl.load(cu_seqlens_ptr + sequence)
-    length = tl.load(cu_seqlens_ptr + sequence + 1) - first
-    if tl.program_id(0) * BLOCK_M >= length:
+    start_m = tl.program_id(0) * BLOCK_M
+    first_q, length_q = sequence_bounds(cu_seqlens_q_ptr, sequence)
+    if start_m >= length_q:
         return
-    offs_m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
-    mask_m = offs_m < length
-    base = qkv_ptr + first.to(tl.int64) * stride_token + head * stride_head
-    rows_base = head.to(tl.int64) * total_tokens + first
-    q = _load_rows(base, offs_m, stride_token, mask_m, D, BLOCK_D)
-    dout = _load_rows(
-        dout_ptr + first.to(tl.int64) * (H * D) + head * D, offs_m, H * D, mask_m, D, BLOCK_D
+    first_k, length_k = sequence_bounds(cu_seqlens_k_ptr, sequence)
+    shift = length_k - length_q
+    dropout = (seed_ptr, head, threshold, drop_scale)
+    keys = sequence_keys(
+        k_ptr, v_ptr, stride_k_token, stride_k_head, stride_v_token, stride_v_head, first_k, length_k, head
+    )  # fmt: skip
+    biases = sequence_biases(
+        alibi_ptr, relative_ptr, key_bias_ptr, span, left, right, first_k, head
     )
-    lse = tl.load(lse_ptr + rows_base + offs_m, mask=mask_m, other=0.0)
-    delta = tl.load(delta_ptr + rows_base + offs_m, mask=mask_m, other=0.0)
+    offs_m = start_m + tl.arange(0, BLOCK_M)
+    mask_m = offs_m < length_q
+    rows, tokens = offs_m + shift, first_q + offs_m
+    q_base = q_ptr + first_q.to(tl.int64) * stride_q_token + head * stride_q_head
+    dout_base = dout_ptr + first_q.to(tl.int64) * (H * D) + head * D
+    statistics = head.to(tl.int64) * total_q + first_q
+    q = load_rows(q_base, offs_m, stride_q_token, mask_m, D, BLOCK_D)
+    dout = load_rows(dout_base, offs_m, H * D, mask_m, D, BLOCK_D)
+    lse, delta = load_statistics(lse_ptr + statistics, delta_ptr + statistics, offs_m, mask_m)
     dq = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    for start in tl.range(0, length, BLOCK_N):
-        offs_n = start + tl.arange(0, BLOCK_N)
-        mask_n = offs_n < length
-        k = _load_rows(base + stride_part, offs_n, stride_token, mask_n, D, BLOCK_D)
-        v = _load_rows(base + 2 * stride_part, offs_n, stride_token, mask_n, D, BLOCK_D)
-        valid = mask_m[:, None] & mask_n[None, :]
-        p = _probabilities(q, k, lse, scale * LOG2_E, valid, PRECISION)
-        dp = tl.dot(dout, v.T, input_precision=PRECISION)
-        if HAS_DROPOUT:
-            rows = (first + offs_m)[:, None]
-            dp *= dropout_scale(
-                tl.load(seed_ptr), head, rows, offs_n[None, :], threshold, drop_scale
-            )
-        ds = (p * (dp - delta[:, None])).to(k.dtype)
-        dq = tl.dot(ds, k, dq, input_precision=PRECISION)
-    grad_base = dqkv_ptr + first.to(tl.int64) * (3 * H * D) + head * D
-    _store_rows(grad_base, offs_m, 3 * H * D, mask_m, dq * scale, D, BLOCK_D)
+    start, stop = _visible_blocks(start_m + shift, length_k, left, right, BLOCK_N, BLOCK_M, WINDOW)
+    qk_scale = scale * LOG2_E
+    if not WINDOW:
+        whole = length_k // BLOCK_N * BLOCK_N
+        dq = _query_gradient_blocks(
+            dq, q, dout, lse, delta, rows, tokens, start, whole, keys, biases, dropout, qk_scale,
+            D, BLOCK_D, BLOCK_N, WINDOW, False, PRECISION,
+        )  # fmt: skip
+        start = whole
+    dq = _query_gradient_blocks(
+        dq, q, dout, lse, delta, rows, tokens, start, stop, keys, biases, dropout, qk_scale,
+        D, BLOCK_D, BLOCK_N, WINDOW, True, PRECISION,
+    )  # fmt: skip
+    grad_base = dq_ptr + first_q.to(tl.int64) * stride_grad + head * D
+    store_rows(grad_base, offs_m, stride_grad, mask_m, dq * scale, D, BLOCK_D)
 
 
-def config(kernel: str, head_dim: int, max_seqlen: int) -> dict:
+def config(kernel: str, head_dim: int, precision: str, biased: bool) -> dict:
     """Launch parameters of "forward", "backward_kv" or "backward_q": chosen by registers, not tuned on a device yet.
 
+    precision: "half" or that of float32's products; biased: with a window or a bias.
     64 query rows take 4 warps: 8 would form each softmax twice. The kv kernel keeps two accumulators and five operands,
     so it takes 32 rows at a time, and 8 warps for wide heads; 64 rows spilled up to 800 bytes a thread.
     """
+    if precision == "ieee":
+        # Unrolled fused multiply-adds: small tiles, or the compiler takes minutes. The kv kernel of wide heads spills
+        # even so.
+        wide_kv = kernel == "backward_kv" and head_dim > 64
+        return _launch(16, 16, 4) if wide_kv else _launch(32, 32, 8)
     if kernel == "backward_kv":
+        if precision == "tf32" and head_dim > 64:
+            return _launch(32, 32, 4)  # shared memory
         return _launch(32, 64, 4 if head_dim <= 64 else 8)
-    if kernel == "forward" and head_dim <= 32 and max_seqlen > 64:
-        return _launch(64, 128, 4)
+    if head_dim > 64 and (precision == "tf32" or biased or kernel == "backward_q"):
+        return _launch(64, 32, 4)
     return _launch(64, 64, 4)
 
 
@@ -279,111 +385,170 @@ def _launch(block_m: int, block_n: int, num_warps: int) -> dict:
     return {"BLOCK_M": block_m, "BLOCK_N": block_n, "num_warps": num_warps, "num_stages": 2}
 
 
-def _common(
-    qkv: Tensor, cu_seqlens: Tensor, seed: Tensor | None, dropout_p: float
-) -> tuple[tuple, dict]:
-    """Dropout arguments and compile-time constants that the kernels share."""
+def _precision(arguments: dict) -> str:
+    return arguments["PRECISION"] if arguments["q_ptr"].dtype == torch.float32 else "half"
+
+
+def _biased(arguments: dict) -> bool:
+    biases = (arguments[name] for name in ("alibi_ptr", "relative_ptr", "key_bias_ptr"))
+    return arguments["WINDOW"] or any(bias is not None for bias in biases)
+
+
+def _is_short(max_seqlen: int, cu_seqlens_k: Tensor | None, arguments: dict) -> bool:
+    """Whether tiles of whole sequences take the call; float32 would not fit in them."""
+    return (
+        max_seqlen <= attention_short.LONGEST
+        and cu_seqlens_k is None
+        and arguments["q_ptr"].element_size() == 2
+        and not _biased(arguments)
+    )
+
+
+def _call(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor | None,
+    seed: Tensor | None,
+    alibi_slopes: Tensor | None,
+    relative_bias: Tensor | None,
+    key_bias: Tensor | None,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    dropout_p: float,
+    scale: float,
+    window_left: int,
+    window_right: int,
+) -> dict:
+    """Arguments and constants that all kernels for any length share."""
+    q, k, v = (x if x.stride(2) == 1 else x.contiguous() for x in (q, k, v))
     threshold = int(dropout_p * 65536 + 0.5) if seed is not None else 0
-    heads, head_dim = qkv.shape[2:]
-    tf32 = torch.backends.cuda.matmul.allow_tf32
-    constants = {
+    heads, head_dim = q.shape[1:]
+    tf32 = q.dtype == torch.float32 and torch.backends.cuda.matmul.fp32_precision == "tf32"
+    return {
+        "q_ptr": q,
+        "k_ptr": k,
+        "v_ptr": v,
+        "cu_seqlens_q_ptr": cu_seqlens_q.contiguous(),
+        "cu_seqlens_k_ptr": (cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k).contiguous(),
+        "seed_ptr": seed if threshold else None,
+        "alibi_ptr": _contiguous(alibi_slopes),
+        "relative_ptr": _contiguous(relative_bias),
+        "key_bias_ptr": _contiguous(key_bias),
+        "stride_q_token": q.stride(0),
+        "stride_q_head": q.stride(1),
+        "stride_k_token": k.stride(0),
+        "stride_k_head": k.stride(1),
+        "stride_v_token": v.stride(0),
+        "stride_v_head": v.stride(1),
+        "total_q": q.shape[0],
+        "scale": scale,
+        "threshold": threshold,
+        "drop_scale": 65536 / (65536 - threshold),
+        "span": 0 if relative_bias is None else relative_bias.shape[1] // 2,
+        "left": window_left if window_left >= 0 else UNLIMITED,
+        "right": window_right if window_right >= 0 else UNLIMITED,
         "H": heads,
         "D": head_dim,
         "BLOCK_D": max(16, triton.next_power_of_2(head_dim)),
-        "HAS_DROPOUT": threshold > 0,
-        "PRECISION": "tf32" if tf32 and qkv.dtype == torch.float32 else "ieee",
+        "WINDOW": window_left >= 0 or window_right >= 0,
+        "PRECISION": "tf32" if tf32 else "ieee",
     }
-    return (threshold, 65536 / (65536 - threshold)), constants
 
 
-def attention_forward(
-    qkv: Tensor,
-    cu_seqlens: Tensor,
-    max_seqlen: int,
-    seed: Tensor | None,
-    dropout_p: float,
-    scale: float,
-) -> tuple[Tensor, Tensor]:
-    """(out (total_tokens, H, D), lse (H, total_tokens) float32 in units of log2)."""
-    if qkv.stride(3) != 1:
-        qkv = qkv.contiguous()
-    total_tokens, _, heads, head_dim = qkv.shape
-    out = qkv.new_empty((total_tokens, heads, head_dim))
-    lse = qkv.new_empty((heads, total_tokens), dtype=torch.float32)
-    dropout, constants = _common(qkv, cu_seqlens, seed, dropout_p)
-    launch = config("forward", head_dim, max_seqlen)
-    grid = (triton.cdiv(max_seqlen, launch["BLOCK_M"]), cu_seqlens.shape[0] - 1, heads)
-    if 0 in grid:
+def _contiguous(x: Tensor | None) -> Tensor | None:
+    return None if x is None else x.contiguous()
+
+
+def attention_forward(q: Tensor, k: Tensor, v: Tensor, *call) -> tuple[Tensor, Tensor]:
+    """(out (total_q, H, D), lse (H, total_q) float32); call: see _call."""
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    lse = q.new_empty((q.shape[1], q.shape[0]), dtype=torch.float32)
+    arguments = _call(q, k, v, *call)
+    cu_seqlens_q, max_seqlen_q = call[0], call[6]
+    if _is_short(max_seqlen_q, call[1], arguments):
+        attention_short.forward(out, lse, max_seqlen_q, arguments)
         return out, lse
-    _attention_fwd_kernel[grid](
-        qkv,
-        out,
-        lse,
-        cu_seqlens,
-        cu_seqlens if seed is None else seed,
-        *qkv.stride()[:3],
-        total_tokens,
-        scale,
-        *dropout,
-        **constants,
-        **launch,
-    )
+    launch = config("forward", q.shape[2], _precision(arguments), _biased(arguments))
+    grid = (triton.cdiv(max_seqlen_q, launch["BLOCK_M"]), cu_seqlens_q.shape[0] - 1, q.shape[1])
+    if 0 not in grid:
+        _attention_fwd_kernel[grid](out_ptr=out, lse_ptr=lse, **arguments, **launch)
     return out, lse
 
 
 def attention_backward(
     dout: Tensor,
-    qkv: Tensor,
+    dlse: Tensor | None,
     out: Tensor,
     lse: Tensor,
-    cu_seqlens: Tensor,
-    max_seqlen: int,
-    seed: Tensor | None,
-    dropout_p: float,
-    scale: float,
-) -> Tensor:
-    """dqkv, contiguous; dq by atomic addition, or by its own kernel under torch.use_deterministic_algorithms."""
-    deterministic = torch.are_deterministic_algorithms_enabled()
-    if qkv.stride(3) != 1:
-        qkv = qkv.contiguous()
-    total_tokens, _, heads, head_dim = qkv.shape
-    dqkv = torch.empty(qkv.shape, dtype=qkv.dtype, device=qkv.device)
-    dropout, constants = _common(qkv, cu_seqlens, seed, dropout_p)
-    launch = config("backward_kv", head_dim, max_seqlen)
-    grid = (triton.cdiv(max_seqlen, launch["BLOCK_N"]), cu_seqlens.shape[0] - 1, heads)
-    if 0 in grid:
-        return dqkv
-    dout = dout.contiguous()
-    delta = torch.empty_like(lse)
-    sizes = {name: constants[name] for name in ("H", "D", "BLOCK_D")}
-    _attention_delta_kernel[(triton.cdiv(total_tokens, 64), heads)](
-        out, dout, delta, total_tokens, **sizes, BLOCK_M=64, num_warps=4
-    )
-    dq = None if deterministic else torch.zeros(out.shape, dtype=torch.float32, device=qkv.device)
-    shared = (
-        lse,
-        delta,
-        cu_seqlens,
-        cu_seqlens if seed is None else seed,
-        *qkv.stride()[:3],
-        total_tokens,
-        scale,
-    )
-    _attention_bwd_kv_kernel[grid](
-        qkv,
-        dout,
-        dqkv,
-        delta if dq is None else dq,
-        *shared,
-        *dropout,
-        **constants,
-        **launch,
-        ATOMIC_DQ=dq is not None,
-    )
-    if dq is None:
-        launch = config("backward_q", head_dim, max_seqlen)
-        grid = (triton.cdiv(max_seqlen, launch["BLOCK_M"]), *grid[1:])
-        _attention_bwd_q_kernel[grid](qkv, dout, dqkv, *shared, *dropout, **constants, **launch)
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *rest,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """(dq, dk, dv, drelative_bias), or (dqkv, two empty, drelative_bias) if packed; contiguous.
+
+    dq by atomic addition, or by its own kernel under torch.use_deterministic_algorithms. rest: see _call, then packed
+    and wants_relative_bias.
+    """
+    *call, packed, wants_relative_bias = rest
+    nothing = lambda: q.new_empty(0)
+    if packed:
+        dqkv = q.new_empty((q.shape[0], 3, *q.shape[1:]))
+        (dq, dk, dv), results = dqkv.unbind(1), (dqkv, nothing(), nothing())
     else:
-        dqkv[:, 0] = dq
-    return dqkv
+        dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
+        results = (dq, dk, dv)
+    arguments = _call(q, k, v, *call)
+    dout = dout.contiguous()
+    max_seqlen_q, max_seqlen_k = call[6:8]
+    if dlse is None and _is_short(max_seqlen_q, call[1], arguments):
+        attention_short.backward(dout, dq, dk, dv, max_seqlen_q, arguments)
+        return (*results, nothing())
+    delta = torch.empty_like(lse)
+    arguments |= {"dout_ptr": dout, "lse_ptr": lse, "delta_ptr": delta}
+    (total_q, heads, head_dim), batch = q.shape, call[0].shape[0] - 1
+    if total_q and heads:
+        _attention_delta_kernel[(triton.cdiv(total_q, 64), heads)](
+            out,
+            dout,
+            _contiguous(dlse),
+            delta,
+            total_q,
+            **{name: arguments[name] for name in ("H", "D", "BLOCK_D")},
+            BLOCK_M=64,
+            num_warps=4,
+        )
+    kind = (_precision(arguments), _biased(arguments))
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    wide_dq = None if deterministic else torch.zeros(q.shape, dtype=torch.float32, device=q.device)
+    launch = config("backward_kv", head_dim, *kind)
+    grid = (triton.cdiv(max_seqlen_k, launch["BLOCK_N"]), batch, heads)
+    if 0 not in grid:
+        _attention_bwd_kv_kernel[grid](
+            wide_dq_ptr=wide_dq,
+            dk_ptr=dk,
+            dv_ptr=dv,
+            stride_grad=dk.stride(0),
+            **arguments,
+            **launch,
+        )
+    launch = config("backward_q", head_dim, *kind)
+    grid = (triton.cdiv(max_seqlen_q, launch["BLOCK_M"]), batch, heads)
+    if wide_dq is not None:
+        dq.copy_(wide_dq)
+    elif 0 not in grid:
+        _attention_bwd_q_kernel[grid](dq_ptr=dq, stride_grad=dq.stride(0), **arguments, **launch)
+    if not wants_relative_bias:
+        return (*results, nothing())
+    drelative_bias = relative_bias_gradient(
+        call[4],
+        max_seqlen_q,
+        max_seqlen_k,
+        batch=batch,
+        launch=relative_config(head_dim, kind[0]),
+        SAME_LENGTHS=call[1] is None,
+        **arguments,
+    )
+    return (*results, drelative_bias)

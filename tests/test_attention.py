@@ -1,31 +1,12 @@
 import pytest
 import torch
-import torch.nn.functional as F
 from conftest import needs_cpp
 
+from attention_cases import offsets_of, packed, plain, truth
 from fastenc.ops import attention
-from fastenc.reference import attention as reference
 from fastenc.testing import assert_within_budget
 
 EDGE_LENGTHS = (1, 0, 63, 64, 65, 127, 128, 129, 2)
-
-
-def offsets_of(lengths):
-    return F.pad(torch.tensor(lengths).cumsum(0), (1, 0)).int()
-
-
-def packed(lengths, heads, dim, dtype=torch.float32):
-    qkv = torch.randn(sum(lengths), 3, heads, dim).to(dtype).requires_grad_()
-    return qkv, offsets_of(lengths), max(lengths, default=0)
-
-
-def plain(qkv, lengths):
-    """PyTorch's own attention, a sequence at a time."""
-    outputs = []
-    for part in qkv.split(list(lengths)):
-        q, k, v = part.permute(1, 2, 0, 3)
-        outputs.append(F.scaled_dot_product_attention(q[None], k[None], v[None])[0].transpose(0, 1))
-    return torch.cat(outputs)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
@@ -36,7 +17,7 @@ def test_values_and_gradients_keep_the_budget_at_edge_lengths(instruction_set, d
     exact_qkv = qkv.detach().double().requires_grad_()
     out = attention(qkv, cu_seqlens, longest, impl="cpp")
     theirs = plain(qkv, EDGE_LENGTHS)
-    exact = reference.attention(exact_qkv, cu_seqlens)
+    exact = truth(exact_qkv, cu_seqlens, longest)
     assert_within_budget(out, theirs, exact, "out")
     assert_within_budget(
         torch.autograd.grad(out, qkv, dout)[0],
@@ -64,20 +45,20 @@ def test_softmax_scale_and_strided_qkv(instruction_set):
     assert not qkv.is_contiguous()
     out = attention(qkv, cu_seqlens, 12, softmax_scale=0.5, impl="cpp")
     torch.testing.assert_close(
-        out, reference.attention(qkv, cu_seqlens, softmax_scale=0.5), rtol=1e-5, atol=1e-6
+        out, truth(qkv, cu_seqlens, 12, softmax_scale=0.5), rtol=1e-5, atol=1e-6
     )
     # Heads interleaved with the three parts, and a last stride other than 1.
     swapped = torch.randn(20, 4, 3, 16).transpose(1, 2)
     torch.testing.assert_close(
         attention(swapped, cu_seqlens, 12),
-        reference.attention(swapped, cu_seqlens),
+        truth(swapped, cu_seqlens, 12),
         rtol=1e-5,
         atol=1e-6,
     )
     backwards = torch.randn(16, 3, 4, 20).permute(3, 1, 2, 0)
     torch.testing.assert_close(
         attention(backwards, cu_seqlens, 12),
-        reference.attention(backwards, cu_seqlens),
+        truth(backwards, cu_seqlens, 12),
         rtol=1e-5,
         atol=1e-6,
     )
@@ -139,13 +120,17 @@ def test_long_sequences_keep_no_square_of_the_length():
 @needs_cpp
 def test_registration_passes_opcheck():
     qkv, cu_seqlens, seed = torch.randn(10, 3, 2, 16), offsets_of((4, 6)), torch.tensor([3])
-    torch.library.opcheck(
-        torch.ops.fastenc.attention_fwd.default, (qkv, cu_seqlens, 6, seed, 0.1, 0.25)
-    )
-    torch.library.opcheck(
-        torch.ops.fastenc.attention_bwd.default,
-        (torch.randn(10, 2, 16), qkv, None, torch.empty(0), cu_seqlens, 6, None, 0.0, 0.25),
-    )
+    tensors, numbers = (seed, None, None, None), (6, 6, 0.1, 0.25, -1, -1)
+    call = (*qkv.unbind(1), cu_seqlens, None, *tensors, *numbers)
+    torch.library.opcheck(torch.ops.fastenc.attention_fwd.default, call)
+    k, v = torch.randn(2, 7, 2, 16)
+    separate = (qkv[:, 0], k, v, cu_seqlens, offsets_of((0, 7)), *tensors, 6, 7, *numbers[2:])
+    for arguments, one_tensor in ((call, True), (separate, False)):
+        out, lse = torch.ops.fastenc.attention_fwd(*arguments)
+        torch.library.opcheck(
+            torch.ops.fastenc.attention_bwd.default,
+            (torch.randn(10, 2, 16), torch.randn(2, 10), out, lse, *arguments, one_tensor, False),
+        )
 
 
 @needs_cpp
@@ -201,5 +186,13 @@ def test_bad_input_is_named(change, message):
 def test_a_direct_call_of_the_op_is_guarded_too():
     with pytest.raises(RuntimeError, match="longer than max_seqlen"):
         torch.ops.fastenc.attention_fwd(
-            torch.zeros(6, 3, 2, 16), torch.tensor([0, 6]).int(), 3, None, 0.0, 1.0
+            *torch.zeros(3, 6, 2, 16),
+            torch.tensor([0, 6]).int(),
+            *[None] * 5,
+            3,
+            3,
+            0.0,
+            1.0,
+            -1,
+            -1,
         )

@@ -19,6 +19,8 @@ os.environ.pop("TRITON_INTERPRET", None)
 import triton
 from fastenc.kernels import (
     attention,
+    attention_relative,
+    attention_short,
     bias_gelu,
     bias_glu,
     embedding_layer_norm,
@@ -31,15 +33,16 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 TOOLS = Path(triton.__file__).parent / "backends/nvidia/bin"
-FLOAT32_POINTERS = {"lse", "delta", "dq", "mean", "rstd", "partial"}
+FLOAT32_POINTERS = {"lse", "delta", "dlse", "wide_dq", "mean", "rstd", "partial"}
+FLOAT32_POINTERS |= {"alibi", "relative", "key_bias"}
 INTEGER_POINTERS = {
-    **dict.fromkeys(("cu_seqlens", "argmax"), "*i32"),
+    **dict.fromkeys(("cu_seqlens", "cu_seqlens_q", "cu_seqlens_k", "starts", "ends"), "*i32"),
+    "argmax": "*i32",
     **dict.fromkeys(("seed", "ids", "indices", "positions", "types", "order"), "*i64"),
     **dict.fromkeys(("choices", "corrupted", "cutoffs", "labels"), "*i64"),
     "special": "*i1",
 }
 FLOATS = {"scale", "eps", "drop_scale", "padding_value"}
-DIVISIBLE = {"stride_token", "stride_part", "stride_head", "width"}
 
 
 def type_of(argument: str, element: str) -> str:
@@ -52,32 +55,50 @@ def type_of(argument: str, element: str) -> str:
     return "fp32" if argument in FLOATS else "i32"
 
 
-def cases() -> Iterator[tuple[str, object, str, dict]]:
-    """(name, kernel, element type, constants and launch parameters) for every shipped configuration."""
+def attention_cases() -> Iterator[tuple[str, object, str, dict]]:
+    """Each kernel with dropout, for every head_dim; with window and all biases, and in float32, for some."""
+    plain = {"alibi_ptr": None, "relative_ptr": None, "key_bias_ptr": None, "WINDOW": False}
+    kernels = {
+        "forward": attention._attention_fwd_kernel,
+        "backward_kv": attention._attention_bwd_kv_kernel,
+        "backward_q": attention._attention_bwd_q_kernel,
+    }
     for dim in (32, 64, 96, 128):
-        # IEEE float32 products are unrolled into fused multiply-adds and take minutes to compile.
-        for element, precision in (("bf16", "ieee"), ("fp32", "tf32")):
-            if element == "fp32" and dim != 64:
+        shared = {"H": 12, "D": dim, "BLOCK_D": triton.next_power_of_2(dim), "PRECISION": "ieee"}
+        for kind, kernel in kernels.items():
+            launch = attention.config(kind, dim, "half", False)
+            yield f"attention {kind} {dim} bf16", kernel, "bf16", {**shared, **plain, **launch}
+            if dim not in (64, 128):
                 continue
-            shared = {
-                "H": 12,
-                "D": dim,
-                "BLOCK_D": triton.next_power_of_2(dim),
-                "HAS_DROPOUT": True,
-                "PRECISION": precision,
-            }
-            for length in (64, 512):
-                launch = attention.config("forward", dim, length)
-                name = f"attention forward {dim} {element} {length}"
-                yield name, attention._attention_fwd_kernel, element, {**shared, **launch}
-            launch = attention.config("backward_kv", dim, 512)
-            for atomic in (False, True):
-                name = f"attention backward kv {dim} {element}{' atomic' if atomic else ''}"
-                constants = {**shared, **launch, "ATOMIC_DQ": atomic}
-                yield name, attention._attention_bwd_kv_kernel, element, constants
-            launch = attention.config("backward_q", dim, 512)
-            name = f"attention backward q {dim} {element}"
-            yield name, attention._attention_bwd_q_kernel, element, {**shared, **launch}
+            launch = attention.config(kind, dim, "half", True)
+            constants = {**shared, "WINDOW": True, **launch}
+            yield f"attention {kind} {dim} bf16 biased", kernel, "bf16", constants
+            # IEEE float32 has no matrix instructions.
+            launch = attention.config(kind, dim, "tf32", False)
+            constants = {**shared, **plain, **launch, "PRECISION": "tf32"}
+            yield f"attention {kind} {dim} tf32", kernel, "fp32", constants
+        if dim not in (64, 128):
+            continue
+        constants = {**shared, "WINDOW": True, "SAME_LENGTHS": True}
+        constants |= attention_relative.config(dim, "half")
+        kernel = attention_relative._attention_bwd_relative_kernel
+        yield f"attention backward_relative {dim} bf16", kernel, "bf16", constants
+        for length in (64, 128):
+            constants = {**shared, **attention_short.config(length, False)}
+            kernel = attention_short._attention_short_fwd_kernel
+            yield f"attention short forward {dim} {length} bf16", kernel, "bf16", constants
+            constants = {**shared, **attention_short.config(length, True)}
+            kernel = attention_short._attention_short_bwd_kernel
+            yield f"attention short backward {dim} {length} bf16", kernel, "bf16", constants
+    shared = {"H": 12, "D": 64, "BLOCK_D": 64, "PRECISION": "ieee", "wide_dq_ptr": None}
+    launch = attention.config("backward_kv", 64, "half", False)
+    kernel = attention._attention_bwd_kv_kernel
+    yield "attention backward_kv 64 bf16 alone", kernel, "bf16", {**shared, **plain, **launch}
+
+
+def cases() -> Iterator[tuple[str, object, str, dict]]:
+    """(name, kernel, element type, constants and launch parameters); see the shipped tables in the kernels."""
+    yield from attention_cases()
     flags = {"HAS_WEIGHT": True, "HAS_DROPOUT": True, "RMS": False}
     for width in (128, 384, 768, 1024, 4096, 8192):
         forward = {"HAS_RESIDUAL": True, "HAS_X_BIAS": True, "HAS_BIAS": True, "SAVE_H": True}
@@ -141,7 +162,8 @@ def compile_case(kernel, element: str, constants: dict, capability: int) -> dict
     aligned = {
         (place,): [["tt.divisibility", 16]]
         for place, name in enumerate(names)
-        if name.endswith("_ptr") or name in DIVISIBLE
+        if (name.endswith("_ptr") or name.startswith("stride_") or name == "width")
+        and name not in values
     }
     source = ASTSource(
         fn=kernel,

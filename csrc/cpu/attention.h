@@ -179,22 +179,40 @@ FASTENC_INLINE int64_t panels_length(int64_t length) { return (length + kPanel -
 // Distance between rows of scores: never a multiple of the page size, where columns would share few cache sets.
 FASTENC_INLINE int64_t scores_stride(int64_t length) { return padded_length(length) + 16; }
 
+// The first row of a task's tokens.
 template <class T>
-static void attention_forward_task(const Attention& a, int64_t first, int64_t length, int64_t head, float* scratch) {
-  const int64_t dim = a.head_dim, padded = padded_length(length), stride = scores_stride(length);
-  const T* q = (const T*)a.qkv + first * a.stride_token + head * a.stride_head;
-  T* out = (T*)a.out + (first * a.num_heads + head) * dim;
+FASTENC_INLINE const T* rows_of(const PackedHeads& x, int64_t first, int64_t head) {
+  return (const T*)x.data + first * x.token_stride + head * x.head_stride;
+}
+
+template <class T>
+static void clear_rows(T* target, int64_t stride, int64_t rows, int64_t head_dim) {
+  for (int64_t i = 0; i < rows; ++i) __builtin_memset(target + i * stride, 0, head_dim * sizeof(T));
+}
+
+template <class T>
+static void attention_forward_task(const Attention& a, const AttentionTask& task, float* scratch) {
+  const int64_t dim = a.head_dim, length = task.length_k;
+  const int64_t padded = padded_length(length), stride = scores_stride(length);
+  const T* q = rows_of<T>(a.q, task.first_q, task.head);
+  T* out = (T*)a.out + (task.first_q * a.num_heads + task.head) * dim;
+  float* lse = a.lse + task.head * a.total_q + task.first_q;
+  if (!length) {
+    clear_rows(out, a.num_heads * dim, task.length_q, dim);
+    for (int64_t i = 0; i < task.length_q; ++i) lse[i] = -__builtin_inff();
+    return;
+  }
   float* keys = scratch;  // transposed, in panels
   float* values = keys + panels_length(length) * dim;
   float* scores = values + length * dim;
   float* queries = scores + kAttentionRows * stride;
   float* result = queries + kAttentionRows * dim;
   float* keep = result + kAttentionRows * dim;
-  widen_transposed(q + a.stride_part, a.stride_token, length, dim, keys);
-  widen(q + 2 * a.stride_part, a.stride_token, length, dim, 1.f, values);
-  for (int64_t row = 0; row < length; row += kAttentionRows) {
-    const int64_t rows = length - row < kAttentionRows ? length - row : kAttentionRows;
-    widen(q + row * a.stride_token, a.stride_token, rows, dim, a.scale, queries);
+  widen_transposed(rows_of<T>(a.k, task.first_k, task.head), a.k.token_stride, length, dim, keys);
+  widen(rows_of<T>(a.v, task.first_k, task.head), a.v.token_stride, length, dim, 1.f, values);
+  for (int64_t row = 0; row < task.length_q; row += kAttentionRows) {
+    const int64_t left = task.length_q - row, rows = left < kAttentionRows ? left : kAttentionRows;
+    widen(q + row * a.q.token_stride, a.q.token_stride, rows, dim, a.scale, queries);
     multiply_panels(queries, dim, keys, scores, stride, rows, padded, dim);
     Vec partial[kAttentionRows];
     float tops[kAttentionRows], totals[kAttentionRows];
@@ -211,27 +229,41 @@ static void attention_forward_task(const Attention& a, int64_t first, int64_t le
       }
       partial[r] = total;
       if (a.dropout.threshold) {
-        row_dropout(a, first + row + r, head, length, keep);
+        row_dropout(a, task.first_q + row + r, task.head, length, keep);
         for (int64_t j = 0; j < padded; j += kLanes) store(p + j, load(p + j) * load(keep + j));
       }
     }
     fold_all<add>(partial, rows, totals);
     multiply(scores, stride, values, result, rows, dim, length, false);
-    for (int64_t r = 0; r < rows; ++r)
+    for (int64_t r = 0; r < rows; ++r) {
       narrow(result + r * dim, 1, dim, 1.f / totals[r], out + (row + r) * a.num_heads * dim, dim);
+      lse[row + r] = tops[r] + __builtin_logf(totals[r]);
+    }
   }
 }
 
-// dv = p_kept^T dout;  dp = dout v^T, kept;  ds = p (dp - sum_j p dp);  dq = scale ds k;  dk = scale ds^T q.
+// dv = p_kept^T dout;  dp = dout v^T, kept;  ds = p (dp - sum_j p dp + dlse);  dq = scale ds k;  dk = scale ds^T q.
 template <class T>
-static void attention_backward_task(const Attention& a, int64_t first, int64_t length, int64_t head, float* scratch) {
-  const int64_t dim = a.head_dim, padded = padded_length(length), stride = scores_stride(length);
+static void attention_backward_task(const Attention& a, const AttentionTask& task, float* scratch) {
+  const int64_t dim = a.head_dim, length = task.length_k;
+  const int64_t padded = padded_length(length), stride = scores_stride(length);
   const int64_t keep_stride = (length + kPhiloxColumns - 1) / kPhiloxColumns * kPhiloxColumns;
   const int64_t size = length * dim, panels_size = panels_length(length) * dim;
-  const int64_t out_stride = a.num_heads * dim, grad_stride = 3 * out_stride;
-  const T* q = (const T*)a.qkv + first * a.stride_token + head * a.stride_head;
-  const T* dout = (const T*)a.dout + (first * a.num_heads + head) * dim;
-  T* dq = (T*)a.dqkv + first * grad_stride + head * dim;
+  const int64_t out_stride = a.num_heads * dim;
+  const T* q = rows_of<T>(a.q, task.first_q, task.head);
+  const T* k = rows_of<T>(a.k, task.first_k, task.head);
+  const T* v = rows_of<T>(a.v, task.first_k, task.head);
+  const T* dout = (const T*)a.dout + task.first_q * out_stride + task.head * dim;
+  const float* dlse = a.dlse ? a.dlse + task.head * a.total_q + task.first_q : nullptr;
+  T* dq = (T*)a.dq + task.first_q * a.grad_stride + task.head * dim;
+  T* dk = (T*)a.dk + task.first_k * a.grad_stride + task.head * dim;
+  T* dv = (T*)a.dv + task.first_k * a.grad_stride + task.head * dim;
+  if (!length || !task.length_q) {
+    clear_rows(dq, a.grad_stride, task.length_q, dim);
+    clear_rows(dk, a.grad_stride, length, dim);
+    clear_rows(dv, a.grad_stride, length, dim);
+    return;
+  }
   float* keys_t = scratch;
   float* values_t = keys_t + panels_size;
   float* keys = values_t + panels_size;
@@ -243,12 +275,12 @@ static void attention_backward_task(const Attention& a, int64_t first, int64_t l
   float* p = dqueries + kAttentionRows * dim;
   float* ds = p + kAttentionRows * stride;
   float* keep = ds + kAttentionRows * stride;
-  widen_transposed(q + a.stride_part, a.stride_token, length, dim, keys_t);
-  widen_transposed(q + 2 * a.stride_part, a.stride_token, length, dim, values_t);
-  widen(q + a.stride_part, a.stride_token, length, dim, 1.f, keys);
-  for (int64_t row = 0; row < length; row += kAttentionRows) {
-    const int64_t rows = length - row < kAttentionRows ? length - row : kAttentionRows;
-    widen(q + row * a.stride_token, a.stride_token, rows, dim, a.scale, queries);
+  widen_transposed(k, a.k.token_stride, length, dim, keys_t);
+  widen_transposed(v, a.v.token_stride, length, dim, values_t);
+  widen(k, a.k.token_stride, length, dim, 1.f, keys);
+  for (int64_t row = 0; row < task.length_q; row += kAttentionRows) {
+    const int64_t left = task.length_q - row, rows = left < kAttentionRows ? left : kAttentionRows;
+    widen(q + row * a.q.token_stride, a.q.token_stride, rows, dim, a.scale, queries);
     widen(dout + row * out_stride, out_stride, rows, dim, 1.f, douts);
     multiply_panels(queries, dim, keys_t, p, stride, rows, padded, dim);
     multiply_panels(douts, dim, values_t, ds, stride, rows, padded, dim);
@@ -260,7 +292,7 @@ static void attention_backward_task(const Attention& a, int64_t first, int64_t l
       float* p_row = p + r * stride;
       float* ds_row = ds + r * stride;
       if (a.dropout.threshold) {
-        row_dropout(a, first + row + r, head, length, keep + r * keep_stride);
+        row_dropout(a, task.first_q + row + r, task.head, length, keep + r * keep_stride);
         for (int64_t j = 0; j < padded; j += kLanes)
           store(ds_row + j, load(ds_row + j) * load(keep + r * keep_stride + j));
       }
@@ -280,7 +312,7 @@ static void attention_backward_task(const Attention& a, int64_t first, int64_t l
     for (int64_t r = 0; r < rows; ++r) {
       float* p_row = p + r * stride;
       float* ds_row = ds + r * stride;
-      const Vec inverse = splat(1.f / totals[r]), delta = deltas[r] * inverse;
+      const Vec inverse = splat(1.f / totals[r]), delta = deltas[r] * inverse - (dlse ? dlse[row + r] : 0.f);
       for (int64_t j = 0; j < padded; j += kLanes) {
         const Vec probability = load(p_row + j) * inverse;
         store(ds_row + j, probability * (load(ds_row + j) - delta));
@@ -288,20 +320,18 @@ static void attention_backward_task(const Attention& a, int64_t first, int64_t l
       }
     }
     multiply(ds, stride, keys, dqueries, rows, dim, length, false);
-    narrow(dqueries, rows, dim, a.scale, dq + row * grad_stride, grad_stride);
+    narrow(dqueries, rows, dim, a.scale, dq + row * a.grad_stride, a.grad_stride);
     multiply<true>(ds, stride, queries, dkeys, length, dim, rows, row > 0);
     multiply<true>(p, stride, douts, dvalues, length, dim, rows, row > 0);
   }
-  narrow(dkeys, length, dim, 1.f, dq + out_stride, grad_stride);
-  narrow(dvalues, length, dim, 1.f, dq + 2 * out_stride, grad_stride);
+  narrow(dkeys, length, dim, 1.f, dk, a.grad_stride);
+  narrow(dvalues, length, dim, 1.f, dv, a.grad_stride);
 }
 
-void attention_forward(const Attention& a, bool bf16, int64_t first, int64_t length, int64_t head, float* scratch) {
-  bf16 ? attention_forward_task<bfloat16>(a, first, length, head, scratch)
-       : attention_forward_task<float>(a, first, length, head, scratch);
+void attention_forward(const Attention& a, bool bf16, const AttentionTask& task, float* scratch) {
+  bf16 ? attention_forward_task<bfloat16>(a, task, scratch) : attention_forward_task<float>(a, task, scratch);
 }
 
-void attention_backward(const Attention& a, bool bf16, int64_t first, int64_t length, int64_t head, float* scratch) {
-  bf16 ? attention_backward_task<bfloat16>(a, first, length, head, scratch)
-       : attention_backward_task<float>(a, first, length, head, scratch);
+void attention_backward(const Attention& a, bool bf16, const AttentionTask& task, float* scratch) {
+  bf16 ? attention_backward_task<bfloat16>(a, task, scratch) : attention_backward_task<float>(a, task, scratch);
 }

@@ -145,15 +145,18 @@ def pack_sequences(
     )
 
 
-def check_cu_seqlens(cu_seqlens: Tensor, total_tokens: int, max_seqlen: int) -> None:
+def check_cu_seqlens(
+    cu_seqlens: Tensor, total_tokens: int, max_seqlen: int, suffix: str = ""
+) -> None:
     """Check offsets: int32, one-dimensional, from 0 to total_tokens, non-decreasing, none longer than max_seqlen.
 
+    ``suffix`` ends the names in messages: "_q" makes cu_seqlens_q and max_seqlen_q of them.
     Values are read only on CPU tensors; on an accelerator that would wait for the device.
     Raises: ValueError with the rule, the value and the remedy.
     """
     if cu_seqlens.dtype != torch.int32 or cu_seqlens.dim() != 1 or cu_seqlens.shape[0] < 1:
         raise ValueError(
-            f"cu_seqlens must be int32 of shape (batch+1,), got {cu_seqlens.dtype} of shape "
+            f"cu_seqlens{suffix} must be int32 of shape (batch+1,), got {cu_seqlens.dtype} of shape "
             f"{tuple(cu_seqlens.shape)}: build it with fastenc.packing.pack"
         )
     if cu_seqlens.device.type != "cpu" or torch.compiler.is_compiling():
@@ -161,17 +164,17 @@ def check_cu_seqlens(cu_seqlens: Tensor, total_tokens: int, max_seqlen: int) -> 
     offsets = cu_seqlens.tolist()
     if offsets[0] != 0 or offsets[-1] != total_tokens:
         raise ValueError(
-            f"cu_seqlens must run from 0 to the number of tokens {total_tokens}, "
+            f"cu_seqlens{suffix} must run from 0 to the number of tokens {total_tokens}, "
             f"got {offsets[0]} to {offsets[-1]}: were tokens cut after packing?"
         )
     for place, (start, end) in enumerate(zip(offsets, offsets[1:], strict=False)):
         if end < start:
             raise ValueError(
-                f"cu_seqlens must not decrease, got {start} then {end} at place {place + 1}: "
+                f"cu_seqlens{suffix} must not decrease, got {start} then {end} at place {place + 1}: "
                 "give offsets, not lengths"
             )
         if end - start > max_seqlen:
             raise ValueError(
-                f"max_seqlen must be at least the longest sequence, got {max_seqlen} but sequence "
-                f"{place} has {end - start} tokens: pass the batch's own max_seqlen"
+                f"max_seqlen{suffix} must be at least the longest sequence, got {max_seqlen} but sequence "
+                f"{place} has {end - start} tokens: pass the batch's own"
             )

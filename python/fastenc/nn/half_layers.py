@@ -45,22 +45,20 @@ class AttentionHalf(torch.autograd.Function):
         head_dim = qkv_weight.shape[0] // (3 * num_heads)
         heads = F.linear(x, qkv_weight, qkv_bias.to(x.dtype))
         heads = heads.view(x.shape[0], 3, num_heads, head_dim)
-        scale = head_dim**-0.5
-        ctx.attention = (max_seqlen, attention_dropout[1], scale)
-        mixed, lse = torch.ops.fastenc.attention_fwd(
-            heads, cu_seqlens, max_seqlen, *attention_dropout, scale
-        )
+        # Neither other keys nor biases nor a window.
+        seed, dropout_p = attention_dropout
+        tensors = (cu_seqlens, None, seed, None, None, None)
+        ctx.attention = (max_seqlen, max_seqlen, dropout_p, head_dim**-0.5, -1, -1)
+        mixed, lse = torch.ops.fastenc.attention_fwd(*heads.unbind(1), *tensors, *ctx.attention)
         projected = F.linear(mixed.flatten(1), out_weight)
         ctx.dropout_p = out_dropout[1]
         y, *norm = _norm_forward(projected, x, out_bias, norm_weight, norm_bias, out_dropout, eps)
-        # On a CPU, where lse is empty, attention's backward needs neither of its outputs.
-        mixed_again = needs_out or (needs_attention and lse.numel())
         ctx.save_for_backward(
             x if needs_qkv else None,
             qkv_weight if needs_x else None,
             out_weight if needs_attention else None,
             heads if needs_attention else None,
-            mixed if mixed_again else None,
+            mixed if needs_out or needs_attention else None,
             lse if needs_attention else None,
             cu_seqlens if needs_attention else None,
             attention_dropout[0],
@@ -82,16 +80,19 @@ class AttentionHalf(torch.autograd.Function):
                 dout_weight = dprojected.t().mm(mixed.flatten(1))
             if needs_x or needs_qkv or needs_qkv_bias:
                 dmixed = dprojected.mm(out_weight).view(-1, *heads.shape[2:])
-                dqkv = torch.ops.fastenc.attention_bwd(
+                tensors = (cu_seqlens, None, attention_seed, None, None, None)
+                dqkv, *_ = torch.ops.fastenc.attention_bwd(
                     dmixed,
-                    heads,
-                    mixed if lse.numel() else None,
+                    None,
+                    mixed,
                     lse,
-                    cu_seqlens,
-                    ctx.attention[0],
-                    attention_seed,
-                    *ctx.attention[1:],
-                ).flatten(1)
+                    *heads.unbind(1),
+                    *tensors,
+                    *ctx.attention,
+                    True,
+                    False,
+                )
+                dqkv = dqkv.flatten(1)
                 if needs_qkv:
                     dqkv_weight = dqkv.t().mm(x)
                 if needs_qkv_bias:

@@ -1,6 +1,6 @@
 """The public functions, one file an op; each chooses its implementation by DESIGN.md's table."""
 
-from fastenc.ops.attention import attention
+from fastenc.ops.attention import attention, cross_attention
 from fastenc.ops.bias_gelu import bias_gelu
 from fastenc.ops.bias_glu import bias_glu
 from fastenc.ops.crf import (
@@ -26,6 +26,7 @@ __all__ = [
     "crf_decode_nbest",
     "crf_log_likelihood",
     "crf_marginals",
+    "cross_attention",
     "embedding_layer_norm",
     "layer_norm",
     "linear_kl_divergence",

@@ -1,4 +1,6 @@
-"""Attention over packed sequences."""
+"""Attention over packed sequences: of one packed qkv, or of queries and keys apart."""
+
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,11 +19,20 @@ def attention(
     *,
     dropout_p: float = 0.0,
     softmax_scale: float | None = None,
+    window_size: tuple[int, int] = (-1, -1),
+    alibi_slopes: Tensor | None = None,
+    relative_bias: Tensor | None = None,
+    key_bias: Tensor | None = None,
+    return_lse: bool = False,
     impl: str = "auto",
-) -> Tensor:
+) -> Any:
     """Non-causal attention inside each sequence of a packed batch.
 
-        out[i] = sum_j dropout(softmax_j(softmax_scale * q[i] . k[j])) v[j],  j over i's sequence
+        s[i, j] = softmax_scale * q[i] . k[j] + bias[i, j],  j over i's sequence and window
+        out[i] = sum_j dropout(softmax_j(s[i, j])) v[j]
+        bias[i, j] = relative_bias[j - i] - alibi_slope * |j - i| + key_bias[j]
+
+    A token that sees no key (all of them out of its window or at -inf) gets 0, and a gradient of 0.
 
     Args:
         qkv: (total_tokens, 3, num_heads, head_dim), floating point; read in place, whatever its strides, as
@@ -31,12 +42,25 @@ def attention(
         dropout_p: probability of dropping a softmax weight, rounded to a multiple of 2^-16. Applied whenever
             positive: pass 0 in evaluation. The mask comes from the device's default generator.
         softmax_scale: head_dim ** -0.5 if None.
-        impl: "auto", "cpp" (head_dim a multiple of 16 up to 128), "triton" (head_dim up to 128) or "reference".
-    Returns: (total_tokens, num_heads, head_dim), dtype of qkv.
+        window_size: (left, right): a token sees so many tokens on each side of itself; -1 is no limit.
+        alibi_slopes: floating point (num_heads,).
+        relative_bias: floating point (num_heads, 2 * R + 1), column R + d for distance d = j - i, clamped to
+            [-R, R]. T5's table is one of buckets: with R its max_distance,
+            ``weight[bucket(torch.arange(-R, R + 1))].T`` for ``weight`` (num_buckets, num_heads).
+        key_bias: floating point (total_tokens,), added to every score of a key; -inf hides it.
+        return_lse: return softmax_lse too, the natural logarithm of sum_j exp(s[i, j]); -inf without a key.
+        impl: "auto", "cpp" (head_dim a multiple of 16 up to 128; no window, no bias), "triton" (head_dim up to
+            128) or "reference".
+    Returns: (total_tokens, num_heads, head_dim), dtype of qkv; with return_lse also softmax_lse
+        (num_heads, total_tokens), float32.
     Raises: ValueError stating rule, received value, remedy.
-    Numerics: fp32 arithmetic. Memory: nothing of size length x length is kept. Deterministic: yes; Triton's
-    backward only under torch.use_deterministic_algorithms, for it is slower. Differentiable: qkv.
-    Source: Vaswani et al. 2017, arXiv:1706.03762.
+    Numerics: fp32 arithmetic; products of float32 on a GPU in TF32 where torch.backends.cuda.matmul says so.
+    Memory: C++ and Triton keep nothing of size length x length. Deterministic: yes, but Triton's backward
+    for any but half-precision sequences of at most 128 tokens without window and bias only under
+    torch.use_deterministic_algorithms, for it is slower.
+    Differentiable: qkv, relative_bias.
+    Source: Vaswani et al. 2017, arXiv:1706.03762; Press et al. 2021, arXiv:2108.12409 (ALiBi); Raffel et al.
+    2020, arXiv:1910.10683 (T5).
     """
     if qkv.dim() != 4 or qkv.shape[1] != 3 or not qkv.is_floating_point():
         raise ValueError(
@@ -45,66 +69,268 @@ def attention(
         )
     _checks.check_device("attention", "cu_seqlens", cu_seqlens, qkv)
     check_cu_seqlens(cu_seqlens, qkv.shape[0], max_seqlen)
-    _checks.check_dropout("attention", dropout_p)
-    head_dim = qkv.shape[3]
+    return _attend(
+        "attention",
+        (qkv,),
+        (cu_seqlens, None),
+        (max_seqlen, max_seqlen),
+        dropout_p,
+        softmax_scale,
+        window_size,
+        (alibi_slopes, relative_bias, key_bias),
+        return_lse,
+        impl,
+    )
+
+
+def cross_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    *,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    window_size: tuple[int, int] = (-1, -1),
+    alibi_slopes: Tensor | None = None,
+    relative_bias: Tensor | None = None,
+    key_bias: Tensor | None = None,
+    return_lse: bool = False,
+    impl: str = "auto",
+) -> Any:
+    """:func:`attention` of the queries of each sequence to keys and values that are tensors of their own.
+
+    Sequence b of the queries sees sequence b of the keys, of another length perhaps: encoder states, or a learnt
+    prefix before the sequence's own keys. Distances (window, ALiBi, relative bias) are counted from where both end:
+    query i stands at key i + length_k - length_q, so that a prefix moves nothing.
+
+    Args:
+        q: (total_q, num_heads, head_dim), floating point, read in place as :func:`attention` reads qkv.
+        k, v: (total_k, num_heads, head_dim), dtype of q.
+        cu_seqlens_q, cu_seqlens_k: int32 (batch+1,), offsets from 0 to total_q and total_k.
+        max_seqlen_q, max_seqlen_k: host ints, at least the longest sequence of each.
+        key_bias: floating point (total_k,).
+        The others: as for :func:`attention`.
+    Returns: (total_q, num_heads, head_dim), dtype of q; with return_lse also softmax_lse (num_heads, total_q),
+        float32. A query without keys gets 0 and -inf.
+    Raises, numerics, memory, source: as for :func:`attention`. Differentiable: q, k, v, relative_bias.
+    """
+    if q.dim() != 3 or not q.is_floating_point():
+        raise ValueError(
+            "cross_attention: q must be floating point of shape (total_q, num_heads, head_dim), "
+            f"got {q.dtype} of shape {tuple(q.shape)}: view the projection's output that way"
+        )
+    for name, value in (("k", k), ("v", v)):
+        if value.shape != (k.shape[0], *q.shape[1:]) or value.dtype != q.dtype:
+            raise ValueError(
+                f"cross_attention: {name} must have shape (total_k, {q.shape[1]}, {q.shape[2]}) and dtype "
+                f"{q.dtype}, as q and the other of k and v, got {value.dtype} of shape {tuple(value.shape)}"
+            )
+        _checks.check_device("cross_attention", name, value, q)
+    _checks.check_device("cross_attention", "cu_seqlens_q", cu_seqlens_q, q)
+    _checks.check_device("cross_attention", "cu_seqlens_k", cu_seqlens_k, q)
+    check_cu_seqlens(cu_seqlens_q, q.shape[0], max_seqlen_q, "_q")
+    check_cu_seqlens(cu_seqlens_k, k.shape[0], max_seqlen_k, "_k")
+    if cu_seqlens_q.shape != cu_seqlens_k.shape:
+        raise ValueError(
+            "cross_attention: cu_seqlens_q and cu_seqlens_k must have one entry for each sequence, got "
+            f"{cu_seqlens_q.shape[0]} and {cu_seqlens_k.shape[0]}: give a sequence without keys length 0"
+        )
+    return _attend(
+        "cross_attention",
+        (q, k, v),
+        (cu_seqlens_q, None if cu_seqlens_k is cu_seqlens_q else cu_seqlens_k),
+        (max_seqlen_q, max_seqlen_k),
+        dropout_p,
+        softmax_scale,
+        window_size,
+        (alibi_slopes, relative_bias, key_bias),
+        return_lse,
+        impl,
+    )
+
+
+def _attend(
+    op: str,
+    qkv: tuple[Tensor, ...],  # one tensor that holds all three, or three
+    cu_seqlens: tuple[
+        Tensor, Tensor | None
+    ],  # the queries' and the keys', None if they are the same
+    max_seqlens: tuple[int, int],
+    dropout_p: float,
+    softmax_scale: float | None,
+    window_size: tuple[int, int],
+    biases: tuple[Tensor | None, Tensor | None, Tensor | None],
+    return_lse: bool,
+    impl: str,
+) -> Any:
+    q, k, v = _split(qkv)
+    heads, head_dim = q.shape[1:]
+    _checks.check_dropout(op, dropout_p)
+    if len(window_size) != 2 or min(window_size) < -1:
+        raise ValueError(
+            f"{op}: window_size must be (left, right), each a number of tokens or -1 for no limit, "
+            f"got {window_size}"
+        )
+    _check_biases(op, *biases, heads, k)
     cpp_limit = triton_limit = None
     if head_dim % 16 or not 0 < head_dim <= 128:
         cpp_limit = f"head_dim must be a multiple of 16 up to 128, got {head_dim}"
+    if tuple(window_size) != (-1, -1) or any(bias is not None for bias in biases):
+        cpp_limit = "it has no window and no bias"
     if not 0 < head_dim <= 128:
         triton_limit = f"head_dim must be at most 128, got {head_dim}"
-    chosen = choose("attention", impl, qkv, cpp_limit=cpp_limit, triton_limit=triton_limit)
-    seed = _checks.draw_seed(qkv.device) if dropout_p > 0 else None
-    if chosen == "reference":
-        return reference.attention(
-            qkv, cu_seqlens, dropout_p=dropout_p, seed=seed, softmax_scale=softmax_scale
-        )
+    chosen = choose("attention", impl, q, cpp_limit=cpp_limit, triton_limit=triton_limit)
+    seed = _checks.draw_seed(q.device) if dropout_p > 0 else None
     scale = head_dim**-0.5 if softmax_scale is None else softmax_scale
-    if torch.is_grad_enabled() and qkv.requires_grad:
-        return _Attention.apply(qkv, cu_seqlens, max_seqlen, seed, dropout_p, scale)
-    return torch.ops.fastenc.attention_fwd(qkv, cu_seqlens, max_seqlen, seed, dropout_p, scale)[0]
+    if chosen == "reference":
+        out, lse = reference.attention(
+            q,
+            k,
+            v,
+            cu_seqlens[0],
+            cu_seqlens[0] if cu_seqlens[1] is None else cu_seqlens[1],
+            max_seqlens[0],
+            max_seqlens[1],
+            dropout_p=dropout_p,
+            seed=seed,
+            softmax_scale=scale,
+            window_size=window_size,
+            alibi_slopes=biases[0],
+            relative_bias=biases[1],
+            key_bias=biases[2],
+        )
+        return (out, lse) if return_lse else out
+    tensors = (*cu_seqlens, seed, *biases)
+    numbers = (*max_seqlens, dropout_p, scale, *window_size)
+    wants_grad = torch.is_grad_enabled() and any(
+        x is not None and x.requires_grad for x in (*qkv, biases[1])
+    )
+    if wants_grad:
+        out, lse = _Attention.apply(*tensors, *numbers, *qkv)
+    else:
+        out, lse = torch.ops.fastenc.attention_fwd(q, k, v, *tensors, *numbers)
+    return (out, lse) if return_lse else out
+
+
+def _check_biases(
+    op: str,
+    alibi_slopes: Tensor | None,
+    relative_bias: Tensor | None,
+    key_bias: Tensor | None,
+    heads: int,
+    k: Tensor,
+) -> None:
+    def check(name: str, value: Tensor | None, fits: bool, shape: str) -> None:
+        if value is None:
+            return
+        if not fits or not value.is_floating_point():
+            raise ValueError(
+                f"{op}: {name} must be floating point of shape {shape}, got {value.dtype} of shape "
+                f"{tuple(value.shape)}"
+            )
+        _checks.check_device(op, name, value, k)
+        if value.requires_grad and name != "relative_bias":
+            raise ValueError(f"{op}: {name} has no gradient, got one that requires it: detach it")
+
+    check(
+        "alibi_slopes",
+        alibi_slopes,
+        alibi_slopes is not None and alibi_slopes.shape == (heads,),
+        f"({heads},), one for each head",
+    )
+    check(
+        "relative_bias",
+        relative_bias,
+        relative_bias is not None
+        and relative_bias.dim() == 2
+        and relative_bias.shape[0] == heads
+        and relative_bias.shape[1] % 2 == 1,
+        f"({heads}, 2 * R + 1), distances -R to R for each head",
+    )
+    check(
+        "key_bias",
+        key_bias,
+        key_bias is not None and key_bias.shape == (k.shape[0],),
+        f"({k.shape[0]},), one for each key",
+    )
+
+
+def _split(qkv: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return qkv[0].unbind(1) if len(qkv) == 1 else qkv
 
 
 class _Attention(torch.autograd.Function):
+    """Arguments: six tensors, six numbers (the schema's, in its order), then qkv or q, k, v."""
+
     @staticmethod
-    def forward(ctx, qkv, cu_seqlens, max_seqlen, seed, dropout_p, scale):
-        out, lse = torch.ops.fastenc.attention_fwd(
-            qkv, cu_seqlens, max_seqlen, seed, dropout_p, scale
-        )
-        # The backward forms the probabilities again; on a CPU from qkv alone.
-        ctx.save_for_backward(qkv, cu_seqlens, seed, out if lse.numel() else None, lse)
-        ctx.rest = (max_seqlen, dropout_p, scale)
-        return out
+    def forward(ctx, *arguments):
+        tensors, numbers, qkv = arguments[:6], arguments[6:12], arguments[12:]
+        out, lse = torch.ops.fastenc.attention_fwd(*_split(qkv), *tensors, *numbers)
+        # The backward forms the probabilities again.
+        ctx.save_for_backward(out, lse, *tensors, *qkv)
+        ctx.numbers = numbers
+        ctx.set_materialize_grads(False)
+        return out, lse
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx, dout):
-        qkv, cu_seqlens, seed, out, lse = ctx.saved_tensors
-        max_seqlen, dropout_p, scale = ctx.rest
-        dqkv = torch.ops.fastenc.attention_bwd(
-            dout, qkv, out, lse, cu_seqlens, max_seqlen, seed, dropout_p, scale
+    def backward(ctx, dout, dlse):
+        out, lse, *rest = ctx.saved_tensors
+        tensors, qkv = rest[:6], rest[6:]
+        wants_relative_bias = ctx.needs_input_grad[4]
+        *grads, drelative_bias = torch.ops.fastenc.attention_bwd(
+            torch.zeros_like(out) if dout is None else dout,
+            dlse,
+            out,
+            lse,
+            *_split(qkv),
+            *tensors,
+            *ctx.numbers,
+            len(qkv) == 1,
+            wants_relative_bias,
         )
-        return dqkv, None, None, None, None, None
+        unused = [None] * 12
+        if wants_relative_bias:
+            unused[4] = drelative_bias
+        return (*unused, *grads[: len(qkv)])
 
 
-def _fake_forward(qkv, cu_seqlens, max_seqlen, seed, dropout_p, scale):
-    tokens, _, heads, head_dim = qkv.shape
-    lse_shape = (heads, tokens) if qkv.device.type == "cuda" else (0,)
-    return qkv.new_empty((tokens, heads, head_dim)), qkv.new_empty(lse_shape, dtype=torch.float32)
+_CALL = (
+    "Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? seed, Tensor? alibi_slopes, "
+    "Tensor? relative_bias, Tensor? key_bias, SymInt max_seqlen_q, SymInt max_seqlen_k, float dropout_p, float scale, "
+    "SymInt window_left, SymInt window_right"
+)
 
 
-def _fake_backward(dout, qkv, out, lse, cu_seqlens, max_seqlen, seed, dropout_p, scale):
-    return qkv.new_empty(qkv.shape)
+def _fake_forward(q, *call):
+    return q.new_empty(q.shape), q.new_empty((q.shape[1], q.shape[0]), dtype=torch.float32)
+
+
+def _fake_backward(dout, dlse, out, lse, q, k, v, *call):
+    relative_bias, packed, wants_relative_bias = call[4], call[-2], call[-1]
+    if packed:
+        grads = (q.new_empty((q.shape[0], 3, *q.shape[1:])), q.new_empty(0), q.new_empty(0))
+    else:
+        grads = tuple(x.new_empty(x.shape) for x in (q, k, v))
+    return (
+        *grads,
+        relative_bias.new_empty(relative_bias.shape) if wants_relative_bias else q.new_empty(0),
+    )
 
 
 define(
-    "attention_fwd(Tensor qkv, Tensor cu_seqlens, SymInt max_seqlen, Tensor? seed, float dropout_p, float scale) "
-    "-> (Tensor, Tensor)",
+    f"attention_fwd({_CALL}) -> (Tensor out, Tensor lse)",
     _fake_forward,
     triton="attention.attention_forward",
 )
+# packed: q, k and v are thirds of one tensor, and so is their gradient, the first result; the next two are empty.
 define(
-    "attention_bwd(Tensor dout, Tensor qkv, Tensor? out, Tensor lse, Tensor cu_seqlens, SymInt max_seqlen, "
-    "Tensor? seed, float dropout_p, float scale) -> Tensor",
+    f"attention_bwd(Tensor dout, Tensor? dlse, Tensor out, Tensor lse, {_CALL}, bool packed, "
+    "bool wants_relative_bias) -> (Tensor dq, Tensor dk, Tensor dv, Tensor drelative_bias)",
     _fake_backward,
     triton="attention.attention_backward",
 )

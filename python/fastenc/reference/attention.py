@@ -1,6 +1,7 @@
 """Non-causal attention inside each sequence of a packed batch, in plain torch.
 
-Source: Vaswani et al. 2017, arXiv:1706.03762.
+The sequences are laid out as a padded batch, so that nothing is read back from the device.
+Source: Vaswani et al. 2017, arXiv:1706.03762; Press et al. 2021 (ALiBi), arXiv:2108.12409.
 """
 
 import torch
@@ -10,26 +11,85 @@ from fastenc.reference.dropout import dropout_scales
 
 
 def attention(
-    qkv: Tensor,
-    cu_seqlens: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
     *,
     dropout_p: float = 0.0,
     seed: Tensor | None = None,
     softmax_scale: float | None = None,
-) -> Tensor:
-    wide = torch.promote_types(qkv.dtype, torch.float32)
-    num_heads, head_dim = qkv.shape[2:]
-    scale = head_dim**-0.5 if softmax_scale is None else softmax_scale
-    offsets = cu_seqlens.tolist()
-    outputs = [qkv.new_empty((0, num_heads, head_dim))]
-    for start, end in zip(offsets, offsets[1:], strict=False):
-        q, k, v = qkv[start:end].to(wide).permute(1, 2, 0, 3)  # each (num_heads, length, head_dim)
-        probabilities = torch.softmax(scale * q @ k.transpose(1, 2), dim=-1)
-        if dropout_p > 0:
-            heads = torch.arange(num_heads, device=qkv.device)[:, None]
-            rows = torch.arange(start, end, device=qkv.device)[None, :]
-            assert seed is not None
-            scales = dropout_scales(int(seed), heads, rows, end - start, dropout_p)
-            probabilities = probabilities * scales.to(wide)
-        outputs.append((probabilities @ v).transpose(0, 1).to(qkv.dtype))
-    return torch.cat(outputs)
+    window_size: tuple[int, int] = (-1, -1),
+    alibi_slopes: Tensor | None = None,
+    relative_bias: Tensor | None = None,
+    key_bias: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """(out (total_q, num_heads, head_dim), softmax_lse (num_heads, total_q))."""
+    wide = torch.promote_types(q.dtype, torch.float32)
+    heads = q.shape[1]
+    scale = q.shape[2] ** -0.5 if softmax_scale is None else softmax_scale
+    rows, row_exists = _places(cu_seqlens_q, max_seqlen_q)
+    columns, column_exists = _places(cu_seqlens_k, max_seqlen_k)
+    # (batch, num_heads, length, head_dim)
+    q_rows, k_rows, v_rows = (
+        _pad(x.to(wide), places, exists).transpose(1, 2)
+        for x, places, exists in (
+            (q, rows, row_exists),
+            (k, columns, column_exists),
+            (v, columns, column_exists),
+        )
+    )
+    scores = scale * q_rows @ k_rows.transpose(2, 3)
+
+    # Query i stands at key i + length_k - length_q: the ends of both meet.
+    shift = cu_seqlens_k.diff() - cu_seqlens_q.diff()
+    i = torch.arange(max_seqlen_q, device=q.device)[:, None] + shift[:, None, None]
+    distance = torch.arange(max_seqlen_k, device=q.device) - i  # (batch, query, key)
+    if alibi_slopes is not None:
+        scores = scores - alibi_slopes.to(wide)[:, None, None] * distance.abs()[:, None]
+    if relative_bias is not None:
+        span = relative_bias.shape[1] // 2
+        table = relative_bias.to(wide)[:, distance.clamp(-span, span) + span]
+        scores = scores + table.transpose(0, 1)
+    if key_bias is not None:
+        scores = scores + _pad(key_bias.to(wide), columns, column_exists)[:, None, None]
+    visible = column_exists[:, None, :].expand_as(distance)
+    left, right = window_size
+    if left >= 0:
+        visible = visible & (distance >= -left)
+    if right >= 0:
+        visible = visible & (distance <= right)
+    scores = scores.masked_fill(~visible[:, None], float("-inf"))
+
+    # A row that sees no key gives 0, and a gradient of 0.
+    dead = (scores == float("-inf")).all(-1, keepdim=True)
+    scores = scores.masked_fill(dead, 0)
+    probabilities = torch.softmax(scores, dim=-1).masked_fill(dead, 0)
+    lse = torch.logsumexp(scores, dim=-1, keepdim=True).masked_fill(dead, float("-inf"))
+    if dropout_p > 0:
+        streams = torch.arange(heads, device=q.device)[:, None]
+        assert seed is not None
+        scales = dropout_scales(seed, streams, rows[:, None], max_seqlen_k, dropout_p)
+        probabilities = probabilities * scales.to(wide)
+    out = probabilities @ v_rows
+
+    tokens = torch.arange(q.shape[0], device=q.device)
+    sequence = torch.searchsorted(cu_seqlens_q, tokens, right=True) - 1
+    place = tokens - cu_seqlens_q[sequence]
+    out, lse = (x.transpose(1, 2)[sequence, place] for x in (out, lse))
+    return out.to(q.dtype), lse[..., 0].transpose(0, 1)
+
+
+def _places(cu_seqlens: Tensor, max_seqlen: int) -> tuple[Tensor, Tensor]:
+    """Each (batch, max_seqlen): the packed row of every place of the padded batch, and whether it exists."""
+    position = torch.arange(max_seqlen, device=cu_seqlens.device)
+    return cu_seqlens[:-1, None] + position, position < cu_seqlens.diff()[:, None]
+
+
+def _pad(x: Tensor, places: Tensor, exists: Tensor) -> Tensor:
+    """(batch, max_seqlen, ...) with zeros where nothing exists, whatever is next in memory."""
+    zero = x.new_zeros((1, *x.shape[1:]))
+    return torch.cat([x, zero])[torch.where(exists, places, x.shape[0])]

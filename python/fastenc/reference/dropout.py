@@ -27,11 +27,13 @@ def philox(
     return c0, c1, c2, c3
 
 
-def philox_words(seed: int, stream: int | Tensor, rows: Tensor, num_columns: int) -> Tensor:
+def philox_words(
+    seed: int | Tensor, stream: int | Tensor, rows: Tensor, num_columns: int
+) -> Tensor:
     """16 random bits for each element.
 
     Args:
-        seed: 64-bit key.
+        seed: 64-bit key; a tensor of one element stays on its device.
         stream: 32-bit number, or a tensor that broadcasts with ``rows`` (such as attention heads).
         rows: integer tensor of any shape.
     Returns: int64, rows' shape (broadcast with stream) + (num_columns,), values in [0, 65536).
@@ -48,7 +50,7 @@ def philox_words(seed: int, stream: int | Tensor, rows: Tensor, num_columns: int
 
 
 def dropout_scales(
-    seed: int, stream: int | Tensor, rows: Tensor, num_columns: int, dropout_p: float
+    seed: int | Tensor, stream: int | Tensor, rows: Tensor, num_columns: int, dropout_p: float
 ) -> Tensor:
     """float32 factors: 0 where dropped, 1 / (probability of keeping) elsewhere.
 

@@ -1,0 +1,236 @@
+"""Self-attention of short sequences: several whole sequences in one tile of 64 or 128 tokens, one pass, no statistics.
+
+    out = dropout(softmax(scale * q k^T)) v inside each sequence
+
+Tiling: one program is (tile, head); it takes ROWS queries at a time. All keys of a sequence are in its tile, so the
+softmax is a plain one, and the backward forms it again with delta = sum_j p_j dp_j: it reads neither out nor lse, adds
+nothing atomically and gives the same bits every time. Another sequence's keys are masked.
+
+Packing without a chain: window w of the tokens, BLOCK long, takes the sequences that begin in it. They make at most
+two tiles: those that fit in BLOCK tokens from the first one's beginning, and the one behind them (it begins in the
+window and ends past it, so there is only one). A program finds its tile from where the sequences around three tokens
+begin and end; a next-fit over the whole batch would have to be walked from its start. Empty tiles exit at once. The
+grid, 2 ceil(T / BLOCK) tiles, depends on the number of tokens only.
+
+Bytes: forward 4 T H D elements, backward 7.
+"""
+
+import triton
+import triton.language as tl
+from fastenc.kernels.attention_tile import LOG2_E, drop_keep, load_rows, store_rows
+from torch import Tensor
+
+LONGEST = 128  # tokens of a sequence
+
+
+@triton.jit(do_not_specialize=["total_tokens", "batch", "steps"])
+def _sequence_ends_kernel(
+    cu_seqlens_ptr,  # (batch+1,), int32
+    starts_ptr,  # (total_tokens,), int32: where the token's sequence begins
+    ends_ptr,  # (total_tokens,), int32: and ends
+    total_tokens,
+    batch,
+    steps,  # 2 ** steps > batch
+    BLOCK: tl.constexpr,
+):
+    tokens = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = tokens < total_tokens
+    low = tl.zeros([BLOCK], tl.int32)  # a sequence that begins at or before the token
+    high = low + batch  # one that begins behind it
+    for _ in tl.range(0, steps):
+        middle = (low + high) // 2
+        before = tl.load(cu_seqlens_ptr + middle) <= tokens
+        low = tl.where(before, middle, low)
+        high = tl.where(before, high, middle)
+    tl.store(starts_ptr + tokens, tl.load(cu_seqlens_ptr + low), mask=mask)
+    tl.store(ends_ptr + tokens, tl.load(cu_seqlens_ptr + low + 1), mask=mask)
+
+
+@triton.jit
+def _tile(starts_ptr, ends_ptr, total_tokens, BLOCK: tl.constexpr):
+    """(first token, one past the last) of this program's tile."""
+    edge = tl.program_id(0) // 2 * BLOCK
+    starts_here = tl.load(starts_ptr + edge) == edge
+    first = tl.where(starts_here, edge, tl.load(ends_ptr + edge))
+    last = tl.load(ends_ptr + tl.minimum(edge + BLOCK, total_tokens) - 1)
+    full = first + BLOCK
+    inside = tl.load(starts_ptr + full, mask=full < total_tokens, other=2147483647)
+    middle = tl.minimum(inside, last)
+    second = tl.program_id(0) % 2 == 1
+    return tl.where(second, middle, first), tl.where(second, last, middle)
+
+
+@triton.jit
+def _probabilities(q, k, row_starts, starts, qk_scale, PRECISION: tl.constexpr):
+    """(probabilities, maxima and sums of exp2 of the scores); a row that is no token, with start -1, gets zeros."""
+    s = tl.dot(q, k.T, input_precision=PRECISION) * qk_scale
+    s = tl.where(row_starts[:, None] == starts[None, :], s, float("-inf"))
+    exists = row_starts >= 0
+    peak = tl.where(exists, tl.max(s, 1), 0.0)
+    p = tl.math.exp2(s - peak[:, None])
+    total = tl.where(exists, tl.sum(p, 1), 1.0)
+    return p / total[:, None], peak, total
+
+
+@triton.jit(do_not_specialize=["total_tokens", "threshold"])
+def _attention_short_fwd_kernel(
+    q_ptr,  # (total_tokens, H, D)
+    k_ptr,
+    v_ptr,
+    out_ptr,  # (total_tokens, H, D), contiguous
+    lse_ptr,  # (H, total_tokens), float32
+    starts_ptr,  # (total_tokens,), int32
+    ends_ptr,  # (total_tokens,), int32
+    seed_ptr,  # (1,), int64, or None
+    stride_q_token,
+    stride_q_head,
+    stride_k_token,
+    stride_k_head,
+    stride_v_token,
+    stride_v_head,
+    total_tokens,
+    scale,
+    threshold,
+    drop_scale,
+    H: tl.constexpr,
+    D: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ROWS: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    first, last = _tile(starts_ptr, ends_ptr, total_tokens, BLOCK)
+    if first >= last:
+        return
+    head = tl.program_id(1)
+    dropout = (seed_ptr, head, threshold, drop_scale)
+    keys = first + tl.arange(0, BLOCK)
+    valid = keys < last
+    starts = tl.load(starts_ptr + keys, mask=valid, other=-2)
+    k = load_rows(k_ptr + head * stride_k_head, keys, stride_k_token, valid, D, BLOCK_D)
+    v = load_rows(v_ptr + head * stride_v_head, keys, stride_v_token, valid, D, BLOCK_D)
+    for start_m in tl.range(first, last, ROWS):
+        tokens = start_m + tl.arange(0, ROWS)
+        mask_m = tokens < last
+        row_starts = tl.load(starts_ptr + tokens, mask=mask_m, other=-1)
+        q = load_rows(q_ptr + head * stride_q_head, tokens, stride_q_token, mask_m, D, BLOCK_D)
+        p, peak, total = _probabilities(q, k, row_starts, starts, scale * LOG2_E, PRECISION)
+        if seed_ptr is not None:
+            p *= drop_keep(tokens[:, None], keys[None, :] - row_starts[:, None], dropout)
+        out = tl.dot(p.to(v.dtype), v, input_precision=PRECISION)
+        store_rows(out_ptr + head * D, tokens, H * D, mask_m, out, D, BLOCK_D)
+        lse = (peak + tl.math.log2(total)) / LOG2_E
+        tl.store(lse_ptr + head.to(tl.int64) * total_tokens + tokens, lse, mask=mask_m)
+
+
+@triton.jit(do_not_specialize=["total_tokens", "threshold"])
+def _attention_short_bwd_kernel(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    dout_ptr,  # (total_tokens, H, D), contiguous
+    dq_ptr,  # (total_tokens, H, D), heads next to each other
+    dk_ptr,
+    dv_ptr,
+    starts_ptr,
+    ends_ptr,
+    seed_ptr,
+    stride_q_token,
+    stride_q_head,
+    stride_k_token,
+    stride_k_head,
+    stride_v_token,
+    stride_v_head,
+    stride_grad,  # of tokens in dq, dk and dv
+    total_tokens,
+    scale,
+    threshold,
+    drop_scale,
+    H: tl.constexpr,
+    D: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ROWS: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    first, last = _tile(starts_ptr, ends_ptr, total_tokens, BLOCK)
+    if first >= last:
+        return
+    head = tl.program_id(1)
+    dropout = (seed_ptr, head, threshold, drop_scale)
+    keys = first + tl.arange(0, BLOCK)
+    valid = keys < last
+    starts = tl.load(starts_ptr + keys, mask=valid, other=-2)
+    k = load_rows(k_ptr + head * stride_k_head, keys, stride_k_token, valid, D, BLOCK_D)
+    v = load_rows(v_ptr + head * stride_v_head, keys, stride_v_token, valid, D, BLOCK_D)
+    dk = tl.zeros([BLOCK, BLOCK_D], tl.float32)
+    dv = tl.zeros([BLOCK, BLOCK_D], tl.float32)
+    for start_m in tl.range(first, last, ROWS):
+        tokens = start_m + tl.arange(0, ROWS)
+        mask_m = tokens < last
+        row_starts = tl.load(starts_ptr + tokens, mask=mask_m, other=-1)
+        q = load_rows(q_ptr + head * stride_q_head, tokens, stride_q_token, mask_m, D, BLOCK_D)
+        dout = load_rows(dout_ptr + head * D, tokens, H * D, mask_m, D, BLOCK_D)
+        p, _, _ = _probabilities(q, k, row_starts, starts, scale * LOG2_E, PRECISION)
+        dp = tl.dot(dout, v.T, input_precision=PRECISION)
+        kept = p
+        if seed_ptr is not None:
+            keep = drop_keep(tokens[:, None], keys[None, :] - row_starts[:, None], dropout)
+            kept = p * keep
+            dp *= keep
+        dv = tl.dot(kept.to(dout.dtype).T, dout, dv, input_precision=PRECISION)
+        ds = (p * (dp - tl.sum(p * dp, 1)[:, None])).to(q.dtype)
+        dk = tl.dot(ds.T, q, dk, input_precision=PRECISION)
+        dq = tl.dot(ds, k, input_precision=PRECISION) * scale
+        store_rows(dq_ptr + head * D, tokens, stride_grad, mask_m, dq, D, BLOCK_D)
+    store_rows(dk_ptr + head * D, keys, stride_grad, valid, dk * scale, D, BLOCK_D)
+    store_rows(dv_ptr + head * D, keys, stride_grad, valid, dv, D, BLOCK_D)
+
+
+def config(max_seqlen: int, backward: bool) -> dict:
+    """Tiles of 64 tokens where every sequence fits in one: less of them is masked.
+
+    The backward holds dk and dv, so it takes fewer query rows at a time: 64 spilled.
+    """
+    shape = {"ROWS": 32 if backward else 64, "num_stages": 1}
+    if max_seqlen <= 64:
+        return {"BLOCK": 64, "num_warps": 4, **shape}
+    return {"BLOCK": LONGEST, "num_warps": 8, **shape}
+
+
+def forward(out: Tensor, lse: Tensor, max_seqlen: int, arguments: dict) -> None:
+    _launch(_attention_short_fwd_kernel, max_seqlen, arguments, out_ptr=out, lse_ptr=lse)
+
+
+def backward(
+    dout: Tensor, dq: Tensor, dk: Tensor, dv: Tensor, max_seqlen: int, arguments: dict
+) -> None:
+    """dq, dk and dv have one stride of tokens."""
+    _launch(
+        _attention_short_bwd_kernel,
+        max_seqlen,
+        arguments,
+        dout_ptr=dout,
+        dq_ptr=dq,
+        dk_ptr=dk,
+        dv_ptr=dv,
+        stride_grad=dq.stride(0),
+    )
+
+
+def _launch(kernel, max_seqlen: int, arguments: dict, **own) -> None:
+    """arguments: those of the kernels for any length, of which these take what they name."""
+    cu_seqlens = arguments["cu_seqlens_q_ptr"]
+    batch, total_tokens = cu_seqlens.shape[0] - 1, arguments["total_q"]
+    if total_tokens == 0:
+        return
+    starts, ends = (cu_seqlens.new_empty(total_tokens) for _ in range(2))
+    _sequence_ends_kernel[(triton.cdiv(total_tokens, 256),)](
+        cu_seqlens, starts, ends, total_tokens, batch, batch.bit_length(), BLOCK=256, num_warps=4
+    )
+    launch = config(max_seqlen, kernel is _attention_short_bwd_kernel)
+    shared = {name: arguments[name] for name in kernel.arg_names if name in arguments}
+    grid = (2 * triton.cdiv(total_tokens, launch["BLOCK"]), arguments["H"])
+    kernel[grid](
+        starts_ptr=starts, ends_ptr=ends, total_tokens=total_tokens, **own, **shared, **launch
+    )
