@@ -245,7 +245,8 @@ class Trainer:
             means += torch.stack([part.mean for part in scaled.values()]).detach()
         means = accelerator.reduce(means, "mean")
         weights = [part.weight for part in scaled.values()]
-        loss = (means * means.new_tensor(weights)).sum()
+        # Products by host numbers: a tensor of the weights would be copied to the device, and waited for.
+        loss = torch.stack([m * w for m, w in zip(means.unbind(), weights, strict=True)]).sum()
         limit = config.max_grad_norm or math.inf
         norm = accelerator.clip_grad_norm_(self.model.parameters(), limit)
         figures = torch.stack((loss, norm.double(), totals[-1], *means.unbind()))
