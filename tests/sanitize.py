@@ -137,6 +137,23 @@ def attention(dtype):
         torch.use_deterministic_algorithms(False)
 
 
+@case
+def cross_attention(dtype):
+    """Prefixes, a window and every bias; sequences of one query or none, and of keys alone."""
+    keys = [length + 3 for length in LENGTHS]
+    cu_seqlens_k = torch.tensor([0, *itertools.accumulate(keys)], dtype=torch.int32)
+    q = leaf(TOKENS, 2, 40, dtype=dtype)
+    k, v = leaf(sum(keys), 2, 40, dtype=dtype), leaf(sum(keys), 2, 40, dtype=dtype)
+    ops.cross_attention(
+        *(q, k, v, offsets(), cu_seqlens_k, max(LENGTHS), max(keys)),
+        dropout_p=0.1,
+        window_size=(20, 70),
+        alibi_slopes=torch.tensor([0.5, 0.25]),
+        relative_bias=leaf(2, 9),
+        key_bias=torch.randn(sum(keys)),
+    ).sum().backward()
+
+
 def labels(rows, classes):
     values = torch.arange(rows) * 7 % classes
     values[::3] = -100
@@ -156,6 +173,14 @@ def linear_masked_cross_entropy(dtype):
     hidden, weight = leaf(9, 64, dtype=dtype), leaf(1001, 64, dtype=dtype)
     bias = leaf(1001, dtype=dtype)
     ops.linear_masked_cross_entropy(hidden, weight, bias, labels(9, 1001)).backward()
+
+
+@case
+def linear_kl_divergence(dtype):
+    student = (leaf(9, 64, dtype=dtype), leaf(1001, 64, dtype=dtype), leaf(1001, dtype=dtype))
+    teacher = (leaf(9, 40, dtype=dtype), leaf(1001, 40, dtype=dtype), leaf(1001, dtype=dtype))
+    teacher = tuple(tensor.detach() for tensor in teacher)
+    ops.linear_kl_divergence(*student, *teacher, temperature=2.0).backward()
 
 
 def crf_inputs(dtype, tags=5):
