@@ -123,7 +123,7 @@ def train_sst2(data: dict) -> str:
     return section(
         "Fine-tuning: MiniLM on SST-2, the defaults",
         "FASTENC_DATA=... python -m benchmarks.train_sst2",
-        "Both take the same batches in the same order. " + machine_line(data["machine"]),
+        "Both make batches of similar lengths. " + machine_line(data["machine"]),
         "\n".join(lines),
     )
 
