@@ -365,18 +365,18 @@ def config(kernel: str, head_dim: int, precision: str, biased: bool) -> dict:
 
     precision: "half" or that of float32's products; biased: with a window or a bias.
     64 query rows take 4 warps: 8 would form each softmax twice. The kv kernel keeps two accumulators and five operands,
-    so it takes 32 rows at a time, and 8 warps for wide heads; 64 rows spilled up to 800 bytes a thread.
+    so it takes 32 rows at a time; 64 spilled up to 800 bytes a thread.
     """
     if precision == "ieee":
         # Unrolled fused multiply-adds: small tiles, or the compiler takes minutes. The kv kernel of wide heads spills
         # even so.
         wide_kv = kernel == "backward_kv" and head_dim > 64
         return _launch(16, 16, 4) if wide_kv else _launch(32, 32, 8)
+    if head_dim > 64 and (kernel == "backward_kv" or precision == "tf32"):
+        return _launch(32, 32, 4)
     if kernel == "backward_kv":
-        if precision == "tf32" and head_dim > 64:
-            return _launch(32, 32, 4)  # shared memory
-        return _launch(32, 64, 4 if head_dim <= 64 else 8)
-    if head_dim > 64 and (precision == "tf32" or biased or kernel == "backward_q"):
+        return _launch(32, 64, 4)
+    if head_dim > 64 or (head_dim > 32 and (biased or precision == "tf32")):
         return _launch(64, 32, 4)
     return _launch(64, 64, 4)
 

@@ -136,11 +136,9 @@ def _attention_bwd_relative_kernel(
 
 
 def config(head_dim: int, precision: str) -> dict:
-    """precision: "half" or that of float32's products; blocks as large as registers and shared memory allow."""
-    if precision == "half" or (precision == "tf32" and head_dim <= 64):
-        return {"BLOCK": 64, "num_warps": 8, "num_stages": 2}
-    if head_dim <= 64:
-        return {"BLOCK": 32, "num_warps": 8, "num_stages": 2}
+    """precision: "half" or that of float32's products; blocks as large as sm_80's registers allow."""
+    if precision == "half" or head_dim <= 64:
+        return {"BLOCK": 32, "num_warps": 4 if precision == "half" else 8, "num_stages": 2}
     return {"BLOCK": 16, "num_warps": 4, "num_stages": 2}
 
 

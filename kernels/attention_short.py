@@ -187,15 +187,16 @@ def _attention_short_bwd_kernel(
     store_rows(dv_ptr + head * D, keys, stride_grad, valid, dv, D, BLOCK_D)
 
 
-def config(max_seqlen: int, backward: bool) -> dict:
+def config(head_dim: int, max_seqlen: int, backward: bool) -> dict:
     """Tiles of 64 tokens where every sequence fits in one: less of them is masked.
 
-    The backward holds dk and dv, so it takes fewer query rows at a time: 64 spilled.
+    As many query rows at a time as sm_80 takes without spills; the backward holds dk and dv beside them.
     """
-    shape = {"ROWS": 32 if backward else 64, "num_stages": 1}
-    if max_seqlen <= 64:
-        return {"BLOCK": 64, "num_warps": 4, **shape}
-    return {"BLOCK": LONGEST, "num_warps": 8, **shape}
+    rows = 64 if head_dim <= 64 and max_seqlen <= 64 else 32
+    if backward:
+        rows = 32 if head_dim <= 64 else 16
+    block, warps = (64, 4) if max_seqlen <= 64 else (LONGEST, 8)
+    return {"BLOCK": block, "ROWS": rows, "num_warps": warps, "num_stages": 1}
 
 
 def forward(out: Tensor, lse: Tensor, max_seqlen: int, arguments: dict) -> None:
@@ -228,7 +229,7 @@ def _launch(kernel, max_seqlen: int, arguments: dict, **own) -> None:
     _sequence_ends_kernel[(triton.cdiv(total_tokens, 256),)](
         cu_seqlens, starts, ends, total_tokens, batch, batch.bit_length(), BLOCK=256, num_warps=4
     )
-    launch = config(max_seqlen, kernel is _attention_short_bwd_kernel)
+    launch = config(arguments["D"], max_seqlen, kernel is _attention_short_bwd_kernel)
     shared = {name: arguments[name] for name in kernel.arg_names if name in arguments}
     grid = (2 * triton.cdiv(total_tokens, launch["BLOCK"]), arguments["H"])
     kernel[grid](

@@ -84,10 +84,10 @@ def attention_cases() -> Iterator[tuple[str, object, str, dict]]:
         kernel = attention_relative._attention_bwd_relative_kernel
         yield f"attention backward_relative {dim} bf16", kernel, "bf16", constants
         for length in (64, 128):
-            constants = {**shared, **attention_short.config(length, False)}
+            constants = {**shared, **attention_short.config(dim, length, False)}
             kernel = attention_short._attention_short_fwd_kernel
             yield f"attention short forward {dim} {length} bf16", kernel, "bf16", constants
-            constants = {**shared, **attention_short.config(length, True)}
+            constants = {**shared, **attention_short.config(dim, length, True)}
             kernel = attention_short._attention_short_bwd_kernel
             yield f"attention short backward {dim} {length} bf16", kernel, "bf16", constants
     shared = {"H": 12, "D": 64, "BLOCK_D": 64, "PRECISION": "ieee", "wide_dq_ptr": None}

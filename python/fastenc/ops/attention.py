@@ -55,9 +55,10 @@ def attention(
         (num_heads, total_tokens), float32.
     Raises: ValueError stating rule, received value, remedy.
     Numerics: fp32 arithmetic; products of float32 on a GPU in TF32 where torch.backends.cuda.matmul says so.
-    Memory: C++ and Triton keep nothing of size length x length. Deterministic: yes, but Triton's backward
-    for any but half-precision sequences of at most 128 tokens without window and bias only under
-    torch.use_deterministic_algorithms, for it is slower.
+    A NaN or infinity stays in its sequence, save that on a GPU one in the values of a short half-precision sequence
+    reaches its neighbours. Memory: C++ and Triton keep nothing of size length x length. Deterministic: yes; Triton's
+    backward only under torch.use_deterministic_algorithms, for it is slower, or for half-precision sequences of at
+    most 128 tokens without window and bias.
     Differentiable: qkv, relative_bias.
     Source: Vaswani et al. 2017, arXiv:1706.03762; Press et al. 2021, arXiv:2108.12409 (ALiBi); Raffel et al.
     2020, arXiv:1910.10683 (T5).
