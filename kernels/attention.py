@@ -372,8 +372,10 @@ def config(kernel: str, head_dim: int, precision: str, biased: bool) -> dict:
         # even so.
         wide_kv = kernel == "backward_kv" and head_dim > 64
         return _launch(16, 16, 4) if wide_kv else _launch(32, 32, 8)
-    if head_dim > 64 and (kernel == "backward_kv" or precision == "tf32"):
+    if head_dim > 64 and precision == "tf32":
         return _launch(32, 32, 4)
+    if kernel == "backward_kv" and head_dim > 64:
+        return _launch(32, 64, 8) if head_dim > 96 else _launch(32, 32, 4)
     if kernel == "backward_kv":
         return _launch(32, 64, 4)
     if head_dim > 64 or (head_dim > 32 and (biased or precision == "tf32")):
