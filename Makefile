@@ -10,7 +10,7 @@ setup: .stamps/build
 
 .stamps/venv:
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install -q "$(TORCH)" numpy "setuptools>=77" wheel ninja pybind11
+	$(BIN)/pip install -q "$(TORCH)" numpy "setuptools>=77" wheel ninja
 	@mkdir -p .stamps && touch $@
 
 # What the project needs, from pyproject.toml alone; the extension is compiled by the next stamp.

@@ -9,7 +9,7 @@ from pathlib import Path
 from setuptools import find_packages, setup
 
 REMEDY = """fastenc's extension is compiled against the torch you already have, so install in two steps:
-    pip install "torch>=2.11" setuptools wheel ninja pybind11
+    pip install "torch>=2.11" setuptools wheel ninja
     pip install --no-build-isolation fastenc
 or set FASTENC_BUILD=0 to install the pure Python reference path."""
 
@@ -35,7 +35,6 @@ def extension():
         print("fastenc: extension not built, the reference path will be used")
         return {}
     try:
-        import pybind11
         import torch
         from torch.utils import cpp_extension as cpp
     except ImportError as error:
@@ -51,7 +50,7 @@ def extension():
     module = (cpp.CUDAExtension if cuda else cpp.CppExtension)(
         "fastenc._C",
         sorted(path for folder in folders for path in glob(f"csrc/{folder}")),
-        include_dirs=[os.path.abspath("csrc"), pybind11.get_include()],
+        include_dirs=[os.path.abspath("csrc")],
         define_macros=macros,
         extra_compile_args={
             "cxx": [*common, *speed, "-fvisibility=hidden"],
@@ -65,5 +64,6 @@ def extension():
 setup(
     package_dir={"": "python", "fastenc.kernels": "kernels"},
     packages=[*find_packages("python"), "fastenc.kernels"],
+    package_data={"fastenc.kernels": ["tuned/*.json"]},
     **extension(),
 )

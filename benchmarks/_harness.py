@@ -1,9 +1,12 @@
-"""What every benchmark shares: correctness first, alternating runs, medians, JSON.
+"""What every benchmark shares: correctness first, alternating runs, medians, the roofline of the same run, JSON.
 
-A provider whose result is wrong is reported as wrong, without a time. Runs of the providers alternate in one
-process, so that a drift of the machine's speed hits all of them alike; quote the ratios.
+A provider whose result is wrong is reported as wrong, without a time; one that is not installed, or refuses the case,
+with its reason. Runs of the providers alternate in one process, so that a drift of the machine's speed hits all of
+them alike; quote the ratios. On a GPU an op's time is that of its kernels from a cold cache (KernelTimer), and a
+model's that from the call to the finished work.
 """
 
+import importlib
 import json
 import math
 import os
@@ -11,16 +14,39 @@ import platform
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from contextlib import nullcontext
 from datetime import datetime, timezone
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
-RESULTS = Path(__file__).parent / "results"
+from fastenc._files import write_atomically
+from fastenc.profiling import Ceilings, Work
+from fastenc.profiling.timing import KernelTimer, call_seconds, synchronize
+
+RESULTS = Path(os.environ.get("FASTENC_RESULTS", Path(__file__).parent / "results"))
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+ON_GPU = DEVICE.type == "cuda"
 TURN, PAUSE = 0.05, 0.02  # seconds
-LIBRARIES = ("fastenc", "torch", "transformers", "onnxruntime", "openvino", "numpy")
+LIBRARIES = (
+    "fastenc",
+    "torch",
+    "triton",
+    "transformers",
+    "liger-kernel",
+    "cut-cross-entropy",
+    "onnxruntime",
+    "openvino",
+    "numpy",
+)
+NOT_INSTALLED = "not installed"
+# Largest ||result - truth|| / ||truth||: a wrong formula is far above, the rounding of a few operations below.
+TOLERANCES = {torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 2e-2}
 
 
 def machine() -> dict:
@@ -32,7 +58,7 @@ def machine() -> dict:
         except PackageNotFoundError:
             continue
     return {
-        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else _processor(),
+        "device": torch.cuda.get_device_name() if ON_GPU else _processor(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),
@@ -51,120 +77,297 @@ def _processor() -> str:
 
 def folder_of_device() -> str:
     """Results of this kind of device go into benchmarks/results/<this>."""
-    if torch.cuda.is_available():
+    if ON_GPU:
         return torch.cuda.get_device_name().lower().replace(" ", "-")
     return f"cpu-{os.cpu_count()}-cores"
 
 
+@cache
+def ceilings() -> Ceilings:
+    """This process's device; each ceiling is measured when the first figure needs it."""
+    return Ceilings(DEVICE)
+
+
+@cache
+def _kernel_timer() -> KernelTimer:
+    return KernelTimer(DEVICE)
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def peer(module: str, make: Callable[[Any], Any]) -> Any:
+    """``make(module)``, or why there is no such provider."""
+    try:
+        return make(importlib.import_module(module))
+    except ImportError as error:
+        missing = isinstance(error, ModuleNotFoundError) and error.name == module.split(".")[0]
+        return NOT_INSTALLED if missing else f"{type(error).__name__}: {error}"
+
+
+def compiled(function: Callable) -> Callable:
+    """torch.compile for one case: with another's graphs forgotten, or it would give up after some recompilations."""
+    torch.compiler.reset()
+    return torch.compile(function, dynamic=False)
+
+
+class Prepared(NamedTuple):
+    """A call whose preparation is not timed; on a GPU only."""
+
+    prepare: Callable[[], Any]
+    run: Callable[[Any], Any]
+
+    def __call__(self):
+        return self.run(self.prepare())
+
+
 def compare(
-    providers: dict[str, Callable[[], object]],
+    providers: dict[str, Callable[[], object] | str],
     *,
     baseline: str,
-    check: Callable[[str, object], str | None] | None = None,
-    seconds: float = 4.0,
+    check: Callable[[str, Any], str | None] | None = None,
+    work: Work | None = None,
+    end_to_end: bool = False,
+    seconds: float | None = None,
     min_rounds: int = 5,
 ) -> dict:
     """Time the providers in turn. A turn starts after a pause, in which another provider's threads stop spinning; a
-    short call gets a turn of ``TURN`` seconds, of which the first call is left out and the mean counts.
+    short call gets a turn of ``TURN`` seconds, of which on a CPU the first call is left out and the mean counts.
 
     Args:
+        providers: a call, or the reason why there is none.
         baseline: the provider that the ratios divide.
         check: called with a provider's name and its result; returns what is wrong, or None.
-        seconds: about how long the timing of all providers together lasts.
-    Returns: {provider: {"median_ms", "p20_ms", "p80_ms", "speedup"}} or {"wrong": why}.
+        work: the least bytes and FLOPs of a call; adds rates and the share of the roofline.
+        end_to_end: on a GPU, count the host's time too, and do not empty the cache.
+        seconds: about how long the timing of all providers together lasts; None: 4, on a GPU 1.
+    Returns: {provider: {"median_ms", "p20_ms", "p80_ms", "rounds", "speedup", ...}}, or {"wrong": what},
+        {"missing": why}, {"failed": error}.
     """
     results: dict[str, dict] = {}
-    alive, repeats = {}, {}
+    alive, turns = {}, {}
     for name, call in providers.items():
-        problem = check(name, call()) if check else None
-        if problem:
-            results[name] = {"wrong": problem}
-        else:
-            start = time.perf_counter()
-            call()
-            repeats[name] = math.ceil(TURN / (time.perf_counter() - start))
+        if isinstance(call, str):
+            results[name] = {"missing": call}
+            continue
+        try:
+            results[name], turns[name] = _first_calls(name, call, check, end_to_end)
+        except Exception as error:  # a peer that refuses a case must not end the run
+            reason = (str(error).strip() or "no message").splitlines()[0][:150]
+            results[name] = {"failed": f"{type(error).__name__}: {reason}"}
+            if ON_GPU:
+                torch.cuda.empty_cache()  # it may have failed for want of memory
+            continue
+        if "wrong" not in results[name]:
             alive[name] = call
     times: dict[str, list[float]] = {name: [] for name in alive}
-    end = time.perf_counter() + seconds
+    end = time.perf_counter() + (seconds if seconds is not None else 1.0 if ON_GPU else 4.0)
     rounds = 0
-    while rounds < min_rounds or (time.perf_counter() < end and rounds < 1000):
-        for name, call in alive.items():
+    while alive and (rounds < min_rounds or (time.perf_counter() < end and rounds < 1000)):
+        for name in alive:
             time.sleep(PAUSE)
-            if repeats[name] > 1:
-                call()
-            start = time.perf_counter()
-            for _ in range(repeats[name]):
-                call()
-            times[name].append((time.perf_counter() - start) / repeats[name])
+            times[name] += turns[name]()
         rounds += 1
     for name, values in times.items():
         values.sort()
-        results[name] = {
+        results[name] |= {
             "median_ms": statistics.median(values) * 1e3,
             "p20_ms": values[len(values) // 5] * 1e3,
             "p80_ms": values[-1 - len(values) // 5] * 1e3,
             "rounds": rounds,
         }
     for row in results.values():
-        if "median_ms" in row and baseline in times:
-            row["speedup"] = results[baseline]["median_ms"] / row["median_ms"]
+        if "median_ms" in row:
+            if baseline in times:
+                row["speedup"] = results[baseline]["median_ms"] / row["median_ms"]
+            if work is not None:
+                row |= rates(work, row["median_ms"] / 1e3)
     return results
 
 
-def forward_and_backward(
+def rates(work: Work, seconds: float) -> dict[str, float]:
+    """What a time means beside the work and the ceilings of this run."""
+    floor = ceilings().floor(work)
+    found = {
+        "bytes": work.bytes,
+        "GB_per_s": work.bytes / seconds / 1e9,
+        "floor_ms": floor * 1e3,
+        "percent_of_roofline": 100 * floor / seconds,
+    }
+    if work.flops:
+        found |= {"flops": work.flops, "TFLOP_per_s": work.flops / seconds / 1e12}
+    return found
+
+
+def _first_calls(name: str, call: Callable, check, end_to_end: bool):
+    """A row with the peak memory or what is wrong, and the call's turn."""
+    row: dict[str, Any] = {}
+    call()  # compiles, and fills whatever the provider keeps
+    before = _start_of_peak()
+    result = call()
+    synchronize(DEVICE)
+    if ON_GPU:
+        row["peak_MB"] = (torch.cuda.max_memory_allocated() - before) / 2**20
+    problem = check(name, result) if check else None
+    del result
+    if problem:
+        return {"wrong": problem}, None
+    start = time.perf_counter()
+    call()
+    host = time.perf_counter() - start
+    synchronize(DEVICE)
+    repeats = math.ceil(TURN / (time.perf_counter() - start))
+    if not ON_GPU:
+        return row, lambda: _cpu_turn(call, repeats)
+    if end_to_end:
+        return row, lambda: call_seconds(call, DEVICE, repeats)
+    prepare, timed = call if isinstance(call, Prepared) else (None, call)
+    return row, lambda: _kernel_timer().seconds(timed, min(repeats, 50), host, prepare)
+
+
+def _start_of_peak() -> int:
+    if not ON_GPU:
+        return 0
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    return torch.cuda.memory_allocated()
+
+
+def _cpu_turn(call: Callable, repeats: int) -> list[float]:
+    if repeats > 1:
+        call()
+    start = time.perf_counter()
+    for _ in range(repeats):
+        call()
+    return [(time.perf_counter() - start) / repeats]
+
+
+class Provider(NamedTuple):
+    """An op as one library offers it: a call with gradients, and how its layout becomes the truth's."""
+
+    call: Callable[[], Tensor]
+    inputs: tuple[Tensor, ...]
+    dout: Tensor
+    to_truth: Callable[[Tensor], Tensor] = lambda tensor: tensor
+
+
+def compare_op(
     name: str,
-    providers: dict[str, Callable[[], torch.Tensor]],
-    inputs: Sequence[torch.Tensor],
-    dy: torch.Tensor,
+    providers: dict[str, Provider | str],
+    truth: Provider,
     *,
-    truth: Callable[..., torch.Tensor],
-    tolerance: float,
-    bytes_moved: int,
-) -> dict:
-    """The two cases of an op that memory bounds: forward without gradients, forward + backward.
+    baseline: str,
+    forward: Work,
+    backward: Work,
+    checked: bool = True,
+) -> dict[str, dict]:
+    """Cases "name, forward", on a GPU also "name, backward", and "name, forward + backward".
 
     Args:
-        providers: among them "eager", the baseline.
-        inputs: what the gradients are taken of, and in float64 the arguments of ``truth``.
-        tolerance: largest absolute error of a forward.
-        bytes_moved: by the forward.
+        truth: the same op in float64; its gradients are those of its own inputs, in the providers' order.
+        forward, backward: the least work of each direction.
+        checked: False for an op with random results, of which only finiteness is asked.
     """
+    exact_out = truth.call()
+    exact = (exact_out.detach(), *torch.autograd.grad(exact_out, truth.inputs, truth.dout))
+    tolerance = TOLERANCES[forward.dtype]
 
-    def check(_, result):
-        error = (result.double() - truth(*(v.detach().double() for v in inputs))).abs().max().item()
-        return f"error {error:.2g}" if not error < tolerance else None
+    def check(provider: str, result) -> str | None:
+        convert = providers[provider].to_truth
+        results = (result,) if isinstance(result, Tensor) else result
+        against = exact[:1] if isinstance(result, Tensor) else exact[1:]
+        for place, (value, true) in enumerate(zip(results, against, strict=True)):
+            value = convert(value).double()
+            error = ((value - true).norm() / true.norm()).item() if checked else value.sum().item()
+            if not (error < tolerance if checked else math.isfinite(error)):
+                what = "result" if isinstance(result, Tensor) else f"gradient {place}"
+                return f"{what}: relative error {error:.2g}" if checked else f"{what}: not finite"
+        return None
 
-    with torch.no_grad():
-        forward = compare(providers, baseline="eager", check=check)
-    for row in forward.values():
-        if "median_ms" in row:
-            row["GB_per_s"] = bytes_moved / row["median_ms"] / 1e6
-    train = lambda call: lambda: torch.autograd.grad(call(), inputs, dy)
-    both = compare({key: train(call) for key, call in providers.items()}, baseline="eager")
-    return {f"{name}, forward": forward, f"{name}, forward + backward": both}
+    def both(provider: Provider):
+        return torch.autograd.grad(provider.call(), provider.inputs, provider.dout)
+
+    def backward_alone(provider: Provider):
+        return Prepared(
+            provider.call, lambda out: torch.autograd.grad(out, provider.inputs, provider.dout)
+        )
+
+    directions = {"forward": (lambda p: p.call, forward)}
+    if ON_GPU:
+        directions["backward"] = (backward_alone, backward)
+    directions["forward + backward"] = (lambda p: lambda: both(p), forward + backward)
+    cases = {}
+    for direction, (make, work) in directions.items():
+        calls = {n: p if isinstance(p, str) else make(p) for n, p in providers.items()}
+        with torch.no_grad() if direction == "forward" else nullcontext():
+            cases[f"{name}, {direction}"] = compare(
+                calls, baseline=baseline, check=check, work=work
+            )
+    return cases
+
+
+def compare_functions(
+    name: str,
+    functions: dict[str, Callable[..., Tensor] | str],
+    inputs: tuple[Tensor, ...],
+    dout: Tensor,
+    *,
+    baseline: str = "eager",
+    forward: Work,
+    backward: Work,
+    checked: bool = True,
+) -> dict[str, dict]:
+    """:func:`compare_op` for functions of the same inputs; the baseline's in float64 is the truth."""
+    wide = tuple(value.detach().double().requires_grad_() for value in inputs)
+    providers = {
+        key: f if isinstance(f, str) else Provider(lambda f=f: f(*inputs), inputs, dout)
+        for key, f in functions.items()
+    }
+    truth = Provider(lambda: functions[baseline](*wide), wide, dout.double())
+    works = {"forward": forward, "backward": backward}
+    return compare_op(name, providers, truth, baseline=baseline, checked=checked, **works)
 
 
 def write(name: str, cases: dict) -> Path:
-    """Write a benchmark's cases as JSON with machine and versions, and print them as a table."""
+    """Write a benchmark's cases as JSON with machine, versions and ceilings, and print them as a table.
+
+    Exits with an error when one of fastenc's own rows is wrong or failed.
+    """
     folder = RESULTS / folder_of_device()
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.json"
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps({"machine": machine(), "cases": cases}, indent=1) + "\n")
-    os.replace(temporary, path)
+    content = {"machine": machine(), "ceilings": ceilings().as_json(), "cases": cases}
+    text = json.dumps(content, indent=1) + "\n"
+    write_atomically(path, lambda temporary: temporary.write_text(text))
     print(f"\n{name} ({path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path})")
+    broken = []
     for case, rows in cases.items():
         print(f"  {case}")
         for provider, row in rows.items():
             if not isinstance(row, dict):
                 print(f"    {provider:34} {row:10.1f}")
-            elif "wrong" in row:
-                print(f"    {provider:34} WRONG: {row['wrong']}")
-            elif "median_ms" in row:
-                ratio = f"{row['speedup']:6.2f}x" if "speedup" in row else ""
-                print(
-                    f"    {provider:34} {row['median_ms']:10.3f} ms "
-                    f"[{row['p20_ms']:.3f}, {row['p80_ms']:.3f}] {ratio}"
-                )
+                continue
+            print(f"    {provider:34} {_line(row)}")
+            if provider.startswith("fastenc") and row.keys() & {"wrong", "failed"}:
+                broken.append(f"{case}: {provider}")
     sys.stdout.flush()
+    if broken:
+        raise SystemExit(f"{name}: wrong or failed: {'; '.join(broken)}")
     return path
+
+
+def _line(row: dict) -> str:
+    for state in ("wrong", "missing", "failed"):
+        if state in row:
+            return f"{state}: {row[state]}"
+    if "median_ms" not in row:
+        return str(row)
+    parts = [f"{row['median_ms']:10.3f} ms [{row['p20_ms']:.3f}, {row['p80_ms']:.3f}]"]
+    if "speedup" in row:
+        parts.append(f"{row['speedup']:6.2f}x")
+    if "percent_of_roofline" in row:
+        parts.append(f"{row['percent_of_roofline']:5.1f} % of roofline")
+    if row.get("peak_MB"):
+        parts.append(f"{row['peak_MB']:.0f} MB")
+    return "  ".join(parts)

@@ -16,10 +16,10 @@ def hugging_face(folder: Path, attention: str = "sdpa"):
     return AutoModel.from_pretrained(folder, attn_implementation=attention).eval()
 
 
-def padded(sequences: list[list[int]]) -> dict[str, torch.Tensor]:
+def padded(sequences: list[list[int]], pad: int = 0) -> dict[str, torch.Tensor]:
     """A padded batch as a tokenizer returns it."""
     length = max(map(len, sequences))
-    ids = torch.tensor([s + [0] * (length - len(s)) for s in sequences])
+    ids = torch.tensor([s + [pad] * (length - len(s)) for s in sequences])
     mask = torch.tensor([[1] * len(s) + [0] * (length - len(s)) for s in sequences])
     return {"input_ids": ids, "attention_mask": mask, "token_type_ids": torch.zeros_like(ids)}
 

@@ -1,33 +1,40 @@
-"""GELU(x + bias), forward and forward + backward, at encoders' widths."""
+"""GELU(x + bias), forward and backward, at encoders' widths."""
 
 import torch
 import torch.nn.functional as F
 
-from benchmarks._harness import forward_and_backward, write
+from benchmarks._harness import (
+    DEVICE,
+    ON_GPU,
+    Work,
+    compare_functions,
+    compiled,
+    dtype_name,
+    write,
+)
 from fastenc.ops import bias_gelu
 
-SHAPES = {"MiniLM 4,096 x 1,536": (4096, 1536), "BERT-base 4,096 x 3,072": (4096, 3072)}
+ROWS = 16384 if ON_GPU else 4096
+WIDTHS = {"MiniLM": 1536, "BERT-base": 3072, **({"BERT-large": 4096} if ON_GPU else {})}
 
 
-def bytes_moved(rows: int, width: int, element: int) -> int:
-    """Forward: x read, y written."""
-    return 2 * rows * width * element
+def eager(x, bias):
+    return F.gelu(x + bias)
 
 
 def main() -> None:
     cases = {}
-    for shape, (rows, width) in SHAPES.items():
+    for model, width in WIDTHS.items():
         for dtype in (torch.float32, torch.bfloat16):
-            x = torch.randn(rows, width).to(dtype).requires_grad_()
-            bias = torch.randn(width).to(dtype).requires_grad_()
-            cases |= forward_and_backward(
-                f"{shape} {str(dtype).removeprefix('torch.')}",
-                {"fastenc": lambda: bias_gelu(x, bias), "eager": lambda: F.gelu(x + bias)},
-                (x, bias),
-                torch.randn(rows, width).to(dtype),
-                truth=lambda x, bias: F.gelu(x + bias),
-                tolerance=1e-5 if dtype == torch.float32 else 0.1,
-                bytes_moved=bytes_moved(rows, width, x.element_size()),
+            new = lambda *shape: torch.randn(*shape, device=DEVICE).to(dtype)
+            one = ROWS * width * dtype.itemsize
+            cases |= compare_functions(
+                f"{model} {ROWS:,} x {width:,} {dtype_name(dtype)}",
+                {"fastenc": bias_gelu, "eager": eager, "torch.compile": compiled(eager)},
+                (new(ROWS, width).requires_grad_(), new(width).requires_grad_()),
+                new(ROWS, width),
+                forward=Work(2 * one, dtype=dtype),  # x read, y written
+                backward=Work(3 * one, dtype=dtype),  # dy and x read, dx written
             )
     write("bias_gelu", cases)
 

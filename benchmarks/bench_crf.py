@@ -2,7 +2,7 @@
 
 import torch
 
-from benchmarks._harness import compare, write
+from benchmarks._harness import DEVICE, NOT_INSTALLED, compare, peer, write
 from fastenc.nn import CRF
 from fastenc.reference import crf as reference
 
@@ -10,18 +10,18 @@ BATCH, LENGTH = 32, 128
 
 
 def main() -> None:
-    from torchcrf import CRF as PytorchCrf
-
     cases = {}
     for num_tags in (9, 25):
         torch.manual_seed(0)
-        ours, theirs = CRF(num_tags, batch_first=True), PytorchCrf(num_tags, batch_first=True)
-        theirs.load_state_dict(ours.state_dict())
-        emissions = torch.randn(BATCH, LENGTH, num_tags, requires_grad=True)
-        tags = torch.randint(num_tags, (BATCH, LENGTH))
-        lengths = torch.randint(1, LENGTH + 1, (BATCH,))
+        ours = CRF(num_tags, batch_first=True).to(DEVICE)
+        theirs = peer("torchcrf", lambda module: module.CRF(num_tags, batch_first=True).to(DEVICE))
+        if theirs != NOT_INSTALLED:
+            theirs.load_state_dict(ours.state_dict())
+        emissions = torch.randn(BATCH, LENGTH, num_tags, device=DEVICE, requires_grad=True)
+        tags = torch.randint(num_tags, (BATCH, LENGTH), device=DEVICE)
+        lengths = torch.randint(1, LENGTH + 1, (BATCH,), device=DEVICE)
         lengths[0] = LENGTH
-        mask = torch.arange(LENGTH)[None] < lengths[:, None]
+        mask = torch.arange(LENGTH, device=DEVICE)[None] < lengths[:, None]
 
         def loss_and_gradients(module):
             loss = -module(emissions, tags, mask)
@@ -29,35 +29,41 @@ def main() -> None:
 
         wide = [v.detach().double().requires_grad_() for v in (emissions, *ours.parameters())]
         cu_seqlens = torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).int()
-        truth_loss = -reference.log_likelihood(
-            wide[0][mask], tags[mask], cu_seqlens, *wide[1:]
-        ).sum()
+        log_likelihood = reference.log_likelihood(wide[0][mask], tags[mask], cu_seqlens, *wide[1:])
+        truth_loss = -log_likelihood.sum()
         truth = torch.autograd.grad(truth_loss, wide)
+
+        def gradient_errors(gradients):
+            pairs = zip(gradients, truth, strict=True)
+            return [(g.double() - t).abs().max().item() for g, t in pairs]
 
         def check(_, result):
             loss, gradients = result
             error = abs(loss.item() / truth_loss.item() - 1)
-            errors = [
-                (g.double() - t).abs().max().item() for g, t in zip(gradients, truth, strict=True)
-            ]
-            if not (error < 1e-5 and max(errors) < 1e-3):
-                return f"loss off by {error:.1g}, gradients by {max(errors):.1g}"
-            return None
+            worst = max(gradient_errors(gradients))
+            right = error < 1e-5 and worst < 1e-3
+            return None if right else f"loss off by {error:.1g}, gradients by {worst:.1g}"
 
         providers = {"pytorch-crf": theirs, "fastenc": ours}
-        calls = {n: lambda m=m: loss_and_gradients(m) for n, m in providers.items()}
-        rows = compare(calls, baseline="pytorch-crf", check=check)
+        calls = {
+            name: module if isinstance(module, str) else lambda m=module: loss_and_gradients(m)
+            for name, module in providers.items()
+        }
+        rows = compare(calls, baseline="pytorch-crf", check=check, end_to_end=True)
         for name, call in calls.items():
-            gradients = call()[1]
-            rows[name]["gradient_error"] = max(
-                (g.double() - t).abs().max().item() for g, t in zip(gradients, truth, strict=True)
-            )
+            if not isinstance(call, str):
+                rows[name]["gradient_error"] = max(gradient_errors(call()[1]))
         cases[f"{num_tags} tags, loss and gradients"] = rows
-        expected = theirs.decode(emissions, mask)
+        expected = None if theirs == NOT_INSTALLED else theirs.decode(emissions, mask)
+        decoders = {
+            name: module if isinstance(module, str) else lambda m=module: m.decode(emissions, mask)
+            for name, module in providers.items()
+        }
         cases[f"{num_tags} tags, best path"] = compare(
-            {n: lambda m=m: m.decode(emissions, mask) for n, m in providers.items()},
+            decoders,
             baseline="pytorch-crf",
-            check=lambda _, paths: None if paths == expected else "other paths",
+            check=lambda _, paths: None if expected in (None, paths) else "other paths",
+            end_to_end=True,
         )
     write("crf", cases)
 

@@ -1,56 +1,70 @@
-"""LayerNorm(residual + x + bias), forward and forward + backward, at encoders' widths."""
+"""LayerNorm(residual + dropout(x + bias)), forward and backward, at encoders' widths."""
+
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 
-from benchmarks._harness import compare, write
+from benchmarks._harness import (
+    DEVICE,
+    ON_GPU,
+    Work,
+    compare_functions,
+    compiled,
+    dtype_name,
+    peer,
+    write,
+)
 from fastenc.ops import layer_norm
 
-SHAPES = {"MiniLM 4,096 x 384": (4096, 384), "BERT-base 4,096 x 768": (4096, 768)}
+ROWS = 16384 if ON_GPU else 4096
+WIDTHS = {"MiniLM": 384, "BERT-base": 768, **({"BERT-large": 1024} if ON_GPU else {})}
+DROPOUTS = (0.0, 0.1) if ON_GPU else (0.0,)
+EPS = 1e-5
 
 
-def bytes_moved(rows: int, width: int, element: int) -> int:
-    """Forward: x and residual read, y written."""
-    return 3 * rows * width * element
+def eager(x, residual, weight, bias, x_bias, p=0.0):
+    h = residual + F.dropout(x + x_bias, p)
+    return F.layer_norm(h, x.shape[-1:], weight, bias, EPS)
 
 
 def main() -> None:
     cases = {}
-    for shape, (rows, width) in SHAPES.items():
+    for model, width in WIDTHS.items():
         for dtype in (torch.float32, torch.bfloat16):
-            x, residual = (torch.randn(rows, width).to(dtype).requires_grad_() for _ in range(2))
-            weight, bias, x_bias = (torch.randn(width).to(dtype).requires_grad_() for _ in range(3))
-            dy = torch.randn(rows, width).to(dtype)
-            inputs = (x, residual, weight, bias, x_bias)
+            new = lambda *shape: torch.randn(*shape, device=DEVICE).to(dtype)
+            shapes = ((ROWS, width), (ROWS, width), (width,), (width,), (width,))
+            inputs = tuple(new(*shape).requires_grad_() for shape in shapes)
+            dy = new(ROWS, width)
+            one = ROWS * width * dtype.itemsize
+            for p in DROPOUTS:
 
-            def ours():
-                return layer_norm(x, weight, bias, residual=residual, x_bias=x_bias)
+                def liger(module):
+                    norm = module.liger_layer_norm
+                    return lambda x, residual, weight, bias, x_bias: norm(
+                        residual + F.dropout(x + x_bias, p), weight, bias, EPS
+                    )
 
-            def eager():
-                return F.layer_norm(residual + (x + x_bias), (width,), weight, bias)
+                def ours(x, residual, weight, bias, x_bias):
+                    fused = {"residual": residual, "x_bias": x_bias, "dropout_p": p}
+                    return layer_norm(x, weight, bias, eps=EPS, **fused)
 
-            tolerance = 1e-4 if dtype == torch.float32 else 0.1
-
-            def check(_, result):
-                wide = [v.detach().double() for v in inputs]
-                truth = F.layer_norm(wide[1] + wide[0] + wide[4], (width,), wide[2], wide[3])
-                error = (
-                    (result.double() - truth).abs().max().item() if torch.is_tensor(result) else 0
+                plain = partial(eager, p=p)
+                functions = {"fastenc": ours, "eager": plain, "torch.compile": compiled(plain)}
+                if ON_GPU:
+                    module = "liger_kernel.transformers.functional"
+                    functions["liger-kernel"] = peer(module, liger)
+                cases |= compare_functions(
+                    f"{model} {ROWS:,} x {width:,} {dtype_name(dtype)}"
+                    + (f", dropout {p}" if p else ""),
+                    functions,
+                    inputs,
+                    dy,
+                    forward=Work(3 * one, dtype=dtype),  # x and residual read, y written
+                    # dy and h read, dh written; with dropout also dx, which is another one then
+                    backward=Work((4 if p else 3) * one, dtype=dtype),
+                    checked=not p,
                 )
-                return f"error {error:.2g}" if not error < tolerance else None
-
-            name = f"{shape} {str(dtype).removeprefix('torch.')}"
-            with torch.no_grad():
-                rows_ = compare({"fastenc": ours, "eager": eager}, baseline="eager", check=check)
-            moved = bytes_moved(rows, width, x.element_size())
-            for row in rows_.values():
-                if "median_ms" in row:
-                    row["GB_per_s"] = moved / row["median_ms"] / 1e6
-            cases[f"{name}, forward"] = rows_
-            train = lambda f: lambda: torch.autograd.grad(f(), inputs, dy)
-            cases[f"{name}, forward + backward"] = compare(
-                {"fastenc": train(ours), "eager": train(eager)}, baseline="eager"
-            )
     write("layer_norm", cases)
 
 

@@ -1,8 +1,8 @@
-"""Masked cross-entropy, 2,048 x 30,522 with 15 % labelled: loss and gradient, time and memory.
+"""Masked cross-entropy over full logits with 15 % labelled: loss and gradient, time and memory.
 
-Timed twice, in processes of their own: with the default allocator, which takes every large buffer fresh from the
-system, and with glibc's tuned to recycle them (MALLOC_MMAP_THRESHOLD_, MALLOC_TRIM_THRESHOLD_), which spares
-torch most of its page faults. Peak memory is the growth of the process's largest resident size over one call.
+On a CPU timed twice, in processes of their own: with the default allocator, which takes every large buffer fresh from
+the system, and with glibc's tuned to recycle them (MALLOC_MMAP_THRESHOLD_, MALLOC_TRIM_THRESHOLD_), which spares torch
+most of its page faults. Peak memory is there the growth of the process's largest resident size over one call.
 """
 
 import json
@@ -14,23 +14,38 @@ import sys
 import torch
 import torch.nn.functional as F
 
-from benchmarks._harness import compare, write
+from benchmarks._harness import DEVICE, ON_GPU, Work, compare, compiled, dtype_name, peer, write
 from fastenc.ops import masked_cross_entropy
 
-ROWS, VOCABULARY, SHARE = 2048, 30522, 0.15
+SHARE = 0.15
+# rows, vocabulary: BERT's, and on a GPU a multiple of 64 and XLM-R's too
+SHAPES = [(16384, 30522), (16384, 30528), (4096, 250112)] if ON_GPU else [(2048, 30522)]
 TUNED = {"MALLOC_MMAP_THRESHOLD_": str(2**32), "MALLOC_TRIM_THRESHOLD_": str(2**33)}
+
+
+def gathered(logits, labels):
+    chosen = labels != -100
+    return F.cross_entropy(logits[chosen], labels[chosen])
+
+
 LOSSES = {
     "F.cross_entropy": F.cross_entropy,
-    "gather, F.cross_entropy": lambda x, y: F.cross_entropy(x[y != -100], y[y != -100]),
+    "gather, F.cross_entropy": gathered,
     "fastenc": masked_cross_entropy,
 }
 
 
-def inputs(dtype: torch.dtype):
+def work(labelled: int, rows: int, vocabulary: int, dtype: torch.dtype) -> Work:
+    """Labelled logits read and, like the ignored rows' zeros, their gradient written."""
+    return Work((labelled + rows) * vocabulary * dtype.itemsize, dtype=dtype)
+
+
+def inputs(rows: int, vocabulary: int, dtype: torch.dtype):
     torch.manual_seed(0)
-    logits = torch.randn(ROWS, VOCABULARY).to(dtype).requires_grad_()
-    labels = torch.randint(VOCABULARY, (ROWS,))
-    return logits, torch.where(torch.rand(ROWS) < SHARE, labels, -100)
+    logits = torch.randn(rows, vocabulary, device=DEVICE).to(dtype).requires_grad_()
+    labels = torch.randint(vocabulary, (rows,))
+    labels = torch.where(torch.rand(rows) < SHARE, labels, -100)
+    return logits, labels.to(DEVICE)
 
 
 def step(loss_of, logits, labels):
@@ -40,34 +55,51 @@ def step(loss_of, logits, labels):
     return loss.detach(), gradient
 
 
-def measure_time() -> dict:
+def liger(module):
+    return lambda logits, labels: module.liger_cross_entropy(logits, labels)
+
+
+def measure_time(rows: int, vocabulary: int) -> dict:
     cases = {}
     for dtype in (torch.float32, torch.bfloat16):
-        logits, labels = inputs(dtype)
-        wide = logits.detach().double()[labels != -100].requires_grad_()
-        truth, exact = step(F.cross_entropy, wide, labels[labels != -100])
+        logits, labels = inputs(rows, vocabulary, dtype)
+        chosen = labels != -100
+        wide = logits.detach()[chosen].double().requires_grad_()
+        truth, exact = step(F.cross_entropy, wide, labels[chosen])
         tolerance = 1e-6 if dtype == torch.float32 else 1e-2
 
         def check(_, result):
             loss, gradient = result
-            error = (gradient[labels != -100].double() - exact).abs().max() / exact.abs().max()
-            wrong = not error < tolerance or not abs(loss - truth) < 10 * tolerance
+            error = (gradient[chosen].double() - exact).abs().max() / exact.abs().max()
+            ignored = gradient[~chosen].count_nonzero().item()
+            wrong = not error < tolerance or not abs(loss - truth) < 10 * tolerance or ignored
             return f"loss {loss}, relative gradient error {error:.2g}" if wrong else None
 
-        cases[str(dtype).removeprefix("torch.")] = compare(
-            {
-                name: lambda loss_of=loss_of: step(loss_of, logits, labels)
-                for name, loss_of in LOSSES.items()
-            },
+        losses: dict = dict(LOSSES)
+        if ON_GPU:
+            losses["torch.compile"] = compiled(F.cross_entropy)
+            losses["liger-kernel"] = peer("liger_kernel.transformers.functional", liger)
+        calls = {}
+        for name, loss_of in losses.items():
+            # Liger writes the gradient over its logits: it has a copy of its own.
+            own = logits.detach().clone().requires_grad_() if name == "liger-kernel" else logits
+            calls[name] = (
+                loss_of
+                if isinstance(loss_of, str)
+                else lambda loss_of=loss_of, own=own: step(loss_of, own, labels)
+            )
+        cases[dtype_name(dtype)] = compare(
+            calls,
             baseline="F.cross_entropy",
             check=check,
-            seconds=10,
+            work=work(int(chosen.sum()), rows, vocabulary, dtype),
+            seconds=2 if ON_GPU else 10,
         )
     return cases
 
 
 def measure_memory(provider: str) -> dict:
-    logits, labels = inputs(torch.float32)
+    logits, labels = inputs(*SHAPES[0], torch.float32)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     step(LOSSES[provider], logits, labels)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -84,19 +116,25 @@ def in_own_process(argument: str, environment: dict) -> dict:
 
 def main() -> None:
     if len(sys.argv) > 1:
-        print(json.dumps(measure_time() if sys.argv[1] == "time" else measure_memory(sys.argv[1])))
+        argument = sys.argv[1]
+        found = measure_time(*SHAPES[0]) if argument == "time" else measure_memory(argument)
+        print(json.dumps(found))
         return
     cases = {}
+    if ON_GPU:
+        for rows, vocabulary in SHAPES:
+            for dtype, found in measure_time(rows, vocabulary).items():
+                cases[f"{rows:,} x {vocabulary:,} {dtype}"] = found
+        write("masked_cross_entropy", cases)
+        return
     for allocator, environment in (("default allocator", {}), ("tuned allocator", TUNED)):
         for dtype, rows in in_own_process("time", environment).items():
             cases[f"{dtype}, {allocator}"] = rows
-    labelled = int((inputs(torch.float32)[1] != -100).sum())
+    labelled = int((inputs(*SHAPES[0], torch.float32)[1] != -100).sum())
     cases["memory, float32"] = {name: in_own_process(name, {}) for name in LOSSES} | {
-        "gradient of the labelled rows, MB": labelled * VOCABULARY * 4 / 2**20,
+        "gradient of the labelled rows, MB": labelled * SHAPES[0][1] * 4 / 2**20,
     }
     write("masked_cross_entropy", cases)
-    for name, row in cases["memory, float32"].items():
-        print(f"    {name}: {row}")
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 import torch
 
-from benchmarks._harness import compare, write
+from benchmarks._harness import DEVICE, Work, compare, dtype_name, write
 from fastenc import ops, packing
 
 # Lengths of a batch, hidden size.
@@ -12,28 +12,25 @@ SHAPES = {
 }
 
 
-def bytes_moved(tokens: int, places: int, width: int, element: int) -> int:
-    """Packed rows read, padded rows written."""
-    return (tokens + places) * width * element
-
-
 def main() -> None:
     cases = {}
     for shape, (lengths, width) in SHAPES.items():
         mask = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
-        batch = packing.pack(torch.zeros(mask.shape, dtype=torch.long), mask)
+        batch = packing.pack(torch.zeros(mask.shape, dtype=torch.long), mask).to(DEVICE)
         indices, places = batch.indices, mask.numel()
         for dtype in (torch.float32, torch.bfloat16):
-            values = torch.randn(sum(lengths), width).to(dtype)
-            padded = torch.randn(*mask.shape, width).to(dtype).requires_grad_()
-            expected = torch.zeros(padded.shape, dtype=dtype)
-            expected[mask] = values
+            values = torch.randn(sum(lengths), width).to(DEVICE, dtype)
+            padded = torch.randn(*mask.shape, width).to(DEVICE, dtype).requires_grad_()
+            expected = torch.zeros_like(padded)
+            expected[mask.to(DEVICE)] = values
 
             def check(_, result):
                 return None if torch.equal(result.view_as(expected), expected) else "other rows"
 
-            name = f"{shape}, {str(dtype).removeprefix('torch.')}"
-            rows = compare(
+            name = f"{shape}, {dtype_name(dtype)}"
+            # packed rows read, padded rows written
+            moved = Work(values.nbytes + padded.nbytes, dtype=dtype)
+            cases[f"{name}, unpack"] = compare(
                 {
                     "fastenc": lambda: ops.unpack(values, batch),
                     "index_copy_ into zeros": lambda: values.new_zeros(places, width).index_copy_(
@@ -42,13 +39,8 @@ def main() -> None:
                 },
                 baseline="index_copy_ into zeros",
                 check=check,
-                seconds=2,
+                work=moved,
             )
-            for row in rows.values():
-                if "median_ms" in row:
-                    moved = bytes_moved(len(values), places, width, values.element_size())
-                    row["GB_per_s"] = moved / row["median_ms"] / 1e6
-            cases[f"{name}, unpack"] = rows
             train = lambda f: lambda: torch.autograd.grad(f(), padded, values)
             cases[f"{name}, pack, forward + backward"] = compare(
                 {
@@ -57,7 +49,7 @@ def main() -> None:
                 },
                 baseline="index_select",
                 check=lambda _, result: check(_, result[0]),
-                seconds=2,
+                work=moved + moved,
             )
     write("packing", cases)
 

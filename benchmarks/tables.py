@@ -1,6 +1,7 @@
-"""README tables from the committed results: python -m benchmarks.tables [--check]
+"""README tables from the committed results: python -m benchmarks.tables [--check | --output FILE]
 
-Without --check the README is rewritten between its markers; with it, a difference is an error.
+Without an option the README is rewritten between its markers; with --check, a difference is an error. --output writes
+the tables alone, of the results below $FASTENC_RESULTS if that is set.
 """
 
 import argparse
@@ -34,16 +35,39 @@ def grid(cases: dict, columns: dict[str, str], unit: str, form) -> str:
     return "\n".join(lines)
 
 
-def speedup(row: dict | None) -> str:
+def state(row: dict | None) -> str | None:
+    """What stands in place of a time, or None where there is one."""
     if row is None:
         return "–"
-    return "wrong" if "wrong" in row else f"{row['speedup']:.2f}×"
+    if "missing" in row:
+        return row["missing"]
+    return next((word for word in ("wrong", "failed") if word in row), None)
+
+
+def speedup(row: dict | None) -> str:
+    return state(row) or f"{row['speedup']:.2f}×"
 
 
 def time_and_speedup(row: dict | None) -> str:
-    if row is None:
-        return "–"
-    return "wrong" if "wrong" in row else f"{_digits(row['median_ms'])} ms, {row['speedup']:.2f}×"
+    return state(row) or _time(row) + (f", {row['speedup']:.2f}×" if "speedup" in row else "")
+
+
+def time_and_roofline(row: dict | None) -> str:
+    shown = time_and_speedup(row)
+    if row and "percent_of_roofline" in row and not state(row):
+        shown += f", {row['percent_of_roofline']:.0f} %"
+    return shown
+
+
+def tokens_and_mfu(row: dict | None) -> str:
+    if state(row):
+        return state(row)
+    shown = f"{_digits(row['tokens_per_s'] / 1e3)} k/s, MFU {row['MFU_percent']:.0f} %"
+    return shown + (f", {_digits(row['peak_MB'] / 1024)} GB" if "peak_MB" in row else "")
+
+
+def _time(row: dict) -> str:
+    return f"{_digits(row['median_ms'])} ms"
 
 
 def _digits(value: float) -> str:
@@ -68,6 +92,10 @@ def encoder(data: dict) -> str:
 
 def masked_cross_entropy(data: dict) -> str:
     cases = data["cases"]
+    if "memory, float32" not in cases:
+        return ops(
+            "Masked cross-entropy, 15 % labelled, loss and gradient", "masked_cross_entropy"
+        )(data)
     timed = {case: case for case in cases if not case.startswith("memory")}
     memory = cases["memory, float32"]
     peaks = ", ".join(
@@ -90,13 +118,40 @@ def ops(title: str, name: str):
 
     def make(data: dict) -> str:
         cases = data["cases"]
-        providers = list(next(iter(cases.values())))
+        providers = list(dict.fromkeys(name for rows in cases.values() for name in rows))
         lines = [f"| | {' | '.join(providers)} |", "|---|" + "---:|" * len(providers)]
         for case, rows in cases.items():
-            cells = [time_and_speedup(rows[provider]) for provider in providers]
+            cells = [time_and_roofline(rows.get(provider)) for provider in providers]
             lines.append(f"| {case} | " + " | ".join(cells) + " |")
         command = f"python -m benchmarks.run {name}"
-        return section(title, command, machine_line(data["machine"]), "\n".join(lines))
+        return section(
+            title, command, ceilings_line(data) + machine_line(data["machine"]), "\n".join(lines)
+        )
+
+    return make
+
+
+def ceilings_line(data: dict) -> str:
+    """What the shares of the roofline divide by; nothing for results without."""
+    ceilings = data.get("ceilings", {})
+    if "copy_GB_per_s" not in ceilings:
+        return ""
+    rates = ceilings.get("product_TFLOP_per_s", {})
+    products = "".join(f", {dtype} product {rate:.3g} TFLOP/s" for dtype, rate in rates.items())
+    return f"Last figure: share of the roofline (copy {ceilings['copy_GB_per_s']:,.0f} GB/s{products}). "
+
+
+def whole_model(name: str, mode: str):
+    def make(data: dict) -> str:
+        columns = {case: case.removeprefix(f"{mode}, ") for case in data["cases"]}
+        steps = "forward, backward and AdamW" if mode == "training" else "last hidden states"
+        return section(
+            f"{name}, {mode}",
+            f"python -m benchmarks.bench_models {name} {mode}",
+            f"Real tokens a second ({steps}), MFU on real tokens, peak memory above the weights, by the data set that "
+            "the lengths are of. " + machine_line(data["machine"]),
+            grid(data["cases"], columns, "", tokens_and_mfu),
+        )
 
     return make
 
@@ -173,9 +228,19 @@ def _pretraining(data: dict, objective: str, title: str) -> str:
     )
 
 
+MODELS = ("minilm", "bert-base", "bert-large", "xlm-r-base")
 SECTIONS = {
     "encoder": encoder,
+    **{
+        f"models_{name}_{mode}": whole_model(name, mode)
+        for name in MODELS
+        for mode in ("inference", "training")
+    },
     "masked_cross_entropy": masked_cross_entropy,
+    "linear_masked_cross_entropy": ops(
+        "Masked-LM head: product and loss, 15 % labelled, with gradients",
+        "linear_masked_cross_entropy",
+    ),
     "attention": ops("Attention over packed sequences, 12 heads of 32", "attention"),
     "layer_norm": ops("LayerNorm(residual + x + bias)", "layer_norm"),
     "bias_gelu": ops("GELU(x + bias)", "bias_gelu"),
@@ -184,6 +249,7 @@ SECTIONS = {
         "Embeddings and LayerNorm, vocabulary 30,522", "embedding_layer_norm"
     ),
     "crf": ops("Linear-chain CRF, batch 32, lengths to 128", "crf"),
+    "host_costs": ops("The host's time a call", "host_costs"),
     "mlm_step": mlm_step,
     "train_sst2": train_sst2,
     "train_ner": train_ner,
@@ -206,13 +272,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--check", action="store_true")
-    check = parser.parse_args().check
+    choice = parser.add_mutually_exclusive_group()
+    choice.add_argument("--check", action="store_true")
+    choice.add_argument("--output", type=Path)
+    given = parser.parse_args()
+    if given.output:
+        given.output.write_text(tables(), encoding="utf-8")
+        return 0
     old = README.read_text(encoding="utf-8")
     new = MARKERS.sub(lambda match: match[1] + tables() + match[2], old)
     if new == old:
         return 0
-    if check:
+    if given.check:
         print(
             "README.md's tables are not those of benchmarks/results: run python -m benchmarks.tables"
         )

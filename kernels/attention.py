@@ -32,6 +32,7 @@ from fastenc.kernels.attention_tile import (
     store_rows,
     tile_scores,
 )
+from fastenc.kernels.launch import tunable
 from torch import Tensor
 
 # Numbers that change from batch to batch: compiling again for those that 16 divides would gain nothing.
@@ -360,8 +361,16 @@ def _attention_bwd_q_kernel(
     store_rows(grad_base, offs_m, stride_grad, mask_m, dq * scale, D, BLOCK_D)
 
 
+@tunable(
+    "attention",
+    bucketed=("max_seqlen",),
+    BLOCK_M=(32, 64, 128),
+    BLOCK_N=(32, 64, 128),
+    num_warps=(4, 8),
+    num_stages=(1, 2, 3, 4),
+)
 def config(kernel: str, head_dim: int, precision: str, biased: bool) -> dict:
-    """Launch parameters of "forward", "backward_kv" or "backward_q": chosen by registers, not tuned on a device yet.
+    """Launch parameters of "forward", "backward_kv" or "backward_q" where no table has better ones.
 
     precision: "half" or that of float32's products; biased: with a window or a bias.
     64 query rows take 4 warps: 8 would form each softmax twice. The kv kernel keeps two accumulators and five operands,
@@ -385,6 +394,18 @@ def config(kernel: str, head_dim: int, precision: str, biased: bool) -> dict:
 
 def _launch(block_m: int, block_n: int, num_warps: int) -> dict:
     return {"BLOCK_M": block_m, "BLOCK_N": block_n, "num_warps": num_warps, "num_stages": 2}
+
+
+def _config(kernel: str, max_seqlen: int, arguments: dict) -> dict:
+    return config(
+        kernel,
+        arguments["D"],
+        _precision(arguments),
+        _biased(arguments),
+        like=arguments["q_ptr"],
+        max_seqlen=max_seqlen,
+        dropout=arguments["seed_ptr"] is not None,
+    )
 
 
 def _precision(arguments: dict) -> str:
@@ -472,7 +493,7 @@ def attention_forward(q: Tensor, k: Tensor, v: Tensor, *call) -> tuple[Tensor, T
     if _is_short(max_seqlen_q, call[1], arguments):
         attention_short.forward(out, lse, max_seqlen_q, arguments)
         return out, lse
-    launch = config("forward", q.shape[2], _precision(arguments), _biased(arguments))
+    launch = _config("forward", max_seqlen_q, arguments)
     grid = (triton.cdiv(max_seqlen_q, launch["BLOCK_M"]), cu_seqlens_q.shape[0] - 1, q.shape[1])
     if 0 not in grid:
         _attention_fwd_kernel[grid](out_ptr=out, lse_ptr=lse, **arguments, **launch)
@@ -522,10 +543,9 @@ def attention_backward(
             BLOCK_M=64,
             num_warps=4,
         )
-    kind = (_precision(arguments), _biased(arguments))
     deterministic = torch.are_deterministic_algorithms_enabled()
     wide_dq = None if deterministic else torch.zeros(q.shape, dtype=torch.float32, device=q.device)
-    launch = config("backward_kv", head_dim, *kind)
+    launch = _config("backward_kv", max_seqlen_k, arguments)
     grid = (triton.cdiv(max_seqlen_k, launch["BLOCK_N"]), batch, heads)
     if 0 not in grid:
         _attention_bwd_kv_kernel[grid](
@@ -536,7 +556,7 @@ def attention_backward(
             **arguments,
             **launch,
         )
-    launch = config("backward_q", head_dim, *kind)
+    launch = _config("backward_q", max_seqlen_q, arguments)
     grid = (triton.cdiv(max_seqlen_q, launch["BLOCK_M"]), batch, heads)
     if wide_dq is not None:
         dq.copy_(wide_dq)
@@ -549,7 +569,7 @@ def attention_backward(
         max_seqlen_q,
         max_seqlen_k,
         batch=batch,
-        launch=relative_config(head_dim, kind[0]),
+        launch=relative_config(head_dim, _precision(arguments)),
         SAME_LENGTHS=call[1] is None,
         **arguments,
     )

@@ -18,6 +18,7 @@ Bytes: forward 4 T H D elements, backward 7.
 import triton
 import triton.language as tl
 from fastenc.kernels.attention_tile import LOG2_E, drop_keep, load_rows, store_rows
+from fastenc.kernels.launch import tunable
 from torch import Tensor
 
 LONGEST = 128  # tokens of a sequence
@@ -187,6 +188,7 @@ def _attention_short_bwd_kernel(
     store_rows(dv_ptr + head * D, keys, stride_grad, valid, dv, D, BLOCK_D)
 
 
+@tunable("attention_short", bucketed=("max_seqlen",), ROWS=(16, 32, 64), num_warps=(4, 8, 16))
 def config(head_dim: int, max_seqlen: int, backward: bool) -> dict:
     """Tiles of 64 tokens where every sequence fits in one: less of them is masked.
 
@@ -229,7 +231,13 @@ def _launch(kernel, max_seqlen: int, arguments: dict, **own) -> None:
     _sequence_ends_kernel[(triton.cdiv(total_tokens, 256),)](
         cu_seqlens, starts, ends, total_tokens, batch, batch.bit_length(), BLOCK=256, num_warps=4
     )
-    launch = config(arguments["D"], max_seqlen, kernel is _attention_short_bwd_kernel)
+    launch = config(
+        arguments["D"],
+        max_seqlen,
+        kernel is _attention_short_bwd_kernel,
+        like=arguments["q_ptr"],
+        dropout=arguments["seed_ptr"] is not None,
+    )
     shared = {name: arguments[name] for name in kernel.arg_names if name in arguments}
     grid = (2 * triton.cdiv(total_tokens, launch["BLOCK"]), arguments["H"])
     kernel[grid](

@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from fastenc.kernels.activation import GELU, GELU_TANH, gate, slope
 from fastenc.kernels.device import persistent_programs
+from fastenc.kernels.launch import tunable
 from torch import Tensor
 
 
@@ -70,8 +71,9 @@ def _bias_gelu_bwd_kernel(
         tl.store(target, tl.sum(dbias, 0)[None, :], mask=column < width)
 
 
+@tunable("bias_gelu", ROWS=(1, 2, 4, 8), BLOCK=(256, 512, 1024), num_warps=(2, 4, 8))
 def config(width: int) -> dict:
-    """Launch parameters; not tuned on a device yet."""
+    """Launch parameters where no table has better ones."""
     block = min(1024, triton.next_power_of_2(width))
     return {"ROWS": max(1, 2048 // block), "BLOCK": block, "num_warps": 4}
 
@@ -96,7 +98,7 @@ def _forward_into(y: Tensor, x: Tensor, bias: Tensor | None, tanh: bool) -> None
     width = x.shape[-1]
     if not x.numel():
         return
-    rows, launch = x.numel() // width, config(width)
+    rows, launch = x.numel() // width, config(width, like=x, backward=False)
     grid = (triton.cdiv(rows, launch["ROWS"]), triton.cdiv(width, launch["BLOCK"]))
     _bias_gelu_fwd_kernel[grid](
         x,
@@ -122,7 +124,7 @@ def bias_gelu_backward(
         return dx, torch.zeros(
             width if bias is not None else 0, dtype=torch.float32, device=x.device
         )
-    launch = config(width)
+    launch = config(width, like=x, backward=True)
     # The order of the sum depends on the number of programs, so on the kind of device, and on nothing else.
     programs = min(persistent_programs(x.device, 2), triton.cdiv(rows, launch["ROWS"]))
     partial = torch.empty(

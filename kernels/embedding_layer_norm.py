@@ -21,6 +21,7 @@ import triton
 import triton.language as tl
 from fastenc.kernels.device import persistent_programs
 from fastenc.kernels.dropout import dropout_scale
+from fastenc.kernels.launch import tunable
 from torch import Tensor
 
 WINDOW = 64
@@ -291,8 +292,9 @@ def _add_long_kernel(
         _add_row(table_ptr, own + offset, total + tl.sum(sums, 0), column, WIDTH)
 
 
+@tunable("embedding_layer_norm", ROWS=(1, 2, 4, 8), num_warps=(2, 4, 8, 16))
 def config(width: int, backward: bool) -> dict:
-    """Launch parameters of the norm's kernels; not tuned on a device yet."""
+    """Launch parameters of the norm's kernels where no table has better ones."""
     block = triton.next_power_of_2(width)
     rows = max(1, (1024 if backward else 2048) // block)
     return {"BLOCK": block, "ROWS": rows, "num_warps": max(4, block // (512 if backward else 1024))}
@@ -330,7 +332,7 @@ def embedding_layer_norm_forward(
     if not y.numel():
         return y, mean, rstd
     threshold, drop_scale = _dropout(dropout_p, seed)
-    launch = config(width, False)
+    launch = config(width, False, like=word, dropout=threshold > 0)
     some = lambda tensor: word if tensor is None else tensor.contiguous()
     _embedding_layer_norm_fwd_kernel[(triton.cdiv(rows, launch["ROWS"]),)](
         input_ids.contiguous(),
@@ -387,7 +389,7 @@ def embedding_layer_norm_backward(
     if not dh.numel():
         return dh, *torch.zeros((2, columns), dtype=torch.float32, device=dy.device)
     threshold, drop_scale = _dropout(dropout_p, seed)
-    launch = config(width, True)
+    launch = config(width, True, like=word, dropout=threshold > 0)
     # The order of the sums depends on the number of programs, so on the kind of device, and on nothing else.
     programs = min(persistent_programs(dy.device, 2), triton.cdiv(rows, launch["ROWS"]))
     partial = torch.empty((programs, 2, columns), dtype=torch.float32, device=dy.device)

@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 from fastenc.kernels.device import persistent_programs
 from fastenc.kernels.dropout import dropout_scale
+from fastenc.kernels.launch import tunable
 from torch import Tensor
 
 
@@ -188,8 +189,12 @@ def chunks(width: int) -> tuple[int, int]:
     return triton.next_power_of_2(width), 1
 
 
+@tunable("layer_norm", ROWS=(1, 2, 4, 8), num_warps=(2, 4, 8, 16))
 def config(width: int, backward: bool) -> dict:
-    """Launch parameters; not tuned on a device yet. About 1,024 elements a program and warp keep rows in registers."""
+    """Launch parameters where no table has better ones.
+
+    About 1,024 elements a program and warp keep rows in registers.
+    """
     chunk, count = chunks(width)
     # A power of two, as every tensor's sides must be.
     rows = 1 << ((1024 if backward else 2048) // (chunk * count) or 1).bit_length() - 1
@@ -221,7 +226,7 @@ def layer_norm_forward(
     if not rows:
         return y, h, mean, rstd
     threshold = int(dropout_p * 65536 + 0.5) if seed is not None else 0
-    launch = config(width, False)
+    launch = config(width, False, like=x, dropout=threshold > 0)
     some = lambda tensor: x if tensor is None else tensor
     _layer_norm_fwd_kernel[(triton.cdiv(rows, launch["ROWS"]),)](
         x,
@@ -268,14 +273,14 @@ def layer_norm_backward(
     dy = dy.contiguous()
     width = h.shape[-1]
     rows = h.numel() // width if width else 0
-    launch = config(width, True) if width else {"ROWS": 1}
+    threshold = int(dropout_p * 65536 + 0.5) if seed is not None else 0
+    launch = config(width, True, like=h, dropout=threshold > 0) if width else {"ROWS": 1}
     # The order of the sums depends on the number of programs, so on the kind of device, and on nothing else.
     most = persistent_programs(h.device, 2)
     programs = max(1, min(most, triton.cdiv(rows, launch["ROWS"])))
     dh = torch.empty_like(h)
     dx = torch.empty_like(h) if seed is not None else h.new_empty((0,))
     partial = torch.zeros((programs, 3, width), dtype=torch.float32, device=h.device)
-    threshold = int(dropout_p * 65536 + 0.5) if seed is not None else 0
     if rows:
         _layer_norm_bwd_kernel[(programs,)](
             dy,

@@ -22,6 +22,7 @@ ALLOWED = {
     "objectives": {"ops", "packing", "nn", "models", "data", "objectives", "_extras"},
     "tasks": {"ops", "packing", "nn", "models", "data", "objectives", "tasks", "_extras"},
 }
+ALLOWED["profiling"] = ALLOWED["objectives"] | {"profiling", "_files"}
 # Outside the project's own modules, these layers may import only:
 LIBRARIES = {"reference": {"torch"}, "ops": {"torch"}, "packing": {"torch"}, "nn": {"torch"}}
 

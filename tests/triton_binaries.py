@@ -1,6 +1,8 @@
 """Compiles the Triton kernels ahead of time, without a GPU, and reports what the machine code uses, as JSON.
 
-    python tests/triton_binaries.py 80|90|100
+    python tests/triton_binaries.py 80|90|100 [TABLE]
+
+Those of each kernel's own rule, and those of the architecture's tuned table (or of TABLE).
 
 Runs in a process of its own: the tests' process has chosen Triton's interpreter.
 """
@@ -14,7 +16,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-os.environ.pop("TRITON_INTERPRET", None)
+if __name__ == "__main__":
+    os.environ.pop("TRITON_INTERPRET", None)
 
 import triton
 from fastenc.kernels import (
@@ -24,6 +27,7 @@ from fastenc.kernels import (
     bias_gelu,
     bias_glu,
     embedding_layer_norm,
+    launch,
     layer_norm,
     mlm_corruption,
     packing,
@@ -55,99 +59,170 @@ def type_of(argument: str, element: str) -> str:
     return "fp32" if argument in FLOATS else "i32"
 
 
-def attention_cases() -> Iterator[tuple[str, object, str, dict]]:
-    """Each kernel with dropout, for every head_dim; with window and all biases, and in float32, for some."""
-    plain = {"alibi_ptr": None, "relative_ptr": None, "key_bias_ptr": None, "WINDOW": False}
-    kernels = {
-        "forward": attention._attention_fwd_kernel,
-        "backward_kv": attention._attention_bwd_kv_kernel,
-        "backward_q": attention._attention_bwd_q_kernel,
+Binary = tuple[str, object, dict]  # variant, kernel, constants without launch parameters
+
+
+def attention_constants(key: dict) -> dict:
+    dim = key["head_dim"]
+    constants = {
+        "H": 12,
+        "D": dim,
+        "BLOCK_D": triton.next_power_of_2(dim),
+        # IEEE float32 has no matrix instructions.
+        "PRECISION": "tf32" if key["dtype"] == "float32" else "ieee",
     }
+    return constants if key["dropout"] else {**constants, "seed_ptr": None}
+
+
+def attention_binaries(key: dict) -> Iterator[Binary]:
+    """The kernels that one entry of a table launches, or one call of the rule."""
+    constants = {**attention_constants(key), "WINDOW": key["biased"]}
+    if not key["biased"]:
+        constants |= dict.fromkeys(("alibi_ptr", "relative_ptr", "key_bias_ptr"))
+    if key["kernel"] == "forward":
+        yield "", attention._attention_fwd_kernel, constants
+    elif key["kernel"] == "backward_q":
+        yield "", attention._attention_bwd_q_kernel, constants
+    else:
+        yield "", attention._attention_bwd_kv_kernel, constants
+        if key["head_dim"] == 64:  # leaving dq out changes all of them alike
+            alone = {**constants, "wide_dq_ptr": None}
+            yield " alone", attention._attention_bwd_kv_kernel, alone
+
+
+def attention_short_binaries(key: dict) -> Iterator[Binary]:
+    forward = attention_short._attention_short_fwd_kernel
+    backward = attention_short._attention_short_bwd_kernel
+    yield "", backward if key["backward"] else forward, attention_constants(key)
+
+
+def layer_norm_binaries(key: dict) -> Iterator[Binary]:
+    flags = {"HAS_WEIGHT": True, "HAS_DROPOUT": key["dropout"], "RMS": False, "WIDTH": key["width"]}
+    chunk, count = layer_norm.chunks(key["width"])
+    flags |= {"CHUNK": chunk, "CHUNKS": count}
+    if key["backward"]:
+        wanted = {"WANTS_AFFINE": True, "WANTS_X_BIAS": True}
+        yield "", layer_norm._layer_norm_bwd_kernel, {**flags, **wanted}
+    else:
+        inputs = {"HAS_RESIDUAL": True, "HAS_X_BIAS": True, "HAS_BIAS": True}
+        saved = {"SAVE_H": True, "SAVE_STATISTICS": True}
+        yield "", layer_norm._layer_norm_fwd_kernel, {**flags, **inputs, **saved}
+
+
+ACTIVATIONS = {"erf": 0, "tanh": 1, "silu": 2}
+
+
+def activation_binaries(key: dict, forward, backward, kinds: tuple[str, ...]) -> Iterator[Binary]:
+    kernel = backward if key["backward"] else forward
+    narrow = key["dtype"] != "float32"
+    for kind in kinds if narrow else ("erf",):
+        constants = {"HAS_BIAS": True, "ACTIVATION": ACTIVATIONS[kind], "NARROW": narrow}
+        yield f" {kind}", kernel, constants
+
+
+def bias_gelu_binaries(key: dict) -> Iterator[Binary]:
+    kernels = bias_gelu._bias_gelu_fwd_kernel, bias_gelu._bias_gelu_bwd_kernel
+    return activation_binaries(key, *kernels, ("erf", "tanh"))
+
+
+def bias_glu_binaries(key: dict) -> Iterator[Binary]:
+    kernels = bias_glu._bias_glu_fwd_kernel, bias_glu._bias_glu_bwd_kernel
+    return activation_binaries(key, *kernels, ("erf", "tanh", "silu"))
+
+
+def embedding_layer_norm_binaries(key: dict) -> Iterator[Binary]:
+    flags = {f"HAS_{name}": True for name in ("POSITION", "TYPE", "TYPE_IDS", "WEIGHT")}
+    flags |= {"HAS_DROPOUT": key["dropout"], "WIDTH": key["width"]}
+    if key["backward"]:
+        kernel = embedding_layer_norm._embedding_layer_norm_bwd_kernel
+        yield "", kernel, {**flags, "WANTS_AFFINE": True}
+    else:
+        kernel = embedding_layer_norm._embedding_layer_norm_fwd_kernel
+        yield "", kernel, {**flags, "HAS_BIAS": True, "SAVE_STATISTICS": True}
+
+
+# op: which kernels an entry of its table launches
+BINARIES = {
+    "attention": attention_binaries,
+    "attention_short": attention_short_binaries,
+    "layer_norm": layer_norm_binaries,
+    "bias_gelu": bias_gelu_binaries,
+    "bias_glu": bias_glu_binaries,
+    "embedding_layer_norm": embedding_layer_norm_binaries,
+}
+ELEMENTS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+
+
+def keys() -> Iterator[tuple[str, dict]]:
+    """(op, key) that the kernels' own rules are compiled for."""
     for dim in (32, 64, 96, 128):
-        shared = {"H": 12, "D": dim, "BLOCK_D": triton.next_power_of_2(dim), "PRECISION": "ieee"}
-        for kind, kernel in kernels.items():
-            launch = attention.config(kind, dim, "half", False)
-            yield f"attention {kind} {dim} bf16", kernel, "bf16", {**shared, **plain, **launch}
-            if dim not in (64, 128):
-                continue
-            launch = attention.config(kind, dim, "half", True)
-            constants = {**shared, "WINDOW": True, **launch}
-            yield f"attention {kind} {dim} bf16 biased", kernel, "bf16", constants
-            # IEEE float32 has no matrix instructions.
-            launch = attention.config(kind, dim, "tf32", False)
-            constants = {**shared, **plain, **launch, "PRECISION": "tf32"}
-            yield f"attention {kind} {dim} tf32", kernel, "fp32", constants
-        if dim not in (64, 128):
-            continue
-        constants = {**shared, "WINDOW": True, "SAME_LENGTHS": True}
-        constants |= attention_relative.config(dim, "half")
-        kernel = attention_relative._attention_bwd_relative_kernel
-        yield f"attention backward_relative {dim} bf16", kernel, "bf16", constants
-        for length in (64, 128):
-            constants = {**shared, **attention_short.config(dim, length, False)}
-            kernel = attention_short._attention_short_fwd_kernel
-            yield f"attention short forward {dim} {length} bf16", kernel, "bf16", constants
-            constants = {**shared, **attention_short.config(dim, length, True)}
-            kernel = attention_short._attention_short_bwd_kernel
-            yield f"attention short backward {dim} {length} bf16", kernel, "bf16", constants
-    shared = {"H": 12, "D": 64, "BLOCK_D": 64, "PRECISION": "ieee", "wide_dq_ptr": None}
-    launch = attention.config("backward_kv", 64, "half", False)
-    kernel = attention._attention_bwd_kv_kernel
-    yield "attention backward_kv 64 bf16 alone", kernel, "bf16", {**shared, **plain, **launch}
-
-
-def cases() -> Iterator[tuple[str, object, str, dict]]:
-    """(name, kernel, element type, constants and launch parameters); see the shipped tables in the kernels."""
-    yield from attention_cases()
-    flags = {"HAS_WEIGHT": True, "HAS_DROPOUT": True, "RMS": False}
+        variants = [("bfloat16", False)]
+        if dim in (64, 128):
+            variants += [("bfloat16", True), ("float32", False)]
+        for dtype, biased in variants:
+            precision = "tf32" if dtype == "float32" else "half"
+            shared = {"head_dim": dim, "precision": precision, "biased": biased, "dtype": dtype}
+            for kernel in ("forward", "backward_kv", "backward_q"):
+                yield "attention", {"kernel": kernel, **shared, "dropout": True}
+        for length in (64, 128) if dim in (64, 128) else ():
+            for backward in (False, True):
+                key = {"max_seqlen": length, "backward": backward, "head_dim": dim}
+                yield "attention_short", {**key, "dropout": True, "dtype": "bfloat16"}
     for width in (128, 384, 768, 1024, 4096, 8192):
-        forward = {"HAS_RESIDUAL": True, "HAS_X_BIAS": True, "HAS_BIAS": True, "SAVE_H": True}
-        constants = {**flags, **forward, "SAVE_STATISTICS": True, "WIDTH": width}
-        launch = layer_norm.config(width, False)
-        name = f"layer norm forward {width} bf16"
-        yield name, layer_norm._layer_norm_fwd_kernel, "bf16", {**constants, **launch}
-        constants = {**flags, "WANTS_AFFINE": True, "WANTS_X_BIAS": True, "WIDTH": width}
-        launch = layer_norm.config(width, True)
-        name = f"layer norm backward {width} bf16"
-        yield name, layer_norm._layer_norm_bwd_kernel, "bf16", {**constants, **launch}
-    activations = {"erf": 0, "tanh": 1, "silu": 2}
-    for width in (1536, 3072):
-        for kind, number in activations.items():
-            for element in ("bf16", "fp32") if kind == "erf" else ("bf16",):
-                flags = {"HAS_BIAS": True, "ACTIVATION": number, "NARROW": element == "bf16"}
-                constants = {**flags, **bias_gelu.config(width)}
-                pairs = [("gelu", bias_gelu, constants)] if kind != "silu" else []
-                pairs.append(("glu", bias_glu, {**flags, **bias_glu.config(width)}))
-                for op, module, constants in pairs:
-                    for direction in ("fwd", "bwd"):
-                        kernel = getattr(module, f"_bias_{op}_{direction}_kernel")
-                        yield (
-                            f"{op} {direction} {kind} {width} {element}",
-                            kernel,
-                            element,
-                            constants,
-                        )
+        for backward in (False, True):
+            key = {"width": width, "backward": backward, "dropout": True, "dtype": "bfloat16"}
+            yield "layer_norm", key
+    for width in (128, 768, 1024, 4096):
+        for backward in (False, True):
+            key = {"width": width, "backward": backward, "dropout": True, "dtype": "bfloat16"}
+            yield "embedding_layer_norm", key
+    for op in ("bias_gelu", "bias_glu"):
+        for width in (1536, 3072):
+            for backward in (False, True):
+                for dtype in ("bfloat16", "float32"):
+                    yield op, {"width": width, "backward": backward, "dtype": dtype}
+
+
+def cases(table: Path) -> Iterator[tuple[str, object, str, dict]]:
+    """(name, kernel, element type, constants and launch parameters) of every rule and of the table's entries."""
+    yield from untuned_cases()
+    for op, key in keys():
+        tunable = launch.registry[op]
+        parameters = tunable.rule(*(key[name] for name in tunable.names))
+        yield from variants(op, key, parameters, "")
+    if table.is_file():
+        for entry in json.loads(table.read_text())["entries"]:
+            yield from variants(entry["op"], entry["key"], entry["launch"], " tuned")
+
+
+def variants(op: str, key: dict, parameters: dict, kind: str):
+    values = " ".join(f"{name}={value}" for name, value in key.items())
+    for variant, kernel, constants in BINARIES[op](key):
+        name = f"{op}{kind} {values}{variant}"
+        yield name, kernel, ELEMENTS[key["dtype"]], {**constants, **parameters}
+
+
+def untuned_cases() -> Iterator[tuple[str, object, str, dict]]:
+    """Kernels that take a small part of a step, whose rule no table overrules."""
+    for dim in (64, 128):
+        kernel = attention_relative._attention_bwd_relative_kernel
+        constants = attention_constants({"head_dim": dim, "dtype": "bfloat16", "dropout": True})
+        constants |= {"WINDOW": True, "SAME_LENGTHS": True}
+        constants |= attention_relative.config(dim, "half")
+        yield f"attention backward_relative {dim} bf16", kernel, "bf16", constants
     for element in ("bf16", "fp32"):
-        launch = segment_pool.config(768)
+        parameters = segment_pool.config(768)
         for mode in ("cls", "mean", "max"):
-            constants = {"MODE": getattr(segment_pool, mode.upper()).value, **launch}
+            constants = {"MODE": getattr(segment_pool, mode.upper()).value, **parameters}
             name = f"segment pool forward {mode} {element}"
             yield name, segment_pool._segment_pool_fwd_kernel, element, constants
             name = f"segment pool backward {mode} {element}"
             yield name, segment_pool._segment_pool_bwd_kernel, element, constants
         yield f"unpack {element}", packing._unpack_kernel, element, packing.config(768)
-    launch = mlm_corruption.config()
-    yield "mlm corruption", mlm_corruption._mlm_corruption_kernel, "i64", launch
-
-    flags = dict.fromkeys(("POSITION", "TYPE", "TYPE_IDS", "WEIGHT", "DROPOUT"), True)
-    flags = {f"HAS_{name}": value for name, value in flags.items()}
+    kernel = mlm_corruption._mlm_corruption_kernel
+    yield "mlm corruption", kernel, "i64", mlm_corruption.config()
     for width in (128, 768, 1024, 4096):
         module, name = embedding_layer_norm, f"embedding layer norm {width} bf16"
-        constants = {**flags, "WIDTH": width, **module.config(width, False)}
-        forward = {**constants, "HAS_BIAS": True, "SAVE_STATISTICS": True}
-        yield f"{name} forward", module._embedding_layer_norm_fwd_kernel, "bf16", forward
-        backward = {**flags, "WIDTH": width, "WANTS_AFFINE": True, **module.config(width, True)}
-        yield f"{name} backward", module._embedding_layer_norm_bwd_kernel, "bf16", backward
         constants = {"WIDTH": width, "WINDOW": module.WINDOW, **module.config_add(width)}
         for kernel in (module._add_chunks_kernel, module._add_long_kernel):
             yield f"{name} {kernel.__name__}", kernel, "bf16", constants
@@ -196,7 +271,9 @@ def compile_case(kernel, element: str, constants: dict, capability: int) -> dict
 
 def main() -> None:
     capability = int(sys.argv[1])
-    print(json.dumps({name: compile_case(*case, capability) for name, *case in cases()}, indent=1))
+    table = Path(sys.argv[2]) if len(sys.argv) > 2 else launch.TABLES / f"sm_{capability}.json"
+    found = {name: compile_case(*case, capability) for name, *case in cases(table)}
+    print(json.dumps(found, indent=1))
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from fastenc.cli import commands, info
+from fastenc.cli import commands, info, measure
 from fastenc.cli.options import with_task_options
 from fastenc.tasks import TASKS
 
@@ -268,6 +268,60 @@ def embed(
     Example: `fastenc embed sentence-transformers/all-MiniLM-L6-v2 texts.txt -o vectors.npy`
     """
     commands.embed(model, inputs, output, column, pooling, normalize, batch_size)
+
+
+@app.command()
+def profile(
+    model: Annotated[
+        str,
+        typer.Argument(
+            help="minilm, bert-base, bert-large or xlm-r-base (random weights), a checkpoint folder or a hub name."
+        ),
+    ],
+    output: Annotated[
+        Path,
+        typer.Option("--output", "-o", help="Folder for trace.json, profile.json, profile.png."),
+    ] = Path("profile"),
+    train: Annotated[
+        bool, typer.Option("--train", help="A masked-LM training step instead of inference.")
+    ] = False,
+    batch_size: Annotated[int, typer.Option(help="Sequences a batch.")] = 32,
+    length: Annotated[int, typer.Option(help="Tokens of each sequence.")] = 128,
+    precision: Precision = "fp32",
+    device: Annotated[
+        str | None, typer.Option(help="cpu or cuda. Default: a GPU if there is one.")
+    ] = None,
+) -> None:
+    """Show where a step's time goes: for each op and kernel its time, bytes, FLOPs and share of the roofline.
+
+    The ceilings (bandwidth of a copy, rate of a large product) are measured first, on the same device. trace.json opens
+    in https://ui.perfetto.dev.
+
+    Examples:
+
+    - `fastenc profile minilm`
+
+    - `fastenc profile bert-base --train --precision bf16 --batch-size 128`
+    """
+    measure.profile(model, output, train, batch_size, length, precision, device)
+
+
+@app.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    add_help_option=False,
+)
+def bench(context: typer.Context) -> None:
+    """Run the repository's benchmarks (needs a checkout): `fastenc bench --help` lists them.
+
+    Examples:
+
+    - `fastenc bench`
+
+    - `fastenc bench layer_norm attention`
+
+    - `fastenc bench --tune`
+    """
+    measure.bench(context.args)
 
 
 @app.command(name="info")

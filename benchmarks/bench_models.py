@@ -1,0 +1,231 @@
+"""Whole models on real lengths: inference, and masked-LM training steps with AdamW; tokens a second, MFU, peak memory.
+
+python -m benchmarks.bench_models [MODEL ...] [inference | training]
+
+Random weights of real sizes, one batch of about 16,384 real tokens on a GPU (bfloat16; training: autocast over float32
+weights, dropout 0.1), 1,024 on a CPU (float32). Tokens and FLOPs are those of real tokens and, in the head, of labelled
+ones, whatever a provider computes besides; MFU divides by the rate of a large product measured in the same run. Results
+must agree with transformers' eager model in float32 before anything is timed: hidden states in inference; in training
+the loss without dropout.
+"""
+
+import sys
+import tempfile
+
+import torch
+
+from benchmarks._harness import (
+    DEVICE,
+    NOT_INSTALLED,
+    ON_GPU,
+    ceilings,
+    compare,
+    compiled,
+    peer,
+    write,
+)
+from benchmarks._peers import padded
+from benchmarks.lengths import NAMES, lengths
+from fastenc import patch
+from fastenc.models import MaskedLM
+from fastenc.packing import pack_sequences, unpack
+from fastenc.profiling import models
+from fastenc.profiling.costs import encoder_flops
+
+TOKENS = 16384 if ON_GPU else 1024
+MODES = ("inference", "training")
+DTYPE = torch.bfloat16 if ON_GPU else torch.float32
+TOLERANCE = 5e-2 if ON_GPU else 1e-4  # bfloat16 through up to 24 layers
+SORTED_BATCHES = 8
+
+
+def hugging_face(folder: str, attention: str, dtype: torch.dtype):
+    from transformers import AutoModelForMaskedLM
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()
+    model = AutoModelForMaskedLM.from_pretrained(folder, attn_implementation=attention, dtype=dtype)
+    return model.to(DEVICE).eval()
+
+
+def on_device(batch: dict) -> dict:
+    return {name: value.to(DEVICE) for name, value in batch.items()}
+
+
+def variants(folder: str, dtype: torch.dtype) -> dict:
+    """Ways to run transformers' model: a model, or why there is none."""
+    flash = lambda _: hugging_face(folder, "flash_attention_2", dtype)
+    return {
+        "Hugging Face eager": hugging_face(folder, "eager", dtype),
+        "Hugging Face sdpa": hugging_face(folder, "sdpa", dtype),
+        "Hugging Face flash_attention_2": peer("flash_attn", flash) if ON_GPU else "needs a GPU",
+        "fastenc.patch": patch(hugging_face(folder, "sdpa", dtype), labelled_logits_only=True),
+    }
+
+
+def finish(rows: dict, tokens: int, flops: float) -> dict:
+    """Adds tokens a second and MFU to the timed rows."""
+    for row in rows.values():
+        if "median_ms" in row:
+            seconds = row["median_ms"] / 1e3
+            row["tokens_per_s"] = tokens / seconds
+            row["MFU_percent"] = 100 * flops / seconds / ceilings().product(DTYPE)
+    return rows
+
+
+def inference(ours: MaskedLM, folder: str) -> dict[str, dict]:
+    """Last hidden states of one batch, real tokens only compared."""
+    found = {
+        name: m if isinstance(m, str) else m.base_model
+        for name, m in variants(folder, DTYPE).items()
+    }
+    exact = hugging_face(folder, "eager", torch.float32).base_model
+    encoder, config = ours.encoder.to(DTYPE).eval(), ours.config
+    cases = {}
+    for name in NAMES:
+        sizes = lengths(name, TOKENS)
+        sequences = models.random_sequences(config, sizes)
+        batch = on_device(padded(sequences, config.pad_token_id))
+        real = batch["attention_mask"].bool()
+        by_length = sorted(sequences, key=len)
+        step = -(-len(by_length) // SORTED_BATCHES)
+        parts = [
+            on_device(padded(by_length[i : i + step], config.pad_token_id))
+            for i in range(0, len(by_length), step)
+        ]
+        packed = pack_sequences(sequences).to(DEVICE)
+
+        def forward(model):
+            return lambda: model(**batch).last_hidden_state[real]
+
+        calls: dict = {n: m if isinstance(m, str) else forward(m) for n, m in found.items()}
+        sdpa = found["Hugging Face sdpa"]
+        # Compared with nothing: its tokens are in another order, its model is the one above.
+        by_length_name = f"Hugging Face sdpa, sorted, {SORTED_BATCHES} batches"
+        calls[by_length_name] = lambda: [sdpa(**part).last_hidden_state for part in parts]
+        if ON_GPU:
+            calls["Hugging Face sdpa, torch.compile"] = forward(compiled(sdpa))
+        calls["fastenc"] = lambda: encoder(packed).last_hidden_state
+        with torch.inference_mode():
+            truth = exact(**batch).last_hidden_state[real]
+
+            def check(provider, result):
+                if provider == by_length_name:
+                    return None
+                error = ((result.float() - truth).norm() / truth.norm()).item()
+                return None if error < TOLERANCE else f"relative error {error:.2g}"
+
+            rows = compare(calls, baseline="Hugging Face sdpa", check=check, end_to_end=True)
+        cases[f"inference, {name}"] = finish(rows, sum(sizes), encoder_flops(config, sizes))
+    return cases
+
+
+def training(ours: MaskedLM, folder: str) -> dict[str, dict]:
+    """Forward, backward and AdamW."""
+    found = variants(folder, torch.float32)
+    exact = hugging_face(folder, "eager", torch.float32)
+    config = ours.config
+    optimizers = {}
+    cases = {}
+    for name in NAMES:
+        sizes = lengths(name, TOKENS)
+        packed = pack_sequences(models.random_sequences(config, sizes)).to(DEVICE)
+        torch.manual_seed(1)
+        chosen = (torch.rand(sum(sizes)) < models.MASKED_SHARE).to(DEVICE)
+        labels = torch.where(chosen, packed.input_ids, -100)
+        batch = {
+            "input_ids": unpack(packed.input_ids, packed, config.pad_token_id),
+            "attention_mask": unpack(torch.ones_like(packed.input_ids), packed),
+            "labels": unpack(labels, packed, -100),
+        }
+        losses: dict = {
+            n: m if isinstance(m, str) else lambda m=m: m(**batch).loss for n, m in found.items()
+        }
+        owners = dict(found)
+        if ON_GPU:
+            compile_name = "Hugging Face sdpa, torch.compile"
+            if name == "full 512":
+                owners[compile_name] = found["Hugging Face sdpa"]
+                fused = compiled(owners[compile_name])
+                losses[compile_name] = lambda: fused(**batch).loss
+            else:
+                losses[compile_name] = "compiled for full 512 only: minutes a shape"
+        owners["fastenc"] = ours
+        losses["fastenc"] = lambda: ours(packed, labels).loss
+        truth = exact_loss(exact, batch)
+
+        def step_of(provider):
+            model, loss_of = owners[provider], losses[provider]
+            if id(model) not in optimizers:
+                optimizers[id(model)] = torch.optim.AdamW(model.parameters(), lr=0.0, fused=True)
+            optimizer = optimizers[id(model)]
+
+            def step():
+                with torch.autocast(DEVICE.type, torch.bfloat16, enabled=ON_GPU):
+                    loss = loss_of()
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=True)
+                return loss.detach()
+
+            return step
+
+        calls = {n: f if isinstance(f, str) else step_of(n) for n, f in losses.items()}
+
+        # A learning rate of 0 keeps the weights, so that every step's loss can be held against the first one's.
+        def check(_, loss):
+            error = abs(loss.item() / truth - 1)
+            return None if error < TOLERANCE else f"loss {loss.item():.4f} instead of {truth:.4f}"
+
+        set_mode(owners, False)
+        wrong = compare(calls, baseline="", check=check, end_to_end=True, seconds=0, min_rounds=1)
+        calls = {n: calls[n] if "median_ms" in wrong[n] else state(wrong[n]) for n in calls}
+        set_mode(owners, True)
+        rows = compare(calls, baseline="Hugging Face sdpa", end_to_end=True)
+        rows |= {n: row for n, row in wrong.items() if "median_ms" not in row}
+        flops = 3 * encoder_flops(config, sizes, int(chosen.sum()))
+        cases[f"training, {name}"] = finish(rows, sum(sizes), flops)
+    return cases
+
+
+@torch.no_grad()
+def exact_loss(model, batch: dict) -> float:
+    """Transformers' loss from the labelled rows' logits alone: those of all rows may not fit."""
+    inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
+    chosen = batch["labels"] != -100
+    hidden = model.base_model(**inputs).last_hidden_state[chosen]
+    head = model.cls if hasattr(model, "cls") else model.lm_head
+    return torch.nn.functional.cross_entropy(head(hidden), batch["labels"][chosen]).item()
+
+
+def set_mode(owners: dict, train: bool) -> None:
+    for model in owners.values():
+        if not isinstance(model, str):
+            model.train(train)
+
+
+def state(row: dict) -> str:
+    """What a row without a time says."""
+    return next(iter(row.values()), NOT_INSTALLED)
+
+
+def main() -> None:
+    arguments = sys.argv[1:]
+    unknown = set(arguments) - {*models.SIZES, *MODES}
+    if unknown:
+        raise SystemExit(f"give {', '.join((*models.SIZES, *MODES))}, got {', '.join(unknown)}")
+    default = list(models.SIZES) if ON_GPU else ["minilm"]
+    wanted = [name for name in models.SIZES if name in arguments] or default
+    for name in wanted:
+        for mode in [mode for mode in MODES if mode in arguments] or MODES:
+            torch.manual_seed(0)
+            ours = MaskedLM(models.SIZES[name])
+            with tempfile.TemporaryDirectory() as folder:
+                ours.save_pretrained(folder)
+                run = inference if mode == "inference" else training
+                cases = run(ours.to(DEVICE), folder)
+            write(f"models_{name}_{mode}", cases)
+
+
+if __name__ == "__main__":
+    main()

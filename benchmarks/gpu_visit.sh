@@ -1,0 +1,166 @@
+#!/usr/bin/env bash
+# A complete visit to a machine with an NVIDIA GPU, no network and the system's Python (torch, triton, transformers):
+# build, GPU tests, tuning, every benchmark, profiles, tables and plots.
+#
+#   benchmarks/gpu_visit.sh [--dry-run] [--list] [--force] [--seconds N] [STAGE ...]
+#
+#   --dry-run    print what each stage would do here, and do nothing
+#   --list       print the stages' names
+#   --force      run the named stages (or all) though they are finished
+#   --seconds N  start no stage later than that, and end the last one then; the next call goes on
+#   STAGE        only these stages; a name may end in * ("bench_*")
+#
+# A stage that has finished is not run again; one that fails or runs out of its time does not stop the next. Everything
+# lands in gpu-visit/ (state, logs, results, summary.txt); with OUT set, also in $OUT as summary.txt and visit.tar.gz.
+# Without a GPU the stages that need none run, and the others say that they are skipped.
+set -uo pipefail
+ROOT=$(cd "$(dirname "$0")/.." && pwd)
+cd "$ROOT"
+FOLDER=${VISIT_FOLDER:-$ROOT/gpu-visit}
+export FASTENC_RESULTS=$FOLDER/results PYTHONUNBUFFERED=1 HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1
+
+if [[ -z ${PYTHON:-} ]]; then
+  PYTHON=python3
+  [[ -x .venv/bin/python ]] && PYTHON=$ROOT/.venv/bin/python
+fi
+
+NAMES=() LIMITS=() NEEDS=() COMMANDS=()
+stage() { # name, seconds, what it needs ("gpu", a program, or "-"), command line
+  NAMES+=("$1") LIMITS+=("$2") NEEDS+=("$3") COMMANDS+=("$4")
+}
+
+GPU= XDIST=
+if "$PYTHON" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' 2>/dev/null; then
+  GPU=1
+  # Most of the GPU tests' time is Triton compiling, on one core a process.
+  "$PYTHON" -c 'import xdist' 2>/dev/null && XDIST="-n 8"
+fi
+PYTEST="$PYTHON -m pytest -p no:cacheprovider"
+SANITIZER="PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --error-exitcode 1"
+stage env 60 - "uname -a; lscpu | head -20; free -g; nvidia-smi; nvcc --version; $PYTHON -m pip list; $PYTHON -c 'import torch, triton; print(torch.__version__, triton.__version__)'"
+stage build 560 - "PIP_BREAK_SYSTEM_PACKAGES=1 $PYTHON -m pip install --no-index --no-build-isolation --no-deps -e . && $PYTHON -m fastenc.cli info"
+# Code 5: no test is marked, which is no failure.
+stage tests_gpu 560 gpu "$PYTEST $XDIST -m gpu; code=\$?; [[ \$code == 5 ]] || exit \$code"
+for file in tests/test_*_triton.py; do
+  name=$(basename "$file" .py)
+  stage "tests_${name#test_}" 560 - "$PYTEST $XDIST $file"
+done
+stage tests_binaries 560 - "$PYTEST tests/test_triton_binaries.py"
+stage memcheck 560 compute-sanitizer "$SANITIZER --tool memcheck $PYTHON tests/sanitize.py"
+stage racecheck 560 compute-sanitizer "$SANITIZER --tool racecheck $PYTHON tests/sanitize.py"
+stage tune 580 gpu "$PYTHON -m benchmarks.run --tune --seconds 540 && mkdir -p $FOLDER/tuned && cp kernels/tuned/*.json $FOLDER/tuned/"
+for file in benchmarks/bench_*.py; do
+  name=$(basename "$file" .py)
+  case ${name#bench_} in models | encoder | mlm_step) ;; # one stage a model below; the others are for CPUs
+    *) stage "$name" 560 gpu "$PYTHON -m benchmarks.$name" ;;
+  esac
+done
+for model in minilm bert-base bert-large xlm-r-base; do
+  for mode in inference training; do
+    stage "models_${model}_$mode" 560 gpu "$PYTHON -m benchmarks.bench_models $model $mode"
+  done
+done
+for model in minilm bert-base bert-large; do
+  common="$PYTHON -m fastenc.cli profile $model --precision bf16 --batch-size 128 --length 128"
+  stage "profile_${model}_inference" 300 gpu "$common -o $FOLDER/profile_${model}_inference"
+  stage "profile_${model}_training" 300 gpu "$common --train -o $FOLDER/profile_${model}_training"
+done
+stage tables 60 - "$PYTHON -m benchmarks.tables --output $FOLDER/tables.md"
+stage plots 120 - "$PYTHON -m benchmarks.plots $FOLDER/plots"
+
+DRY= FORCE= END= WANTED=()
+while (($#)); do
+  case $1 in
+    --dry-run) DRY=1 ;;
+    --list) printf '%s\n' "${NAMES[@]}"; exit ;;
+    --force) FORCE=1 ;;
+    --seconds) END=$((SECONDS + $2)); shift ;;
+    -h | --help) sed -n '2,/^set /s/^# \{0,1\}//p' "$0" | sed '$d'; exit ;;
+    -*) echo "gpu_visit.sh: no such option: $1" >&2; exit 2 ;;
+    *) WANTED+=("$1") ;;
+  esac
+  shift
+done
+
+wanted() { # is the stage asked for?
+  ((${#WANTED[@]})) || return 0
+  local pattern
+  for pattern in "${WANTED[@]}"; do
+    # shellcheck disable=SC2053  # a pattern on purpose
+    [[ $1 == $pattern ]] && return 0
+  done
+  return 1
+}
+for pattern in "${WANTED[@]:+${WANTED[@]}}"; do
+  # shellcheck disable=SC2053
+  for name in "${NAMES[@]}"; do [[ $name == $pattern ]] && continue 2; done
+  echo "gpu_visit.sh: no such stage: $pattern (see --list)" >&2
+  exit 2
+done
+
+obstacle() { # why a stage that needs $1 cannot run here
+  case $1 in
+    -) return 1 ;;
+    gpu) [[ -z $GPU ]] && echo "no GPU that $PYTHON's torch sees" ;;
+    *) if [[ -z $GPU ]]; then echo "no GPU"; elif ! command -v "$1" >/dev/null; then echo "$1 is not on the PATH"; else return 1; fi ;;
+  esac
+}
+
+mkdir -p "$FOLDER/done" "$FOLDER/logs"
+LINES_OF_SUMMARY=() FAILED=0
+report() {
+  local line
+  line=$(printf '%-32s %-10s %5s s  %s' "$1" "$2" "$3" "$4")
+  echo "$line"
+  LINES_OF_SUMMARY+=("$line")
+}
+for place in "${!NAMES[@]}"; do
+  name=${NAMES[place]} limit=${LIMITS[place]}
+  wanted "$name" || continue
+  if why=$(obstacle "${NEEDS[place]}"); then
+    report "$name" skipped 0 "$why"
+    continue
+  fi
+  # The machine may be another one than the folder of results remembers.
+  [[ $name == build ]] && ! "$PYTHON" -c 'import fastenc._C' 2>/dev/null && rm -f "$FOLDER/done/build"
+  if [[ -z $FORCE && -e $FOLDER/done/$name ]]; then
+    report "$name" finished 0 "before; --force runs it again"
+    continue
+  fi
+  if [[ -n $DRY ]]; then
+    report "$name" "would run" 0 "at most $limit s: ${COMMANDS[place]}"
+    continue
+  fi
+  if [[ -n $END ]]; then
+    left=$((END - SECONDS))
+    if ((left < 20)); then
+      report "$name" "not begun" 0 "the time is up; the next call goes on here"
+      continue
+    fi
+    ((left < limit)) && limit=$left
+  fi
+  start=$SECONDS
+  timeout --kill-after=15 "$limit" bash -c "${COMMANDS[place]}" >"$FOLDER/logs/$name.log" 2>&1
+  code=$?
+  if ((code == 0)); then
+    touch "$FOLDER/done/$name"
+    report "$name" passed $((SECONDS - start)) "$(tail -n 1 "$FOLDER/logs/$name.log" | cut -c 1-100)"
+  else
+    FAILED=1
+    why="code $code: $(tail -n 1 "$FOLDER/logs/$name.log" | cut -c 1-100)"
+    ((code == 124 || code == 137)) && why="out of time after $limit s"
+    report "$name" FAILED $((SECONDS - start)) "$why"
+  fi
+done
+
+[[ -n $DRY ]] && exit
+printf '%s\n' "${LINES_OF_SUMMARY[@]:+${LINES_OF_SUMMARY[@]}}" >"$FOLDER/summary.txt"
+echo
+echo "summary, logs and results in $FOLDER"
+if [[ -n ${OUT:-} ]]; then
+  mkdir -p "$OUT"
+  cp "$FOLDER/summary.txt" "$OUT/"
+  tar czf "$OUT/visit.tar.gz" -C "$FOLDER" .
+  echo "and in $OUT"
+fi
+exit $FAILED

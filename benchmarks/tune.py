@@ -1,0 +1,263 @@
+"""Fills this GPU's table of launch parameters, kernels/tuned/sm_<capability>.json.
+
+fastenc bench --tune [--seconds N] [--force] [OP ...]
+
+For every problem below it notes which launches the op asks about, and improves each from the kernel's own rule on, one
+parameter at a time, until no single change helps. A candidate that fails to compile, or whose result or gradient is
+not the reference's, is never timed; the rule keeps its place unless it is beaten by more than 2 %. The table is written
+after every launch, so an interrupted run goes on where it stopped; entries that are there are kept unless --force is
+given.
+"""
+
+import argparse
+import json
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from fastenc.kernels import launch
+from torch import Tensor
+
+from benchmarks._harness import DEVICE, ON_GPU, TOLERANCES, machine
+from fastenc._files import write_atomically
+from fastenc.ops import attention, bias_gelu, bias_glu, embedding_layer_norm, layer_norm
+from fastenc.packing import pack_sequences
+from fastenc.profiling.timing import KernelTimer, synchronize
+
+TOKENS, VOCABULARY = 16384, 30522
+GAIN = 0.98  # of the rule's time: less is noise
+REPEATS = 20
+Clock = Callable[[Callable, Callable | None], float]
+
+
+class Problem(NamedTuple):
+    """An op at a shape to tune for: op(*inputs, impl=...), differentiable in its inputs."""
+
+    op: str
+    run: Callable[..., Tensor]
+    inputs: tuple[Tensor, ...]
+
+
+def problems() -> Iterator[Callable[[], Problem]]:
+    """Encoders' shapes, made one at a time, the most used first."""
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        for p in (0.1, 0.0):
+            for width in (768, 1024, 384):
+                yield lambda: norm_problem(TOKENS, width, dtype, p)
+                yield lambda: embedding_problem(TOKENS, width, dtype, p)
+        for width in (3072, 4096, 1536):
+            yield lambda: gelu_problem(TOKENS, width, dtype)
+        yield lambda: glu_problem(TOKENS, 1152, dtype)
+        # Full float32 products compile for minutes, and nobody trains with them.
+        for dim in (64, 32) if dtype != torch.float32 else ():
+            for p in (0.1, 0.0):
+                for length in (512, 128, 256, 64, 32):
+                    lengths = [length] * (TOKENS // length)
+                    yield lambda: attention_problem(lengths, 12, dim, dtype, p)
+
+
+def random_inputs(dtype: torch.dtype, *shapes: tuple[int, ...]) -> tuple[Tensor, ...]:
+    return tuple(torch.randn(*s, device=DEVICE).to(dtype).requires_grad_() for s in shapes)
+
+
+def norm_problem(rows: int, width: int, dtype: torch.dtype, p: float) -> Problem:
+    def run(x, residual, weight, bias, x_bias, impl):
+        return layer_norm(x, weight, bias, residual=residual, x_bias=x_bias, dropout_p=p, impl=impl)
+
+    matrix, vector = (rows, width), (width,)
+    inputs = random_inputs(dtype, matrix, matrix, vector, vector, vector)
+    return Problem("layer_norm", run, inputs)
+
+
+def embedding_problem(tokens: int, width: int, dtype: torch.dtype, p: float) -> Problem:
+    ids, positions = (torch.randint(n, (tokens,), device=DEVICE) for n in (VOCABULARY, 512))
+
+    def run(word, position, token_type, weight, bias, impl):
+        tables = {"position_ids": positions, "position": position, "token_type": token_type}
+        return embedding_layer_norm(ids, word, weight, bias, dropout_p=p, impl=impl, **tables)
+
+    shapes = ((VOCABULARY, width), (512, width), (2, width), (width,), (width,))
+    return Problem("embedding_layer_norm", run, random_inputs(dtype, *shapes))
+
+
+def gelu_problem(rows: int, width: int, dtype: torch.dtype) -> Problem:
+    return Problem("bias_gelu", bias_gelu, random_inputs(dtype, (rows, width), (width,)))
+
+
+def glu_problem(rows: int, width: int, dtype: torch.dtype) -> Problem:
+    inputs = random_inputs(dtype, (rows, 2 * width), (2 * width,))
+    return Problem("bias_glu", partial(bias_glu, activation="gelu"), inputs)
+
+
+def attention_problem(
+    lengths: list[int], heads: int, dim: int, dtype: torch.dtype, p: float
+) -> Problem:
+    batch = pack_sequences([[0] * length for length in lengths]).to(DEVICE)
+
+    def run(qkv, impl):
+        return attention(qkv, batch.cu_seqlens, batch.max_seqlen, dropout_p=p, impl=impl)
+
+    return Problem("attention", run, random_inputs(dtype, (sum(lengths), 3, heads, dim)))
+
+
+def kernel_clock() -> Clock:
+    """Median device time, from a cold cache."""
+    timer = KernelTimer(DEVICE)
+
+    def clock(call: Callable, prepare: Callable | None) -> float:
+        start = time.perf_counter()
+        call(*(() if prepare is None else (prepare(),)))
+        host = time.perf_counter() - start
+        synchronize(DEVICE)
+        return statistics.median(timer.seconds(call, REPEATS, host, prepare))
+
+    return clock
+
+
+class Tuner:
+    """Tunes problem after problem into one table.
+
+    Args:
+        impl: the implementation whose launches are tuned.
+        keep: whether entries of the table that is there already stay as they are.
+    """
+
+    def __init__(self, path: Path, clock: Clock, *, impl: str = "triton", keep: bool = True):
+        self.path, self.clock, self.impl, self.keep = path, clock, impl, keep
+        self.entries: dict[tuple[str, launch.Key], dict] = {}
+        if path.is_file():
+            for entry in json.loads(path.read_text())["entries"]:
+                self.entries[entry["op"], tuple(sorted(entry["key"].items()))] = entry
+        self.tuned: set[tuple[str, launch.Key]] = set(self.entries) if keep else set()
+
+    def tune(self, problem: Problem, until: float = float("inf")) -> None:
+        """Both directions; stops between launches once ``time.monotonic()`` is past ``until``."""
+        exact = tuple(v.detach().double().requires_grad_() for v in problem.inputs)
+        out = self._seeded(problem, exact, "reference")
+        dout = torch.randn_like(out)
+        truth = torch.autograd.grad(out, exact, dout)
+        low = dout.to(problem.inputs[0].dtype)
+        forward = lambda: self._seeded(problem, problem.inputs, self.impl)
+        backward = lambda y: torch.autograd.grad(y, problem.inputs, low)
+        self._tune(problem, forward, None, (out.detach(),), until)
+        self._tune(problem, backward, forward, truth, until)
+
+    def _seeded(self, problem: Problem, inputs: tuple[Tensor, ...], impl: str) -> Tensor:
+        torch.manual_seed(0)  # the same dropout mask every time
+        return problem.run(*inputs, impl=impl)
+
+    def _tune(self, problem: Problem, call, prepare, truth: tuple[Tensor, ...], until: float):
+        asked: dict[tuple[str, launch.Key], dict] = {}
+
+        def note(tunable, key, rule):
+            asked.setdefault((tunable.op, key), rule)
+            return rule
+
+        argument = () if prepare is None else (prepare(),)
+        with launch.overruled(note):
+            call(*argument)
+        for place, rule in asked.items():
+            if place in self.tuned:
+                continue
+            if time.monotonic() > until:
+                return
+            self._tune_launch(place, rule, problem, call, prepare, truth)
+
+    def _tune_launch(self, place, rule: dict, problem: Problem, call, prepare, truth) -> None:
+        op, key = place
+        tried: dict[str, float] = {}  # parameters → seconds, infinite for what cannot be used
+
+        def seconds(candidate: dict) -> float:
+            name = json.dumps(candidate, sort_keys=True)
+            if name not in tried:
+                tried[name] = self._measure(place, candidate, problem, call, prepare, truth)
+            return tried[name]
+
+        rule_seconds = seconds(rule)
+        if rule_seconds == math.inf:
+            raise RuntimeError(f"{op} {dict(key)}: the rule's own {rule} fails or is wrong")
+        best, found = rule, None
+        while best != found:
+            found = best
+            for parameter, values in launch.registry[op].grid.items():
+                best = min([best, *({**best, parameter: v} for v in values)], key=seconds)
+        if seconds(best) > GAIN * rule_seconds:
+            best = rule
+        self.entries[place] = {
+            "op": op,
+            "key": dict(key),
+            "launch": best,
+            "us": seconds(best) * 1e6,
+            "rule_us": rule_seconds * 1e6,
+        }
+        self.tuned.add(place)
+        self.write()
+        unusable = sum(value == math.inf for value in tried.values())
+        print(
+            f"{op} {dict(key)}: {best}, {seconds(best) * 1e6:.1f} us; the rule {rule_seconds * 1e6:.1f} us; "
+            f"{len(tried)} tried, {unusable} unusable",
+            flush=True,
+        )
+
+    def _measure(self, place, candidate: dict, problem: Problem, call, prepare, truth) -> float:
+        def answer(tunable, key, rule):
+            return candidate if (tunable.op, key) == place else rule
+
+        with launch.overruled(answer):
+            try:
+                result = call(*(() if prepare is None else (prepare(),)))
+                right = self._right(result, truth, problem.inputs[0].dtype)
+                return self.clock(call, prepare) if right else math.inf
+            except Exception:  # too much shared memory, a shape that the compiler refuses
+                return math.inf
+
+    @staticmethod
+    def _right(result, truth: tuple[Tensor, ...], dtype: torch.dtype) -> bool:
+        results = (result,) if isinstance(result, Tensor) else result
+        # Written so that NaN is wrong.
+        return all(
+            ((value.detach().double() - true).norm() <= TOLERANCES[dtype] * true.norm()).item()
+            for value, true in zip(results, truth, strict=True)
+        )
+
+    def write(self) -> None:
+        """The table so far, in place of the old one."""
+        ordered = sorted(self.entries.values(), key=lambda e: (e["op"], json.dumps(e["key"])))
+        text = json.dumps({"machine": machine(), "entries": ordered}, indent=1) + "\n"
+        self.path.parent.mkdir(exist_ok=True)
+        write_atomically(self.path, lambda temporary: temporary.write_text(text))
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        "fastenc bench --tune",
+        description=__doc__,
+        formatter_class=argparse.RawTextHelpFormatter,
+    )
+    parser.add_argument("ops", nargs="*", metavar="OP", help="only these ops")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin nothing later")
+    parser.add_argument("--force", action="store_true", help="tune again what the table has")
+    given = parser.parse_args(arguments)
+    if not ON_GPU:
+        parser.error("tuning times kernels on a GPU, and torch sees none here")
+    until = time.monotonic() + given.seconds
+    path = launch.TABLES / f"{launch.architecture(torch.device('cuda', 0))}.json"
+    tuner = Tuner(path, kernel_clock(), keep=not given.force)
+    for make in problems():
+        if time.monotonic() > until:
+            print("the time is up; the next run goes on here")
+            break
+        problem = make()
+        if not given.ops or problem.op in given.ops:
+            tuner.tune(problem, until)
+    print(f"{len(tuner.entries)} entries in {path}")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,5 @@
+"""Where time goes: a device's ceilings, the work of an op, and the profile of a model's step."""
+
+from fastenc.profiling.roofline import Ceilings, Work
+
+__all__ = ["Ceilings", "Work"]

@@ -1,0 +1,139 @@
+"""Bytes and FLOPs: of each op that a step dispatches, and of a model by its sizes.
+
+An op's bytes are those of its distinct inputs and of its outputs, once each; views and allocations move nothing. FLOPs
+are those of matrix products, by torch's own formulas and, for the project's ops, by the ones here.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
+
+from fastenc.models import EncoderConfig
+from fastenc.profiling.roofline import Work
+
+NO_WORK = {"aten::empty", "aten::empty_like", "aten::new_empty", "aten::empty_strided"}
+WRITE_ONLY = {"aten::copy_", "aten::zero_", "aten::fill_"}
+
+
+class OpCall(NamedTuple):
+    """One op as the dispatcher saw it; ``shapes`` tells apart matrix products."""
+
+    name: str
+    shapes: str
+    work: Work
+
+
+def _attention_flops(per_score: int) -> Callable[[dict[str, Any]], float]:
+    def flops(given: dict[str, Any]) -> float:
+        queries = given["cu_seqlens_q"].diff().double()
+        offsets = given["cu_seqlens_k"]
+        keys = queries if offsets is None else offsets.diff().double()
+        if min(given["window_left"], given["window_right"]) >= 0:
+            keys = keys.clamp(max=given["window_left"] + given["window_right"] + 1)
+        heads, dim = given["q"].shape[1:]
+        return per_score * heads * dim * float((queries * keys).sum())
+
+    return flops
+
+
+# name: arguments by their names -> FLOPs
+FLOPS: dict[str, Callable[[dict[str, Any]], float]] = {
+    "fastenc::attention_fwd": _attention_flops(4),
+    "fastenc::attention_bwd": _attention_flops(10),
+    "aten::addmm_": lambda a: 2 * a["mat1"].numel() * a["mat2"].shape[1],
+    "mkldnn::_linear_pointwise": lambda a: 2 * a["X"].numel() * a["W"].shape[0],
+}
+
+
+class CountWork(TorchDispatchMode):
+    """Lists every op that runs inside, with its work; reads offsets back from the device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[OpCall] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        work = _work(func, args, kwargs, out)
+        products = [t for t in _tensors(args) if t.dim() > 1] if work.flops else []
+        shapes = ["x".join(map(str, t.shape)) for t in products]
+        self.calls.append(OpCall(func.name().split(".")[0], " ".join(shapes), work))
+        return out
+
+
+class LabelOps(TorchDispatchMode):
+    """Puts every op that runs inside into a range of the profiler's named "<place> <op>"."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.place = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        label = f"{self.place} {func.name().split('.')[0]}"
+        self.place += 1
+        with torch.profiler.record_function(label):
+            return func(*args, **(kwargs or {}))
+
+
+def _work(func, args, kwargs, out) -> Work:
+    name = func.name().split(".")[0]
+    inputs, outputs = _tensors((args, kwargs)), _tensors(out)
+    dtype = next((t.dtype for t in (*inputs, *outputs) if t.is_floating_point()), torch.float32)
+    if func.is_view or name in NO_WORK:
+        return Work(0.0, 0.0, dtype)
+    given = {a.name: v for a, v in zip(func._schema.arguments, args, strict=False)} | kwargs
+    is_written = {
+        a.name: bool(a.alias_info and a.alias_info.is_write) for a in func._schema.arguments
+    }
+    changed = _tensors([value for argument, value in given.items() if is_written[argument]])
+    written = {_place(t): _bytes(t) for t in (*changed, *outputs)}
+    read = {_place(t): _bytes(t) for t in inputs}
+    if name in WRITE_ONLY:
+        read = {place: size for place, size in read.items() if place not in written}
+    if name == "aten::embedding":  # of the table only the rows that are asked for
+        read = written
+    flops = 0.0
+    if name in FLOPS:
+        flops = FLOPS[name](given)
+    elif func._overloadpacket in flop_registry:
+        flops = flop_registry[func._overloadpacket](*args, **kwargs, out_val=out)
+    return Work(float(sum(read.values()) + sum(written.values())), float(flops), dtype)
+
+
+def _place(tensor: Tensor) -> tuple[int, int]:
+    # Weights that oneDNN has reordered have no address to ask for.
+    address = tensor.data_ptr() if tensor.layout == torch.strided else id(tensor)
+    return address, tensor.numel()
+
+
+def _tensors(values: Any) -> list[Tensor]:
+    return [value for value in tree_leaves(values) if isinstance(value, Tensor)]
+
+
+def _bytes(tensor: Tensor) -> int:
+    """Of the distinct elements: an expanded dimension is read once."""
+    if tensor.layout != torch.strided:
+        return tensor.numel() * tensor.element_size()
+    dimensions = zip(tensor.shape, tensor.stride(), strict=True)
+    sizes = (min(size, 1) if stride == 0 else size for size, stride in dimensions)
+    return math.prod(sizes) * tensor.element_size()
+
+
+def encoder_flops(config: EncoderConfig, lengths: Sequence[int], labelled: int = 0) -> float:
+    """FLOPs of matrix products in a forward over real tokens; a training step has three times as many.
+
+    Args:
+        lengths: tokens of each sequence.
+        labelled: rows that the masked-LM head sees; logits of other rows are work that nobody needs.
+    """
+    width, inner, tokens = config.hidden_size, config.intermediate_size, sum(lengths)
+    layer = tokens * (8 * width**2 + 4 * width * inner) + 4 * width * sum(n**2 for n in lengths)
+    head = labelled * 2 * config.embedding_size * (width + config.vocab_size)
+    return config.num_layers * layer + head

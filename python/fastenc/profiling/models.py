@@ -1,0 +1,88 @@
+"""Models to measure: real sizes with random weights, or a checkpoint; and a step of each."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+
+from fastenc.models import Encoder, EncoderConfig, MaskedLM
+from fastenc.packing import pack_sequences
+
+# Speed does not depend on the weights' values.
+SIZES: dict[str, EncoderConfig] = {
+    "minilm": EncoderConfig(
+        hidden_size=384, num_layers=6, num_heads=12, intermediate_size=1536, pooler=False
+    ),
+    "bert-base": EncoderConfig(pooler=False),
+    "bert-large": EncoderConfig(
+        hidden_size=1024, num_layers=24, num_heads=16, intermediate_size=4096, pooler=False
+    ),
+    "xlm-r-base": EncoderConfig(
+        family="xlm-roberta",
+        vocab_size=250002,
+        type_vocab_size=1,
+        pad_token_id=1,
+        position_offset=2,
+        eps=1e-5,
+        pooler=False,
+    ),
+}
+FIRST_ORDINARY_TOKEN, MASKED_SHARE = 1000, 0.15
+
+
+def load(name: str, *, training: bool) -> Encoder | MaskedLM:
+    """A name of SIZES with random weights, a checkpoint's folder, or a name on the hub."""
+    kind = MaskedLM if training else Encoder
+    if name in SIZES:
+        torch.manual_seed(0)
+        return kind(SIZES[name])
+    if not Path(name).is_dir() and "/" not in name:
+        raise ValueError(
+            f"MODEL must be one of {', '.join(SIZES)}, a checkpoint's folder or a name on the hub, got {name!r}"
+        )
+    return kind.from_pretrained(name)
+
+
+def random_sequences(config: EncoderConfig, lengths: Sequence[int]) -> list[list[int]]:
+    """Token ids of the given lengths, the same at every call."""
+    first = min(FIRST_ORDINARY_TOKEN, config.vocab_size // 2)
+    draw = torch.Generator().manual_seed(0)
+    ids = lambda n: torch.randint(first, config.vocab_size, (n,), generator=draw).tolist()
+    return [ids(length) for length in lengths]
+
+
+def inference_step(
+    model: Encoder, lengths: Sequence[int], device: torch.device
+) -> Callable[[], object]:
+    """The encoder over one packed batch."""
+    model.eval()
+    batch = pack_sequences(random_sequences(model.config, lengths)).to(device)
+
+    def step() -> object:
+        with torch.inference_mode():
+            return model(batch).last_hidden_state
+
+    return step
+
+
+def training_step(
+    model: MaskedLM, lengths: Sequence[int], device: torch.device, autocast: bool
+) -> Callable[[], object]:
+    """A masked-LM step: forward, backward and AdamW; with bfloat16 autocast if asked for."""
+    model.train()
+    batch = pack_sequences(random_sequences(model.config, lengths)).to(device)
+    draw = torch.Generator().manual_seed(1)
+    chosen = torch.rand(sum(lengths), generator=draw) < MASKED_SHARE
+    labels = torch.where(chosen.to(device), batch.input_ids, -100)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+
+    def step() -> object:
+        with torch.autocast(device.type, torch.bfloat16, enabled=autocast):
+            loss = model(batch, labels).loss
+        assert loss is not None
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return loss.detach()
+
+    return step

@@ -1,0 +1,162 @@
+"""Profiles a step: the time of every op and its kernels, beside the work that the op has to do.
+
+The step runs three times after its warm-up: alone, for its time; under a count of every op's bytes and FLOPs; and under
+torch's profiler with every op in a range of its own, to which kernels are matched by their launches. Ops come in the
+same order each time.
+"""
+
+import json
+import statistics
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fastenc.profiling.costs import CountWork, LabelOps
+from fastenc.profiling.roofline import Ceilings
+from fastenc.profiling.timing import call_seconds, synchronize
+
+WARM_UP, TIMED = 3, 5
+LAUNCHES = ("cuda_runtime", "cuda_driver")
+DEVICE_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
+
+
+@dataclass
+class Row:
+    """All calls of an op with the same shapes.
+
+    Fields:
+        seconds: on the device, or of the op itself on a CPU.
+        floor_seconds: what the ceilings allow.
+        kernels: name → (launches, seconds), on a GPU.
+    """
+
+    op: str
+    shapes: str
+    calls: int = 0
+    seconds: float = 0.0
+    bytes: float = 0.0
+    flops: float = 0.0
+    floor_seconds: float = 0.0
+    kernels: dict[str, tuple[int, float]] = field(default_factory=dict)
+
+    @property
+    def percent_of_roofline(self) -> float:
+        return 100 * self.floor_seconds / self.seconds if self.seconds else 0.0
+
+
+@dataclass
+class Profile:
+    """A step's profile.
+
+    Fields:
+        rows: ops by falling time.
+        step_seconds: the median of undisturbed steps; what the rows' sum lacks to it, the device waited for the host.
+        peak_bytes: largest allocation during a step, on a GPU.
+    """
+
+    rows: list[Row]
+    step_seconds: float
+    ceilings: dict[str, Any]
+    peak_bytes: int | None
+
+    @property
+    def busy_seconds(self) -> float:
+        return sum(row.seconds for row in self.rows)
+
+
+def profile_step(
+    step: Callable[[], object], device: torch.device, ceilings: Ceilings, trace: Path
+) -> Profile:
+    """Profile ``step`` and write its timeline to ``trace``, a JSON file that https://ui.perfetto.dev opens."""
+    for _ in range(WARM_UP):
+        step()
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    seconds = statistics.median(call_seconds(step, device, TIMED))
+    peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
+    with CountWork() as counted:
+        step()
+    synchronize(device)
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    if device.type == "cuda":
+        activities.append(torch.profiler.ProfilerActivity.CUDA)
+    with torch.profiler.profile(activities=activities) as profiler, LabelOps():
+        step()
+        synchronize(device)
+    profiler.export_chrome_trace(str(trace))
+    events = json.loads(trace.read_text())["traceEvents"]
+    spans = _kernels(events) if device.type == "cuda" else _cpu_ops(events)
+    rows: dict[tuple[str, str], Row] = {}
+    for place, call in enumerate(counted.calls):
+        row = rows.setdefault((call.name, call.shapes), Row(call.name, call.shapes))
+        row.calls += 1
+        row.bytes += call.work.bytes
+        row.flops += call.work.flops
+        row.floor_seconds += ceilings.floor(call.work)
+        for label, kernel, duration in spans.pop(place, []):
+            if label != call.name:
+                raise RuntimeError(f"the step's ops changed: {call.name}, then {label}")
+            row.seconds += duration
+            if device.type == "cuda":
+                launches, total = row.kernels.get(kernel, (0, 0.0))
+                row.kernels[kernel] = launches + 1, total + duration
+    if spans:
+        raise RuntimeError(f"the step ran {len(spans)} ops more when it was profiled")
+    ordered = sorted((r for r in rows.values() if r.seconds), key=lambda r: -r.seconds)
+    return Profile(ordered, seconds, ceilings.as_json(), peak)
+
+
+Spans = dict[int, list[tuple[str, str, float]]]  # place of an op → (op, kernel, seconds)
+
+
+class _Labels:
+    """The ranges of LabelOps by thread, in order of time."""
+
+    def __init__(self, events: list[dict]):
+        found = defaultdict(list)
+        for event in events:
+            place, _, op = event.get("name", "").partition(" ")
+            if event.get("cat") == "user_annotation" and place.isdigit():
+                end = event["ts"] + event["dur"]
+                found[event["tid"]].append((event["ts"], end, int(place), op))
+        self.found = {thread: sorted(ranges) for thread, ranges in found.items()}
+        self.starts = {thread: [r[0] for r in ranges] for thread, ranges in self.found.items()}
+
+    def at(self, thread: int, time: float) -> tuple[int, str] | None:
+        """(place, op) of the range that holds the moment."""
+        at = bisect_right(self.starts.get(thread, []), time) - 1
+        if at < 0 or self.found[thread][at][1] < time:
+            return None
+        return self.found[thread][at][2:]
+
+
+def _cpu_ops(events: list[dict]) -> Spans:
+    """Each range's first op is the outermost one: its time holds that of the ops that it calls."""
+    labels, spans = _Labels(events), {}
+    ops = (event for event in events if event.get("cat") == "cpu_op")
+    for event in sorted(ops, key=lambda event: event["ts"]):
+        label = labels.at(event["tid"], event["ts"])
+        if label is not None and label[0] not in spans:
+            spans[label[0]] = [(label[1], label[1], event["dur"] / 1e6)]
+    return spans
+
+
+def _kernels(events: list[dict]) -> Spans:
+    labels, spans = _Labels(events), defaultdict(list)
+    launches = {
+        event["args"]["correlation"]: event
+        for event in events
+        if event.get("cat") in LAUNCHES and "correlation" in event.get("args", {})
+    }
+    for event in events:
+        if event.get("cat") in DEVICE_WORK:
+            launch = launches.get(event["args"].get("correlation"))
+            label = labels.at(launch["tid"], launch["ts"]) if launch else None
+            if label is not None:
+                spans[label[0]].append((label[1], event["name"], event["dur"] / 1e6))
+    return dict(spans)

@@ -1,0 +1,94 @@
+"""A profile as a table, as JSON and as a picture."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+from fastenc._extras import require
+from fastenc._files import write_atomically
+from fastenc.profiling.profile import Profile, Row
+
+SHOWN = 20
+
+
+def write_json(profile: Profile, path: Path) -> None:
+    """All rows, with the ceilings they were held against."""
+    content = {
+        "step_ms": profile.step_seconds * 1e3,
+        "busy_ms": profile.busy_seconds * 1e3,
+        "peak_MB": None if profile.peak_bytes is None else profile.peak_bytes / 2**20,
+        "ceilings": profile.ceilings,
+        "rows": [
+            asdict(row) | {"percent_of_roofline": row.percent_of_roofline} for row in profile.rows
+        ],
+    }
+    write_atomically(path, lambda file: file.write_text(json.dumps(content, indent=1) + "\n"))
+
+
+def table(profile: Profile):
+    """The costliest ops; kernels stand under an op that has several."""
+    made = require("rich.table", extra="train").Table(title="Where a step's time goes")
+    for heading in ("op", "calls", "ms", "share", "GB", "GFLOP", "GB/s", "TFLOP/s", "roofline"):
+        made.add_column(heading, justify="left" if heading == "op" else "right", no_wrap=True)
+    for row in profile.rows[:SHOWN]:
+        made.add_row(_title(row), str(row.calls), *_figures(row, profile.busy_seconds))
+        if len(row.kernels) > 1 or (row.kernels and row.op.startswith("fastenc")):
+            for kernel, (launches, seconds) in row.kernels.items():
+                made.add_row(f"  {kernel[:60]}", str(launches), f"{seconds * 1e3:.3f}")
+    rest = profile.rows[SHOWN:]
+    if rest:
+        calls, seconds = sum(row.calls for row in rest), sum(row.seconds for row in rest)
+        share = f"{seconds / profile.busy_seconds:.1%}"
+        made.add_row(f"{len(rest)} others", str(calls), f"{seconds * 1e3:.3f}", share)
+    return made
+
+
+def summary(profile: Profile) -> str:
+    """Step, busy time and floor in a line."""
+    floor = sum(row.floor_seconds for row in profile.rows)
+    parts = [
+        f"step {profile.step_seconds * 1e3:.3f} ms",
+        f"ops {profile.busy_seconds * 1e3:.3f} ms",
+        f"ceilings allow {floor * 1e3:.3f} ms",
+    ]
+    if profile.peak_bytes is not None:
+        parts.append(f"peak memory {profile.peak_bytes / 2**20:.0f} MB")
+    return ", ".join(parts)
+
+
+def draw(profile: Profile, path: Path, title: str) -> None:
+    """Bars of the costliest ops: time, and inside it the part that the ceilings would allow."""
+    matplotlib = require("matplotlib", extra="train")
+    matplotlib.use("Agg")
+    pyplot = require("matplotlib.pyplot", extra="train")
+    rows = profile.rows[:SHOWN][::-1]
+    figure, axis = pyplot.subplots(figsize=(10, 1 + 0.35 * len(rows)))
+    names = [f"{place}" for place in range(len(rows))]
+    axis.barh(names, [row.seconds * 1e3 for row in rows], color="#c9d4e3", label="measured")
+    floors = [min(row.floor_seconds, row.seconds) * 1e3 for row in rows]
+    axis.barh(names, floors, color="#2f6db5", label="allowed by the ceilings")
+    axis.set_yticks(range(len(rows)), [_title(row) for row in rows], fontsize=7)
+    for place, row in enumerate(rows):
+        text = f" {row.percent_of_roofline:.0f} %" if row.floor_seconds else ""
+        axis.text(row.seconds * 1e3, place, text, va="center", fontsize=7)
+    axis.set(xlabel="ms a step", title=title)
+    axis.legend(loc="lower right")
+    figure.tight_layout()
+    write_atomically(path, lambda file: figure.savefig(file, dpi=120, format="png"))
+    pyplot.close(figure)
+
+
+def _title(row: Row) -> str:
+    return f"{row.op.removeprefix('aten::')} {row.shapes}".strip()
+
+
+def _figures(row: Row, busy: float) -> tuple[str, ...]:
+    return (
+        f"{row.seconds * 1e3:.3f}",
+        f"{row.seconds / busy:.1%}",
+        f"{row.bytes / 1e9:.3f}",
+        f"{row.flops / 1e9:.2f}" if row.flops else "",
+        f"{row.bytes / row.seconds / 1e9:.1f}",
+        f"{row.flops / row.seconds / 1e12:.3f}" if row.flops else "",
+        f"{row.percent_of_roofline:.0f} %" if row.floor_seconds else "",
+    )

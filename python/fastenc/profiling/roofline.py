@@ -1,0 +1,99 @@
+"""A device's two ceilings, measured: bytes a second of a copy, and FLOPs a second of a matrix product.
+
+    time >= max(bytes / bandwidth, FLOPs / rate of the products in that dtype)
+
+Source: Williams, Waterman and Patterson 2009, doi:10.1145/1498765.1498785.
+"""
+
+import statistics
+from typing import Any, NamedTuple
+
+import torch
+
+from fastenc.profiling.timing import call_seconds
+
+COPY_BYTES = {"cuda": 2 * 2**30, "cpu": 256 * 2**20}
+PRODUCT_SIZE = {"cuda": 8192, "cpu": 2048}
+REPEATS = {"cuda": 20, "cpu": 5}
+
+
+class Work(NamedTuple):
+    """The least that an op must do: each input read once, each output written once, and its arithmetic.
+
+    FLOPs are those of matrix products (a multiply-add is two); an op without any is bound by its bytes.
+    """
+
+    bytes: float
+    flops: float = 0.0
+    dtype: torch.dtype = torch.float32
+
+    def __add__(self, other: "Work") -> "Work":  # type: ignore[override]
+        return Work(self.bytes + other.bytes, self.flops + other.flops, self.dtype)
+
+
+class Ceilings:
+    """A device's copy bandwidth (bytes read and written) and rates of products, each measured when first asked for.
+
+    A working set that stays in a cache can run faster than the copy allows.
+
+    Args:
+        copy_bytes, product_size: of the copied tensor, and the side of the square matrices; None: what fills the
+            device.
+    """
+
+    def __init__(
+        self,
+        device: torch.device | str,
+        copy_bytes: int | None = None,
+        product_size: int | None = None,
+    ):
+        self.device = torch.device(device)
+        kind = self.device.type
+        self.copy_bytes = copy_bytes or COPY_BYTES[kind]
+        self.product_size = product_size or PRODUCT_SIZE[kind]
+        self._bandwidth: float | None = None
+        self._products: dict[torch.dtype, float] = {}
+
+    @property
+    def bandwidth(self) -> float:
+        """Bytes a second."""
+        if self._bandwidth is None:
+            source = torch.randn(self.copy_bytes // 4, device=self.device)
+            target = torch.empty_like(source)
+            seconds = self._median(lambda: target.copy_(source))
+            self._bandwidth = 2 * source.nbytes / seconds
+        return self._bandwidth
+
+    def product(self, dtype: torch.dtype) -> float:
+        """FLOPs a second of a product of random square matrices (zeros run faster than data)."""
+        if dtype not in self._products:
+            size = self.product_size
+            a, b = (torch.randn(size, size, device=self.device).to(dtype) for _ in range(2))
+            out = torch.empty_like(a)
+            seconds = self._median(lambda: torch.mm(a, b, out=out))
+            self._products[dtype] = 2 * size**3 / seconds
+        return self._products[dtype]
+
+    def floor(self, work: Work) -> float:
+        """Seconds that no version of the work runs under."""
+        arithmetic = work.flops / self.product(work.dtype) if work.flops else 0.0
+        return max(work.bytes / self.bandwidth, arithmetic)
+
+    def as_json(self) -> dict[str, Any]:
+        """What was measured until now."""
+        measured: dict[str, Any] = {}
+        if self._bandwidth is not None:
+            measured["copy_GB_per_s"] = self._bandwidth / 1e9
+            measured["copy_MB"] = self.copy_bytes / 1e6
+        if self._products:
+            measured["product_TFLOP_per_s"] = {
+                str(dtype).removeprefix("torch."): rate / 1e12
+                for dtype, rate in self._products.items()
+            }
+            measured["product_size"] = self.product_size
+        return measured
+
+    def _median(self, call) -> float:
+        repeats = REPEATS[self.device.type]
+        call_seconds(call, self.device, max(2, repeats // 4))
+        return statistics.median(call_seconds(call, self.device, repeats))

@@ -1,0 +1,80 @@
+"""Timing one call on a CPU or on a GPU, where the host only queues the work."""
+
+import time
+from collections.abc import Callable
+
+import torch
+
+FLUSH_BYTES = 256 * 2**20
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait for the device; a CPU has done its work when a call returns."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def call_seconds(call: Callable[[], object], device: torch.device, repeats: int) -> list[float]:
+    """Seconds of each of ``repeats`` calls, one after the other, from start to finished work."""
+    if device.type == "cuda":
+        events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(repeats)]
+        for start, end in events:
+            start.record()
+            call()
+            end.record()
+        torch.cuda.synchronize(device)
+        return [start.elapsed_time(end) / 1e3 for start, end in events]
+    seconds = []
+    for _ in range(repeats):
+        begin = time.perf_counter()
+        call()
+        seconds.append(time.perf_counter() - begin)
+    return seconds
+
+
+class KernelTimer:
+    """Device time of a call on a GPU: its kernels back to back, from a cold second-level cache.
+
+    Before each call a buffer of several times the cache is read (read, not written: written lines would be written back
+    while the call runs), and the device is kept busy for as long as the host needs to queue the call.
+    """
+
+    def __init__(self, device: torch.device):
+        cache = torch.cuda.get_device_properties(device).L2_cache_size
+        self.device = device
+        self.flushed = torch.ones(max(FLUSH_BYTES, 4 * cache) // 4, device=device)
+        self.sink = torch.zeros((), device=device)
+        cycles = 20_000_000
+        torch.cuda._sleep(cycles)
+        self.cycles_per_second = cycles / min(
+            call_seconds(lambda: torch.cuda._sleep(cycles), device, 3)
+        )
+
+    def seconds(
+        self,
+        call: Callable[..., object],
+        repeats: int,
+        host_seconds: float,
+        prepare: Callable[[], object] | None = None,
+    ) -> list[float]:
+        """Seconds of each call.
+
+        Args:
+            host_seconds: about how long the host needs to queue one call.
+            prepare: called before each call and not timed; its result is the call's argument.
+        """
+        wait = int((1.5 * host_seconds + 50e-6) * self.cycles_per_second)
+
+        def cold() -> None:
+            torch.sum(self.flushed, dim=0, out=self.sink)
+            torch.cuda._sleep(wait)
+
+        events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(repeats)]
+        for start, end in events:
+            arguments = () if prepare is None else (prepare(),)
+            cold()
+            start.record()
+            call(*arguments)
+            end.record()
+        torch.cuda.synchronize(self.device)
+        return [start.elapsed_time(end) / 1e3 for start, end in events]

@@ -1,0 +1,279 @@
+"""The benchmarks' machinery with tiny sizes on a CPU: no figure is asserted that a clock made."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from benchmarks import _harness, bench_models, lengths, plots, tables
+from benchmarks._harness import NOT_INSTALLED, Provider, Work, compare, compare_op, peer, rates
+
+from fastenc.models import EncoderConfig
+from fastenc.profiling import Ceilings, models
+
+ROOT = Path(__file__).parents[1]
+SCRIPT = ROOT / "benchmarks" / "gpu_visit.sh"
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch, tmp_path):
+    """Few rounds, small ceilings, results in a folder of the test's own."""
+    ceilings = Ceilings("cpu", copy_bytes=1 << 16, product_size=32)
+    monkeypatch.setattr(_harness, "ceilings", lambda: ceilings)
+    monkeypatch.setattr(bench_models, "ceilings", lambda: ceilings)
+    monkeypatch.setattr(_harness, "TURN", 1e-4)
+    monkeypatch.setattr(_harness, "PAUSE", 0)
+    monkeypatch.setattr(_harness, "RESULTS", tmp_path / "results")
+    real = compare
+    hurried = lambda *args, **options: real(*args, **options | {"seconds": 0, "min_rounds": 1})
+    monkeypatch.setattr(_harness, "compare", hurried)
+    monkeypatch.setattr(bench_models, "compare", hurried)
+    return ceilings
+
+
+def refuses():
+    raise RuntimeError("head_dim 7 is not supported\nmore lines")
+
+
+def test_only_right_results_get_a_time():
+    x = torch.randn(8)
+    providers = {
+        "right": lambda: x * 2,
+        "wrong": lambda: x * 3,
+        "refuses": refuses,
+        "absent": NOT_INSTALLED,
+    }
+    check = lambda name, result: None if torch.equal(result, x + x) else "not twice x"
+    rows = compare(providers, baseline="right", check=check, seconds=0, work=Work(64.0))
+    assert rows["wrong"] == {"wrong": "not twice x"}
+    assert rows["refuses"] == {"failed": "RuntimeError: head_dim 7 is not supported"}
+    assert rows["absent"] == {"missing": "not installed"}
+    right = rows["right"]
+    assert right["speedup"] == 1 and right["p20_ms"] <= right["median_ms"] <= right["p80_ms"]
+    assert right["bytes"] == 64 and "flops" not in right
+
+
+def test_rates_divide_the_floor_by_the_time(quick, monkeypatch):
+    monkeypatch.setattr(quick, "_bandwidth", 1e9)
+    monkeypatch.setitem(quick._products, torch.float32, 1e9)
+    found = rates(Work(1e9, 2e9), 4.0)
+    assert found["percent_of_roofline"] == 50 and found["floor_ms"] == 2000
+    assert found["GB_per_s"] == 0.25 and found["TFLOP_per_s"] == pytest.approx(0.0005)
+
+
+def test_an_absent_library_is_named_and_a_broken_one_says_why(tmp_path, monkeypatch):
+    assert peer("no_such_library", lambda module: module) == NOT_INSTALLED
+    (tmp_path / "broken_peer.py").write_text("import no_such_dependency\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert "no_such_dependency" in peer("broken_peer", lambda module: module)
+    assert peer("math", lambda module: module.pi) == pytest.approx(3.14159265)
+
+
+@pytest.mark.parametrize("gradient_off", [False, True])
+def test_compare_op_checks_the_result_and_every_gradient(gradient_off):
+    x, weight = (torch.randn(3, 4, requires_grad=True) for _ in range(2))
+    dout = torch.randn(3, 4)
+
+    class Scaled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, a, b):
+            ctx.save_for_backward(a, b)
+            return a * b
+
+        @staticmethod
+        def backward(ctx, grad):
+            a, b = ctx.saved_tensors
+            return grad * b, grad * a * (1.01 if gradient_off else 1.0)
+
+    wide = tuple(v.detach().double().requires_grad_() for v in (x, weight))
+    cases = compare_op(
+        "product",
+        {
+            "ours": Provider(lambda: Scaled.apply(x, weight), (x, weight), dout),
+            "off": Provider(lambda: x * weight * 1.01, (x, weight), dout),
+        },
+        Provider(lambda: wide[0] * wide[1], wide, dout.double()),
+        baseline="ours",
+        forward=Work(3.0),
+        backward=Work(4.0),
+    )
+    forward, both = cases["product, forward"], cases["product, forward + backward"]
+    assert "median_ms" in forward["ours"] and "result" in forward["off"]["wrong"]
+    if gradient_off:
+        assert both["ours"] == {"wrong": "gradient 1: relative error 0.01"}
+    else:
+        assert both["ours"]["bytes"] == 7
+
+
+def test_results_are_written_with_the_ceilings_and_our_failures_end_in_an_error(quick):
+    quick.floor(Work(1.0))
+    row = {"median_ms": 1.0, "p20_ms": 1.0, "p80_ms": 1.0, "rounds": 1}
+    path = _harness.write("good", {"case": {"fastenc": row, "peer": {"wrong": "x"}}})
+    written = json.loads(path.read_text())
+    assert written["ceilings"]["copy_GB_per_s"] > 0 and written["machine"]["versions"]["torch"]
+    with pytest.raises(SystemExit, match="bad: wrong or failed: case: fastenc"):
+        _harness.write("bad", {"case": {"fastenc": {"wrong": "x"}}})
+    assert path.with_name("bad.json").exists()
+
+
+def test_lengths_are_the_data_sets_and_always_the_same():
+    for name in lengths.NAMES:
+        drawn = lengths.lengths(name, 4096)
+        assert drawn == lengths.lengths(name, 4096)
+        assert sum(drawn) >= 4096 and min(drawn) >= 1 and max(drawn) <= 512
+    assert lengths.lengths("full 512", 4096) == [512] * 8
+    counts = {int(n): c for n, c in json.loads(lengths.FILE.read_text())["SST-2"].items()}
+    mean = sum(n * c for n, c in counts.items()) / sum(counts.values())
+    drawn = lengths.lengths("SST-2", 100_000)
+    assert sum(drawn) / len(drawn) == pytest.approx(mean, rel=0.02)
+
+
+@pytest.mark.parametrize("family", ["bert", "xlm-roberta"])
+def test_whole_models_agree_with_transformers_before_they_are_timed(family, monkeypatch, tmp_path):
+    sizes = dict(vocab_size=1100, hidden_size=32, num_layers=1, num_heads=2, intermediate_size=48)
+    special = dict(type_vocab_size=1, pad_token_id=1, position_offset=2, eps=1e-5)
+    config = EncoderConfig(
+        **sizes, **(special if family == "xlm-roberta" else {}), family=family, pooler=False
+    )
+    monkeypatch.setattr(models, "SIZES", {"minilm": config})
+    monkeypatch.setattr(bench_models, "TOKENS", 100)
+    monkeypatch.setattr(bench_models, "NAMES", ("WNUT-17",))
+    monkeypatch.setattr(sys, "argv", ["bench_models", "minilm"])
+    bench_models.main()
+    for mode in ("inference", "training"):
+        (path,) = (tmp_path / "results").glob(f"*/models_minilm_{mode}.json")
+        (rows,) = json.loads(path.read_text())["cases"].values()
+        assert rows["Hugging Face flash_attention_2"] == {"missing": "needs a GPU"}
+        for provider in ("fastenc", "fastenc.patch", "Hugging Face sdpa", "Hugging Face eager"):
+            assert rows[provider]["tokens_per_s"] > 0 and rows[provider]["MFU_percent"] > 0
+
+
+def test_a_model_with_other_weights_is_wrong(monkeypatch, tmp_path):
+    from fastenc.models import MaskedLM
+
+    sizes = dict(vocab_size=1100, hidden_size=32, num_layers=1, num_heads=2, intermediate_size=48)
+    monkeypatch.setattr(bench_models, "TOKENS", 60)
+    monkeypatch.setattr(bench_models, "NAMES", ("WNUT-17",))
+    ours = MaskedLM(EncoderConfig(**sizes, pooler=False))
+    ours.save_pretrained(tmp_path)
+    torch.nn.init.normal_(ours.head.bias)
+    torch.nn.init.normal_(ours.encoder.layers[0].up.bias)
+    (rows,) = bench_models.training(ours, str(tmp_path)).values()
+    assert "instead of" in rows["fastenc"]["wrong"] and "median_ms" in rows["Hugging Face sdpa"]
+    (rows,) = bench_models.inference(ours, str(tmp_path)).values()
+    assert "relative error" in rows["fastenc"]["wrong"]
+
+
+def results(folder: Path) -> Path:
+    """Made-up results of every kind of row."""
+    row = {"median_ms": 2.0, "p20_ms": 1.5, "p80_ms": 2.5, "rounds": 9, "speedup": 1.5}
+    work = {"bytes": 1e6, "flops": 1e9, "TFLOP_per_s": 0.5, "percent_of_roofline": 61.0}
+    rows = {
+        "fastenc": row | work,
+        "liger-kernel": {"missing": "not installed"},
+        "sdpa flash, padded": {"failed": "RuntimeError: no"},
+        "eager": {"wrong": "error 1"},
+    }
+    model = {"fastenc": row | {"tokens_per_s": 9e5, "MFU_percent": 55.0, "peak_MB": 2048.0}}
+    machine = {"device": "Some GPU", "threads": 2, "versions": {"torch": "9"}, "date": "2000-01-01"}
+    ceilings = {"copy_GB_per_s": 4000.0, "product_TFLOP_per_s": {"bfloat16": 700.0}}
+    target = folder / "some-gpu"
+    target.mkdir(parents=True)
+    for name, cases in (
+        ("attention", {"a case": rows}),
+        ("models_bert-base_training", {"training, SST-2": model}),
+        ("masked_cross_entropy", {"rows x vocabulary": rows}),
+    ):
+        content = {"machine": machine, "ceilings": ceilings, "cases": cases}
+        (target / f"{name}.json").write_text(json.dumps(content))
+    return folder
+
+
+def test_tables_say_of_every_provider_what_there_is(tmp_path, monkeypatch):
+    monkeypatch.setattr(tables, "RESULTS", results(tmp_path / "results"))
+    text = tables.tables()
+    assert "| a case | 2 ms, 1.50×, 61 % | not installed | failed | wrong |" in text
+    assert "copy 4,000 GB/s, bfloat16 product 700 TFLOP/s" in text
+    assert "| fastenc | 900 k/s, MFU 55 %, 2 GB |" in text
+    assert "rows x vocabulary" in text
+
+
+def test_pictures_are_made_from_the_results(tmp_path, monkeypatch):
+    monkeypatch.setattr(plots, "RESULTS", results(tmp_path / "results"))
+    monkeypatch.setattr(sys, "argv", ["plots", str(tmp_path / "plots")])
+    plots.main()
+    made = {path.name for path in (tmp_path / "plots" / "some-gpu").iterdir()}
+    assert {"attention.png", "models_bert-base_training.png", "roofline.png"} <= made
+    for path in (tmp_path / "plots" / "some-gpu").iterdir():
+        assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def visit(*arguments, folder, **environment):
+    environment = {
+        **{name: value for name, value in os.environ.items() if name != "OUT"},
+        "PYTHON": sys.executable,
+        "VISIT_FOLDER": str(folder),
+        "CUDA_VISIBLE_DEVICES": "",
+        **environment,
+    }
+    command = ["bash", str(SCRIPT), *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+
+
+def test_a_visits_dry_run_accounts_for_every_stage(tmp_path):
+    names = visit("--list", folder=tmp_path).stdout.split()
+    done = visit("--dry-run", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert [line.split()[0] for line in lines] == names and len(set(names)) == len(names)
+    for name, line in zip(names, lines, strict=True):
+        assert re.search(r"skipped .*no GPU|would run .*at most \d+ s: ", line), line
+        seconds = re.search(r"at most (\d+) s", line)
+        assert seconds is None or int(seconds[1]) < 600
+        if name.startswith(("bench", "models", "profile", "tune", "memcheck", "tests_gpu")):
+            assert "skipped" in line
+    wanted = {p.stem for p in (ROOT / "benchmarks").glob("bench_*.py")}
+    assert wanted - set(names) == {"bench_models", "bench_encoder", "bench_mlm_step"}
+    assert {f"tests_{p.stem[5:]}" for p in (ROOT / "tests").glob("test_*_triton.py")} < set(names)
+    assert not list((tmp_path / "done").iterdir()), "a dry run does nothing"
+
+
+def test_a_visit_finishes_stages_once_and_hands_over_its_results(tmp_path):
+    folder, out = tmp_path / "visit", tmp_path / "out"
+    results(folder / "results")
+    done = visit("tables", "tune", folder=folder, OUT=str(out))
+    assert done.returncode == 0, done.stdout + done.stderr
+    states = {line.split()[0]: line.split()[1] for line in (out / "summary.txt").open()}
+    assert states == {"tables": "passed", "tune": "skipped"}
+    assert (out / "visit.tar.gz").stat().st_size
+    assert "Some GPU" in (folder / "tables.md").read_text()
+    again = visit("tables", folder=folder)
+    assert "finished" in again.stdout and "--force" in again.stdout
+    assert "passed" in visit("--force", "tables", folder=folder).stdout
+
+
+def test_a_visits_failed_stage_does_not_stop_the_next(tmp_path):
+    done = visit("build", "tables", "plots", folder=tmp_path, PYTHON="false")
+    assert done.returncode == 1
+    assert [line.split()[1] for line in done.stdout.splitlines()[:3]] == ["FAILED"] * 3
+    assert not list((tmp_path / "done").iterdir())
+    late = visit("--seconds", "0", "tables", folder=tmp_path)
+    assert "not begun" in late.stdout
+    unknown = visit("nonsense", folder=tmp_path)
+    assert unknown.returncode == 2 and "no such stage: nonsense" in unknown.stderr
+
+
+def test_names_of_benchmarks():
+    run = lambda *arguments: subprocess.run(
+        [sys.executable, "-m", "benchmarks.run", *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert {"attention", "models", "host_costs"} <= set(run("--list").stdout.split())
+    assert "fastenc bench --tune" in run("--help").stdout
