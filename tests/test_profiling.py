@@ -65,6 +65,9 @@ def test_work_counts_each_operand_once_and_views_never():
     assert call.work.bytes == 4 * 35 * 2, "read and written in place"
     (call,) = count(lambda: a.zero_())
     assert call.work.bytes == 4 * 35
+    table, chosen = torch.randn(100, 7), torch.tensor([3, 5])
+    (call,) = count(lambda: table.index_select(0, chosen))
+    assert call.work.bytes == 4 * 2 * 14 + 16, "of a table only the rows that are asked for"
     row = torch.randn(1, 7).expand(5, 7)
     (call,) = count(lambda: a.copy_(row))
     assert call.work.bytes == 4 * (35 + 7), "an expanded row is read once"
@@ -113,7 +116,8 @@ def test_profile_lists_every_op_of_a_step(training, tmp_path):
         wanted |= {"fastenc::attention_bwd", "fastenc::layer_norm_bwd", "aten::_fused_adamw_"}
     assert wanted <= rows.keys()
     assert rows["fastenc::attention_fwd"].calls == 2
-    assert rows["fastenc::layer_norm_fwd"].calls == (6 if training else 5)
+    assert rows["fastenc::layer_norm_fwd"].calls == (5 if training else 4)
+    assert rows["fastenc::embedding_layer_norm_fwd"].calls == 1
     assert all(row.seconds > 0 for row in found.rows) and found.step_seconds > 0
     seconds = [row.seconds for row in found.rows]
     assert seconds == sorted(seconds, reverse=True)

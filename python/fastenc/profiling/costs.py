@@ -19,6 +19,14 @@ from fastenc.profiling.roofline import Work
 
 NO_WORK = {"aten::empty", "aten::empty_like", "aten::new_empty", "aten::empty_strided"}
 WRITE_ONLY = {"aten::copy_", "aten::zero_", "aten::fill_"}
+# name: (arguments, result) -> the rows that a table is read or written for
+GATHERS: dict[str, Callable[[Sequence[Any], Any], Any]] = {
+    "aten::embedding": lambda arguments, out: out,
+    "aten::index_select": lambda arguments, out: out,
+    "fastenc::embedding_layer_norm_fwd": lambda arguments, out: out,
+    "fastenc::embedding_layer_norm_bwd": lambda arguments, out: out,
+    "fastenc::add_rows_": lambda arguments, out: arguments[1],
+}
 
 
 class OpCall(NamedTuple):
@@ -97,8 +105,11 @@ def _work(func, args, kwargs, out) -> Work:
     read = {_place(t): _bytes(t) for t in inputs}
     if name in WRITE_ONLY:
         read = {place: size for place, size in read.items() if place not in written}
-    if name == "aten::embedding":  # of the table only the rows that are asked for
-        read = written
+    if name in GATHERS:  # of a table only the rows that are asked for, or added to
+        limit = max(_bytes(t) for t in _tensors(GATHERS[name](args, out)))
+        read, written = (
+            {place: min(size, limit) for place, size in sizes.items()} for sizes in (read, written)
+        )
     flops = 0.0
     if name in FLOPS:
         flops = FLOPS[name](given)
