@@ -1,5 +1,7 @@
 """The masked-LM head's last product and its loss, 15 % labelled: loss and every gradient, time and memory."""
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 
@@ -51,13 +53,16 @@ def main() -> None:
             bias = torch.zeros(vocabulary, device=DEVICE, dtype=dtype, requires_grad=True)
             labels = torch.randint(vocabulary, (tokens,))
             labels = torch.where(torch.rand(tokens) < SHARE, labels, -100).to(DEVICE)
+            count = int((labels != -100).sum())
+            # As the collator tells it: without it a GPU's every row goes through the product.
+            ours = partial(linear_masked_cross_entropy, max_labelled=count)
             losses = {
                 "full logits": full,
                 "gather": gathered,
                 "torch.compile of full logits": compiled(full),
                 "liger-kernel": peer("liger_kernel.transformers.functional", liger),
                 "cut-cross-entropy": peer("cut_cross_entropy", cut),
-                "fastenc": linear_masked_cross_entropy,
+                "fastenc": ours,
             }
             if not ON_GPU:
                 del losses["liger-kernel"], losses["cut-cross-entropy"]
@@ -86,7 +91,7 @@ def main() -> None:
                 },
                 baseline="full logits",
                 check=check,
-                work=work(int(chosen.sum()), tokens, hidden, vocabulary, dtype),
+                work=work(count, tokens, hidden, vocabulary, dtype),
             )
     write("linear_masked_cross_entropy", cases)
 

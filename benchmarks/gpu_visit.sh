@@ -46,6 +46,7 @@ for file in tests/test_*_triton.py; do
   stage "tests_${name#test_}" 560 - "$PYTEST $XDIST $file"
 done
 stage tests_binaries 560 - "$PYTEST tests/test_triton_binaries.py"
+stage numerics 300 gpu "$PYTHON -m fastenc.cli info --numerics"
 stage memcheck 560 compute-sanitizer "$SANITIZER --tool memcheck $PYTHON tests/sanitize.py"
 stage racecheck 560 compute-sanitizer "$SANITIZER --tool racecheck $PYTHON tests/sanitize.py"
 stage tune 580 gpu "$PYTHON -m benchmarks.run --tune --seconds 540 && mkdir -p $FOLDER/tuned && cp kernels/tuned/*.json $FOLDER/tuned/"

@@ -107,6 +107,10 @@ def profile_step(
                 row.kernels[kernel] = launches + 1, total + duration
     if spans:
         raise RuntimeError(f"the step ran {len(spans)} ops more when it was profiled")
+    if not any(row.seconds for row in rows.values()):
+        raise RuntimeError(
+            "the profiler recorded none of the step's work: is its access to the device denied?"
+        )
     ordered = sorted((r for r in rows.values() if r.seconds), key=lambda r: -r.seconds)
     return Profile(ordered, seconds, ceilings.as_json(), peak)
 
