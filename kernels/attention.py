@@ -556,12 +556,15 @@ def attention_backward(
             **arguments,
             **launch,
         )
-    launch = _config("backward_q", max_seqlen_q, arguments)
-    grid = (triton.cdiv(max_seqlen_q, launch["BLOCK_M"]), batch, heads)
     if wide_dq is not None:
         dq.copy_(wide_dq)
-    elif 0 not in grid:
-        _attention_bwd_q_kernel[grid](dq_ptr=dq, stride_grad=dq.stride(0), **arguments, **launch)
+    else:
+        launch = _config("backward_q", max_seqlen_q, arguments)
+        grid = (triton.cdiv(max_seqlen_q, launch["BLOCK_M"]), batch, heads)
+        if 0 not in grid:
+            _attention_bwd_q_kernel[grid](
+                dq_ptr=dq, stride_grad=dq.stride(0), **arguments, **launch
+            )
     if not wants_relative_bias:
         return (*results, nothing())
     drelative_bias = relative_bias_gradient(
