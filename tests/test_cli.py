@@ -76,7 +76,7 @@ def finetuned(folder, pretrained):
         "-o",
         output,
     )
-    text = run(*command, "--lr", 5e-3, "--epochs", 4, "--batch-size", 8)
+    text = run(*command, "--lr", 3e-3, "--epochs", 10, "--batch-size", 8)
     assert "accuracy" in text
     return output
 

@@ -206,7 +206,7 @@ def test_every_problem_can_be_made(monkeypatch):
         (layer_norm.config, (768, True)),
         (embedding_layer_norm.config, (768, True)),
         (attention.config, ("forward", 64, "half", False)),
-        (attention_short.config, (64, True)),
+        (attention_short.config, (64, 64, True)),
     ],
 )
 def test_only_parameters_that_the_rule_gives_are_tried(tunable, arguments):
