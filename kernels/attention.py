@@ -26,7 +26,6 @@ from fastenc.kernels.attention_tile import (
     load_rows,
     load_statistics,
     score_gradients,
-    sequence_biases,
     sequence_bounds,
     sequence_keys,
     store_rows,
@@ -119,9 +118,7 @@ def _attention_fwd_kernel(
     keys = sequence_keys(
         k_ptr, v_ptr, stride_k_token, stride_k_head, stride_v_token, stride_v_head, first_k, length_k, head
     )  # fmt: skip
-    biases = sequence_biases(
-        alibi_ptr, relative_ptr, key_bias_ptr, span, left, right, first_k, head
-    )
+    biases = (alibi_ptr, relative_ptr, key_bias_ptr, span, left, right, head, first_k)
     offs_m = start_m + tl.arange(0, BLOCK_M)
     mask_m = offs_m < length_q
     rows, tokens = offs_m + shift, first_q + offs_m
@@ -226,9 +223,7 @@ def _attention_bwd_kv_kernel(
     keys = sequence_keys(
         k_ptr, v_ptr, stride_k_token, stride_k_head, stride_v_token, stride_v_head, first_k, length_k, head
     )  # fmt: skip
-    biases = sequence_biases(
-        alibi_ptr, relative_ptr, key_bias_ptr, span, left, right, first_k, head
-    )
+    biases = (alibi_ptr, relative_ptr, key_bias_ptr, span, left, right, head, first_k)
     columns = start_n + tl.arange(0, BLOCK_N)
     k, v = load_keys(keys, columns, True, D, BLOCK_D)
     q_base = q_ptr + first_q.to(tl.int64) * stride_q_token + head * stride_q_head
@@ -331,9 +326,7 @@ def _attention_bwd_q_kernel(
     keys = sequence_keys(
         k_ptr, v_ptr, stride_k_token, stride_k_head, stride_v_token, stride_v_head, first_k, length_k, head
     )  # fmt: skip
-    biases = sequence_biases(
-        alibi_ptr, relative_ptr, key_bias_ptr, span, left, right, first_k, head
-    )
+    biases = (alibi_ptr, relative_ptr, key_bias_ptr, span, left, right, head, first_k)
     offs_m = start_m + tl.arange(0, BLOCK_M)
     mask_m = offs_m < length_q
     rows, tokens = offs_m + shift, first_q + offs_m

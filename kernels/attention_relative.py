@@ -16,7 +16,6 @@ from fastenc.kernels.attention_tile import (
     load_rows,
     load_statistics,
     score_gradients,
-    sequence_biases,
     sequence_bounds,
     sequence_keys,
     tile_scores,
@@ -88,9 +87,7 @@ def _attention_bwd_relative_kernel(
             length_k,
             head,
         )
-        biases = sequence_biases(
-            alibi_ptr, relative_ptr, key_bias_ptr, span, left, right, first_k, head
-        )
+        biases = (alibi_ptr, relative_ptr, key_bias_ptr, span, left, right, head, first_k)
         q_base = q_ptr + first_q.to(tl.int64) * stride_q_token + head * stride_q_head
         dout_base = dout_ptr + first_q.to(tl.int64) * (H * D) + head * D
         statistics = head.to(tl.int64) * total_q + first_q

@@ -3,7 +3,8 @@
 Scores are in units of log2 inside the kernels, for exp2. Arguments travel in tuples:
 
     keys:     (k_base, v_base, stride_k_token, stride_v_token, length), from the sequence's first key
-    biases:   (slope_ptr, relative_ptr, key_bias_ptr, span, left, right); a bias that is not there is None
+    biases:   (alibi_ptr, relative_ptr, key_bias_ptr, span, left, right, head, first key in the batch); a bias that is
+              not there is None
     dropout:  (seed_ptr or None, stream, threshold, drop_scale)
 """
 
@@ -49,18 +50,6 @@ def sequence_keys(
 
 
 @triton.jit
-def sequence_biases(slope_ptr, relative_ptr, key_bias_ptr, span, left, right, first_key, head):
-    """The tuple of biases for one head of a sequence."""
-    if slope_ptr is not None:
-        slope_ptr += head
-    if relative_ptr is not None:
-        relative_ptr += head * (2 * span + 1)
-    if key_bias_ptr is not None:
-        key_bias_ptr += first_key
-    return slope_ptr, relative_ptr, key_bias_ptr, span, left, right
-
-
-@triton.jit
 def load_keys(keys, columns, MASKED: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr):
     k_base, v_base, stride_k_token, stride_v_token, length = keys
     valid = columns < length if MASKED else columns >= 0
@@ -82,16 +71,18 @@ def tile_scores(
     PRECISION: tl.constexpr,
 ):
     """Scores in units of log2; -inf where a query does not see a key. qk_scale: softmax scale * log2(e)."""
-    slope_ptr, relative_ptr, key_bias_ptr, span, left, right = biases
+    alibi_ptr, relative_ptr, key_bias_ptr, span, left, right, head, first_key = biases
     s = tl.dot(q, k.T, input_precision=PRECISION) * qk_scale
     distance = columns[None, :] - rows[:, None]
-    if slope_ptr is not None:
-        s -= tl.load(slope_ptr).to(tl.float32) * LOG2_E * tl.abs(distance).to(tl.float32)
+    if alibi_ptr is not None:
+        s -= tl.load(alibi_ptr + head).to(tl.float32) * LOG2_E * tl.abs(distance).to(tl.float32)
     if relative_ptr is not None:
         place = tl.minimum(tl.maximum(distance, -span), span) + span
-        s += tl.load(relative_ptr + place).to(tl.float32) * LOG2_E
+        s += tl.load(relative_ptr + head * (2 * span + 1) + place).to(tl.float32) * LOG2_E
     if key_bias_ptr is not None:
-        bias = tl.load(key_bias_ptr + columns, mask=columns < length_k, other=float("-inf"))
+        bias = tl.load(
+            key_bias_ptr + first_key + columns, mask=columns < length_k, other=float("-inf")
+        )
         s += (bias.to(tl.float32) * LOG2_E)[None, :]
     elif MASKED:
         s = tl.where((columns < length_k)[None, :], s, float("-inf"))
