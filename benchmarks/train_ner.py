@@ -24,8 +24,8 @@ from pathlib import Path
 import torch
 
 from benchmarks._harness import write
-from benchmarks.train_sst2 import EpochAfterEpoch
-from fastenc.data import BatchSampler, TaggedData
+from benchmarks._trainer import transformers_trainer
+from fastenc.data import TaggedData
 from fastenc.demo.checkpoint import minilm_folder
 from fastenc.tasks import TokenClassification
 from fastenc.tasks.metrics import tagging_metrics
@@ -83,41 +83,8 @@ def theirs(train, dev, test, metric: str, config: TrainConfig) -> dict:
             gold.append([names[tag] for tag in labels[real]])
         return {metric: tagging_metrics(found, gold, entities=metric == "f1")[metric]}
 
-    arguments = transformers.TrainingArguments(
-        config.output_dir,
-        num_train_epochs=config.epochs,
-        per_device_train_batch_size=config.batch_size,
-        per_device_eval_batch_size=config.batch_size,
-        learning_rate=config.learning_rate,
-        warmup_steps=config.warmup,  # below 1: a share of the steps
-        weight_decay=config.weight_decay,
-        max_grad_norm=config.max_grad_norm,
-        seed=config.seed,
-        eval_strategy="epoch",
-        save_strategy="epoch",
-        load_best_model_at_end=True,
-        metric_for_best_model=metric,
-        use_cpu=not torch.cuda.is_available(),
-        report_to=[],
-    )
-    train_rows = rows(train)
-    lengths = [len(row["input_ids"]) for row in train_rows]
-    sampler = BatchSampler(lengths, config.batch_size, shuffle=True, seed=config.seed)
-
-    class SameBatches(transformers.Trainer):
-        def get_train_dataloader(self):
-            return torch.utils.data.DataLoader(
-                train_rows, batch_sampler=EpochAfterEpoch(sampler), collate_fn=self.data_collator
-            )
-
-    trainer = SameBatches(
-        model,
-        arguments,
-        train_dataset=train_rows,
-        eval_dataset=rows(dev),
-        data_collator=transformers.DataCollatorForTokenClassification(tokenizer),
-        compute_metrics=score,
-    )
+    collate = transformers.DataCollatorForTokenClassification(tokenizer)
+    trainer = transformers_trainer(model, config, rows(train), rows(dev), collate, score, metric)
     begin = time.perf_counter()
     trainer.train()
     seconds = time.perf_counter() - begin

@@ -16,7 +16,8 @@ from pathlib import Path
 import torch
 
 from benchmarks._harness import write
-from fastenc.data import BatchSampler, read_labelled
+from benchmarks._trainer import transformers_trainer
+from fastenc.data import read_labelled
 from fastenc.demo.checkpoint import minilm_folder
 from fastenc.tasks import SequenceClassification
 from fastenc.train import TrainConfig, fine_tuning_rate, task_trainer
@@ -30,20 +31,6 @@ def ours(train, dev, config: TrainConfig) -> dict:
     model = task.load(minilm_folder(), train)
     metrics = task_trainer(task, model, train, config, dev=dev).train()
     return {"accuracy": metrics["accuracy"]}
-
-
-class EpochAfterEpoch:
-    """A BatchSampler as torch's DataLoader wants it: each iteration is the next epoch."""
-
-    def __init__(self, sampler: BatchSampler):
-        self.sampler, self.epoch = sampler, -1
-
-    def __len__(self) -> int:
-        return len(self.sampler)
-
-    def __iter__(self):
-        self.epoch += 1
-        return self.sampler.epoch(self.epoch)
 
 
 def theirs(train, dev, config: TrainConfig) -> dict:
@@ -62,46 +49,10 @@ def theirs(train, dev, config: TrainConfig) -> dict:
             for ids, label in zip(encoded, data.labels, strict=True)
         ]
 
-    arguments = transformers.TrainingArguments(
-        config.output_dir,
-        num_train_epochs=config.epochs,
-        per_device_train_batch_size=config.batch_size,
-        per_device_eval_batch_size=config.batch_size,
-        learning_rate=config.learning_rate,
-        warmup_steps=config.warmup,  # below 1: a share of the steps
-        weight_decay=config.weight_decay,
-        max_grad_norm=config.max_grad_norm,
-        seed=config.seed,
-        eval_strategy="epoch",
-        save_strategy="epoch",
-        load_best_model_at_end=True,
-        metric_for_best_model="accuracy",
-        use_cpu=not torch.cuda.is_available(),
-        report_to=[],
-    )
-    train_rows = rows(train)
-    sampler = BatchSampler(
-        [len(row["input_ids"]) for row in train_rows],
-        config.batch_size,
-        shuffle=True,
-        seed=config.seed,
-    )
-
-    class SameBatches(transformers.Trainer):
-        def get_train_dataloader(self):
-            return torch.utils.data.DataLoader(
-                train_rows, batch_sampler=EpochAfterEpoch(sampler), collate_fn=self.data_collator
-            )
-
-    trainer = SameBatches(
-        model,
-        arguments,
-        train_dataset=train_rows,
-        eval_dataset=rows(dev),
-        data_collator=transformers.DataCollatorWithPadding(tokenizer),
-        compute_metrics=lambda p: {
-            "accuracy": float((p.predictions.argmax(1) == p.label_ids).mean())
-        },
+    accuracy = lambda p: {"accuracy": float((p.predictions.argmax(1) == p.label_ids).mean())}
+    collate = transformers.DataCollatorWithPadding(tokenizer)
+    trainer = transformers_trainer(
+        model, config, rows(train), rows(dev), collate, accuracy, "accuracy"
     )
     trainer.train()
     return {"accuracy": trainer.evaluate()["eval_accuracy"]}

@@ -1,4 +1,4 @@
-"""Adapting with fewer trained parameters."""
+"""Freezing lower layers, and learning rates that fall towards them."""
 
 import pytest
 import torch
