@@ -329,6 +329,12 @@ def compare_functions(
     return compare_op(name, providers, truth, baseline=baseline, checked=checked, **works)
 
 
+def read_cases(name: str) -> dict:
+    """The cases of this device's results so far, to go on from; {} without any."""
+    path = RESULTS / folder_of_device() / f"{name}.json"
+    return json.loads(path.read_text())["cases"] if path.exists() else {}
+
+
 def write(name: str, cases: dict) -> Path:
     """Write a benchmark's cases as JSON with machine, versions and ceilings, and print them as a table.
 

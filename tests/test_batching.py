@@ -7,15 +7,12 @@ from fastenc.data import BatchSampler
 LENGTHS = [random.Random(0).randint(3, 100) for _ in range(1003)]
 
 
-def test_every_example_once_an_epoch_in_batches_of_similar_length():
+def test_every_example_once_an_epoch_in_a_random_order():
     sampler = BatchSampler(LENGTHS, 8, shuffle=True, seed=1)
     batches = list(sampler.epoch(0))
     assert len(batches) == len(sampler) == 126
-    assert sorted(index for batch in batches for index in batch) == list(range(1003))
-    spread = sum(max(LENGTHS[i] for i in b) - min(LENGTHS[i] for i in b) for b in batches) / len(
-        batches
-    )
-    assert spread < 15, "shuffled batches of random examples spread over about 80 tokens"
+    order = [index for batch in batches for index in batch]
+    assert sorted(order) == list(range(1003)) != order
 
 
 def test_order_depends_on_seed_and_epoch_alone_and_starts_anywhere():

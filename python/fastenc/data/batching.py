@@ -1,4 +1,4 @@
-"""The order of batches: shuffled, by length, sharded over processes, and startable anywhere."""
+"""The order of batches: shuffled, sharded over processes, and startable anywhere."""
 
 import random
 from collections.abc import Iterator, Sequence
@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 class BatchSampler:
     """Batches of indices, a function of (seed, epoch) alone.
 
-    Shuffled batches hold examples of similar lengths: the shuffled indices are cut into pools of 50 batches, each
-    pool is sorted by length and cut into batches, and the batches are shuffled. Without shuffling, indices go in
+    Shuffled batches are cut from a random order, whatever the lengths: packed batches pay for no padding, so there is
+    nothing to win by batches of similar lengths, whose gradients would be noisier. Without shuffling, indices go in
     order. Every process gets the same number of batches: the last ones of an epoch that do not fill all
     processes are left out when shuffling, and given to the first ones otherwise.
 
@@ -17,8 +17,6 @@ class BatchSampler:
         batch_size: examples a batch and process.
         num_shards, shard: number of processes, and this one's place.
     """
-
-    POOL = 50
 
     def __init__(
         self,
@@ -61,17 +59,9 @@ class BatchSampler:
 
     def _batches(self, epoch: int) -> list[list[int]]:
         order = list(range(len(self.lengths)))
-        cut = lambda indices: [
-            indices[start : start + self.batch_size]
-            for start in range(0, len(indices), self.batch_size)
+        if self.shuffle:
+            random.Random(f"{self.seed} {epoch}").shuffle(order)
+        return [
+            order[start : start + self.batch_size]
+            for start in range(0, len(order), self.batch_size)
         ]
-        if not self.shuffle:
-            return cut(order)
-        draw = random.Random(f"{self.seed} {epoch}")
-        draw.shuffle(order)
-        pool = self.POOL * self.batch_size
-        batches: list[list[int]] = []
-        for start in range(0, len(order), pool):
-            batches += cut(sorted(order[start : start + pool], key=self.lengths.__getitem__))
-        draw.shuffle(batches)
-        return batches

@@ -1,0 +1,129 @@
+"""The labelled data sets that fine-tuning is measured on: their files, task and metric."""
+
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from fastenc.tasks import SequenceClassification, Task, TokenClassification
+
+PAIR = ("sentence1", "sentence2")
+
+
+@dataclass(frozen=True)
+class TaskSet:
+    """A data set under the folder ``FASTENC_DATA``.
+
+    Fields:
+        task: reads the files, and says what is learned.
+        train, dev, test: files; several are joined. Without dev files every tenth training example is held out to
+            choose the epoch; without test files the dev score is the one to report.
+    """
+
+    title: str
+    metric: str
+    task: Task
+    train: tuple[str, ...]
+    dev: tuple[str, ...] = ()
+    test: tuple[str, ...] = ()
+
+    def read(self, limit: int | None = None) -> tuple[Any, Any, Any]:
+        """(train, dev, test), the first ``limit`` examples of each; test is None where there are no files."""
+        train = self._join(self.train)
+        if self.dev:
+            dev = self._join(self.dev, train)
+        else:
+            kept = [place for place in range(len(train)) if place % 10]
+            train, dev = _chosen(train, kept), _chosen(train, range(0, len(train), 10))
+        test = self._join(self.test, train) if self.test else None
+        if limit is None:
+            return train, dev, test
+        first = lambda data: data and _chosen(data, range(min(limit, len(data))))
+        return first(train), first(dev), first(test)
+
+    def _join(self, names: tuple[str, ...], train: Any = None) -> Any:
+        folder = Path(os.environ["FASTENC_DATA"])
+        first, *others = names
+        whole = self.task.read(folder / first, train)
+        for name in others:
+            more = self.task.read(folder / name, train or whole)
+            whole = _appended(whole, more)
+        return whole
+
+
+def _lists(data: Any) -> dict[str, list]:
+    """The fields of a data set that have an entry for every example."""
+    names = ("sentences",) if hasattr(data, "sentences") else ("texts", "labels")
+    return {name: getattr(data, name) for name in names}
+
+
+def _chosen(data: Any, places: Any) -> Any:
+    return replace(data, **{n: [values[i] for i in places] for n, values in _lists(data).items()})
+
+
+def _appended(data: Any, more: Any) -> Any:
+    added = _lists(more)
+    return replace(data, **{name: [*values, *added[name]] for name, values in _lists(data).items()})
+
+
+def _parts(folder: str, suffix: str) -> dict[str, tuple[str, ...]]:
+    return {part: (f"{folder}/{part}.{suffix}.gz",) for part in ("train", "dev", "test")}
+
+
+SETS = {
+    "sst2": TaskSet(
+        "SST-2",
+        "accuracy",
+        SequenceClassification(),
+        ("sst2/train.tsv.gz",),
+        ("sst2/dev.tsv.gz",),
+    ),
+    "cola": TaskSet(
+        "CoLA",
+        "mcc",
+        SequenceClassification(),
+        ("cola/in_domain_train.tsv.gz",),
+        ("cola/in_domain_dev.tsv.gz", "cola/out_of_domain_dev.tsv.gz"),
+    ),
+    "mrpc": TaskSet("MRPC", "f1", SequenceClassification(text=PAIR), **_parts("mrpc", "tsv")),
+    "rte": TaskSet(
+        "RTE",
+        "accuracy",
+        SequenceClassification(text=("premise", "hypothesis"), max_length=256),
+        ("rte/dev.tsv.gz",),
+        test=("rte/test.tsv.gz",),
+    ),
+    "stsb": TaskSet(
+        "STS-B",
+        "spearman",
+        SequenceClassification(text=PAIR, label="score", regression=True),
+        ("stsb/en_train.tsv.gz",),
+        ("stsb/en_dev.tsv.gz",),
+        ("stsb/en_test.tsv.gz",),
+    ),
+    "snli-cad": TaskSet(
+        "SNLI-CAD",
+        "accuracy",
+        SequenceClassification(text=PAIR, label="gold_label"),
+        *(
+            (f"snli_cad/original_{part}.tsv.gz", f"snli_cad/revised_{part}.tsv.gz")
+            for part in ("train", "dev", "test")
+        ),
+    ),
+    "ag-news": TaskSet(
+        "AG News",
+        "accuracy",
+        SequenceClassification(text=("text",)),
+        ("ag_news/train_slice.tsv.gz",),
+        test=("ag_news/test.tsv.gz",),
+    ),
+    "wnut17": TaskSet(
+        "WNUT-17", "f1", TokenClassification(max_length=256), **_parts("wnut17", "conll")
+    ),
+    "ud-pos": TaskSet(
+        "UD English EWT, UPOS",
+        "accuracy",
+        TokenClassification(max_length=256),
+        **_parts("ud_english_ewt", "conllu"),
+    ),
+}
