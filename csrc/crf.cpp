@@ -52,38 +52,53 @@ class Prepared {
   std::vector<float> from_rows_, to_rows_;
 };
 
-struct Offsets {
-  explicit Offsets(const Tensor& cu_seqlens) : held(as_contiguous(cu_seqlens)) {
-    STD_TORCH_CHECK(held.scalar_type() == ScalarType::Int, "crf: cu_seqlens must be int32");
-    values = static_cast<const int32_t*>(held.const_data_ptr());
-    sequences = held.numel() - 1;
+// Where the sequences begin, and how many tokens of each are used: all of them without `seqused`.
+class Sequences {
+ public:
+  Sequences(const Tensor& cu_seqlens, const std::optional<Tensor>& seqused) : offsets_(as_contiguous(cu_seqlens)) {
+    offset_ = read(offsets_);
+    count = offsets_.numel() - 1;
+    if (seqused) used_ = read(lengths_.emplace(as_contiguous(*seqused)));
   }
-  int64_t first(int64_t s) const { return values[s]; }
-  int64_t length(int64_t s) const { return values[s + 1] - values[s]; }
+  int64_t first(int64_t s) const { return offset_[s]; }
+  int64_t next(int64_t s) const { return offset_[s + 1]; }
+  int64_t length(int64_t s) const { return used_ ? used_[s] : next(s) - first(s); }
 
-  Tensor held;
-  const int32_t* values;
-  int64_t sequences;
+  int64_t count;
+
+ private:
+  static const int32_t* read(const Tensor& values) {
+    STD_TORCH_CHECK(values.scalar_type() == ScalarType::Int, "crf: cu_seqlens and seqused must be int32");
+    return static_cast<const int32_t*>(values.const_data_ptr());
+  }
+
+  Tensor offsets_;
+  std::optional<Tensor> lengths_;
+  const int32_t *offset_, *used_ = nullptr;
 };
 
 // (log-likelihood of each sequence, alphas, norms)
 std::tuple<Tensor, Tensor, Tensor> forward(
-    Tensor emissions, Tensor tags, Tensor cu_seqlens, Tensor start, Tensor end, Tensor transitions) {
+    Tensor emissions, Tensor tags, Tensor cu_seqlens, std::optional<Tensor> seqused, Tensor start, Tensor end,
+    Tensor transitions) {
   Prepared prepared(emissions, start, end, transitions, false);
-  const Offsets offsets(cu_seqlens);
+  const Sequences sequences(cu_seqlens, seqused);
   Crf& a = prepared.arguments;
   tags = as_contiguous(tags);
   a.tags = static_cast<const int64_t*>(tags.const_data_ptr());
-  Tensor result = empty({offsets.sequences}, ScalarType::Float);
+  Tensor result = empty({sequences.count}, ScalarType::Float);
   Tensor alphas = empty({emissions.size(0), a.stride}, ScalarType::Float);
   Tensor norms = empty({emissions.size(0)}, ScalarType::Float);
   a.alphas = static_cast<float*>(alphas.mutable_data_ptr());
   a.norms = static_cast<float*>(norms.mutable_data_ptr());
   float* likelihoods = static_cast<float*>(result.mutable_data_ptr());
-  torch::stable::parallel_for(0, offsets.sequences, 1, [&](int64_t begin, int64_t stop) {
+  torch::stable::parallel_for(0, sequences.count, 1, [&](int64_t begin, int64_t stop) {
     for (int64_t s = begin; s < stop; ++s) {
+      const int64_t first = sequences.first(s), length = sequences.length(s);
       likelihoods[s] = 0.f;
-      if (offsets.length(s)) FASTENC_CALL(crf_forward, a, offsets.first(s), offsets.length(s), likelihoods + s);
+      if (length) FASTENC_CALL(crf_forward, a, first, length, likelihoods + s);
+      std::fill(a.alphas + (first + length) * a.stride, a.alphas + sequences.next(s) * a.stride, 0.f);
+      std::fill(a.norms + first + length, a.norms + sequences.next(s), 0.f);
     }
   });
   return {result, alphas, norms};
@@ -91,10 +106,10 @@ std::tuple<Tensor, Tensor, Tensor> forward(
 
 // Gradients of the weighted sum of log-likelihoods: (demissions, dstart, dend, dtransitions).
 std::tuple<Tensor, Tensor, Tensor, Tensor> backward(
-    Tensor weights, Tensor emissions, Tensor tags, Tensor cu_seqlens, Tensor start, Tensor end, Tensor transitions,
-    Tensor alphas, Tensor norms) {
+    Tensor weights, Tensor emissions, Tensor tags, Tensor cu_seqlens, std::optional<Tensor> seqused, Tensor start,
+    Tensor end, Tensor transitions, Tensor alphas, Tensor norms) {
   Prepared prepared(emissions, start, end, transitions, false);
-  const Offsets offsets(cu_seqlens);
+  const Sequences sequences(cu_seqlens, seqused);
   Crf& a = prepared.arguments;
   tags = as_contiguous(tags);
   weights = as_contiguous(weights);
@@ -107,52 +122,59 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(
   const float* weight = static_cast<const float*>(weights.const_data_ptr());
 
   // A fixed number of blocks of sequences, so that the order of the sums does not depend on the threads.
-  const int64_t blocks = std::min<int64_t>(offsets.sequences, 16), size = (num_tags + 5) * stride;
+  const int64_t blocks = std::min<int64_t>(sequences.count, 16), matrix = num_tags * stride, size = 2 * matrix + 5 * stride;
   std::vector<float> sums(blocks * size, 0.f);
   torch::stable::parallel_for(0, blocks, 1, [&](int64_t begin, int64_t stop) {
     for (int64_t block = begin; block < stop; ++block) {
-      float* dtransitions = sums.data() + block * size;
-      float *dstart = dtransitions + num_tags * stride, *dend = dstart + stride, *scratch = dend + stride;
-      for (int64_t s = offsets.sequences * block / blocks; s < offsets.sequences * (block + 1) / blocks; ++s) {
-        const int64_t first = offsets.first(s), length = offsets.length(s);
+      float *steps = sums.data() + block * size, *pairs = steps + matrix;
+      float *dstart = pairs + matrix, *dend = dstart + stride, *scratch = dend + stride;
+      for (int64_t s = sequences.count * block / blocks; s < sequences.count * (block + 1) / blocks; ++s) {
+        const int64_t first = sequences.first(s), length = sequences.length(s);
         if (length)
           FASTENC_CALL(
-              crf_backward, a, first, length, weight[s], de + first * num_tags, dstart, dend, dtransitions, scratch);
+              crf_backward, a, first, length, weight[s], de + first * num_tags, dstart, dend, steps, pairs, scratch);
+        std::fill(de + (first + length) * num_tags, de + sequences.next(s) * num_tags, 0.f);
       }
     }
   });
   Tensor total_start = empty({num_tags}, ScalarType::Float), total_end = empty({num_tags}, ScalarType::Float);
   Tensor total_transitions = empty({num_tags, num_tags}, ScalarType::Float);
-  const auto add = [&](Tensor& into, int64_t rows, int64_t offset) {
-    float* total = static_cast<float*>(into.mutable_data_ptr());
-    for (int64_t i = 0; i < rows; ++i)
-      for (int64_t j = 0; j < num_tags; ++j) {
-        float value = 0.f;
-        for (int64_t block = 0; block < blocks; ++block) value += sums[block * size + offset + i * stride + j];
-        total[i * num_tags + j] = value;
-      }
+  const auto total = [&](int64_t place) {
+    float value = 0.f;
+    for (int64_t block = 0; block < blocks; ++block) value += sums[block * size + place];
+    return value;
   };
-  add(total_transitions, num_tags, 0);
-  add(total_start, 1, num_tags * stride);
-  add(total_end, 1, (num_tags + 1) * stride);
+  auto* ds = static_cast<float*>(total_start.mutable_data_ptr());
+  auto* dn = static_cast<float*>(total_end.mutable_data_ptr());
+  auto* dt = static_cast<float*>(total_transitions.mutable_data_ptr());
+  for (int64_t j = 0; j < num_tags; ++j) {
+    ds[j] = total(2 * matrix + j);
+    dn[j] = total(2 * matrix + stride + j);
+    for (int64_t i = 0; i < num_tags; ++i) {
+      const int64_t place = i * stride + j;
+      const float expected = total(matrix + place);
+      dt[i * num_tags + j] = total(place) - (a.logarithms ? expected : expected * a.from_rows[place]);
+    }
+  }
   return {demissions, total_start, total_end, total_transitions};
 }
 
 // (best tag of each token, score of each sequence's path)
 std::tuple<Tensor, Tensor> viterbi(
-    Tensor emissions, Tensor cu_seqlens, Tensor start, Tensor end, Tensor transitions) {
+    Tensor emissions, Tensor cu_seqlens, std::optional<Tensor> seqused, Tensor start, Tensor end, Tensor transitions) {
   Prepared prepared(emissions, start, end, transitions, true);
-  const Offsets offsets(cu_seqlens);
+  const Sequences sequences(cu_seqlens, seqused);
   const Crf& a = prepared.arguments;
   Tensor path = empty({emissions.size(0)}, ScalarType::Long);
-  Tensor scores = empty({offsets.sequences}, ScalarType::Float);
+  Tensor scores = empty({sequences.count}, ScalarType::Float);
   auto* tags = static_cast<int64_t*>(path.mutable_data_ptr());
   float* score = static_cast<float*>(scores.mutable_data_ptr());
-  torch::stable::parallel_for(0, offsets.sequences, 1, [&](int64_t begin, int64_t stop) {
+  torch::stable::parallel_for(0, sequences.count, 1, [&](int64_t begin, int64_t stop) {
     std::vector<float> scratch;
     for (int64_t s = begin; s < stop; ++s) {
-      const int64_t first = offsets.first(s), length = offsets.length(s);
+      const int64_t first = sequences.first(s), length = sequences.length(s);
       score[s] = 0.f;
+      std::fill(tags + first + length, tags + sequences.next(s), 0);
       if (!length) continue;
       scratch.resize(std::max<size_t>(scratch.size(), (length + 1) * a.stride));
       FASTENC_CALL(crf_viterbi, a, first, length, tags + first, score + s, scratch.data());
@@ -165,24 +187,24 @@ std::tuple<Tensor, Tensor> viterbi(
 std::tuple<Tensor, Tensor> nbest(
     Tensor emissions, Tensor cu_seqlens, Tensor start, Tensor end, Tensor transitions, int64_t n) {
   Prepared prepared(emissions, start, end, transitions, true);
-  const Offsets offsets(cu_seqlens);
+  const Sequences sequences(cu_seqlens, std::nullopt);
   const Crf& a = prepared.arguments;
-  const int64_t tokens = emissions.size(0), sequences = offsets.sequences;
+  const int64_t tokens = emissions.size(0), count = sequences.count;
   Tensor paths = empty({n, tokens}, ScalarType::Long);
-  Tensor scores = empty({n, sequences}, ScalarType::Float);
+  Tensor scores = empty({n, count}, ScalarType::Float);
   auto* tags = static_cast<int64_t*>(paths.mutable_data_ptr());
   float* score = static_cast<float*>(scores.mutable_data_ptr());
-  torch::stable::parallel_for(0, sequences, 1, [&](int64_t begin, int64_t stop) {
+  torch::stable::parallel_for(0, count, 1, [&](int64_t begin, int64_t stop) {
     std::vector<float> scratch;
     for (int64_t s = begin; s < stop; ++s) {
-      const int64_t first = offsets.first(s), length = offsets.length(s);
+      const int64_t first = sequences.first(s), length = sequences.length(s);
       if (!length) {
         for (int64_t k = 0; k < n; ++k)
-          score[k * sequences + s] = k ? -std::numeric_limits<float>::infinity() : 0.f;
+          score[k * count + s] = k ? -std::numeric_limits<float>::infinity() : 0.f;
         continue;
       }
       scratch.resize(std::max<size_t>(scratch.size(), (length + 1) * n * a.stride));
-      FASTENC_CALL(crf_nbest, a, first, length, n, tags + first, tokens, score + s, sequences, scratch.data());
+      FASTENC_CALL(crf_nbest, a, first, length, n, tags + first, tokens, score + s, count, scratch.data());
     }
   });
   return {paths, scores};

@@ -27,11 +27,12 @@ struct Crf {
 FASTENC_FOR_EACH_ISA(
     // Fills the sequence's alphas and norms; writes its log-likelihood.
     void crf_forward(const Crf&, int64_t first, int64_t length, float* log_likelihood);
-    // Gradients of weight * log-likelihood: writes demissions (length, num_tags), adds to the others. dtransitions has
-    // rows of `stride`; scratch holds 3 * stride floats.
+    // Gradients of weight * log-likelihood: writes demissions (length, num_tags), adds to the others. A transition's
+    // gradient is what the given path steps less what is expected: steps - pairs, or steps - pairs * from_rows as
+    // probabilities, (num_tags, stride) each. Scratch holds 3 * stride floats.
     void crf_backward(
         const Crf&, int64_t first, int64_t length, float weight, float* demissions, float* dstart, float* dend,
-        float* dtransitions, float* scratch);
+        float* steps, float* pairs, float* scratch);
     // scratch holds (length + 1) * stride floats.
     void crf_viterbi(const Crf&, int64_t first, int64_t length, int64_t* path, float* score, float* scratch);
     // The n best paths, best first: path k at paths + k * path_stride, its score at scores + k * score_stride; -1 and

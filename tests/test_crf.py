@@ -205,14 +205,48 @@ def test_nan_stays_in_its_sequence(instruction_set):
 def test_registration_passes_opcheck():
     (emissions, start, end, transitions), tags, cu_seqlens = inputs(5)
     detached = [value.detach() for value in (emissions, start, end, transitions)]
-    arguments = (detached[0], tags, cu_seqlens, *detached[1:])
-    torch.library.opcheck(torch.ops.fastenc.crf_fwd.default, arguments)
-    _, alphas, norms = torch.ops.fastenc.crf_fwd(*arguments)
-    backward = (torch.ones(len(LENGTHS)), *arguments, alphas, norms)
-    torch.library.opcheck(torch.ops.fastenc.crf_bwd.default, backward)
-    decoding = (detached[0], cu_seqlens, *detached[1:])
-    torch.library.opcheck(torch.ops.fastenc.crf_viterbi.default, decoding)
-    torch.library.opcheck(torch.ops.fastenc.crf_nbest.default, (*decoding, 3))
+    for seqused in (None, cu_seqlens.diff() // 2):
+        arguments = (detached[0], tags, cu_seqlens, seqused, *detached[1:])
+        torch.library.opcheck(torch.ops.fastenc.crf_fwd.default, arguments)
+        _, alphas, norms = torch.ops.fastenc.crf_fwd(*arguments)
+        backward = (torch.ones(len(LENGTHS)), *arguments, alphas, norms)
+        torch.library.opcheck(torch.ops.fastenc.crf_bwd.default, backward)
+        decoding = (detached[0], cu_seqlens, seqused, *detached[1:])
+        torch.library.opcheck(torch.ops.fastenc.crf_viterbi.default, decoding)
+    nbest = (detached[0], cu_seqlens, *detached[1:], 3)
+    torch.library.opcheck(torch.ops.fastenc.crf_nbest.default, nbest)
+
+
+@pytest.mark.parametrize("impl", ["cpp", "reference"])
+def test_unused_tokens_are_as_if_cut_off(instruction_set, impl):
+    lengths, used = (4, 0, 7, 3), (4, 0, 5, 0)
+    values, tags, cu_seqlens = inputs(9, lengths)
+    kept = torch.cat([torch.arange(n) < u for n, u in zip(lengths, used, strict=True)])
+    with torch.no_grad():
+        values[0][~kept] = float("nan")
+    tags[~kept] = -1
+    seqused = torch.tensor(used, dtype=torch.int32)
+    wide = [value.detach().double().requires_grad_() for value in values]
+    cut = [wide[0][kept], *wide[1:]]
+    truth = likelihood(cut, tags[kept], offsets_of(used), reference.log_likelihood)
+    ours = likelihood(values, tags, cu_seqlens, seqused=seqused, impl=impl)
+    torch.testing.assert_close(ours.double(), truth, rtol=1e-5, atol=1e-5)
+    pairs = ((ours, values), (truth, wide))
+    gradients = [torch.autograd.grad(y.sum(), leaves) for y, leaves in pairs]
+    for one, two in zip(*gradients, strict=True):
+        torch.testing.assert_close(one.double(), two, rtol=1e-4, atol=1e-5)
+    scores = [value.detach() for value in values[1:]]
+    path, best = crf_decode(values[0].detach(), cu_seqlens, *scores, seqused=seqused, impl=impl)
+    expected = reference.decode(values[0].detach()[kept], offsets_of(used), *scores)
+    assert torch.equal(path[kept], expected[0]) and not path[~kept].any()
+    torch.testing.assert_close(best, expected[1])
+
+
+@pytest.mark.parametrize("used, message", [((5, 0), "got 5 for sequence 0 of 4"), ((4,), "shape")])
+def test_bad_numbers_of_used_tokens_are_named(used, message):
+    values, tags, cu_seqlens = inputs(3, (4, 2))
+    with pytest.raises(ValueError, match=message):
+        likelihood(values, tags, cu_seqlens, seqused=torch.tensor(used, dtype=torch.int32))
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning:torchcrf")
@@ -236,6 +270,17 @@ def test_module_takes_the_place_of_pytorch_crfs(batch_first, reduction):
         torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-5)
     assert ours.decode(emissions, mask) == theirs.decode(emissions, mask)
     assert ours.decode(emissions) == theirs.decode(emissions)
+
+
+def test_module_leaves_out_masked_tokens_wherever_they_stand():
+    crf = fnn.CRF(5, batch_first=True)
+    emissions, tags = torch.randn(3, 6, 5), torch.randint(5, (3, 6))
+    mask = torch.tensor([[1, 0, 1, 1, 0, 1], [0, 1, 1, 1, 1, 1], [1, 1, 0, 0, 0, 0]])
+    got = crf(emissions, tags, mask, reduction="none")
+    for row, real in enumerate(mask.bool()):
+        alone = crf(emissions[row][real][None], tags[row][real][None])
+        torch.testing.assert_close(got[row], alone)
+        assert crf.decode(emissions, mask)[row] == crf.decode(emissions[row][real][None])[0]
 
 
 def test_module_takes_an_empty_row_and_bfloat16():

@@ -38,9 +38,13 @@ FASTENC_INLINE Vec crf_scores(const Crf& a, int64_t token, bool at_start, int64_
 // out = exp(scores - their maximum); returns the maximum.
 static float crf_weights(const Crf& a, int64_t token, bool at_start, float* out) {
   Vec peak = splat(kMinusInfinity);
-  for (int64_t c = 0; c < a.stride; c += kLanes) peak = max(peak, crf_scores(a, token, at_start, c));
+  for (int64_t c = 0; c < a.stride; c += kLanes) {
+    const Vec scores = crf_scores(a, token, at_start, c);
+    store(out + c, scores);
+    peak = max(peak, scores);
+  }
   const float top = maximum(peak);
-  for (int64_t c = 0; c < a.stride; c += kLanes) store(out + c, exp(crf_scores(a, token, at_start, c) - top));
+  for (int64_t c = 0; c < a.stride; c += kLanes) store(out + c, exp(load(out + c) - top));
   return top;
 }
 
@@ -54,13 +58,15 @@ static double crf_path_score(const Crf& a, int64_t first, int64_t length) {
   return score;
 }
 
-// out[c] = sum_k weights[k] rows[k][c].
-FASTENC_INLINE void weighted_rows(const float* weights, const float* rows, int64_t count, int64_t stride, float* out) {
-  for (int64_t c = 0; c < stride; c += kLanes) {
-    Vec total{};
-    for (int64_t k = 0; k < count; ++k) total += load(rows + k * stride + c) * weights[k];
-    store(out + c, total);
-  }
+// sum_k weights[k] rows[k], one vector of it; in four sums, which need not wait for one another.
+FASTENC_INLINE Vec weighted_sum(const float* weights, const float* rows, int64_t count, int64_t stride) {
+  Vec total[4] = {};
+  int64_t k = 0;
+  for (; k + 4 <= count; k += 4)
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) total[i] += load(rows + (k + i) * stride) * weights[k + i];
+  for (; k < count; ++k) total[0] += load(rows + k * stride) * weights[k];
+  return (total[0] + total[1]) + (total[2] + total[3]);
 }
 
 // The end's scores as logarithms, or as weights up to a factor: beta at the last token.
@@ -93,7 +99,7 @@ static float crf_join(const Crf& a, const float* alpha, const float* beta, float
 
 template <bool kLogarithms>
 static void crf_forward_as(const Crf& a, int64_t first, int64_t length, float* log_likelihood) {
-  double log_z = 0.0;
+  double log_z = 0.0, factors = 1.0;
   float* row = a.alphas + first * a.stride;
   for (int64_t t = 0; t < length; ++t, row += a.stride) {
     const float* before = row - a.stride;
@@ -115,19 +121,22 @@ static void crf_forward_as(const Crf& a, int64_t first, int64_t length, float* l
     Vec total{};
     for (int64_t c = 0; c < a.stride; c += kLanes) {
       Vec x = load(row + c);
-      if (t) {
-        Vec arriving{};
-        for (int64_t i = 0; i < a.num_tags; ++i) arriving += load(a.from_rows + i * a.stride + c) * before[i];
-        x *= arriving;
-      }
+      if (t) x *= weighted_sum(before, a.from_rows + c, a.num_tags, a.stride);
       store(row + c, x);
       total += x;
     }
     const float norm = sum(total), scale = 1.f / norm;
     for (int64_t c = 0; c < a.stride; c += kLanes) store(row + c, load(row + c) * scale);
     a.norms[first + t] = norm;
-    log_z += logf(norm) + (t ? a.top : 0.f);
+    // A logarithm for every eight norms, whose product is e^-480 or more.
+    factors *= norm;
+    if (t % 8 == 7) {
+      log_z += ::log(factors);
+      factors = 1.0;
+    }
+    if (t) log_z += a.top;
   }
+  log_z += ::log(factors);
   const float* last = a.alphas + (first + length - 1) * a.stride;
   double total = 0.0, top = -__builtin_inf();
   for (int64_t j = 0; j < a.num_tags; ++j) {
@@ -144,7 +153,7 @@ static void crf_forward_as(const Crf& a, int64_t first, int64_t length, float* l
 template <bool kLogarithms>
 static void crf_backward_as(
     const Crf& a, int64_t first, int64_t length, float weight, float* demissions, float* dstart, float* dend,
-    float* dtransitions, float* scratch) {
+    float* steps, float* pairs, float* scratch) {
   float *beta = scratch, *leaving = scratch + a.stride, *spare = scratch + 2 * a.stride;
   const int64_t* y = a.tags + first;
   crf_ends<kLogarithms>(a, beta);
@@ -178,19 +187,20 @@ static void crf_backward_as(
     }
     const float* before = alpha - a.stride;
     for (int64_t i = 0; i < a.num_tags; ++i) {
-      const float *from = a.from_rows + i * a.stride, scaled = before[i] * -weight;
-      float* sums = dtransitions + i * a.stride;
+      const float *from = a.from_rows + i * a.stride, scaled = before[i] * weight;
+      float* sums = pairs + i * a.stride;
       for (int64_t c = 0; c < a.stride; c += kLanes) {
-        const Vec pair = kLogarithms ? exp(load(from + c) + load(leaving + c) + before[i]) * -weight
-                                      : load(from + c) * load(leaving + c) * scaled;
+        const Vec pair = kLogarithms ? exp(load(from + c) + load(leaving + c) + before[i]) * weight
+                                      : load(leaving + c) * scaled;
         store(sums + c, load(sums + c) + pair);
       }
     }
-    dtransitions[y[t - 1] * a.stride + y[t]] += weight;
+    steps[y[t - 1] * a.stride + y[t]] += weight;
     if (kLogarithms)
       log_sum_exp_rows(leaving, a.to_rows, a.num_tags, a.stride, beta);
     else
-      weighted_rows(leaving, a.to_rows, a.num_tags, a.stride, beta);
+      for (int64_t c = 0; c < a.stride; c += kLanes)
+        store(beta + c, weighted_sum(leaving, a.to_rows + c, a.num_tags, a.stride));
   }
   dstart[y[0]] += weight;
   dend[y[length - 1]] += weight;
@@ -202,9 +212,9 @@ void crf_forward(const Crf& a, int64_t first, int64_t length, float* log_likelih
 
 void crf_backward(
     const Crf& a, int64_t first, int64_t length, float weight, float* demissions, float* dstart, float* dend,
-    float* dtransitions, float* scratch) {
+    float* steps, float* pairs, float* scratch) {
   (a.logarithms ? crf_backward_as<true> : crf_backward_as<false>)(
-      a, first, length, weight, demissions, dstart, dend, dtransitions, scratch);
+      a, first, length, weight, demissions, dstart, dend, steps, pairs, scratch);
 }
 
 void crf_viterbi(const Crf& a, int64_t first, int64_t length, int64_t* path, float* score, float* scratch) {

@@ -48,6 +48,17 @@ FASTENC_INLINE void from_float(bfloat16* p, float value) {
   p->bits = value != value ? 0x7fc0 : (uint16_t)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
 }
 
+// 0, 1, 2, ...
+constexpr VecI kLaneIndex = {
+    0, 1, 2, 3,
+#if FASTENC_VECTOR_BYTES >= 32
+    4, 5, 6, 7,
+#endif
+#if FASTENC_VECTOR_BYTES >= 64
+    8, 9, 10, 11, 12, 13, 14, 15,
+#endif
+};
+
 // The first n < kLanes elements; the other lanes hold `fill`.
 template <class T>
 FASTENC_INLINE Vec load_first(const T* p, int n, float fill = 0.f) {
@@ -62,19 +73,30 @@ FASTENC_INLINE void store_first(T* p, Vec v, int n) {
   for (int i = 0; i < n; ++i) from_float(p + i, lanes[i]);
 }
 
+// Floats through a mask where there are such instructions: lanes through memory would stall the load after them.
+FASTENC_INLINE Vec load_first(const float* p, int n, float fill = 0.f) {
+#if defined(__AVX512F__)
+  return (Vec)_mm512_mask_loadu_ps((__m512)splat(fill), (__mmask16)((1u << n) - 1u), p);
+#elif defined(__AVX2__)
+  const VecI mask = kLaneIndex < n;
+  const Vec v = (Vec)_mm256_maskload_ps(p, (__m256i)mask);
+  return mask ? v : splat(fill);
+#else
+  return load_first<float>(p, n, fill);
+#endif
+}
+FASTENC_INLINE void store_first(float* p, Vec v, int n) {
+#if defined(__AVX512F__)
+  _mm512_mask_storeu_ps(p, (__mmask16)((1u << n) - 1u), (__m512)v);
+#elif defined(__AVX2__)
+  _mm256_maskstore_ps(p, (__m256i)(kLaneIndex < n), (__m256)v);
+#else
+  store_first<float>(p, v, n);
+#endif
+}
+
 FASTENC_INLINE Vec max(Vec a, Vec b) { return a > b ? a : b; }
 FASTENC_INLINE Vec min(Vec a, Vec b) { return a < b ? a : b; }
-
-// 0, 1, 2, ...
-constexpr VecI kLaneIndex = {
-    0, 1, 2, 3,
-#if FASTENC_VECTOR_BYTES >= 32
-    4, 5, 6, 7,
-#endif
-#if FASTENC_VECTOR_BYTES >= 64
-    8, 9, 10, 11, 12, 13, 14, 15,
-#endif
-};
 
 // Halves fold onto each other, in registers.
 FASTENC_INLINE float sum(Vec v) {

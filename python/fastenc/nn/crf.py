@@ -49,33 +49,37 @@ class CRF(nn.Module):
         """
         if reduction not in REDUCTIONS:
             raise ValueError(f"reduction must be one of {REDUCTIONS}, got {reduction!r}")
-        packed, cu_seqlens, real = self._pack(emissions, mask)
+        rows = self._rows(emissions, mask)
         if tags.shape != emissions.shape[:2]:
             raise ValueError(
                 f"tags must have the first two sizes of emissions, {tuple(emissions.shape[:2])}, "
                 f"got {tuple(tags.shape)}"
             )
-        tags = (tags if self.batch_first else tags.t())[real].long()
-        likelihood = crf_log_likelihood(packed, tags, cu_seqlens, *self.scores())
+        tags = rows.pick(tags if self.batch_first else tags.t()).long()
+        arguments = (rows.emissions, tags, rows.cu_seqlens, *self.scores())
+        likelihood = crf_log_likelihood(*arguments, seqused=rows.seqused)
         if reduction == "none":
             return likelihood
         if reduction == "mean":
             return likelihood.mean()
         total = likelihood.sum()
-        return total if reduction == "sum" else total / packed.shape[0]
+        return total if reduction == "sum" else total / rows.lengths.sum()
 
     def decode(self, emissions: Tensor, mask: Tensor | None = None) -> list[list[int]]:
         """The best tags of each sequence's real tokens."""
-        packed, cu_seqlens, _ = self._pack(emissions, mask)
-        path, _ = crf_decode(packed, cu_seqlens, *self.scores())
-        return [part.tolist() for part in path.cpu().split(cu_seqlens.diff().tolist())]
+        rows = self._rows(emissions, mask)
+        path, _ = crf_decode(rows.emissions, rows.cu_seqlens, *self.scores(), seqused=rows.seqused)
+        tags, starts = path.tolist(), rows.cu_seqlens.tolist()
+        return [
+            tags[start : start + length]
+            for start, length in zip(starts[:-1], rows.lengths.tolist(), strict=True)
+        ]
 
     def scores(self) -> tuple[Tensor, Tensor, Tensor]:
         """(start, end, transitions), as the ops take them."""
         return self.start_transitions, self.end_transitions, self.transitions
 
-    def _pack(self, emissions: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """(packed emissions, cu_seqlens, which places are real (batch, length))."""
+    def _rows(self, emissions: Tensor, mask: Tensor | None) -> "_Rows":
         if emissions.dim() != 3 or emissions.shape[2] != self.num_tags:
             raise ValueError(
                 f"emissions must have three dimensions, the last of size {self.num_tags}, "
@@ -89,10 +93,32 @@ class CRF(nn.Module):
         if not self.batch_first:
             emissions = emissions.transpose(0, 1)
             mask = None if mask is None else mask.t()
-        real = (
-            torch.ones(emissions.shape[:2], dtype=torch.bool, device=emissions.device)
-            if mask is None
-            else mask != 0
-        )
-        cu_seqlens = nn.functional.pad(real.sum(1).cumsum(0), (1, 0)).int()
-        return emissions[real], cu_seqlens, real
+        return _Rows(emissions, mask)
+
+
+class _Rows:
+    """The sequences of a padded batch as the ops take them: where they lie if padding stands at their ends alone,
+    packed otherwise (on a GPU always where there is a mask: looking at it would wait for the device)."""
+
+    def __init__(self, emissions: Tensor, mask: Tensor | None):
+        batch, length, num_tags = emissions.shape
+        device = emissions.device
+        self.seqused, self._real = None, None
+        offsets = torch.arange(0, batch * length + 1, length or 1, dtype=torch.int32, device=device)
+        self.cu_seqlens = offsets if length else offsets.new_zeros(batch + 1)
+        self.emissions = emissions.reshape(batch * length, num_tags)
+        if mask is None:
+            self.lengths = self.cu_seqlens.diff()
+            return
+        real = mask if mask.dtype == torch.bool else mask != 0
+        self.lengths = real.sum(1, dtype=torch.int32)
+        places = torch.arange(length, dtype=torch.int32, device=device)
+        if device.type == "cpu" and torch.equal(places < self.lengths[:, None], real):
+            self.seqused = self.lengths
+            return
+        self._real, self.emissions = real, emissions[real]
+        self.cu_seqlens = nn.functional.pad(self.lengths.cumsum(0, dtype=torch.int32), (1, 0))
+
+    def pick(self, values: Tensor) -> Tensor:
+        """The values (batch, length) of the rows."""
+        return values.reshape(-1) if self._real is None else values[self._real]

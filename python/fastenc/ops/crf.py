@@ -18,6 +18,7 @@ def crf_log_likelihood(
     end: Tensor,
     transitions: Tensor,
     *,
+    seqused: Tensor | None = None,
     impl: str = "auto",
 ) -> Tensor:
     """Log-probability of the given tags, a sequence at a time.
@@ -31,6 +32,8 @@ def crf_log_likelihood(
         cu_seqlens: int32 (batch+1,), offsets of the sequences from 0 to total_tokens.
         start, end: (num_tags,); transitions: (num_tags, num_tags), from row to column. -infinity or a large negative
             number forbids.
+        seqused: int32 (batch,), how many tokens of each sequence count, from its first on; the others are not read,
+            and their gradient is 0. None: all. With it, rows of a padded batch are used where they lie.
         impl: "auto", "cpp" or "reference".
     Returns: float32 (batch,); 0 for an empty sequence.
     Raises: ValueError stating rule, received value, remedy.
@@ -38,14 +41,16 @@ def crf_log_likelihood(
     Deterministic: yes. Differentiable, once: emissions, start, end, transitions.
     Source: Lafferty et al. 2001, "Conditional random fields"; Rabiner 1989 for the rescaling.
     """
-    _check(emissions, cu_seqlens, start, end, transitions)
-    _check_tags(tags, emissions)
+    _check(emissions, cu_seqlens, start, end, transitions, seqused)
+    _check_tags(tags, emissions, cu_seqlens, seqused)
     if choose("crf", impl, emissions) == "reference":
-        return reference.log_likelihood(emissions, tags, cu_seqlens, start, end, transitions)
+        return reference.log_likelihood(
+            emissions, tags, cu_seqlens, start, end, transitions, seqused
+        )
     emissions, start, end, transitions = (
         value.float() for value in (emissions, start, end, transitions)
     )
-    arguments = (emissions, tags, cu_seqlens, start, end, transitions)
+    arguments = (emissions, tags, cu_seqlens, seqused, start, end, transitions)
     if torch.is_grad_enabled() and any(
         value.requires_grad for value in (emissions, start, end, transitions)
     ):
@@ -64,7 +69,7 @@ def crf_marginals(
 ) -> Tensor:
     """P(y_t = k) for every token and tag: float32 (total_tokens, num_tags), without gradients.
 
-    Arguments, errors and numerics as :func:`crf_log_likelihood`.
+    Arguments, errors and numerics as :func:`crf_log_likelihood`, for whole sequences.
     """
     # The gradient of any path's log-likelihood with respect to the emissions is (is it the tag?) - P(y_t = k).
     with torch.enable_grad():
@@ -85,20 +90,21 @@ def crf_decode(
     end: Tensor,
     transitions: Tensor,
     *,
+    seqused: Tensor | None = None,
     impl: str = "auto",
 ) -> tuple[Tensor, Tensor]:
     """The path of highest score, by Viterbi's recursion; of equal ones the lowest tag wins at each step.
 
     Arguments and errors as :func:`crf_log_likelihood`.
-    Returns: (tags int64 (total_tokens,), their score float32 (batch,)).
+    Returns: (tags int64 (total_tokens,), 0 where unused; their score float32 (batch,)).
     Source: Viterbi 1967.
     """
-    _check(emissions, cu_seqlens, start, end, transitions)
+    _check(emissions, cu_seqlens, start, end, transitions, seqused)
     if choose("crf", impl, emissions) == "reference":
-        return reference.decode(emissions, cu_seqlens, start, end, transitions)
+        return reference.decode(emissions, cu_seqlens, start, end, transitions, seqused)
     with torch.no_grad():
         parameters = (value.float() for value in (start, end, transitions))
-        return torch.ops.fastenc.crf_viterbi(emissions.float(), cu_seqlens, *parameters)
+        return torch.ops.fastenc.crf_viterbi(emissions.float(), cu_seqlens, seqused, *parameters)
 
 
 def crf_decode_nbest(
@@ -113,7 +119,7 @@ def crf_decode_nbest(
 ) -> tuple[Tensor, Tensor]:
     """The n paths of highest score, best first, by Viterbi's recursion with the n best ways to every tag.
 
-    Arguments and errors as :func:`crf_log_likelihood`; n: at least 1, n * num_tags at most 2^24. Time and memory grow
+    Arguments and errors as :func:`crf_log_likelihood`, for whole sequences; n: at least 1, n * num_tags at most 2^24. Time and memory grow
     with n^2 and n.
     Returns: (tags int64 (n, total_tokens), their scores float32 (n, batch)); -1 and -infinity where a sequence has
         fewer paths that nothing forbids with -infinity.
@@ -132,7 +138,7 @@ def crf_decode_nbest(
         )
 
 
-def _check(emissions, cu_seqlens, start, end, transitions) -> None:
+def _check(emissions, cu_seqlens, start, end, transitions, seqused=None) -> None:
     if emissions.dim() != 2 or not emissions.is_floating_point() or not emissions.shape[1]:
         raise ValueError(
             "crf: emissions must be floating point of shape (total_tokens, num_tags), "
@@ -140,6 +146,8 @@ def _check(emissions, cu_seqlens, start, end, transitions) -> None:
         )
     _checks.check_device("crf", "cu_seqlens", cu_seqlens, emissions)
     check_cu_seqlens(cu_seqlens, emissions.shape[0], emissions.shape[0])
+    if seqused is not None:
+        _check_used(seqused, cu_seqlens)
     for name, value in (("start", start), ("end", end)):
         _checks.check_vector("crf", name, value, emissions)
     num_tags = emissions.shape[1]
@@ -151,7 +159,27 @@ def _check(emissions, cu_seqlens, start, end, transitions) -> None:
     _checks.check_vector("crf", "transitions", transitions[0], emissions)
 
 
-def _check_tags(tags: Tensor, emissions: Tensor) -> None:
+def _check_used(seqused: Tensor, cu_seqlens: Tensor) -> None:
+    if seqused.dtype != torch.int32 or seqused.shape != (cu_seqlens.shape[0] - 1,):
+        raise ValueError(
+            f"crf: seqused must be int32 of shape ({cu_seqlens.shape[0] - 1},), one number a sequence, "
+            f"got {seqused.dtype} of shape {tuple(seqused.shape)}"
+        )
+    _checks.check_device("crf", "seqused", seqused, cu_seqlens)
+    if seqused.device.type != "cpu" or torch.compiler.is_compiling():
+        return
+    offsets = cu_seqlens.tolist()
+    for place, used in enumerate(seqused.tolist()):
+        if not 0 <= used <= offsets[place + 1] - offsets[place]:
+            raise ValueError(
+                f"crf: seqused must be from 0 to each sequence's length, got {used} for sequence {place} "
+                f"of {offsets[place + 1] - offsets[place]} tokens"
+            )
+
+
+def _check_tags(
+    tags: Tensor, emissions: Tensor, cu_seqlens: Tensor, seqused: Tensor | None
+) -> None:
     tokens, num_tags = emissions.shape
     if tags.shape != (tokens,) or tags.dtype != torch.int64:
         raise ValueError(
@@ -162,6 +190,10 @@ def _check_tags(tags: Tensor, emissions: Tensor) -> None:
     if tags.device.type != "cpu" or not tokens or torch.compiler.is_compiling():
         return
     low, high = (int(value) for value in tags.aminmax())
+    if (low < 0 or high >= num_tags) and seqused is not None:  # perhaps where nothing is read
+        place = torch.arange(tokens) - cu_seqlens[:-1].repeat_interleave(cu_seqlens.diff())
+        used = tags[place < seqused.repeat_interleave(cu_seqlens.diff())]
+        low, high = (int(value) for value in used.aminmax()) if used.numel() else (0, 0)
     if low < 0 or high >= num_tags:
         raise ValueError(
             f"crf: tags must be in [0, {num_tags}), got {low if low < 0 else high}: "
@@ -171,22 +203,21 @@ def _check_tags(tags: Tensor, emissions: Tensor) -> None:
 
 class _LogLikelihood(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, emissions, tags, cu_seqlens, start, end, transitions):
-        likelihood, alphas, norms = torch.ops.fastenc.crf_fwd(
-            emissions, tags, cu_seqlens, start, end, transitions
-        )
-        ctx.save_for_backward(emissions, tags, cu_seqlens, start, end, transitions, alphas, norms)
+    def forward(ctx, *arguments):
+        likelihood, alphas, norms = torch.ops.fastenc.crf_fwd(*arguments)
+        ctx.save_for_backward(*arguments, alphas, norms)
         return likelihood
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, dlikelihood):
-        start, end, transitions = ctx.saved_tensors[3:6]
+        start, end, transitions = ctx.saved_tensors[4:7]
         demissions, dstart, dend, dtransitions = torch.ops.fastenc.crf_bwd(
             dlikelihood, *ctx.saved_tensors
         )
         return (
             demissions,
+            None,
             None,
             None,
             dstart.to(start.dtype),
@@ -195,20 +226,20 @@ class _LogLikelihood(torch.autograd.Function):
         )
 
 
-def _fake_forward(emissions, tags, cu_seqlens, start, end, transitions):
+def _fake_forward(emissions, tags, cu_seqlens, seqused, start, end, transitions):
     tokens, num_tags = emissions.shape
     stride = (num_tags + 15) // 16 * 16
     floats = lambda *shape: emissions.new_empty(shape, dtype=torch.float32)
     return floats(cu_seqlens.shape[0] - 1), floats(tokens, stride), floats(tokens)
 
 
-def _fake_backward(weights, emissions, tags, cu_seqlens, start, end, transitions, alphas, norms):
+def _fake_backward(weights, emissions, *others):
     num_tags = emissions.shape[1]
     floats = lambda *shape: emissions.new_empty(shape, dtype=torch.float32)
     return floats(*emissions.shape), floats(num_tags), floats(num_tags), floats(num_tags, num_tags)
 
 
-def _fake_viterbi(emissions, cu_seqlens, start, end, transitions):
+def _fake_viterbi(emissions, cu_seqlens, seqused, start, end, transitions):
     path = emissions.new_empty(emissions.shape[:1], dtype=torch.int64)
     return path, emissions.new_empty((cu_seqlens.shape[0] - 1,), dtype=torch.float32)
 
@@ -219,18 +250,18 @@ def _fake_nbest(emissions, cu_seqlens, start, end, transitions, n):
 
 
 define(
-    "crf_fwd(Tensor emissions, Tensor tags, Tensor cu_seqlens, Tensor start, Tensor end, Tensor transitions) "
-    "-> (Tensor, Tensor, Tensor)",
+    "crf_fwd(Tensor emissions, Tensor tags, Tensor cu_seqlens, Tensor? seqused, Tensor start, Tensor end, "
+    "Tensor transitions) -> (Tensor, Tensor, Tensor)",
     _fake_forward,
 )
 define(
-    "crf_bwd(Tensor weights, Tensor emissions, Tensor tags, Tensor cu_seqlens, Tensor start, Tensor end, "
-    "Tensor transitions, Tensor alphas, Tensor norms) -> (Tensor, Tensor, Tensor, Tensor)",
+    "crf_bwd(Tensor weights, Tensor emissions, Tensor tags, Tensor cu_seqlens, Tensor? seqused, Tensor start, "
+    "Tensor end, Tensor transitions, Tensor alphas, Tensor norms) -> (Tensor, Tensor, Tensor, Tensor)",
     _fake_backward,
 )
 define(
-    "crf_viterbi(Tensor emissions, Tensor cu_seqlens, Tensor start, Tensor end, Tensor transitions) "
-    "-> (Tensor, Tensor)",
+    "crf_viterbi(Tensor emissions, Tensor cu_seqlens, Tensor? seqused, Tensor start, Tensor end, "
+    "Tensor transitions) -> (Tensor, Tensor)",
     _fake_viterbi,
 )
 define(

@@ -1,7 +1,16 @@
 """The linear-chain CRF in plain torch: defines what is correct."""
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
+
+
+def _bounds(cu_seqlens: Tensor, seqused: Tensor | None = None) -> Iterator[tuple[int, int]]:
+    """Where each sequence begins and its used tokens end."""
+    begins = cu_seqlens[:-1]
+    stops = cu_seqlens[1:] if seqused is None else begins + seqused
+    return zip(begins.tolist(), stops.tolist(), strict=True)
 
 
 def log_likelihood(
@@ -11,12 +20,13 @@ def log_likelihood(
     start: Tensor,
     end: Tensor,
     transitions: Tensor,
+    seqused: Tensor | None = None,
 ) -> Tensor:
     """log P(tags) of each sequence; arguments as in fastenc.ops.crf_log_likelihood. Float32, or float64 if given."""
     dtype = torch.promote_types(emissions.dtype, torch.float32)
     start, end, transitions = (value.to(dtype) for value in (start, end, transitions))
     results = []
-    for first, stop in zip(cu_seqlens[:-1].tolist(), cu_seqlens[1:].tolist(), strict=True):
+    for first, stop in _bounds(cu_seqlens, seqused):
         if first == stop:
             results.append(emissions.new_zeros((), dtype=dtype))
             continue
@@ -31,13 +41,19 @@ def log_likelihood(
 
 
 def decode(
-    emissions: Tensor, cu_seqlens: Tensor, start: Tensor, end: Tensor, transitions: Tensor
+    emissions: Tensor,
+    cu_seqlens: Tensor,
+    start: Tensor,
+    end: Tensor,
+    transitions: Tensor,
+    seqused: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """(best tag of each token, score of each sequence's best path), by Viterbi's recursion in float64."""
+    """(best tag of each token, 0 where unused; score of each sequence's best path), by Viterbi's recursion in
+    float64."""
     path = torch.zeros(emissions.shape[0], dtype=torch.int64, device=emissions.device)
     scores = []
     start, end, transitions = (value.double() for value in (start, end, transitions))
-    for first, stop in zip(cu_seqlens[:-1].tolist(), cu_seqlens[1:].tolist(), strict=True):
+    for first, stop in _bounds(cu_seqlens, seqused):
         if first == stop:
             scores.append(emissions.new_zeros((), dtype=torch.float32))
             continue
@@ -69,9 +85,7 @@ def decode_nbest(
     paths = torch.full((n, emissions.shape[0]), -1, dtype=torch.int64, device=emissions.device)
     scores = torch.full((n, len(cu_seqlens) - 1), -torch.inf, device=emissions.device)
     start, end, transitions = (value.double() for value in (start, end, transitions))
-    for place, (first, stop) in enumerate(
-        zip(cu_seqlens[:-1].tolist(), cu_seqlens[1:].tolist(), strict=True)
-    ):
+    for place, (first, stop) in enumerate(_bounds(cu_seqlens)):
         if first == stop:
             scores[0, place] = 0.0
             continue
