@@ -233,6 +233,9 @@ def predict(
     ],
     output: Annotated[Path, typer.Option("--output", "-o", help="File to write: .tsv or .jsonl.")],
     batch_size: BatchSize = 32,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with a prediction that was killed.")
+    ] = False,
     options: dict | None = None,
 ) -> None:
     """Predict with a fine-tuned model.
@@ -240,13 +243,16 @@ def predict(
     Of texts, the label and the probability of every label, or the number. Of words, a word and its tag a line (.tsv),
     or each sentence with tags, entities, their offsets and confidences (.jsonl).
 
+    Files of any size: 10,000 items at a time are read, encoded and predicted, and what is finished is kept beside the
+    output, so that `--resume` goes on from there.
+
     Examples:
 
     - `fastenc predict runs/sst2 new.tsv -o labels.tsv`
 
     - `fastenc predict runs/ner texts.txt -o entities.jsonl`
     """
-    commands.predict(options or {}, model, inputs, output, batch_size)
+    commands.predict(options or {}, model, inputs, output, batch_size, resume)
 
 
 @app.command()

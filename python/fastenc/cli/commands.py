@@ -30,7 +30,7 @@ from fastenc.objectives import (
     evaluate_objective,
     token_ids,
 )
-from fastenc.tasks import task_named, task_of
+from fastenc.tasks import predict_file, task_named, task_of
 from fastenc.train import TrainConfig, Trainer, fine_tuning_rate, task_trainer
 from fastenc.train.checkpoint import check_free
 from fastenc.train.processes import on_main_process
@@ -217,16 +217,20 @@ def finetune(
 
 
 def predict(
-    options: dict[str, Any], model_name: str, inputs: str, output: Path, batch_size: int
+    options: dict[str, Any],
+    model_name: str,
+    inputs: str,
+    output: Path,
+    batch_size: int,
+    resume: bool,
 ) -> None:
     task = make_task(task_of(model_name), options)
     _check_suffix(output, task.outputs)
-    data = task.read_inputs(inputs)
-    model = task.load(model_name)
-    predictions = task.predict(model, data, batch_size, show_progress=None)
-    text = "".join(f"{line}\n" for line in task.lines(model, data, predictions, output.suffix))
-    _write(output, lambda path: path.write_text(text, encoding="utf-8"))
-    print(f"{len(predictions)} predictions in {output}")
+    model = task.load(model_name).to(_device())
+    number = predict_file(
+        task, model, inputs, output, batch_size, resume=resume, model_name=model_name
+    )
+    print(f"{number} predictions in {output}")
 
 
 def embed(
@@ -240,10 +244,10 @@ def embed(
 ) -> None:
     _check_suffix(output, (".safetensors", ".npy"))
     texts = read_inputs(inputs, [column])
-    model = Encoder.from_pretrained(model_name)
-    vectors = model.encode(
-        texts, batch_size=batch_size, pooling=pooling, normalize=normalize
-    ).clone()
+    model = Encoder.from_pretrained(model_name).to(_device())
+    vectors = model.encode(texts, batch_size=batch_size, pooling=pooling, normalize=normalize).to(
+        "cpu", copy=True
+    )
     if output.suffix == ".npy":
         numpy = require("numpy", extra="train")
 
@@ -291,6 +295,10 @@ def _with_tokenizer(model: Any, name: str | Path | None) -> Any:
     if model.tokenizer is None:
         raise ValueError(f"{name} has no tokenizer.json, which text needs")
     return model
+
+
+def _device() -> str:
+    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def _check_suffix(output: Path, allowed: tuple[str, ...]) -> None:

@@ -117,20 +117,25 @@ def read_words(path: str | Path, word_column: int | None = None) -> TaggedData:
 
     Raises: ValueError as :func:`read_tagged`.
     """
-    sentences = []
+    return TaggedData(list(iterate_words(path, word_column)), [], str(path))
+
+
+def iterate_words(path: str | Path, word_column: int | None = None) -> Iterator[Sentence]:
+    """The sentences of :func:`read_words`, one at a time; a file without words raises at its end."""
+    empty = True
     if kind_of(path) == ".txt":
         for number, line in numbered_lines(Path(path)):
             found = list(re.finditer(r"\w+|[^\w\s]", line))
             words, starts = [m.group() for m in found], [m.start() for m in found]
-            sentences.append(Sentence(words, [], [number] * len(words), line, starts))
+            empty = empty and not words
+            yield Sentence(words, [], [number] * len(words), line, starts)
     else:
         column = word_column or (CONLLU_WORD if kind_of(path) == ".conllu" else 1)
         for rows in _blocks(path):
-            words = _cells(path, rows, column, "word")
-            sentences.append(sentence(words, (), [number for number, _ in rows]))
-    if not any(each.words for each in sentences):
+            empty = False
+            yield sentence(_cells(path, rows, column, "word"), (), [number for number, _ in rows])
+    if empty:
         raise ValueError(f"{path} holds no words: give a file with a word a line, or .txt")
-    return TaggedData(sentences, [], str(path))
 
 
 def _blocks(path: str | Path) -> Iterator[Rows]:

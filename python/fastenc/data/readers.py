@@ -5,8 +5,9 @@ import gzip
 import json
 import math
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -116,13 +117,24 @@ def read_inputs(path: str | Path, columns: Sequence[str] = ("sentence",)) -> lis
 
     Raises: ValueError as :func:`read_labelled`.
     """
+    return list(iterate_inputs(path, columns))
+
+
+def iterate_inputs(path: str | Path, columns: Sequence[str] = ("sentence",)) -> Iterator[Any]:
+    """:func:`read_inputs`, a text or a tuple of texts at a time."""
     if kind_of(path) == ".txt":
-        return [line for _, line in numbered_lines(Path(path))]
-    rows = [
-        tuple(_text(row, name, where) for name in columns)
-        for where, row in numbered_rows(path, columns)
-    ]
-    return rows if len(columns) > 1 else [text for (text,) in rows]
+        yield from (line for _, line in numbered_lines(Path(path)))
+        return
+    for where, row in numbered_rows(path, columns):
+        texts = tuple(_text(row, name, where) for name in columns)
+        yield texts if len(columns) > 1 else texts[0]
+
+
+def in_parts(items: Iterable[Any], size: int) -> Iterator[list[Any]]:
+    """Lists of ``size`` items; the last may be shorter."""
+    rest = iter(items)
+    while part := list(islice(rest, size)):
+        yield part
 
 
 def kind_of(path: str | Path) -> str:

@@ -119,8 +119,8 @@ def crf_decode_nbest(
 ) -> tuple[Tensor, Tensor]:
     """The n paths of highest score, best first, by Viterbi's recursion with the n best ways to every tag.
 
-    Arguments and errors as :func:`crf_log_likelihood`, for whole sequences; n: at least 1, n * num_tags at most 2^24. Time and memory grow
-    with n^2 and n.
+    Arguments and errors as :func:`crf_log_likelihood`, for whole sequences; n: at least 1, n * num_tags at most 2^24.
+    Time and memory grow with n^2 and n.
     Returns: (tags int64 (n, total_tokens), their scores float32 (n, batch)); -1 and -infinity where a sequence has
         fewer paths that nothing forbids with -infinity.
     Source: Forney 1973, "The Viterbi algorithm"; Seshadri and Sundberg 1994, "List Viterbi decoding algorithms".

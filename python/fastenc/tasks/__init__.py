@@ -7,6 +7,7 @@ from fastenc.tasks.classification import (
     predict_logits,
 )
 from fastenc.tasks.masked_lm import evaluate_masked_lm
+from fastenc.tasks.prediction import predict_file
 from fastenc.tasks.question_answering import QuestionAnswering
 from fastenc.tasks.registry import TASKS, task_named, task_of
 from fastenc.tasks.tagging import Tagging, TokenClassification
@@ -20,6 +21,7 @@ __all__ = [
     "TokenClassification",
     "evaluate_classifier",
     "evaluate_masked_lm",
+    "predict_file",
     "predict_logits",
     "task_named",
     "task_of",

@@ -1,7 +1,7 @@
 """What a task is: everything between files and a model that fine-tuning, evaluation and prediction need."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -38,12 +38,14 @@ class Task(ABC):
         model_class: whose ``architecture`` tells a checkpoint of this task.
         per_token: the model's logits have a row for every token, rather than one for every sequence.
         outputs: suffixes of the files that predictions can be written to.
+        headed: those of them whose first line is a header.
     """
 
     name: ClassVar[str]
     model_class: ClassVar[type[PretrainedModel]]
     per_token: ClassVar[bool] = False
     outputs: ClassVar[tuple[str, ...]] = (".tsv", ".jsonl")
+    headed: ClassVar[tuple[str, ...]] = (".tsv",)
 
     max_length: int = option(128, "Longest input in tokens; longer ones are cut.", predict=True)
 
@@ -57,6 +59,11 @@ class Task(ABC):
     @abstractmethod
     def read_inputs(self, path: str | Path) -> Any:
         """Data to predict for, without labels."""
+
+    def input_parts(self, path: str | Path, size: int) -> Iterator[Any]:
+        """What :meth:`read_inputs` returns, in parts of ``size`` items that are read when they are asked for; in one
+        part where a file cannot be read so."""
+        yield self.read_inputs(path)
 
     @abstractmethod
     def model_options(self, train: Any) -> dict[str, Any]:
@@ -102,6 +109,17 @@ class Task(ABC):
     ) -> Any:
         """Predictions for the items of the data, in their order."""
         examples = self.encode(data, model)
+        return self.predict_encoded(model, data, examples, batch_size, show_progress)
+
+    def predict_encoded(
+        self,
+        model: Any,
+        data: Any,
+        examples: Sequence[Any],
+        batch_size: int = 32,
+        show_progress: bool | None = False,
+    ) -> Any:
+        """:meth:`predict` for data whose ``examples`` are those of :meth:`encode`."""
         logits, _ = run(model, examples, self.collate, self.per_token, batch_size, show_progress)
         return self.decode(model, data, examples, logits)
 

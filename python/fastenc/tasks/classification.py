@@ -1,6 +1,6 @@
 """Sequence and sentence-pair classification, with one label or several, and regression."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from fastenc.data import (
     read_inputs,
     read_labelled,
 )
+from fastenc.data.readers import in_parts, iterate_inputs
 from fastenc.data.writers import json_lines, table_lines
 from fastenc.models import SequenceClassifier
 from fastenc.tasks.base import Task, option, run
@@ -68,6 +69,10 @@ class SequenceClassification(Task):
 
     def read_inputs(self, path: str | Path) -> LabelledData:
         return LabelledData(read_inputs(path, self.text), [], [])
+
+    def input_parts(self, path: str | Path, size: int) -> Iterator[LabelledData]:
+        for texts in in_parts(iterate_inputs(path, self.text), size):
+            yield LabelledData(texts, [], [])
 
     def model_options(self, train: LabelledData) -> dict[str, Any]:
         labels = {"num_labels": 1} if self.regression else {"label_names": train.label_names}

@@ -18,6 +18,8 @@ from fastenc.data import (
     read_tagged,
     read_words,
 )
+from fastenc.data.columns import iterate_words
+from fastenc.data.readers import in_parts
 from fastenc.data.tagging import LABEL_SCHEMES
 from fastenc.data.tags import SCHEMES, scheme_of, spans
 from fastenc.data.writers import json_lines
@@ -47,6 +49,7 @@ class TokenClassification(Task):
     name = "token-classification"
     model_class = TokenClassifier
     per_token = True
+    headed = ()
 
     max_length: int = option(
         512, "Longest window in tokens; longer documents take several.", predict=True
@@ -89,6 +92,10 @@ class TokenClassification(Task):
 
     def read_inputs(self, path: str | Path) -> TaggedData:
         return read_words(path, self.word_column)
+
+    def input_parts(self, path: str | Path, size: int) -> Iterator[TaggedData]:
+        for sentences in in_parts(iterate_words(path, self.word_column), size):
+            yield TaggedData(sentences, [], str(path))
 
     def model_options(self, train: TaggedData) -> dict[str, Any]:
         return {"label_names": train.label_names, "crf": self.crf}

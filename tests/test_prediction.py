@@ -1,0 +1,138 @@
+"""Predictions of whole files: parts, and what a killed run leaves."""
+
+import json
+
+import pytest
+import torch
+
+from fastenc.data import train_tokenizer
+from fastenc.models import EncoderConfig, SequenceClassifier, TokenClassifier
+from fastenc.tasks import SequenceClassification, TokenClassification, prediction
+from fastenc.tasks.prediction import predict_file
+
+TEXTS = [f"{'a good film ' * (i % 5)}number {i}" for i in range(23)]
+
+
+@pytest.fixture
+def small_parts(monkeypatch):
+    monkeypatch.setattr(prediction, "PART", 5)
+
+
+@pytest.fixture
+def inputs(tmp_path):
+    path = tmp_path / "texts.txt"
+    path.write_text("".join(f"{text}\n" for text in TEXTS))
+    return path
+
+
+def a_model(kind):
+    tokenizer = train_tokenizer(TEXTS, vocab_size=80)
+    config = EncoderConfig(
+        vocab_size=tokenizer.get_vocab_size(),
+        hidden_size=32,
+        num_layers=1,
+        num_heads=2,
+        intermediate_size=64,
+        max_positions=64,
+    )
+    model = kind(config, label_names=["O", "B-x"]).eval()
+    model.tokenizer = tokenizer
+    return model
+
+
+@pytest.mark.parametrize("suffix", [".tsv", ".jsonl"])
+@pytest.mark.parametrize(
+    "task, kind",
+    [(SequenceClassification(), SequenceClassifier), (TokenClassification(), TokenClassifier)],
+)
+def test_parts_give_what_the_whole_gives(small_parts, inputs, tmp_path, task, kind, suffix):
+    model, output = a_model(kind), tmp_path / f"out{suffix}"
+    assert predict_file(task, model, inputs, output) == len(TEXTS)
+    data = task.read_inputs(inputs)
+    expected = list(task.lines(model, data, task.predict(model, data), suffix))
+    got = output.read_text().splitlines()
+    # Batches differ, and with them the last digits: numbers are compared as numbers.
+    assert len(got) == len(expected)
+    for one, two in zip(got, expected, strict=True):
+        check_line(one, two, suffix)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [output.name, inputs.name]
+
+
+def check_line(one, two, suffix):
+    if suffix == ".jsonl":
+        first, second = json.loads(one), json.loads(two)
+        assert first.keys() == second.keys()
+        for a, b in zip(first.values(), second.values(), strict=True):
+            numbers = isinstance(a, float) or (
+                isinstance(a, list) and a and isinstance(a[0], float)
+            )
+            assert a == (pytest.approx(b, abs=2e-6) if numbers else b)
+        return
+    for a, b in zip(one.split("\t"), two.split("\t"), strict=True):
+        try:
+            assert float(a) == pytest.approx(float(b), abs=2e-6)
+        except ValueError:
+            assert a == b
+
+
+class Killed(BaseException):
+    pass
+
+
+def test_a_killed_run_goes_on_where_it_was(small_parts, inputs, tmp_path, monkeypatch):
+    task, model, output = SequenceClassification(), a_model(SequenceClassifier), tmp_path / "o.tsv"
+    whole = tmp_path / "whole.tsv"
+    predict_file(task, model, inputs, whole)
+    predicted = []
+    real = SequenceClassification.predict_encoded
+
+    def counted(self, model, data, *rest):
+        if len(predicted) == 2:
+            predicted.append([])
+            raise Killed
+        predicted.append(data.texts)
+        return real(self, model, data, *rest)
+
+    monkeypatch.setattr(SequenceClassification, "predict_encoded", counted)
+    with pytest.raises(Killed):
+        predict_file(task, model, inputs, output)
+    with open(tmp_path / "o.tsv.part", "a") as file:
+        file.write("half a line")  # appended, and killed before it was counted
+    with pytest.raises(ValueError, match="did not end: resume it"):
+        predict_file(task, model, inputs, output)
+    with pytest.raises(ValueError, match="begun with another task"):
+        predict_file(SequenceClassification(max_length=9), model, inputs, output, resume=True)
+    assert predict_file(task, model, inputs, output, resume=True) == len(TEXTS)
+    assert output.read_bytes() == whole.read_bytes()
+    assert [text for part in predicted for text in part] == TEXTS
+    assert not list(tmp_path.glob("*.part*"))
+
+
+def test_another_input_is_not_gone_on_with(small_parts, inputs, tmp_path, monkeypatch):
+    task, model, output = SequenceClassification(), a_model(SequenceClassifier), tmp_path / "o.tsv"
+    real = torch.Tensor.softmax
+    calls = []
+
+    def third_fails(self, *arguments):
+        calls.append(1)
+        if len(calls) == 8:
+            raise Killed
+        return real(self, *arguments)
+
+    monkeypatch.setattr(torch.Tensor, "softmax", third_fails)
+    with pytest.raises(Killed):
+        predict_file(task, model, inputs, output)
+    inputs.write_text("another text\n")
+    with pytest.raises(ValueError, match="begun with another inputs"):
+        predict_file(task, model, inputs, output, resume=True)
+
+
+def test_a_malformed_line_is_named_before_anything_is_predicted(small_parts, tmp_path, monkeypatch):
+    path = tmp_path / "rows.tsv"
+    path.write_text("sentence\n" + "fine\n" * 12 + "two\tcells\n")
+    monkeypatch.setattr(SequenceClassification, "predict_encoded", None)
+    with pytest.raises(ValueError, match="line 14: 2 columns where the header has 1"):
+        predict_file(
+            SequenceClassification(), a_model(SequenceClassifier), path, tmp_path / "out.tsv"
+        )
+    assert not list(tmp_path.glob("out*"))
