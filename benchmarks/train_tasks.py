@@ -23,7 +23,7 @@ from benchmarks._process import Stopwatch, isolated
 from benchmarks._trainer import kind_of, transformers_trainer
 from benchmarks.task_sets import SETS, TaskSet
 from fastenc.demo.checkpoint import minilm_folder
-from fastenc.tasks import Task, TokenClassification
+from fastenc.tasks import QuestionAnswering, Task, TokenClassification
 from fastenc.train import TrainConfig, fine_tuning_rate, task_trainer
 
 OURS, OURS_CRF, THEIRS = "fastenc", "fastenc, CRF", "transformers Trainer"
@@ -47,6 +47,8 @@ def one_run(name: str, provider: str, seed: int, epochs: int, limit: int | None)
         task = replace(chosen.task, crf=True) if provider == OURS_CRF else chosen.task
         result = ours(task, train, dev, test, chosen.metric, config)
     shutil.rmtree(scratch)
+    if isinstance(chosen.task, QuestionAnswering):  # SQuAD's own scores are percentages
+        result |= {part: result[part] / 100 for part in ("dev", "test") if part in result}
     return result
 
 
