@@ -59,7 +59,7 @@ class SpanClassifier(PretrainedModel):
         self.nested, self.null_offset = nested, null_offset
         self.encoder = Encoder(config.replace(pooler=False))
         width, classes = config.hidden_size, len(self.label_names) + 1
-        self.head: nn.Module
+        self.head: BiaffineScores | BoundaryScores
         if representation == "biaffine":
             self.head = BiaffineScores(width, classes, span_size)
         else:
@@ -67,8 +67,6 @@ class SpanClassifier(PretrainedModel):
             self.head = BoundaryScores(
                 width, classes, span_size, max_span_words, attention, length_embedding
             )
-        for module in self.head.modules():
-            self.init_weights(module)
         self.dropout_p = config.hidden_dropout_p
 
     @classmethod
@@ -123,6 +121,12 @@ class SpanClassifier(PretrainedModel):
         best, types = shifted[:, 1:].max(1)
         chances = shifted.softmax(1).gather(1, types[:, None] + 1)[:, 0]
         return types, best - shifted[:, 0], chances
+
+    def init_weights(self, module: nn.Module, name: str = "") -> None:
+        if name.partition(".")[0] != "head":
+            super().init_weights(module, name)
+        elif not any(parameter.is_meta for parameter in self.head.parameters()):
+            self.head.reset_parameters()  # as a whole, once its last part is there
 
     def head_names(self) -> dict[str, str]:
         names = {f"head.{n}": f"span_head.{n}" for n, _ in self.head.named_modules() if n}
