@@ -1,5 +1,6 @@
 import json
 import random
+import statistics
 import warnings
 from itertools import chain
 
@@ -226,14 +227,15 @@ def test_finetune_predict(folder, options):
     assert not any(json.loads(x)["entities"] for x in (folder / "no.jsonl").open())
 
 
-def data_of(model, rows):
-    entities = [[Span(kind, first, stop) for first, stop, kind in row["entities"]] for row in rows]
-    return EntityData([sentence(row["tokens"]) for row in rows], entities, model.label_names)
-
-
 def test_the_offset_is_the_best_of_the_dev_set(untrained):
     draw, task = random.Random(3), SpanNer()
-    data = data_of(untrained, [example(draw) for _ in range(12)])
+    sentences = [sentence(example(draw)["tokens"]) for _ in range(12)]
+    # The surer half of what the model finds, but for a sentence.
+    found = task.predict(untrained, EntityData(sentences, [], []))
+    median = statistics.median(each.margin for row in found for each in row)
+    gold = [[each.entity for each in row if each.margin > median] for row in found]
+    gold[0] = [Span("LOC", 0, 1)]
+    data = EntityData(sentences, gold, untrained.label_names)
     examples = task.encode(data, untrained)
     before = task.evaluate(untrained, data, examples)
     assert untrained.null_offset == 0.0
@@ -243,8 +245,8 @@ def test_the_offset_is_the_best_of_the_dev_set(untrained):
             **task.evaluate(untrained, data, examples),
             "null_offset": untrained.null_offset,
         }
-        assert chosen["f1"] > before["f1"] and chosen["loss"] == before["loss"]
-        for offset in torch.linspace(-6, 6, 25).tolist():
+        assert 1 > chosen["f1"] > before["f1"] > 0 and chosen["loss"] == before["loss"]
+        for offset in torch.linspace(-median, 3 * median, 25).tolist():
             other = SpanNer(null_offset=offset)
             assert other.evaluate(untrained, data, examples)["f1"] <= chosen["f1"]
             assert other.calibrate(untrained, data, examples) == {}
@@ -325,10 +327,9 @@ def test_ways_of_training(folder, options, tmp_path):
     measured = task.evaluate(again, data, task.encode(data, again))
     assert measured["loss"] == pytest.approx(metrics["loss"], rel=1e-5)
     assert measured["f1"] == pytest.approx(metrics["f1"])
-    before = Encoder.from_pretrained(folder / "encoder").state_dict()
-    after = Encoder.from_pretrained(tmp_path / "run").state_dict()
-    frozen = [name for name, value in before.items() if torch.equal(value, after.get(name))]
-    assert bool(frozen) == (options[0] != "--layer-decay")
+    before, after = (Encoder.from_pretrained(folder / "encoder"), again.encoder)
+    same = torch.equal(before.layers[0].up.weight, after.layers[0].up.weight)
+    assert same == (options[0] != "--layer-decay")
 
 
 def test_only_the_head_and_the_addition_are_trained(folder):
