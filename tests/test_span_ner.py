@@ -295,6 +295,16 @@ def test_the_logits_of_a_long_sentence_are_those_of_its_windows(untrained):
     assert any(first < edge <= last for first, last in learnt for edge in edges)
 
 
+@pytest.mark.parametrize("name", ["train.jsonl", "words.conll", "texts.txt"])
+def test_inputs_are_read_in_parts(folder, name):
+    (folder / "words.conll").write_text("a\nb\n\nc\n\nd\n")
+    (folder / "texts.txt").write_text("a b\n\nc\n")
+    task = SpanNer()
+    whole, parts = task.read_inputs(folder / name), list(task.input_parts(folder / name, 2))
+    assert [each for part in parts for each in part.sentences] == whole.sentences
+    assert {len(part) for part in parts[:-1]} == {2} and parts[0].path == whole.path
+
+
 def test_decoding_follows_the_training_set(folder):
     task = SpanNer()
     train = task.read(folder / "train.jsonl")

@@ -1,11 +1,11 @@
 """Sentences with their entities, nested ones included: columns of tags, or JSON lines."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fastenc.data.columns import Sentence, read_tagged, read_words, sentence
+from fastenc.data.columns import Sentence, iterate_words, read_tagged, sentence
 from fastenc.data.readers import kind_of, numbered_rows
 from fastenc.data.tags import Span, scheme_of, spans
 
@@ -76,10 +76,14 @@ def read_unlabelled(path: str | Path, word_column: int | None = None) -> EntityD
 
     Raises: ValueError as :func:`read_entities`; a sentence may have no words here.
     """
+    return EntityData(list(iterate_unlabelled(path, word_column)), [], [], str(path))
+
+
+def iterate_unlabelled(path: str | Path, word_column: int | None = None) -> Iterator[Sentence]:
+    """The sentences of :func:`read_unlabelled`, one at a time."""
     if kind_of(path) != ".jsonl":
-        return EntityData(read_words(path, word_column).sentences, [], [], str(path))
-    sentences = [_sentence(row, where) for where, row in numbered_rows(path, ["tokens"])]
-    return EntityData(sentences, [], [], str(path))
+        return iterate_words(path, word_column)
+    return (_sentence(row, where) for where, row in numbered_rows(path, ["tokens"]))
 
 
 def shown(each: Sentence, entity: Span) -> str:

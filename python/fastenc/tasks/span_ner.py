@@ -1,6 +1,6 @@
 """Named entities as spans of words: nested ones too."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,8 @@ from fastenc.data import (
     read_entities,
     read_unlabelled,
 )
-from fastenc.data.entities import is_nested
+from fastenc.data.entities import is_nested, iterate_unlabelled
+from fastenc.data.readers import in_parts
 from fastenc.data.span_examples import spans_of
 from fastenc.data.tags import Span
 from fastenc.data.writers import json_lines
@@ -91,6 +92,10 @@ class SpanNer(Task):
 
     def read_inputs(self, path: str | Path) -> EntityData:
         return read_unlabelled(path, self.word_column)
+
+    def input_parts(self, path: str | Path, size: int) -> Iterator[EntityData]:
+        for sentences in in_parts(iterate_unlabelled(path, self.word_column), size):
+            yield EntityData(sentences, [], [], str(path))
 
     def model_options(self, train: EntityData) -> dict[str, Any]:
         return {
