@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from fastenc.data.entities import EntityData, shown
-from fastenc.data.tags import Span
 from fastenc.data.tokenizers import SpecialTokens, special_tokens
 from fastenc.data.windows import cut_windows
 from fastenc.data.words import Tokens, check_room, tokens_of_words
@@ -73,16 +72,15 @@ def encode_spans(
     lost: list[str] = []
     encoded = tokens_of_words(data.sentences, data.path, tokenizer, show_progress)
     for place, (each, tokens) in enumerate(zip(data.sentences, encoded, strict=True)):
-        gold: dict[tuple[int, int], Span] | None = None
-        if data.label_names:
-            gold = {}
-            for entity in data.entities[place]:
-                gold.setdefault((entity.first, entity.stop - 1), entity)
-        windows = list(_windows(tokens, gold, index, place, max_length, special, max_span_words))
+        gold: dict[tuple[int, int], int] | None = {} if data.label_names else None
+        if gold is not None:
+            for kind, first, stop in data.entities[place]:
+                gold.setdefault((first, stop - 1), index[kind])
+        windows = list(_windows(tokens, gold, place, max_length, special, max_span_words))
         examples += windows
         if gold is not None:
             learnt = {
-                (first + e.first_word, last + e.first_word, kind)
+                (e.first_word + first, e.first_word + last, kind)
                 for e in windows
                 for first, last, kind in e.labels or ()
             }
@@ -101,14 +99,13 @@ def encode_spans(
 
 def _windows(
     tokens: Tokens,
-    gold: dict[tuple[int, int], Span] | None,
-    index: dict[str, int],
+    gold: dict[tuple[int, int], int] | None,
     place: int,
     max_length: int,
     special: SpecialTokens,
     max_span_words: int,
 ) -> Iterator[SpanExample]:
-    """The examples of one sentence."""
+    """The examples of one sentence, whose spans (first word, last word) have the classes of ``gold``."""
     begins = [i for i, (word, _) in enumerate(tokens) if i == 0 or tokens[i - 1][0] != word]
     for start, stop, own_start, own_stop in cut_windows(len(tokens), max_length - 2):
         offset = 1 - start
@@ -124,15 +121,13 @@ def _windows(
             None,
         )
         if gold is not None:
-            local = (
-                (first - first_word, last - first_word, index[entity.type])
-                for (first, last), entity in gold.items()
-            )
-            example = example._replace(labels=[span for span in local if _holds(example, *span)])
+            local = [(i - first_word, j - first_word, kind) for (i, j), kind in gold.items()]
+            labels = [(i, j, kind) for i, j, kind in local if _holds(example, i, j)]
+            example = example._replace(labels=labels)
         yield example
 
 
-def _holds(example: SpanExample, first: int, last: int, kind: int) -> bool:
+def _holds(example: SpanExample, first: int, last: int) -> bool:
     """Whether a span of words is one of the example's."""
     rows = example.word_tokens
     if first < 0 or last >= len(rows) or last - first >= example.max_span_words:
