@@ -147,7 +147,8 @@ def finetune(
     train: Annotated[
         str,
         typer.Argument(
-            help="Labelled data: .tsv, .csv, .jsonl (.gz) or a data set; CoNLL columns or .conllu for tokens."
+            help="Labelled data: .tsv, .csv, .jsonl (.gz) or a data set; CoNLL columns or .conllu for tokens; "
+            "columns or .jsonl with tokens and entities for spans."
         ),
     ],
     output: Output,
@@ -215,6 +216,8 @@ def finetune(
     - `fastenc finetune runs/small stsb.tsv --dev dev.tsv -t sentence1 -t sentence2 --label score --regression -o sts`
 
     - `fastenc finetune runs/small train.conll --task token-classification --crf --dev dev.conll -o runs/ner`
+
+    - `fastenc finetune runs/small train.conll --task span-ner --inner-tag-column 3 --dev dev.conll -o runs/nested`
     """
     settings = _settings(locals())
     ways = commands.Ways(freeze_layers, adapt, adapt_size)
@@ -241,7 +244,8 @@ def predict(
     """Predict with a fine-tuned model.
 
     Of texts, the label and the probability of every label, or the number. Of words, a word and its tag a line (.tsv),
-    or each sentence with tags, entities, their offsets and confidences (.jsonl).
+    or each sentence with tags, entities, their offsets and confidences (.jsonl). Of spans, each sentence with its
+    entities, their offsets and probabilities (.jsonl).
 
     Files of any size: 10,000 items at a time are read, encoded and predicted, and what is finished is kept beside the
     output, so that `--resume` goes on from there.

@@ -6,6 +6,7 @@ from fastenc.models.graph_inference import InferenceRunner, compile_inference
 from fastenc.models.masked_lm import LossPart, MaskedLM, ModelOutput
 from fastenc.models.question_answerer import QuestionAnswerer
 from fastenc.models.sequence_classifier import SequenceClassifier
+from fastenc.models.span_classifier import SpanClassifier
 from fastenc.models.token_classifier import TokenClassifier
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "ModelOutput",
     "QuestionAnswerer",
     "SequenceClassifier",
+    "SpanClassifier",
     "TokenClassifier",
     "compile_inference",
 ]

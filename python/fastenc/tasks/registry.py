@@ -7,10 +7,12 @@ from fastenc.models.pretrained import architecture_of
 from fastenc.tasks.base import Task
 from fastenc.tasks.classification import SequenceClassification
 from fastenc.tasks.question_answering import QuestionAnswering
+from fastenc.tasks.span_ner import SpanNer
 from fastenc.tasks.tagging import TokenClassification
 
 TASKS: dict[str, type[Task]] = {
-    task.name: task for task in (SequenceClassification, TokenClassification, QuestionAnswering)
+    task.name: task
+    for task in (SequenceClassification, TokenClassification, SpanNer, QuestionAnswering)
 }
 
 
