@@ -5,7 +5,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fastenc.tasks import QuestionAnswering, SequenceClassification, Task, TokenClassification
+from fastenc.tasks import (
+    QuestionAnswering,
+    SequenceClassification,
+    SpanNer,
+    Task,
+    TokenClassification,
+)
 
 PAIR = ("sentence1", "sentence2")
 
@@ -57,8 +63,8 @@ class TaskSet:
 
 def _lists(data: Any) -> dict[str, list]:
     """The fields of a data set that have an entry for every example."""
-    names = ("sentences",) if hasattr(data, "sentences") else ("texts", "labels")
-    return {name: getattr(data, name) for name in names}
+    names = ("sentences", "entities", "texts", "labels")
+    return {name: getattr(data, name) for name in names if hasattr(data, name)}
 
 
 def _chosen(data: Any, places: Any) -> Any:
@@ -131,6 +137,13 @@ SETS = {
         "accuracy",
         TokenClassification(max_length=256),
         **_parts("ud_english_ewt", "conllu"),
+    ),
+    "germeval": TaskSet(
+        "GermEval 2014 with nested entities, 4,000 sentences",
+        "f1",
+        SpanNer(max_length=256, inner_tag_column=3),
+        **_parts("germeval2014_nested", "conll"),
+        most=4000,
     ),
     "squad": TaskSet(
         "SQuAD v1.1, 2,000 questions",
