@@ -189,11 +189,16 @@ def train_tasks(data: dict) -> str:
             spread = f" ± {statistics.stdev(scores):.1f}" if len(scores) > 1 else ""
             part = "test" if "test" in rows[0] else "dev"
             faster = f"{base / computed[name]:.2f}×" if base else ""
-            memory = max(row["peak_memory"] for row in rows)
-            lines.append(
-                f"| {case}: {name} | {rows[0]['metric']} ({part}) {statistics.mean(scores):.1f}{spread} | "
-                f"{mean(rows, 'seconds'):,.0f} s | {computed[name]:,.0f} s | {faster} | {memory:,.0f} MiB | {len(rows)} |"
+            cells = (
+                f"{case}: {name}",
+                f"{rows[0]['metric']} ({part}) {statistics.mean(scores):.1f}{spread}",
+                f"{mean(rows, 'seconds'):,.0f} s",
+                f"{computed[name]:,.0f} s",
+                faster,
+                f"{max(row['peak_memory'] for row in rows):,.0f} MiB",
+                str(len(rows)),
             )
+            lines.append(f"| {' | '.join(cells)} |")
     return section(
         "Fine-tuning: MiniLM, the defaults",
         "FASTENC_DATA=... python -m benchmarks.train_tasks",
