@@ -215,6 +215,8 @@ def finetune(
     - `fastenc finetune runs/small stsb.tsv --dev dev.tsv -t sentence1 -t sentence2 --label score --regression -o sts`
 
     - `fastenc finetune runs/small train.conll --task token-classification --crf --dev dev.conll -o runs/ner`
+
+    - `fastenc finetune runs/small pairs.tsv --task sentence-embedding -t text -t partner --dev dev.tsv -o runs/vectors`
     """
     settings = _settings(locals())
     ways = commands.Ways(freeze_layers, adapt, adapt_size)
@@ -241,7 +243,8 @@ def predict(
     """Predict with a fine-tuned model.
 
     Of texts, the label and the probability of every label, or the number. Of words, a word and its tag a line (.tsv),
-    or each sentence with tags, entities, their offsets and confidences (.jsonl).
+    or each sentence with tags, entities, their offsets and confidences (.jsonl). Of pairs of texts, with a
+    sentence-embedding model, their cosine similarity; `fastenc embed` gives the vectors.
 
     Files of any size: 10,000 items at a time are read, encoded and predicted, and what is finished is kept beside the
     output, so that `--resume` goes on from there.
@@ -265,8 +268,18 @@ def embed(
         Path, typer.Option("--output", "-o", help="File to write: .safetensors or .npy.")
     ],
     column: Annotated[str, typer.Option(help="Column of the text in a table.")] = "sentence",
-    pooling: Annotated[str, typer.Option(help="mean, cls or max.")] = "mean",
-    normalize: Annotated[bool, typer.Option(help="Scale vectors to length 1.")] = True,
+    pooling: Annotated[
+        str | None,
+        typer.Option(
+            help="mean, cls, max or last-four (layers). Default: what the checkpoint declares, else mean."
+        ),
+    ] = None,
+    normalize: Annotated[
+        bool | None,
+        typer.Option(
+            help="Scale vectors to length 1. Default: what the checkpoint declares, else yes."
+        ),
+    ] = None,
     batch_size: BatchSize = 32,
 ) -> None:
     """Embed texts: a matrix with a row for each, in the order given.

@@ -238,8 +238,8 @@ def embed(
     inputs: str,
     output: Path,
     column: str,
-    pooling: str,
-    normalize: bool,
+    pooling: str | None,
+    normalize: bool | None,
     batch_size: int,
 ) -> None:
     _check_suffix(output, (".safetensors", ".npy"))

@@ -10,11 +10,13 @@ from fastenc.tasks.masked_lm import evaluate_masked_lm
 from fastenc.tasks.prediction import predict_file
 from fastenc.tasks.question_answering import QuestionAnswering
 from fastenc.tasks.registry import TASKS, task_named, task_of
+from fastenc.tasks.sentence_embedding import SentenceEmbedding
 from fastenc.tasks.tagging import Tagging, TokenClassification
 
 __all__ = [
     "TASKS",
     "QuestionAnswering",
+    "SentenceEmbedding",
     "SequenceClassification",
     "Tagging",
     "Task",

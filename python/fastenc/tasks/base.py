@@ -47,7 +47,9 @@ class Task(ABC):
     outputs: ClassVar[tuple[str, ...]] = (".tsv", ".jsonl")
     headed: ClassVar[tuple[str, ...]] = (".tsv",)
 
-    max_length: int = option(128, "Longest input in tokens; longer ones are cut.", predict=True)
+    max_length: int | None = option(
+        128, "Longest input in tokens; longer ones are cut.", predict=True
+    )
 
     @abstractmethod
     def read(self, path: str | Path, train: Any = None) -> Any:
@@ -133,7 +135,7 @@ class Task(ABC):
 
     def room(self, model: Any) -> int:
         """Tokens that an example may have, special tokens included."""
-        return min(self.max_length, model.config.max_positions)
+        return min(self.max_length or model.config.max_positions, model.config.max_positions)
 
 
 @torch.inference_mode()
