@@ -188,13 +188,23 @@ def finetune(
     adapt: Annotated[
         str | None,
         typer.Option(
-            help="Train small additions to a frozen encoder, and save them alone: lora, adapters, prefix or prompt."
+            help="Train small additions to a frozen encoder, and save them alone: lora, adapters, prefix or prompt; "
+            "or features, the head alone on outputs of the encoder that are computed once."
         ),
     ] = None,
     adapt_size: Annotated[
         int | None,
         typer.Option(help="LoRA's rank, units of an adapter, or length of a prefix or prompt."),
     ] = None,
+    feature_cache: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of --adapt features' vectors, which runs can share. Default: features in --output."
+        ),
+    ] = None,
+    half_features: Annotated[
+        bool, typer.Option("--half-features", help="Keep them as 2-byte numbers (float16).")
+    ] = False,
     precision: Precision = "fp32",
     seed: Seed = 0,
     eval_every: EvalEvery = None,
@@ -212,6 +222,8 @@ def finetune(
 
     - `fastenc finetune runs/small train.tsv --dev dev.tsv -o runs/sst2-lora --adapt lora --adapt-size 8`
 
+    - `fastenc finetune runs/small train.tsv --dev dev.tsv -o runs/sst2-head --adapt features --epochs 20`
+
     - `fastenc finetune runs/small stsb.tsv --dev dev.tsv -t sentence1 -t sentence2 --label score --regression -o sts`
 
     - `fastenc finetune runs/small train.conll --task token-classification --crf --dev dev.conll -o runs/ner`
@@ -219,7 +231,7 @@ def finetune(
     - `fastenc finetune runs/small pairs.tsv --task sentence-embedding -t text -t partner --dev dev.tsv -o runs/vectors`
     """
     settings = _settings(locals())
-    ways = commands.Ways(freeze_layers, adapt, adapt_size)
+    ways = commands.Ways(freeze_layers, adapt, adapt_size, feature_cache, half_features)
     commands.finetune(task, options or {}, model, train, dev, metric, settings, ways, resume)
 
 

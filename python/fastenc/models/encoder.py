@@ -171,6 +171,8 @@ class Encoder(PretrainedModel):
         self, batch: PackedBatch, output_hidden_states: bool = False, word_table: bool = False
     ) -> EncoderOutput:
         """Raises: ValueError for token ids outside the table or sequences longer than the positions."""
+        if batch.hidden is not None:
+            return EncoderOutput(batch.hidden, pooled=self._pooled(batch.hidden, batch))
         x, table = self.embeddings(batch, word_table)
         cu_seqlens, max_seqlen, own = batch.cu_seqlens, batch.max_seqlen, None
         if self.adaptation is not None and self.adaptation in self.prompts:
@@ -184,10 +186,13 @@ class Encoder(PretrainedModel):
         if own is not None:
             states = [state[own] for state in states]
             x = states[-1]
-        pooled = None
-        if self.pooler is not None and batch.num_sequences:
-            pooled = torch.tanh(self.pooler(pool(x, batch.cu_seqlens, "cls")))
-        return EncoderOutput(x, tuple(states) if output_hidden_states else None, pooled, table)
+        kept = tuple(states) if output_hidden_states else None
+        return EncoderOutput(x, kept, self._pooled(x, batch), table)
+
+    def _pooled(self, x: Tensor, batch: PackedBatch) -> Tensor | None:
+        if self.pooler is None or not batch.num_sequences:
+            return None
+        return torch.tanh(self.pooler(pool(x, batch.cu_seqlens, "cls")))
 
     def pooled_vectors(self, batch: PackedBatch, pooling: str) -> Tensor:
         """(batch, hidden_size), as :func:`fastenc.nn.pooling.pool_layers` forms it."""

@@ -13,6 +13,9 @@ from fastenc.data import BatchSampler
 from fastenc.data.progress import progress_bar
 from fastenc.models.pretrained import PretrainedModel
 from fastenc.objectives.parts import labelled_items
+from fastenc.packing import PackedBatch
+
+Fill = Callable[[PackedBatch, Sequence[int]], PackedBatch]
 
 
 def option(default: Any, help: str, *flags: str, predict: bool = False) -> Any:
@@ -126,10 +129,15 @@ class Task(ABC):
         return self.decode(model, data, examples, logits)
 
     def evaluate(
-        self, model: Any, data: Any, examples: Sequence[Any], batch_size: int = 32
+        self,
+        model: Any,
+        data: Any,
+        examples: Sequence[Any],
+        batch_size: int = 32,
+        fill: Fill | None = None,
     ) -> dict[str, float]:
-        """The metrics of labelled data, whose ``examples`` are those of :meth:`encode`."""
-        logits, loss = run(model, examples, self.collate, self.per_token, batch_size)
+        """The metrics of labelled data, whose ``examples`` are those of :meth:`encode`; ``fill``: see :func:`run`."""
+        logits, loss = run(model, examples, self.collate, self.per_token, batch_size, fill=fill)
         predictions = self.decode(model, data, examples, logits)
         return {"loss": loss, **self.score(model, data, predictions)}
 
@@ -146,9 +154,13 @@ def run(
     per_token: bool,
     batch_size: int = 32,
     show_progress: bool | None = False,
+    fill: Fill | None = None,
 ) -> tuple[list[Tensor], float]:
     """A model's logits and mean loss on examples, in evaluation mode; batches are formed by length.
 
+    Args:
+        fill: puts what is known of the examples at these places into their batch
+            (:meth:`fastenc.adapt.FeatureCache.fill`).
     Returns: float32 logits on the CPU in the examples' order, (num_labels,) each, or (tokens, num_labels) each with
         ``per_token``; and the mean loss over all labelled items, 0 without labels.
     """
@@ -164,6 +176,8 @@ def run(
         chosen = [order[place] for place in places]
         arguments = collate([examples[i] for i in chosen])
         lengths = arguments["batch"].cu_seqlens.diff().tolist()
+        if fill is not None:
+            arguments["batch"] = fill(arguments["batch"], chosen)
         output = model(
             **{name: value.to(device, non_blocking=True) for name, value in arguments.items()}
         )
