@@ -2,6 +2,7 @@
 
 import json
 import random
+from dataclasses import replace
 from types import MethodType
 
 import pytest
@@ -12,6 +13,7 @@ from torch import nn
 from fastenc.adapt import cache_features, features, freeze_encoder
 from fastenc.data import train_tokenizer
 from fastenc.models import Encoder, EncoderConfig, SentenceEmbedder
+from fastenc.packing import pack_sequences
 from fastenc.tasks import QuestionAnswering, SequenceClassification, TokenClassification
 from fastenc.train import TrainConfig, task_trainer
 from test_cli import failure, run
@@ -113,7 +115,7 @@ def test_training_from_the_cache_is_training_on_the_frozen_encoder(folder, tmp_p
 
 def cached(model, task, examples, folder, **options):
     return cache_features(
-        model, examples, task.collate, folder, per_token=task.per_token, **options
+        model, examples, task.collate, folder, per_token=not task.reads_first_token, **options
     )
 
 
@@ -123,14 +125,17 @@ def test_vectors_are_the_encoders_whatever_the_shards(folder, tmp_path, name, mo
     model, train = prepared(folder, task, data)
     examples = task.encode(train, model)
     monkeypatch.setattr(features, "SHARD_BYTES", 4 * 32 * 40)  # 40 vectors
+    model.train()  # which has no dropout in the vectors
     cache = cached(model, task, examples, tmp_path, batch_size=3)
+    assert model.encoder.training
+    model.eval()
     assert len(list(tmp_path.glob("*/*.safetensors"))) > 1 and len(cache) == len(examples)
     chosen = [63, 0, 5, 6, 41]
     batch = task.collate([examples[place] for place in chosen])["batch"]
     filled = cache.fill(batch, chosen)
     expected = model.encoder(batch)
     found = model.encoder(filled)
-    if task.per_token:
+    if not task.reads_first_token:
         torch.testing.assert_close(found.last_hidden_state, expected.last_hidden_state)
     else:
         first = expected.last_hidden_state[batch.cu_seqlens[:-1].long()]
@@ -213,6 +218,13 @@ def test_what_cannot_be_kept_is_an_error(folder, tmp_path):
     with pytest.raises(ValueError, match="SentenceEmbedder has no head to train"):
         cached(embedder, task, examples, tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_batch_of_features_has_no_other_states(folder):
+    encoder = Encoder.from_pretrained(folder / "bert")
+    batch = replace(pack_sequences([[5, 6]]), hidden=torch.zeros(2, 32))
+    with pytest.raises(ValueError, match="has no other states: leave out hidden"):
+        encoder(batch, output_hidden_states=True)
 
 
 def test_the_command(folder, tmp_path, capsys):

@@ -172,6 +172,11 @@ class Encoder(PretrainedModel):
     ) -> EncoderOutput:
         """Raises: ValueError for token ids outside the table or sequences longer than the positions."""
         if batch.hidden is not None:
+            if output_hidden_states or word_table:
+                raise ValueError(
+                    "a batch that carries the encoder's output has no other states: leave out hidden, so that they are "
+                    "computed"
+                )
             return EncoderOutput(batch.hidden, pooled=self._pooled(batch.hidden, batch))
         x, table = self.embeddings(batch, word_table)
         cu_seqlens, max_seqlen, own = batch.cu_seqlens, batch.max_seqlen, None

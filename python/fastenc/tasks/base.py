@@ -40,6 +40,8 @@ class Task(ABC):
         name: what ``fastenc finetune --task`` takes.
         model_class: whose ``architecture`` tells a checkpoint of this task.
         per_token: the model's logits have a row for every token, rather than one for every sequence.
+        reads_first_token: the head reads nothing of the encoder's output but each sequence's first token (or the pooler
+            over it), so that cached features need hold no other.
         outputs: suffixes of the files that predictions can be written to.
         headed: those of them whose first line is a header.
     """
@@ -47,6 +49,7 @@ class Task(ABC):
     name: ClassVar[str]
     model_class: ClassVar[type[PretrainedModel]]
     per_token: ClassVar[bool] = False
+    reads_first_token: ClassVar[bool] = False
     outputs: ClassVar[tuple[str, ...]] = (".tsv", ".jsonl")
     headed: ClassVar[tuple[str, ...]] = (".tsv",)
 
