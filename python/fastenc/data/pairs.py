@@ -1,7 +1,7 @@
 """Texts that belong together, or whose similarity has a score, as token ids and batches."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -57,18 +57,13 @@ def read_pairs(
         highest: the score of two texts that mean the same; None: the largest in the file.
     Raises: ValueError with file and line number, for another number of columns, or a score above ``highest``.
     """
-    if len(columns) not in ((2,) if similarity else (2, 3)):
-        raise ValueError(
-            "--text must name the columns of a text, its partner and, without --similarity, perhaps a hard negative, "
-            f"got {list(columns)}: give two, or use fastenc embed for texts by themselves"
-        )
+    if similarity is None:
+        return TextPairs(list(iterate_pairs(path, columns)), [])
+    _check_columns(columns, (2,))
     texts, found = [], []
-    for where, row in numbered_rows(path, [*columns, *([similarity] if similarity else [])]):
+    for where, row in numbered_rows(path, [*columns, similarity]):
         texts.append(tuple(text_of(row, name, where) for name in columns))
-        if similarity:
-            found.append((where, number_of(row[similarity], where)))
-    if not found:
-        return TextPairs(texts, [])
+        found.append((where, number_of(row[similarity], where)))
     top = max(value for _, value in found) if highest is None else highest
     if not (top > 0 and math.isfinite(top)):
         raise ValueError(f"{path}: the highest score must be positive, got {top}")
@@ -79,6 +74,23 @@ def read_pairs(
                 f"--highest-similarity, got {value}"
             )
     return TextPairs(texts, [value / top for _, value in found], top)
+
+
+def iterate_pairs(
+    path: str | Path, columns: Sequence[str] = ("sentence1", "sentence2")
+) -> Iterator[tuple[str, ...]]:
+    """The texts of :func:`read_pairs` without scores, a row at a time."""
+    _check_columns(columns, (2, 3))
+    for where, row in numbered_rows(path, columns):
+        yield tuple(text_of(row, name, where) for name in columns)
+
+
+def _check_columns(columns: Sequence[str], allowed: tuple[int, ...]) -> None:
+    if len(columns) not in allowed:
+        raise ValueError(
+            "--text must name the columns of a text, its partner and, without --similarity, perhaps a hard negative, "
+            f"got {list(columns)}: give two, or use fastenc embed for texts by themselves"
+        )
 
 
 def encode_pairs(data: TextPairs, tokenizer: Any, max_length: int) -> list[PairExample]:

@@ -1,6 +1,6 @@
 """Vectors of texts, learnt from texts that belong together or from scores of similarity."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fastenc.data.pairs import PairExample, TextPairs, collate_pairs, encode_pairs, read_pairs
+from fastenc.data.pairs import (
+    PairExample,
+    TextPairs,
+    collate_pairs,
+    encode_pairs,
+    iterate_pairs,
+    read_pairs,
+)
+from fastenc.data.readers import in_parts
 from fastenc.data.writers import json_lines, table_lines
 from fastenc.models import SentenceEmbedder
 from fastenc.tasks.base import Task, option
@@ -65,6 +73,10 @@ class SentenceEmbedding(Task):
 
     def read_inputs(self, path: str | Path) -> TextPairs:
         return read_pairs(path, self.text)
+
+    def input_parts(self, path: str | Path, size: int) -> Iterator[TextPairs]:
+        for texts in in_parts(iterate_pairs(path, self.text), size):
+            yield TextPairs(texts, [])
 
     def model_options(self, train: TextPairs) -> dict[str, Any]:
         names = ("pooling", "max_length", "similarity_loss", "scale", "symmetric")
