@@ -1,12 +1,132 @@
-"""transformers' Trainer with fastenc's settings, on the same batches in the same order."""
+"""transformers' Trainer with fastenc's settings, on the same batches in the same order, for each task."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from fastenc.data import BatchSampler
+from fastenc.data import BatchSampler, load_tokenizer
+from fastenc.data.questions import question_windows
+from fastenc.demo.checkpoint import minilm_folder
+from fastenc.tasks import QuestionAnswering, Task, TokenClassification
+from fastenc.tasks.metrics import classification_metrics, regression_metrics, tagging_metrics
 from fastenc.train import TrainConfig
+
+
+class Kind(ABC):
+    """What the Trainer needs to know of a task: its model class, rows, collator and score."""
+
+    architecture: str
+
+    def __init__(self, task: Any, train: Any, tokenizer: Any):
+        self.task, self.tokenizer = task, tokenizer
+        self.names = getattr(train, "label_names", [])
+
+    def model_options(self) -> dict[str, Any]:
+        return {"num_labels": len(self.names) or 1}
+
+    def collator(self) -> Callable:
+        import transformers
+
+        return transformers.DataCollatorWithPadding(self.tokenizer)
+
+    @abstractmethod
+    def rows(self, data: Any) -> list[dict]:
+        """``input_ids`` and labels of every example."""
+
+    @abstractmethod
+    def score(self, data: Any, prediction: Any) -> dict[str, float]:
+        """The task's metrics of the Trainer's prediction for all rows of the data."""
+
+
+class Texts(Kind):
+    architecture = "SequenceClassification"
+
+    def model_options(self) -> dict[str, Any]:
+        return {**super().model_options(), "problem_type": self.task.problem_type}
+
+    def rows(self, data: Any) -> list[dict]:
+        texts = [text if isinstance(text, tuple) else (text,) for text in data.texts]
+        columns = [list(column) for column in zip(*texts, strict=True)]
+        encoded = self.tokenizer(*columns, truncation=True, max_length=self.task.max_length)
+        return [
+            {**{name: encoded[name][i] for name in encoded}, "labels": label}
+            for i, label in enumerate(data.labels)
+        ]
+
+    def score(self, data: Any, prediction: Any) -> dict[str, float]:
+        logits, labels = prediction.predictions, prediction.label_ids.tolist()
+        if self.task.regression:
+            return regression_metrics(logits[:, 0].tolist(), labels)
+        return classification_metrics(logits.argmax(1).tolist(), labels, logits.shape[1])
+
+
+class Tags(Kind):
+    architecture = "TokenClassification"
+
+    def collator(self) -> Callable:
+        import transformers
+
+        return transformers.DataCollatorForTokenClassification(self.tokenizer)
+
+    def rows(self, data: Any) -> list[dict]:
+        words = [each.words for each in data.sentences]
+        options = dict(truncation=True, max_length=self.task.max_length)
+        encoded = self.tokenizer(words, is_split_into_words=True, **options)
+        examples = []
+        for place, (ids, each) in enumerate(zip(encoded["input_ids"], data.sentences, strict=True)):
+            of_token = encoded.word_ids(place)
+            labels = [
+                -100 if word is None or word == before else self.names.index(each.tags[word])
+                for word, before in zip(of_token, [None, *of_token], strict=False)
+            ]
+            examples.append({"input_ids": ids, "labels": labels})
+        return examples
+
+    def score(self, data: Any, prediction: Any) -> dict[str, float]:
+        found, gold = [], []
+        for logits, labels in zip(prediction.predictions, prediction.label_ids, strict=True):
+            real = labels != -100
+            found.append([self.names[tag] for tag in logits.argmax(-1)[real]])
+            gold.append([self.names[tag] for tag in labels[real]])
+        return tagging_metrics(found, gold, entities=any("-" in name for name in self.names))
+
+
+class Questions(Kind):
+    """Windows and the choice of answers are fastenc's, so that what differs is the training."""
+
+    architecture = "QuestionAnswering"
+
+    def model_options(self) -> dict[str, Any]:
+        return {}
+
+    def _windows(self, data: Any) -> list:
+        tokenizer = load_tokenizer(minilm_folder())
+        return question_windows(data, tokenizer, self.task.max_length, self.task.stride)
+
+    def rows(self, data: Any) -> list[dict]:
+        return [
+            {
+                "input_ids": window.input_ids,
+                "token_type_ids": window.token_type_ids,
+                "start_positions": window.start,
+                "end_positions": window.end,
+            }
+            for window in self._windows(data)
+        ]
+
+    def score(self, data: Any, prediction: Any) -> dict[str, float]:
+        windows = self._windows(data)
+        both = torch.stack([torch.as_tensor(part) for part in prediction.predictions], -1)
+        logits = [row[: len(w.input_ids)] for row, w in zip(both, windows, strict=True)]
+        return self.task.score(None, data, self.task.decode(None, data, windows, logits))
+
+
+def kind_of(task: Task) -> type[Kind]:
+    if isinstance(task, TokenClassification):
+        return Tags
+    return Questions if isinstance(task, QuestionAnswering) else Texts
 
 
 class EpochAfterEpoch:

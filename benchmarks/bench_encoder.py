@@ -16,6 +16,7 @@ import torch.nn.functional as F
 
 from benchmarks._harness import ON_GPU, compare, write
 from benchmarks._peers import OnnxRuntime, OpenVino, export_onnx, hugging_face, padded
+from fastenc import patch
 from fastenc.demo.checkpoint import minilm_folder
 from fastenc.models import Encoder
 from fastenc.packing import pack_sequences
@@ -79,6 +80,7 @@ def main() -> None:
     }
     model = hugging_face(folder)
     model_bf16 = hugging_face(folder).bfloat16()
+    patched = patch(hugging_face(folder))
     ours = Encoder.from_pretrained(folder).eval()
     ours_bf16 = Encoder.from_pretrained(folder, dtype=torch.bfloat16).eval()
     with tempfile.TemporaryDirectory() as scratch:
@@ -117,6 +119,9 @@ def main() -> None:
             "Hugging Face sdpa, sorted": run_padded(hf, by_length),
             "ONNX Runtime fused, sorted": run_padded(onnx, by_length),
             "OpenVINO, sorted": run_padded(openvino, by_length),
+            "Hugging Face, patched by fastenc": run_padded(
+                lambda x: patched(**x).last_hidden_state, plain
+            ),
             "fastenc": run_packed(ours, packed),
             "fastenc, sorted": run_packed(ours, packed_by_length),
             "Hugging Face sdpa bf16, sorted": run_padded(hf_bf16, by_length),

@@ -5,7 +5,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fastenc.tasks import SequenceClassification, Task, TokenClassification
+from fastenc.tasks import (
+    QuestionAnswering,
+    SequenceClassification,
+    SpanNer,
+    Task,
+    TokenClassification,
+)
 
 PAIR = ("sentence1", "sentence2")
 
@@ -18,6 +24,7 @@ class TaskSet:
         task: reads the files, and says what is learned.
         train, dev, test: files; several are joined. Without dev files every tenth training example is held out to
             choose the epoch; without test files the dev score is the one to report.
+        most: of more training examples so many, evenly spaced, are taken: a slice that a laptop trains in minutes.
     """
 
     title: str
@@ -26,10 +33,13 @@ class TaskSet:
     train: tuple[str, ...]
     dev: tuple[str, ...] = ()
     test: tuple[str, ...] = ()
+    most: int | None = None
 
     def read(self, limit: int | None = None) -> tuple[Any, Any, Any]:
         """(train, dev, test), the first ``limit`` examples of each; test is None where there are no files."""
         train = self._join(self.train)
+        if self.most is not None and len(train) > self.most:
+            train = _chosen(train, [len(train) * i // self.most for i in range(self.most)])
         if self.dev:
             dev = self._join(self.dev, train)
         else:
@@ -53,11 +63,13 @@ class TaskSet:
 
 def _lists(data: Any) -> dict[str, list]:
     """The fields of a data set that have an entry for every example."""
-    names = ("sentences",) if hasattr(data, "sentences") else ("texts", "labels")
-    return {name: getattr(data, name) for name in names}
+    names = ("sentences", "entities", "texts", "labels")
+    return {name: getattr(data, name) for name in names if hasattr(data, name)}
 
 
 def _chosen(data: Any, places: Any) -> Any:
+    if isinstance(data, list):  # questions
+        return [data[i] for i in places]
     return replace(data, **{n: [values[i] for i in places] for n, values in _lists(data).items()})
 
 
@@ -125,5 +137,28 @@ SETS = {
         "accuracy",
         TokenClassification(max_length=256),
         **_parts("ud_english_ewt", "conllu"),
+    ),
+    "germeval": TaskSet(
+        "GermEval 2014 with nested entities, 4,000 sentences",
+        "f1",
+        SpanNer(max_length=256, inner_tag_column=3),
+        **_parts("germeval2014_nested", "conll"),
+        most=4000,
+    ),
+    "squad": TaskSet(
+        "SQuAD v1.1, 2,000 questions",
+        "f1",
+        QuestionAnswering(),
+        ("squad_v1.1_dev/train_articles.json.gz",),
+        test=("squad_v1.1_dev/eval_articles.json.gz",),
+        most=2000,
+    ),
+    "squad2": TaskSet(
+        "SQuAD v2.0, 2,000 questions",
+        "f1",
+        QuestionAnswering(),
+        ("squad_v2.0_dev/train_articles.json.gz",),
+        test=("squad_v2.0_dev/eval_articles.json.gz",),
+        most=2000,
     ),
 }

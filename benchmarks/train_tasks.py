@@ -20,18 +20,18 @@ import torch
 
 from benchmarks._harness import read_cases, write
 from benchmarks._process import Stopwatch, isolated
-from benchmarks._trainer import transformers_trainer
+from benchmarks._trainer import kind_of, transformers_trainer
 from benchmarks.task_sets import SETS, TaskSet
-from fastenc.data import TaggedData
 from fastenc.demo.checkpoint import minilm_folder
-from fastenc.tasks import Task, TokenClassification
-from fastenc.tasks.metrics import classification_metrics, regression_metrics, tagging_metrics
+from fastenc.tasks import QuestionAnswering, SpanNer, Task, TokenClassification
 from fastenc.train import TrainConfig, fine_tuning_rate, task_trainer
 
 OURS, OURS_CRF, THEIRS = "fastenc", "fastenc, CRF", "transformers Trainer"
 
 
 def providers(chosen: TaskSet) -> tuple[str, ...]:
+    if isinstance(chosen.task, SpanNer):
+        return (OURS,)  # transformers has no such task
     tags = isinstance(chosen.task, TokenClassification)
     return (OURS, OURS_CRF, THEIRS) if tags and chosen.metric == "f1" else (OURS, THEIRS)
 
@@ -49,6 +49,8 @@ def one_run(name: str, provider: str, seed: int, epochs: int, limit: int | None)
         task = replace(chosen.task, crf=True) if provider == OURS_CRF else chosen.task
         result = ours(task, train, dev, test, chosen.metric, config)
     shutil.rmtree(scratch)
+    if isinstance(chosen.task, QuestionAnswering):  # SQuAD's own scores are percentages
+        result |= {part: result[part] / 100 for part in ("dev", "test") if part in result}
     return result
 
 
@@ -67,71 +69,26 @@ def theirs(task: Any, train, dev, test, metric: str, config: TrainConfig) -> dic
     import transformers
 
     transformers.set_seed(config.seed)
-    tags = isinstance(task, TokenClassification)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(minilm_folder())
-    if tags:
-        kind, collator = "TokenClassification", transformers.DataCollatorForTokenClassification
-        rows = lambda data: _tagged_rows(data, tokenizer, task.max_length, train.label_names)
-        score = lambda p: _tagging_score(p, train.label_names, metric)
-    else:
-        kind, collator = "SequenceClassification", transformers.DataCollatorWithPadding
-        rows = lambda data: _text_rows(data, tokenizer, task.max_length)
-        score = _regression_score if task.regression else _label_score
-    model = getattr(transformers, f"AutoModelFor{kind}").from_pretrained(
-        minilm_folder(),
-        num_labels=len(train.label_names) or 1,
-        problem_type=None if tags else task.problem_type,
+    kind = kind_of(task)(task, train, transformers.AutoTokenizer.from_pretrained(minilm_folder()))
+    automatic = getattr(transformers, f"AutoModelFor{kind.architecture}")
+    model = automatic.from_pretrained(minilm_folder(), **kind.model_options())
+    trainer = transformers_trainer(
+        model,
+        config,
+        kind.rows(train),
+        kind.rows(dev),
+        kind.collator(),
+        lambda prediction: kind.score(dev, prediction),
+        metric,
     )
-    arguments = (model, config, rows(train), rows(dev), collator(tokenizer), score, metric)
-    trainer = transformers_trainer(*arguments)
     with Stopwatch() as watch:
         trainer.train()
-    result = {"dev": trainer.evaluate()[f"eval_{metric}"]}
+    trainer.compute_metrics = None  # which is of dev
+    measure = lambda data: kind.score(data, trainer.predict(kind.rows(data)))[metric]
+    result = {"dev": measure(dev)}
     if test is not None:
-        result["test"] = trainer.evaluate(rows(test))[f"eval_{metric}"]
+        result["test"] = measure(test)
     return result | {"seconds": watch.seconds}
-
-
-def _text_rows(data, tokenizer, max_length: int) -> list[dict]:
-    texts = [text if isinstance(text, tuple) else (text,) for text in data.texts]
-    columns = [list(column) for column in zip(*texts, strict=True)]
-    encoded = tokenizer(*columns, truncation=True, max_length=max_length)
-    return [
-        {**{name: encoded[name][i] for name in encoded}, "labels": label}
-        for i, label in enumerate(data.labels)
-    ]
-
-
-def _tagged_rows(data: TaggedData, tokenizer, max_length: int, names: list[str]) -> list[dict]:
-    words = [each.words for each in data.sentences]
-    encoded = tokenizer(words, is_split_into_words=True, truncation=True, max_length=max_length)
-    examples = []
-    for place, (ids, each) in enumerate(zip(encoded["input_ids"], data.sentences, strict=True)):
-        of_token = encoded.word_ids(place)
-        labels = [
-            -100 if word is None or word == before else names.index(each.tags[word])
-            for word, before in zip(of_token, [None, *of_token], strict=False)
-        ]
-        examples.append({"input_ids": ids, "labels": labels})
-    return examples
-
-
-def _label_score(prediction) -> dict[str, float]:
-    logits, labels = prediction.predictions, prediction.label_ids
-    return classification_metrics(logits.argmax(1).tolist(), labels.tolist(), logits.shape[1])
-
-
-def _regression_score(prediction) -> dict[str, float]:
-    return regression_metrics(prediction.predictions[:, 0].tolist(), prediction.label_ids.tolist())
-
-
-def _tagging_score(prediction, names: list[str], metric: str) -> dict[str, float]:
-    found, gold = [], []
-    for logits, labels in zip(prediction.predictions, prediction.label_ids, strict=True):
-        real = labels != -100
-        found.append([names[tag] for tag in logits.argmax(-1)[real]])
-        gold.append([names[tag] for tag in labels[real]])
-    return tagging_metrics(found, gold, entities=metric == "f1")
 
 
 def main() -> None:

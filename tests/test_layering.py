@@ -20,7 +20,7 @@ ALLOWED = {
     "models": {"ops", "packing", "nn", "models", "data", "_extras", "_files"},
     "adapt": {"ops", "packing", "nn", "models", "data", "adapt", "_extras", "_files"},
     "objectives": {"ops", "packing", "nn", "models", "data", "objectives", "_extras"},
-    "tasks": {"ops", "packing", "nn", "models", "data", "objectives", "tasks", "_extras"},
+    "tasks": {"ops", "packing", "nn", "models", "data", "objectives", "tasks", "_extras", "_files"},
 }
 ALLOWED["profiling"] = ALLOWED["objectives"] | {"profiling", "_files"}
 # Outside the project's own modules, these layers may import only:

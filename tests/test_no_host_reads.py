@@ -16,7 +16,15 @@ import fastenc
 from families import FAMILIES, model, padded_batch
 from fastenc.integrations.transformers import patching
 from fastenc.integrations.transformers.batch_facts import read_facts
-from fastenc.models import Encoder, EncoderConfig, MaskedLM, SentenceEmbedder, SequenceClassifier
+from fastenc.models import (
+    Encoder,
+    EncoderConfig,
+    MaskedLM,
+    SentenceEmbedder,
+    SequenceClassifier,
+    SpanClassifier,
+)
+from fastenc.models.span_classifier import REPRESENTATIONS
 from fastenc.ops import _dispatch, linear_masked_cross_entropy, masked_cross_entropy
 from fastenc.packing import pack, pack_sequences
 from fastenc.train import TrainConfig, Trainer
@@ -87,6 +95,16 @@ def test_models(family, training):
             result = output.logits if result is None else result
             result.sum().backward()
             assert any(p.grad is not None for p in m.parameters())
+
+
+@pytest.mark.parametrize("representation", REPRESENTATIONS)
+def test_span_classifier(representation):
+    m = on_meta(SpanClassifier, label_names=["X", "Y"], representation=representation).train()
+    index = lambda *values: torch.tensor(values, device=META)
+    spans = dict(word_rows=index(1, 5, 6), windows=index([0, 0], [1, 2], [2, 2]))
+    spans |= dict(starts=index(0, 1, 1, 2), ends=index(0, 1, 2, 2))
+    m(a_batch(), index(0, 1, 0, 2), **spans).loss.backward()
+    assert all(p.grad is not None for p in m.parameters())
 
 
 @pytest.mark.parametrize("max_labelled", [None, 5, 8], ids=["all rows", "5 rows", "8 rows"])

@@ -147,7 +147,8 @@ def finetune(
     train: Annotated[
         str,
         typer.Argument(
-            help="Labelled data: .tsv, .csv, .jsonl (.gz) or a data set; CoNLL columns or .conllu for tokens."
+            help="Labelled data: .tsv, .csv, .jsonl (.gz) or a data set; CoNLL columns or .conllu for tokens; "
+            "columns or .jsonl with tokens and entities for spans."
         ),
     ],
     output: Output,
@@ -228,6 +229,8 @@ def finetune(
 
     - `fastenc finetune runs/small train.conll --task token-classification --crf --dev dev.conll -o runs/ner`
 
+    - `fastenc finetune runs/small train.conll --task span-ner --inner-tag-column 3 --dev dev.conll -o runs/nested`
+
     - `fastenc finetune runs/small pairs.tsv --task sentence-embedding -t text -t partner --dev dev.tsv -o runs/vectors`
     """
     settings = _settings(locals())
@@ -255,8 +258,9 @@ def predict(
     """Predict with a fine-tuned model.
 
     Of texts, the label and the probability of every label, or the number. Of words, a word and its tag a line (.tsv),
-    or each sentence with tags, entities, their offsets and confidences (.jsonl). Of pairs of texts, with a
-    sentence-embedding model, their cosine similarity; `fastenc embed` gives the vectors.
+    or each sentence with tags, entities, their offsets and confidences (.jsonl). Of spans, each sentence with its
+    entities, their offsets and probabilities (.jsonl). Of pairs of texts, with a sentence-embedding model, their cosine
+    similarity; `fastenc embed` gives the vectors.
 
     Files of any size: 10,000 items at a time are read, encoded and predicted, and what is finished is kept beside the
     output, so that `--resume` goes on from there.

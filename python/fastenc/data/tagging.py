@@ -1,7 +1,5 @@
 """Tagged words as token ids, and their batches."""
 
-import json
-import warnings
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -9,12 +7,11 @@ from typing import Any, NamedTuple
 import torch
 
 from fastenc.data.columns import TaggedData, check_tags
-from fastenc.data.progress import progress_bar
 from fastenc.data.tokenizers import SpecialTokens, special_tokens
 from fastenc.data.windows import cut_windows
+from fastenc.data.words import Tokens, check_room, tokens_of_words
 from fastenc.packing import pack_sequences
 
-CHUNK = 1000  # sentences encoded at once
 LABEL_SCHEMES = ("first", "all")
 
 
@@ -57,44 +54,22 @@ def encode_tagged(
     """
     if label_scheme not in LABEL_SCHEMES:
         raise ValueError(f"label_scheme must be one of {LABEL_SCHEMES}, got {label_scheme!r}")
-    special = special_tokens(tokenizer)
-    if max_length < 3:
-        raise ValueError(
-            f"max_length must leave room beside 2 special tokens, got {max_length}: give more"
-        )
+    check_room(max_length)
     labelled = bool(data.label_names)
     if labelled:
         check_tags(data, label_names)
     index = {name: place for place, name in enumerate(label_names)}
-    own = _for_words(tokenizer)
+    special = special_tokens(tokenizer)
     examples: list[TaggingExample] = []
-    vanished: list[str] = []
-    chunks = range(0, len(data), CHUNK)
-    for begin in progress_bar(chunks, "encoding", "chunk", show_progress):
-        chunk = data.sentences[begin : begin + CHUNK]
-        encodings = own.encode_batch(
-            [each.words for each in chunk], is_pretokenized=True, add_special_tokens=False
-        )
-        for place, (each, encoding) in enumerate(zip(chunk, encodings, strict=True), start=begin):
-            tokens = list(zip(encoding.word_ids, encoding.ids, strict=True))
-            for word in sorted({*range(len(each.words))} - {*encoding.word_ids}):
-                tokens.append((word, special.unk))
-                vanished.append(f"line {each.lines[word]}: the word {each.words[word]!r}")
-            tokens.sort(key=lambda token: token[0])  # stable: a word's subwords keep their order
-            classes = [index[tag] for tag in each.tags] if labelled else None
-            examples += _windows(tokens, classes, place, max_length, special, label_scheme)
-    if vanished:
-        others = f", nor do {len(vanished) - 1} others" if len(vanished) > 1 else ""
-        warnings.warn(
-            f"{data.path}, {vanished[0]} leaves no token{others}: read as the unknown token. "
-            "Remove such words if they are a mistake",
-            stacklevel=2,
-        )
+    encoded = tokens_of_words(data.sentences, data.path, tokenizer, show_progress)
+    for place, (each, tokens) in enumerate(zip(data.sentences, encoded, strict=True)):
+        classes = [index[tag] for tag in each.tags] if labelled else None
+        examples += _windows(tokens, classes, place, max_length, special, label_scheme)
     return examples
 
 
 def _windows(
-    tokens: list[tuple[int, int]],
+    tokens: Tokens,
     classes: list[int] | None,
     place: int,
     max_length: int,
@@ -144,16 +119,3 @@ def collate_tagging(examples: Sequence[TaggingExample]) -> dict[str, Any]:
         "word_rows": torch.tensor(rows, dtype=torch.int64),
         "cu_words": torch.tensor([0, *accumulate(counts)], dtype=torch.int32),
     }
-
-
-def _for_words(tokenizer: Any) -> Any:
-    """A copy that reads a word by itself as it reads one inside a text: after a space."""
-    values = json.loads(tokenizer.to_str())
-    outer = values["pre_tokenizer"] or {}
-    for part in outer.get("pretokenizers", [outer]):
-        if part.get("type") == "ByteLevel":
-            part["add_prefix_space"] = True
-    own = type(tokenizer).from_str(json.dumps(values))
-    own.no_padding()
-    own.no_truncation()
-    return own

@@ -7,6 +7,7 @@ from fastenc.models.masked_lm import LossPart, MaskedLM, ModelOutput
 from fastenc.models.question_answerer import QuestionAnswerer
 from fastenc.models.sentence_embedder import SentenceEmbedder
 from fastenc.models.sequence_classifier import SequenceClassifier
+from fastenc.models.span_classifier import SpanClassifier
 from fastenc.models.token_classifier import TokenClassifier
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "QuestionAnswerer",
     "SentenceEmbedder",
     "SequenceClassifier",
+    "SpanClassifier",
     "TokenClassifier",
     "compile_inference",
 ]

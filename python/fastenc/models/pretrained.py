@@ -19,6 +19,7 @@ FINE_TUNED = (
     "ForTokenClassification",
     "ForQuestionAnswering",
     "ForMultipleChoice",
+    "ForSpanClassification",
 )
 
 # Parameters that fastenc.adapt has added to the encoder.

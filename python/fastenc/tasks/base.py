@@ -128,7 +128,7 @@ class Task(ABC):
         show_progress: bool | None = False,
     ) -> Any:
         """:meth:`predict` for data whose ``examples`` are those of :meth:`encode`."""
-        logits, _ = run(model, examples, self.collate, self.per_token, batch_size, show_progress)
+        logits, _ = run(model, examples, self.collate, self.logits_of, batch_size, show_progress)
         return self.decode(model, data, examples, logits)
 
     def evaluate(
@@ -140,9 +140,22 @@ class Task(ABC):
         fill: Fill | None = None,
     ) -> dict[str, float]:
         """The metrics of labelled data, whose ``examples`` are those of :meth:`encode`; ``fill``: see :func:`run`."""
-        logits, loss = run(model, examples, self.collate, self.per_token, batch_size, fill=fill)
+        logits, loss = run(model, examples, self.collate, self.logits_of, batch_size, fill=fill)
         predictions = self.decode(model, data, examples, logits)
         return {"loss": loss, **self.score(model, data, predictions)}
+
+    def calibrate(
+        self, model: Any, data: Any, examples: Sequence[Any], batch_size: int = 32
+    ) -> dict[str, float]:
+        """Choose by held-out data what the model keeps beside its weights; called once they are trained.
+
+        Returns: as :meth:`evaluate`, with what was chosen; {} where there is nothing to choose.
+        """
+        return {}
+
+    def logits_of(self, arguments: dict[str, Any]) -> list[int] | None:
+        """How many rows of a batch's logits belong to each sequence; None where that is one without exception."""
+        return arguments["batch"].cu_seqlens.diff().tolist() if self.per_token else None
 
     def room(self, model: Any) -> int:
         """Tokens that an example may have, special tokens included."""
@@ -154,7 +167,7 @@ def run(
     model: Any,
     examples: Sequence[Any],
     collate: Callable[[Sequence[Any]], dict[str, Any]],
-    per_token: bool,
+    logits_of: Callable[[dict[str, Any]], list[int] | None],
     batch_size: int = 32,
     show_progress: bool | None = False,
     fill: Fill | None = None,
@@ -162,10 +175,11 @@ def run(
     """A model's logits and mean loss on examples, in evaluation mode; batches are formed by length.
 
     Args:
+        logits_of: as :meth:`Task.logits_of`.
         fill: puts what is known of the examples at these places into their batch
             (:meth:`fastenc.adapt.FeatureCache.fill`).
-    Returns: float32 logits on the CPU in the examples' order, (num_labels,) each, or (tokens, num_labels) each with
-        ``per_token``; and the mean loss over all labelled items, 0 without labels.
+    Returns: float32 logits on the CPU in the examples' order, (num_labels,) each, or (rows, num_labels) each where
+        ``logits_of`` counts them; and the mean loss over all labelled items, 0 without labels.
     """
     device = next(model.parameters()).device
     results: list[Any] = [None] * len(examples)
@@ -178,7 +192,7 @@ def run(
     for places in progress_bar(batches, "predicting", "batch", show_progress):
         chosen = [order[place] for place in places]
         arguments = collate([examples[i] for i in chosen])
-        lengths = arguments["batch"].cu_seqlens.diff().tolist()
+        counts = logits_of(arguments)
         if fill is not None:
             arguments["batch"] = fill(arguments["batch"], chosen)
         output = model(
@@ -187,11 +201,12 @@ def run(
         if output.loss is not None:
             labelled = labelled_items(arguments["labels"])
             total, items = total + output.loss * labelled, items + labelled
-        outputs.append((chosen, lengths, output.logits.float()))
+        outputs.append((chosen, counts, output.logits.float()))
     # Read at the end, so that no batch waits for the one before it.
-    for chosen, lengths, logits in outputs:
+    for chosen, counts, logits in outputs:
         logits = logits.cpu()
-        for place, part in zip(chosen, logits.split(lengths) if per_token else logits, strict=True):
+        parts = logits if counts is None else logits.split(counts)
+        for place, part in zip(chosen, parts, strict=True):
             results[place] = part
     model.train(was_training)
     return results, total.item() / max(items, 1)

@@ -106,7 +106,7 @@ def predict_logits(
     show_progress: bool | None = False,
 ) -> Tensor:
     """(len(examples), num_labels) float32 on the CPU, in the examples' order; batches are formed by length."""
-    logits, _ = run(model, examples, collate_classification, False, batch_size, show_progress)
+    logits, _ = run(model, examples, collate_classification, _one, batch_size, show_progress)
     return _stacked(logits, model)
 
 
@@ -114,9 +114,13 @@ def evaluate_classifier(
     model: SequenceClassifier, examples: Sequence[ClassificationExample], batch_size: int = 32
 ) -> dict[str, float]:
     """loss, and the metrics of the model's problem type (``METRICS``)."""
-    logits, loss = run(model, examples, collate_classification, False, batch_size)
+    logits, loss = run(model, examples, collate_classification, _one, batch_size)
     labels = [example.label for example in examples]
     return {"loss": loss, **_score(model, _stacked(logits, model), labels)}
+
+
+def _one(arguments: dict[str, Any]) -> None:
+    """A text has one row of logits."""
 
 
 def _stacked(logits: list[Tensor], model: SequenceClassifier) -> Tensor:

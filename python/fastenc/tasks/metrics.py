@@ -1,12 +1,14 @@
-"""Metrics of classification, regression and labelling, by scikit-learn, scipy and seqeval, and of retrieval."""
+"""Metrics of classification, regression and labelling, by scikit-learn, scipy and seqeval; of entities as sets, and
+of retrieval."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from fastenc._extras import require
+from fastenc.data.tags import Span
 
 CHUNK = 1024  # texts compared with all candidates at once
 
@@ -75,6 +77,33 @@ def tagging_metrics(
     }
     found = {name: float(f(labels, predictions, zero_division=0)) for name, f in scores.items()}
     return {**found, **metrics}
+
+
+def entity_metrics(
+    predictions: Sequence[Iterable[Span]], gold: Sequence[Iterable[Span]]
+) -> dict[str, float]:
+    """f1, precision and recall over entities that agree in type, first and last word, micro averages with 0 for a share
+    of nothing; and of the gold entities that lie inside another, ``nested``, how many there are and were found."""
+    right = predicted = expected = nested = nested_found = 0
+    for found, truth in zip(map(set, predictions), map(set, gold), strict=True):
+        inner = {entity for entity in truth if any(_lies_inside(entity, other) for other in truth)}
+        right += len(found & truth)
+        predicted += len(found)
+        expected += len(truth)
+        nested += len(inner)
+        nested_found += len(inner & found)
+    return {
+        "f1": 2 * right / max(predicted + expected, 1),
+        "precision": right / max(predicted, 1),
+        "recall": right / max(expected, 1),
+        "nested": nested,
+        "nested_found": nested_found,
+    }
+
+
+def _lies_inside(entity: Span, other: Span) -> bool:
+    longer = other.stop - other.first > entity.stop - entity.first
+    return longer and other.first <= entity.first and entity.stop <= other.stop
 
 
 def retrieval_metrics(texts: Sequence[tuple[str, ...]], vectors: Tensor) -> dict[str, float]:

@@ -7,11 +7,18 @@ from fastenc.tasks.base import Task
 from fastenc.tasks.classification import SequenceClassification
 from fastenc.tasks.question_answering import QuestionAnswering
 from fastenc.tasks.sentence_embedding import SentenceEmbedding
+from fastenc.tasks.span_ner import SpanNer
 from fastenc.tasks.tagging import TokenClassification
 
 TASKS: dict[str, type[Task]] = {
     task.name: task
-    for task in (SequenceClassification, TokenClassification, QuestionAnswering, SentenceEmbedding)
+    for task in (
+        SequenceClassification,
+        TokenClassification,
+        SpanNer,
+        QuestionAnswering,
+        SentenceEmbedding,
+    )
 }
 
 

@@ -63,6 +63,9 @@ def task_trainer(
         evaluate=None
         if dev is None
         else lambda m: task.evaluate(m, dev, held_out, config.batch_size, fills["dev"]),
+        calibrate=None
+        if dev is None
+        else lambda m: task.calibrate(m, dev, held_out, config.batch_size),
         metric=metric,
         higher_is_better=metric != "loss",
         settings={

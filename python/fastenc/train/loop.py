@@ -53,6 +53,8 @@ class Trainer:
         collate: (examples, step) → model arguments; its random numbers may depend on ``step`` only, which is
             different for every micro-batch and process.
         evaluate: model → metrics, called on the main process while the others wait; None keeps the last weights.
+        calibrate: (model with its final weights) → metrics that take the place of those of its evaluation, or {};
+            may set what ``save_pretrained`` writes beside the weights. Called on the main process.
         metric: the metric that chooses the best checkpoint; ``higher_is_better``: in which direction.
         settings: what else the result depends on (masking, names of the labels), as JSON values; like the
             configuration, a resumed run must have the same.
@@ -70,6 +72,7 @@ class Trainer:
         collate: Collate,
         *,
         evaluate: Evaluate | None = None,
+        calibrate: Evaluate | None = None,
         metric: str = "loss",
         higher_is_better: bool = False,
         settings: dict[str, Any] | None = None,
@@ -86,6 +89,7 @@ class Trainer:
         self.config, self.output_dir = config, Path(config.output_dir)
         self.examples, self.collate = examples, collate
         self.evaluate, self.metric, self.higher_is_better = evaluate, metric, higher_is_better
+        self.calibrate = calibrate
         self.show_progress = show_progress
         processes = self.accelerator.num_processes
         self.sampler = BatchSampler(
@@ -315,6 +319,9 @@ class Trainer:
         model = self.accelerator.unwrap_model(self.model, keep_fp32_wrapper=False).eval()
         if (folder := self._best_folder()) is not None:
             checkpoints.load_weights(folder, model)
+        if self.calibrate is not None and self.best is not None:
+            metrics = on_main_process(partial(self.calibrate, model))
+            self.best = {**self.best, "metrics": {**self.best["metrics"], **metrics}}
         if self.accelerator.is_main_process:
             model.save_pretrained(self.output_dir)
             best = self.best or {"step": self.step, "metrics": {}}

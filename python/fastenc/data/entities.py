@@ -1,0 +1,160 @@
+"""Sentences with their entities, nested ones included: columns of tags, or JSON lines."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fastenc.data.columns import Sentence, iterate_words, read_tagged, sentence
+from fastenc.data.readers import kind_of, numbered_rows
+from fastenc.data.tags import Span, scheme_of, spans
+
+
+@dataclass(frozen=True)
+class EntityData:
+    """Sentences without tags, each one's entities (no list at all where they are to be predicted), the types there
+    are, in order, and the file they come from."""
+
+    sentences: list[Sentence]
+    entities: list[list[Span]]
+    label_names: list[str]
+    path: str = "data"
+
+    def __len__(self) -> int:
+        return len(self.sentences)
+
+
+def read_entities(
+    path: str | Path,
+    word_column: int | None = None,
+    tag_column: int | None = None,
+    inner_tag_column: int | None = None,
+    label_names: Sequence[str] | None = None,
+) -> EntityData:
+    """Sentences with entities.
+
+    A ``.jsonl`` file has an object a line, ``{"tokens": [...], "entities": [[start, end, type], ...]}``: start is the
+    place of an entity's first word, from 0, end that of the word after its last; entities may nest. Any other file is
+    in columns as :func:`read_tagged` reads it, with IOB2 or BIOES tags in one column, or in two whose entities may lie
+    inside one another, as in GermEval 2014.
+
+    Args:
+        word_column, tag_column, inner_tag_column: from 1, as in :func:`read_tagged`. ``tag_column`` is the one before
+            ``inner_tag_column`` if only that is given.
+        label_names: the types in order, as a training set gave them; None: those found, sorted.
+    Raises: ValueError with file and line: bad JSON, a field that is missing or of another kind, a sentence without
+        words, an entity that does not lie in its sentence, a tag of no scheme, a type that is not in ``label_names``,
+        and as :func:`read_tagged`; no entities at all where there are no ``label_names``.
+    """
+    if kind_of(path) == ".jsonl":
+        sentences, entities = _json_sentences(path)
+    else:
+        columns = [tag_column]
+        if inner_tag_column is not None:
+            columns = [tag_column or inner_tag_column - 1, inner_tag_column]
+        sentences, entities = _tagged_sentences(path, word_column, columns)
+    names = label_names
+    if names is None:
+        names = sorted({entity.type for row in entities for entity in row})
+        if not names:
+            raise ValueError(
+                f"{path}: there is no entity to learn from: is it the right column or file?"
+            )
+    for each, row in zip(sentences, entities, strict=True):
+        for entity in row:
+            if entity.type not in names:
+                raise ValueError(
+                    f"{path}, line {each.lines[entity.first]}: the type {entity.type!r} of {shown(each, entity)} is "
+                    f"not one of the training set's {list(names)}: correct it, or add sentences with it to the "
+                    "training set"
+                )
+    return EntityData(sentences, entities, list(names), str(path))
+
+
+def read_unlabelled(path: str | Path, word_column: int | None = None) -> EntityData:
+    """Sentences to find entities in: ``.jsonl`` with ``tokens``, or as :func:`read_words` reads them.
+
+    Raises: ValueError as :func:`read_entities`; a sentence may have no words here.
+    """
+    return EntityData(list(iterate_unlabelled(path, word_column)), [], [], str(path))
+
+
+def iterate_unlabelled(path: str | Path, word_column: int | None = None) -> Iterator[Sentence]:
+    """The sentences of :func:`read_unlabelled`, one at a time."""
+    if kind_of(path) != ".jsonl":
+        return iterate_words(path, word_column)
+    return (_sentence(row, where) for where, row in numbered_rows(path, ["tokens"]))
+
+
+def shown(each: Sentence, entity: Span) -> str:
+    """An entity's words, for messages."""
+    return repr(" ".join(each.words[entity.first : entity.stop])[:60])
+
+
+def is_nested(entities: Iterable[Span]) -> bool:
+    """Whether one of a sentence's entities shares a word with another."""
+    ordered = sorted({(entity.first, entity.stop) for entity in entities})
+    return any(one[1] > two[0] for one, two in zip(ordered, ordered[1:], strict=False))
+
+
+def _tagged_sentences(
+    path: str | Path, word_column: int | None, columns: Sequence[int | None]
+) -> tuple[list[Sentence], list[list[Span]]]:
+    levels = [read_tagged(path, word_column, column) for column in columns]
+    for level in levels:
+        if scheme_of(level.label_names) is None and set(level.label_names) != {"O"}:
+            _raise_bad_tag(path, level.sentences)
+    sentences = [each._replace(tags=[]) for each in levels[0].sentences]
+    rows = zip(*(level.sentences for level in levels), strict=True)
+    # An entity that both columns have is one.
+    entities = [list(dict.fromkeys(s for each in row for s in spans(each.tags))) for row in rows]
+    return sentences, entities
+
+
+def _raise_bad_tag(path: str | Path, sentences: Iterable[Sentence]) -> None:
+    for each in sentences:
+        for word, tag, line in zip(each.words, each.tags, each.lines, strict=True):
+            if tag != "O" and scheme_of([tag]) is None:
+                raise ValueError(
+                    f"{path}, line {line}: the tag {tag!r} of the word {word!r} is none of IOB2 or BIOES, such as "
+                    "B-PER or O: correct it, or give --tag-column the column of the entities"
+                )
+
+
+def _json_sentences(path: str | Path) -> tuple[list[Sentence], list[list[Span]]]:
+    sentences, entities = [], []
+    for where, row in numbered_rows(path, ["tokens", "entities"]):
+        each = _sentence(row, where)
+        if not each.words:
+            raise ValueError(f"{where}: a sentence without words, tokens is []: leave the line out")
+        if not isinstance(row["entities"], list):
+            raise ValueError(
+                f"{where}: entities must be a list of [start, end, type], got {row['entities']!r}"
+            )
+        found = [_entity(value, each, where) for value in row["entities"]]
+        sentences.append(each)
+        entities.append(list(dict.fromkeys(found)))
+    return sentences, entities
+
+
+def _sentence(row: dict[str, Any], where: str) -> Sentence:
+    words = row["tokens"]
+    if not isinstance(words, list) or not all(isinstance(w, str) and w for w in words):
+        raise ValueError(
+            f"{where}: tokens must be a list of words, none of them empty, got {words!r}"
+        )
+    line = int(where.rsplit(" ", 1)[1])
+    return sentence(words, (), [line] * len(words))
+
+
+def _entity(value: Any, each: Sentence, where: str) -> Span:
+    fits = isinstance(value, list) and [type(part) for part in value] == [int, int, str]
+    if not fits or not value[2]:
+        raise ValueError(f"{where}: an entity must be [start, end, type], got {value!r}")
+    first, stop, kind = value
+    if not 0 <= first < stop <= len(each.words):
+        raise ValueError(
+            f"{where}: the entity {value} does not lie in the sentence's {len(each.words)} words: start counts from 0, "
+            "end is the place after the last word"
+        )
+    return Span(kind, first, stop)

@@ -1,0 +1,211 @@
+"""All spans of words up to a length, as token ids and their batches."""
+
+import warnings
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, chain
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fastenc.data.entities import EntityData, shown
+from fastenc.data.tokenizers import SpecialTokens, special_tokens
+from fastenc.data.windows import cut_windows
+from fastenc.data.words import Tokens, check_room, tokens_of_words
+from fastenc.packing import pack_sequences
+
+
+class SpanExample(NamedTuple):
+    """A window of a sentence, ready for the model.
+
+    A word counts by its first subword. The window's spans are those whose middle token (of two, the second) is one of
+    its own: every span has one such window, and is nowhere farther from the nearer edge.
+
+    Fields:
+        sentence: its place in the data.
+        first_word, word_tokens: the first word that begins in the window, and the place in ``input_ids`` of the first
+            subword of it and each word after it.
+        own_start, own_stop: the tokens that are taken from this window.
+        max_span_words: words of the longest span.
+        labels: the entities as (first word, last word, class), places in ``word_tokens``; None where they are to be
+            predicted.
+    """
+
+    input_ids: list[int]
+    sentence: int
+    first_word: int
+    word_tokens: list[int]
+    own_start: int
+    own_stop: int
+    max_span_words: int
+    labels: list[tuple[int, int, int]] | None
+
+
+def encode_spans(
+    data: EntityData,
+    tokenizer: Any,
+    max_length: int,
+    label_names: Sequence[str],
+    max_span_words: int,
+    *,
+    show_progress: bool | None = None,
+) -> list[SpanExample]:
+    """Token ids of words; a sentence longer than ``max_length`` is cut into overlapping windows.
+
+    Entities that no span can be (longer than ``max_span_words`` or than what windows share, or with the words of
+    another one) are not learnt; one warning says how many they are.
+
+    Args:
+        label_names: the types of entities; the class of type i is i + 1, class 0 is no entity.
+    Raises: ValueError when ``max_length`` leaves no room for a token, or for a type not among ``label_names``.
+    """
+    check_room(max_length)
+    special = special_tokens(tokenizer)
+    index = {name: place for place, name in enumerate(label_names, start=1)}
+    if unknown := set(data.label_names) - index.keys():
+        raise ValueError(
+            f"{data.path}: the type {min(unknown)!r} is not one of the model's {list(label_names)}: read the data with "
+            "the training set's types"
+        )
+    examples: list[SpanExample] = []
+    lost: list[str] = []
+    encoded = tokens_of_words(data.sentences, data.path, tokenizer, show_progress)
+    for place, (each, tokens) in enumerate(zip(data.sentences, encoded, strict=True)):
+        gold: dict[tuple[int, int], int] | None = {} if data.label_names else None
+        if gold is not None:
+            for kind, first, stop in data.entities[place]:
+                gold.setdefault((first, stop - 1), index[kind])
+        windows = list(_windows(tokens, gold, place, max_length, special, max_span_words))
+        examples += windows
+        if gold is not None:
+            learnt = {
+                (e.first_word + first, e.first_word + last, kind)
+                for e in windows
+                for first, last, kind in e.labels or ()
+            }
+            for entity in data.entities[place]:
+                if (entity.first, entity.stop - 1, index[entity.type]) not in learnt:
+                    lost.append(f"line {each.lines[entity.first]}: {shown(each, entity)}")
+    if lost:
+        total = sum(map(len, data.entities))
+        warnings.warn(
+            f"{data.path}: {len(lost)} of {total} entities cannot be found and count as missed, the first in "
+            f"{lost[0]}: longer than max_span_words {max_span_words} or a window, or the same words as another entity",
+            stacklevel=2,
+        )
+    return examples
+
+
+def _windows(
+    tokens: Tokens,
+    gold: dict[tuple[int, int], int] | None,
+    place: int,
+    max_length: int,
+    special: SpecialTokens,
+    max_span_words: int,
+) -> Iterator[SpanExample]:
+    """The examples of one sentence, whose spans (first word, last word) have the classes of ``gold``."""
+    begins = [i for i, (word, _) in enumerate(tokens) if i == 0 or tokens[i - 1][0] != word]
+    for start, stop, own_start, own_stop in cut_windows(len(tokens), max_length - 2):
+        offset = 1 - start
+        first_word, stop_word = bisect_left(begins, start), bisect_left(begins, stop)
+        example = SpanExample(
+            [special.cls, *(token for _, token in tokens[start:stop]), special.sep],
+            place,
+            first_word,
+            [begin + offset for begin in begins[first_word:stop_word]],
+            own_start + offset,
+            own_stop + offset,
+            max_span_words,
+            None,
+        )
+        if gold is not None:
+            local = [(i - first_word, j - first_word, kind) for (i, j), kind in gold.items()]
+            labels = [(i, j, kind) for i, j, kind in local if _holds(example, i, j)]
+            example = example._replace(labels=labels)
+        yield example
+
+
+def _holds(example: SpanExample, first: int, last: int) -> bool:
+    """Whether a span of words is one of the example's."""
+    rows = example.word_tokens
+    if first < 0 or last >= len(rows) or last - first >= example.max_span_words:
+        return False
+    return example.own_start <= (rows[first] + rows[last] + 1) // 2 < example.own_stop
+
+
+class Spans(NamedTuple):
+    """The spans of some examples, laid end to end.
+
+    Fields (W words, S spans):
+        word_rows: int64 (W,), the packed rows of the words' first subwords.
+        last_words: int64 (W,), the last word of each word's example.
+        starts, ends: int64 (S,), first and last word of each span, places in ``word_rows``, ascending.
+        own: bool (S,), whether the span is the example's.
+    """
+
+    word_rows: Tensor
+    last_words: Tensor
+    starts: Tensor
+    ends: Tensor
+    own: Tensor
+
+
+def enumerate_spans(examples: Sequence[SpanExample]) -> Spans:
+    """Every span of up to ``max_span_words`` words inside each example."""
+    int64 = lambda values: torch.tensor(list(values), dtype=torch.int64)
+    counts = int64(len(e.word_tokens) for e in examples)
+    of_words = lambda values: torch.repeat_interleave(values, counts)
+    lengths = int64(len(e.input_ids) for e in examples)
+    offsets = of_words(lengths.cumsum(0) - lengths)
+    rows = int64(chain.from_iterable(e.word_tokens for e in examples)) + offsets
+    last_words = of_words(counts.cumsum(0) - 1)
+    words = torch.arange(rows.shape[0])
+    longest = of_words(int64(e.max_span_words for e in examples))
+    numbers = torch.minimum(last_words - words + 1, longest)
+    starts = torch.repeat_interleave(words, numbers)
+    ends = starts + torch.arange(starts.shape[0]) - (numbers.cumsum(0) - numbers)[starts]
+    middles = (rows[starts] + rows[ends] + 1) // 2 - offsets[starts]
+    own_start = of_words(int64(e.own_start for e in examples))
+    own_stop = of_words(int64(e.own_stop for e in examples))
+    own = (own_start[starts] <= middles) & (middles < own_stop[starts])
+    return Spans(rows, last_words, starts, ends, own)
+
+
+def spans_of(example: SpanExample) -> tuple[Tensor, Tensor]:
+    """int64 (spans,) twice: first and last word, in the sentence, of the example's own spans, in a batch's order."""
+    spans = enumerate_spans([example])
+    return spans.starts[spans.own] + example.first_word, spans.ends[spans.own] + example.first_word
+
+
+def collate_spans(examples: Sequence[SpanExample]) -> dict[str, Any]:
+    """Pack examples: {"batch": PackedBatch, and of W words and S spans "word_rows": int64 (W,), the rows of the words'
+    first subwords; "windows": int64 (W, K), each word and those after it, up to the longest span, the sentence's last
+    one repeated at its end; "starts", "ends": int64 (S,), first and last word of each span, places in "word_rows";
+    "labels": int64 (S,), the class of each, 0 for none}; without labels if an example has none."""
+    batch = pack_sequences([example.input_ids for example in examples])
+    spans = enumerate_spans(examples)
+    words = torch.arange(spans.word_rows.shape[0])
+    longest = int((spans.ends - spans.starts).max()) + 1 if len(spans.starts) else 1
+    arguments = {
+        "batch": batch,
+        "word_rows": spans.word_rows,
+        "windows": torch.minimum(words[:, None] + torch.arange(longest), spans.last_words[:, None]),
+        "starts": spans.starts[spans.own],
+        "ends": spans.ends[spans.own],
+    }
+    if not examples or any(example.labels is None for example in examples):
+        return arguments
+    labels = torch.zeros_like(spans.starts)
+    before = accumulate((len(e.word_tokens) for e in examples), initial=0)
+    gold = [
+        (first + offset, last - first, kind)
+        for example, offset in zip(examples, before, strict=False)
+        for first, last, kind in example.labels or ()
+    ]
+    if gold:
+        firsts, lengths, kinds = map(torch.tensor, zip(*gold, strict=True))
+        # The spans of a start are those from its first place in ``starts`` on.
+        labels[torch.searchsorted(spans.starts, firsts) + lengths] = kinds
+    return {**arguments, "labels": labels[spans.own]}

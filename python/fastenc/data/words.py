@@ -1,0 +1,66 @@
+"""Words as token ids, whatever the tokenizer makes of each."""
+
+import json
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from fastenc.data.columns import Sentence
+from fastenc.data.progress import progress_bar
+from fastenc.data.tokenizers import special_tokens
+
+CHUNK = 1000  # sentences encoded at once
+Tokens = list[tuple[int, int]]
+
+
+def tokens_of_words(
+    sentences: Sequence[Sentence], path: str, tokenizer: Any, show_progress: bool | None = None
+) -> Iterator[Tokens]:
+    """Each sentence's tokens, without special ones, as (place of the word, token id).
+
+    A word that leaves no token (a lone joiner or variation selector) is read as the unknown token, with a warning
+    after the last sentence that names the first such word and its line of ``path``.
+    """
+    unknown, own = special_tokens(tokenizer).unk, _for_words(tokenizer)
+    vanished: list[str] = []
+    chunks = range(0, len(sentences), CHUNK)
+    for begin in progress_bar(chunks, "encoding", "chunk", show_progress):
+        chunk = sentences[begin : begin + CHUNK]
+        encodings = own.encode_batch(
+            [each.words for each in chunk], is_pretokenized=True, add_special_tokens=False
+        )
+        for each, encoding in zip(chunk, encodings, strict=True):
+            tokens = list(zip(encoding.word_ids, encoding.ids, strict=True))
+            for word in sorted({*range(len(each.words))} - {*encoding.word_ids}):
+                tokens.append((word, unknown))
+                vanished.append(f"line {each.lines[word]}: the word {each.words[word]!r}")
+            tokens.sort(key=lambda token: token[0])  # stable: a word's subwords keep their order
+            yield tokens
+    if vanished:
+        others = f", nor do {len(vanished) - 1} others" if len(vanished) > 1 else ""
+        warnings.warn(
+            f"{path}, {vanished[0]} leaves no token{others}: read as the unknown token. "
+            "Remove such words if they are a mistake",
+            stacklevel=3,
+        )
+
+
+def check_room(max_length: int) -> None:
+    """Raises: ValueError when windows of so many tokens hold nothing beside the special tokens."""
+    if max_length < 3:
+        raise ValueError(
+            f"max_length must leave room beside 2 special tokens, got {max_length}: give more"
+        )
+
+
+def _for_words(tokenizer: Any) -> Any:
+    """A copy that reads a word by itself as it reads one inside a text: after a space."""
+    values = json.loads(tokenizer.to_str())
+    outer = values["pre_tokenizer"] or {}
+    for part in outer.get("pretokenizers", [outer]):
+        if part.get("type") == "ByteLevel":
+            part["add_prefix_space"] = True
+    own = type(tokenizer).from_str(json.dumps(values))
+    own.no_padding()
+    own.no_truncation()
+    return own

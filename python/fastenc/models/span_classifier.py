@@ -1,0 +1,157 @@
+"""Types of entities for spans of words over the encoder."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fastenc.models.config import EncoderConfig
+from fastenc.models.encoder import Encoder
+from fastenc.models.labels import check_names, config_of, names_to_build
+from fastenc.models.masked_lm import ModelOutput
+from fastenc.models.pretrained import PretrainedModel, architecture_of
+from fastenc.nn.span_scores import BiaffineScores, BoundaryScores
+from fastenc.ops import masked_cross_entropy
+from fastenc.packing import PackedBatch
+
+REPRESENTATIONS = ("boundary", "biaffine", "attention")
+
+
+class SpanClassifier(PretrainedModel):
+    """Scores every span of words as each type of entity and, class 0, as none.
+
+    A word is its first subword's vector: the encoder's layers have let it attend to the others, it is where token
+    classification learns a word's tag, and it costs no pass. transformers has no such model; what is saved are its
+    encoder's files with a head of our own under ``span_head``.
+
+    Args:
+        label_names: the types of entities; class i + 1 is type i.
+        representation: "boundary" or "attention" (:class:`BoundaryScores`), or "biaffine" (:class:`BiaffineScores`).
+        span_size: units of the head's layers.
+        max_span_words: words of the longest span.
+        length_embedding: a learnt vector for each length; not with "biaffine".
+        nested: entities may lie inside others.
+        null_offset: what is added to class 0's logit where entities are decoded.
+    Raises: ValueError for another representation, a size that is not positive, or a combination there is not.
+    """
+
+    architecture = "ForSpanClassification"
+
+    def __init__(
+        self,
+        config: EncoderConfig,
+        num_labels: int | None = None,
+        label_names: Sequence[str] | None = None,
+        representation: str = "boundary",
+        span_size: int = 150,
+        max_span_words: int = 10,
+        length_embedding: bool = False,
+        nested: bool = True,
+        null_offset: float = 0.0,
+    ):
+        super().__init__(config)
+        check_span_options(representation, span_size, max_span_words, length_embedding)
+        self.label_names = check_names(label_names, num_labels)
+        self.representation, self.span_size = representation, span_size
+        self.max_span_words, self.length_embedding = max_span_words, length_embedding
+        self.nested, self.null_offset = nested, null_offset
+        self.encoder = Encoder(config.replace(pooler=False))
+        width, classes = config.hidden_size, len(self.label_names) + 1
+        self.head: BiaffineScores | BoundaryScores
+        if representation == "biaffine":
+            self.head = BiaffineScores(width, classes, span_size)
+        else:
+            attention = representation == "attention"
+            self.head = BoundaryScores(
+                width, classes, span_size, max_span_words, attention, length_embedding
+            )
+        self.dropout_p = config.hidden_dropout_p
+
+    @classmethod
+    def build(cls, config: EncoderConfig, hf_config: dict[str, Any], **options) -> "SpanClassifier":
+        names_to_build(cls.architecture, hf_config, options)
+        if architecture_of(hf_config) == cls.architecture:
+            for name, stored in hf_config["span_classifier"].items():
+                given = options.setdefault(name, stored)
+                if name in STRUCTURE and given != stored:
+                    raise ValueError(
+                        f"the checkpoint's head has {name} {stored}, got {given}: ask for {stored}, or begin from its "
+                        "encoder alone, saved by Encoder.from_pretrained(...).save_pretrained(...)"
+                    )
+        return cls(config, **options)
+
+    def forward(
+        self,
+        batch: PackedBatch,
+        labels: Tensor | None = None,
+        *,
+        word_rows: Tensor,
+        windows: Tensor,
+        starts: Tensor,
+        ends: Tensor,
+    ) -> ModelOutput:
+        """Args:
+            labels: int64 (spans,), 0 for no entity, -100 for what is not to be learnt.
+            word_rows: int64 (W,), the rows of the words' first subwords.
+            windows: int64 (W, K), places in ``word_rows`` of each word and those after it.
+            starts, ends: int64 (spans,), places in ``word_rows`` of each span's first and last word;
+                ends - starts < K. ``fastenc.data.collate_spans`` makes all of these.
+
+        Returns: logits (spans, types + 1) and, with labels, the mean cross-entropy of the spans in float32.
+        """
+        hidden = self.encoder(batch).last_hidden_state.index_select(0, word_rows)
+        words = F.dropout(hidden, self.dropout_p, self.training)
+        logits = self.head(words, windows, starts, ends)
+        loss = None if labels is None else masked_cross_entropy(logits, labels)
+        return ModelOutput(loss, logits)
+
+    @torch.no_grad()
+    def decide(self, logits: Tensor, null_offset: float) -> tuple[Tensor, Tensor, Tensor]:
+        """Each span's best type, how far its logit is above no entity's, and its probability.
+
+        Args:
+            logits: (spans, types + 1).
+            null_offset: added to no entity's logit; the model's own is ``self.null_offset``.
+        Returns: int64, float32 and float32 (spans,). An entity is what has a positive margin.
+        """
+        shifted = logits.float().clone()
+        shifted[:, 0] += null_offset
+        best, types = shifted[:, 1:].max(1)
+        chances = shifted.softmax(1).gather(1, types[:, None] + 1)[:, 0]
+        return types, best - shifted[:, 0], chances
+
+    def init_weights(self, module: nn.Module, name: str = "") -> None:
+        if name.partition(".")[0] != "head":
+            super().init_weights(module, name)
+        elif not any(parameter.is_meta for parameter in self.head.parameters()):
+            self.head.reset_parameters()  # as a whole, once its last part is there
+
+    def head_names(self) -> dict[str, str]:
+        names = {f"head.{n}": f"span_head.{n}" for n, _ in self.head.named_modules() if n}
+        return {**names, "head.bias": "span_head.bias"}
+
+    def extra_config(self) -> dict[str, Any]:
+        span_options = {n: getattr(self, n) for n in (*STRUCTURE, "nested", "null_offset")}
+        return {**config_of(self.label_names), "span_classifier": span_options}
+
+
+STRUCTURE = ("representation", "span_size", "max_span_words", "length_embedding")
+
+
+def check_span_options(
+    representation: str, span_size: int, max_span_words: int, length_embedding: bool
+) -> None:
+    """Raises: ValueError, as :class:`SpanClassifier` says."""
+    if representation not in REPRESENTATIONS:
+        raise ValueError(
+            f"representation must be one of {', '.join(REPRESENTATIONS)}, got {representation}"
+        )
+    for name, value in (("span_size", span_size), ("max_span_words", max_span_words)):
+        if value < 1:
+            raise ValueError(f"{name} must be at least 1, got {value}")
+    if length_embedding and representation == "biaffine":
+        raise ValueError(
+            "length_embedding is for the representations boundary and attention, got biaffine: leave one of them out"
+        )

@@ -1,0 +1,197 @@
+"""Named entities as spans of words: nested ones too."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fastenc.data import (
+    EntityData,
+    Sentence,
+    SpanExample,
+    collate_spans,
+    encode_spans,
+    read_entities,
+    read_unlabelled,
+)
+from fastenc.data.entities import is_nested, iterate_unlabelled
+from fastenc.data.readers import in_parts
+from fastenc.data.span_examples import spans_of
+from fastenc.data.tags import Span
+from fastenc.data.writers import json_lines
+from fastenc.models import SpanClassifier
+from fastenc.models.span_classifier import check_span_options
+from fastenc.tasks.base import Task, option, run
+from fastenc.tasks.metrics import entity_metrics
+from fastenc.tasks.span_decoding import FoundEntity, best_null_offset, select_entities
+
+DECODINGS = ("flat", "nested")
+
+
+@dataclass(frozen=True)
+class SpanNer(Task):
+    """Entities found among all spans of words up to a length, each classified as one of the types or as none.
+
+    Documents longer than ``max_length`` are read in overlapping windows; each span is learnt in, and its logits come
+    from, the window in which it is most central. Predictions are a list of :class:`FoundEntity` a sentence.
+    With a dev set, the offset to the score of "none" that gives the best F1 on it is chosen after training, and kept
+    in config.json.
+    Raises: ValueError for an unknown value or a combination of options there is not.
+    """
+
+    name = "span-ner"
+    model_class = SpanClassifier
+    outputs = (".jsonl",)
+
+    max_length: int = option(
+        512, "Longest window in tokens; longer documents take several.", predict=True
+    )
+    word_column: int | None = option(
+        None, "Column of the words, from 1. Default: 1; FORM in .conllu.", predict=True
+    )
+    tag_column: int | None = option(
+        None, "Column of the entities' tags, from 1. Default: the last, or before the inner one."
+    )
+    inner_tag_column: int | None = option(
+        None, "Column of the tags of entities inside others, from 1, as in GermEval 2014."
+    )
+    representation: str = option(
+        "boundary",
+        "A span is its first and last word and their mean (boundary) or what it attends to (attention) in between, or "
+        "its first and last word through networks of their own (biaffine).",
+    )
+    span_size: int = option(150, "Units of the layers above the words' vectors.")
+    max_span_words: int = option(10, "Longest entity in words; longer ones are missed.")
+    length_embedding: bool = option(False, "Learn a vector for each length of a span.")
+    decoding: str | None = option(
+        None,
+        "flat, where no entities share words, or nested, where one may lie inside another. "
+        "Default: as in the training set.",
+        predict=True,
+    )
+    null_offset: float | None = option(
+        None,
+        "How far an entity's score must be above none's; more gives fewer entities, surer ones. "
+        "Default: what was best on the dev set.",
+        predict=True,
+    )
+
+    def __post_init__(self) -> None:
+        check_span_options(
+            self.representation, self.span_size, self.max_span_words, self.length_embedding
+        )
+        if self.decoding not in (None, *DECODINGS):
+            raise ValueError(f"decoding must be one of {', '.join(DECODINGS)}, got {self.decoding}")
+
+    def read(self, path: str | Path, train: EntityData | None = None) -> EntityData:
+        names = None if train is None else train.label_names
+        return read_entities(path, self.word_column, self.tag_column, self.inner_tag_column, names)
+
+    def read_inputs(self, path: str | Path) -> EntityData:
+        return read_unlabelled(path, self.word_column)
+
+    def input_parts(self, path: str | Path, size: int) -> Iterator[EntityData]:
+        for sentences in in_parts(iterate_unlabelled(path, self.word_column), size):
+            yield EntityData(sentences, [], [], str(path))
+
+    def model_options(self, train: EntityData) -> dict[str, Any]:
+        return {
+            "label_names": train.label_names,
+            "representation": self.representation,
+            "span_size": self.span_size,
+            "max_span_words": self.max_span_words,
+            "length_embedding": self.length_embedding,
+            "nested": any(map(is_nested, train.entities))
+            if self.decoding is None
+            else self.decoding == "nested",
+            "null_offset": self.null_offset or 0.0,
+        }
+
+    def metrics(self, train: EntityData) -> tuple[str, ...]:
+        return ("f1", "precision", "recall", "loss")
+
+    def encode(self, data: EntityData, model: Any) -> list[SpanExample]:
+        names, longest = model.label_names, model.max_span_words
+        return encode_spans(data, model.tokenizer, self.room(model), names, longest)
+
+    def collate(self, examples: Sequence[SpanExample]) -> dict[str, Any]:
+        return collate_spans(examples)
+
+    def logits_of(self, arguments: dict[str, Any]) -> list[int]:
+        batch = arguments["batch"]
+        rows = arguments["word_rows"][arguments["starts"]]
+        owners = torch.searchsorted(batch.cu_seqlens, rows, right=True) - 1
+        return torch.bincount(owners, minlength=batch.num_sequences).tolist()
+
+    def decode(
+        self, model, data: EntityData, examples: Sequence[SpanExample], logits: list[Tensor]
+    ) -> list[list[FoundEntity]]:
+        offset = model.null_offset if self.null_offset is None else self.null_offset
+        return self._entities(model, data, examples, logits, offset, lowest=0.0)
+
+    def score(
+        self, model, data: EntityData, predictions: list[list[FoundEntity]]
+    ) -> dict[str, float]:
+        found = [[each.entity for each in row] for row in predictions]
+        return entity_metrics(found, data.entities)
+
+    def calibrate(
+        self, model, data: EntityData, examples: Sequence[SpanExample], batch_size: int = 32
+    ) -> dict[str, float]:
+        if self.null_offset is not None:
+            return {}
+        logits, loss = run(model, examples, self.collate, self.logits_of, batch_size)
+        everything = self._entities(model, data, examples, logits, 0.0, lowest=float("-inf"))
+        model.null_offset = best_null_offset(everything, data.entities)
+        scores = self.score(model, data, self.decode(model, data, examples, logits))
+        return {"loss": loss, **scores, "null_offset": model.null_offset}
+
+    def lines(
+        self, model, data: EntityData, predictions: list[list[FoundEntity]], suffix: str
+    ) -> Iterable[str]:
+        return json_lines([_row(*pair) for pair in zip(data.sentences, predictions, strict=True)])
+
+    def _entities(
+        self,
+        model: SpanClassifier,
+        data: EntityData,
+        examples: Sequence[SpanExample],
+        logits: list[Tensor],
+        null_offset: float,
+        lowest: float,
+    ) -> list[list[FoundEntity]]:
+        """Of each sentence the entities that come out of the spans with a margin above ``lowest``."""
+        candidates: list[list[FoundEntity]] = [[] for _ in data.sentences]
+        for example, values in zip(examples, logits, strict=True):
+            kinds, margins, chances = model.decide(values, null_offset)
+            above = margins > lowest
+            columns = (*spans_of(example), kinds, chances, margins)
+            rows = zip(*(column[above].tolist() for column in columns), strict=True)
+            candidates[example.sentence] += [
+                FoundEntity(Span(model.label_names[kind], first, last + 1), chance, margin)
+                for first, last, kind, chance, margin in rows
+            ]
+        nested = model.nested if self.decoding is None else self.decoding == "nested"
+        return [select_entities(row, nested=nested) for row in candidates]
+
+
+def _row(each: Sentence, found: list[FoundEntity]) -> dict[str, Any]:
+    """A sentence as JSON; start and end count characters of its text, first_word and end_word words."""
+    entities = []
+    for (kind, first, stop), probability, _ in found:
+        start, end = each.starts[first], each.starts[stop - 1] + len(each.words[stop - 1])
+        entities.append(
+            {
+                "type": kind,
+                "text": each.text[start:end],
+                "start": start,
+                "end": end,
+                "first_word": first,
+                "end_word": stop,
+                "probability": round(probability, 6),
+            }
+        )
+    return {"text": each.text, "words": each.words, "entities": entities}
