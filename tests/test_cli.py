@@ -310,7 +310,7 @@ def test_lower_layers_can_be_frozen(folder, pretrained):
 def test_ways_that_exclude_each_other_are_errors(folder, pretrained, capsys):
     train = ("finetune", pretrained, folder / "train.tsv", "-o", folder / "never")
     for options, message in (
-        (("--adapt", "ia3"), "--adapt must be one of lora, adapters, prefix, prompt, got ia3"),
+        (("--adapt", "ia3"), "must be one of lora, adapters, prefix, prompt, features, got ia3"),
         (("--adapt-size", 3), "--adapt-size needs --adapt"),
         (("--adapt", "lora", "--freeze-layers", 1), "leave out --freeze-layers"),
         (("--adapt", "lora", "--adapt-size", 0), "rank must be at least 1, got 0"),

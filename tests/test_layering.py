@@ -18,7 +18,7 @@ ALLOWED = {
     "nn": {"ops", "packing", "nn", "_extras"},
     "data": {"packing", "data", "_extras", "_files"},
     "models": {"ops", "packing", "nn", "models", "data", "_extras", "_files"},
-    "adapt": {"ops", "packing", "nn", "models", "adapt", "_extras", "_files"},
+    "adapt": {"ops", "packing", "nn", "models", "data", "adapt", "_extras", "_files"},
     "objectives": {"ops", "packing", "nn", "models", "data", "objectives", "_extras"},
     "tasks": {"ops", "packing", "nn", "models", "data", "objectives", "tasks", "_extras", "_files"},
 }

@@ -50,6 +50,19 @@ def test_loss_and_gradient_keep_the_budget(
     check_loss_and_gradient(logits_for(rows, vocabulary, dtype), labels, "cpp", **options)
 
 
+def test_columns_of_minus_infinity_count_nothing(emulated):
+    """Most of a row may be left out: whole vectors, and all that a thread reads."""
+    logits = logits_for(5, 5003, torch.float32)
+    logits[:, 16:] = float("-inf")
+    labels = torch.tensor([0, 15, 3, -100, 7])
+    ours, theirs = logits.clone().requires_grad_(), logits.clone().requires_grad_()
+    loss, expected = masked_cross_entropy(ours, labels), F.cross_entropy(theirs, labels)
+    torch.testing.assert_close(loss, expected)
+    loss.backward()
+    expected.backward()
+    torch.testing.assert_close(ours.grad, theirs.grad)
+
+
 # BERT's; the most that one block holds and one vector more; XLM-R's; more than a cluster of eight holds. Without
 # clusters one block reads the long ones in tiles.
 @pytest.mark.parametrize("architecture", [80, 90])

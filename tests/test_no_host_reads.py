@@ -16,7 +16,14 @@ import fastenc
 from families import FAMILIES, model, padded_batch
 from fastenc.integrations.transformers import patching
 from fastenc.integrations.transformers.batch_facts import read_facts
-from fastenc.models import Encoder, EncoderConfig, MaskedLM, SequenceClassifier, SpanClassifier
+from fastenc.models import (
+    Encoder,
+    EncoderConfig,
+    MaskedLM,
+    SentenceEmbedder,
+    SequenceClassifier,
+    SpanClassifier,
+)
 from fastenc.models.span_classifier import REPRESENTATIONS
 from fastenc.ops import _dispatch, linear_masked_cross_entropy, masked_cross_entropy
 from fastenc.packing import pack, pack_sequences
@@ -104,6 +111,17 @@ def test_span_classifier(representation):
 def test_masked_lm_with_labels(max_labelled):
     m = on_meta(MaskedLM).train()
     m(a_batch(), torch.zeros(8, dtype=torch.long, device=META), max_labelled).loss.backward()
+    assert all(p.grad is not None for p in m.parameters())
+
+
+@pytest.mark.parametrize("kind", ["ranking", "cosent", "cosine"])
+def test_sentence_embeddings(kind):
+    losses = {} if kind == "ranking" else {"similarity_loss": kind}
+    m = on_meta(SentenceEmbedder, symmetric=True, **losses).train()
+    batch = pack_sequences([[1, 2, 3], [4], [5, 6, 7, 8], [9]]).to(META)
+    scores = torch.zeros(2, dtype=torch.long if kind == "ranking" else torch.float32, device=META)
+    ids = torch.zeros((2, 2), dtype=torch.long, device=META)
+    m(batch, scores, ids).loss.backward()
     assert all(p.grad is not None for p in m.parameters())
 
 

@@ -182,7 +182,8 @@ def test_other_errors(tmp_path):
     for value in ("five", "nan"):
         path = write(tmp_path / "x.tsv", f"sentence\tlabel\na\t{value}\n")
         with pytest.raises(
-            ValueError, match=rf"line 2: a regression's label must be a number, got '{value}'"
+            ValueError,
+            match=rf"line 2: a regression's label or a score must be a number, got '{value}'",
         ):
             read_labelled(path, regression=True)
     plain = write(tmp_path / "plain.tsv", "sentence\tlabel\n" + "a\t1\n" * 5000)

@@ -25,6 +25,8 @@ class PackedBatch:
         token_type_ids: (T,) int64, or None for all zeros.
         indices: (T,) int64, ascending, place of each token in the flattened padded batch, or None.
         padded_shape: (B, length) of that padded batch, or None.
+        hidden: (T, hidden_size), an encoder's output for these tokens where it was computed before; the encoder then
+            gives it back as it is.
     """
 
     input_ids: Tensor
@@ -34,6 +36,7 @@ class PackedBatch:
     token_type_ids: Tensor | None = None
     indices: Tensor | None = None
     padded_shape: tuple[int, int] | None = None
+    hidden: Tensor | None = None
 
     @property
     def total_tokens(self) -> int:

@@ -1,5 +1,6 @@
 """Ways to adapt a pretrained encoder with fewer trained parameters."""
 
+from fastenc.adapt.features import FeatureCache, cache_features
 from fastenc.adapt.freezing import freeze_encoder, trained_parameters
 from fastenc.models.adaptations import (
     Adapters,
@@ -15,10 +16,12 @@ from fastenc.models.adapter_checkpoint import load_adaptation
 
 __all__ = [
     "Adapters",
+    "FeatureCache",
     "Lora",
     "PrefixTuning",
     "PromptTuning",
     "add_adaptation",
+    "cache_features",
     "freeze_encoder",
     "load_adaptation",
     "merge_adaptation",

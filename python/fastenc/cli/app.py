@@ -189,13 +189,23 @@ def finetune(
     adapt: Annotated[
         str | None,
         typer.Option(
-            help="Train small additions to a frozen encoder, and save them alone: lora, adapters, prefix or prompt."
+            help="Train small additions to a frozen encoder, and save them alone: lora, adapters, prefix or prompt; "
+            "or features, the head alone on outputs of the encoder that are computed once."
         ),
     ] = None,
     adapt_size: Annotated[
         int | None,
         typer.Option(help="LoRA's rank, units of an adapter, or length of a prefix or prompt."),
     ] = None,
+    feature_cache: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of --adapt features' vectors, which runs can share. Default: features in --output."
+        ),
+    ] = None,
+    half_features: Annotated[
+        bool, typer.Option("--half-features", help="Keep them as 2-byte numbers (float16).")
+    ] = False,
     precision: Precision = "fp32",
     seed: Seed = 0,
     eval_every: EvalEvery = None,
@@ -213,14 +223,18 @@ def finetune(
 
     - `fastenc finetune runs/small train.tsv --dev dev.tsv -o runs/sst2-lora --adapt lora --adapt-size 8`
 
+    - `fastenc finetune runs/small train.tsv --dev dev.tsv -o runs/sst2-head --adapt features --epochs 20`
+
     - `fastenc finetune runs/small stsb.tsv --dev dev.tsv -t sentence1 -t sentence2 --label score --regression -o sts`
 
     - `fastenc finetune runs/small train.conll --task token-classification --crf --dev dev.conll -o runs/ner`
 
     - `fastenc finetune runs/small train.conll --task span-ner --inner-tag-column 3 --dev dev.conll -o runs/nested`
+
+    - `fastenc finetune runs/small pairs.tsv --task sentence-embedding -t text -t partner --dev dev.tsv -o runs/vectors`
     """
     settings = _settings(locals())
-    ways = commands.Ways(freeze_layers, adapt, adapt_size)
+    ways = commands.Ways(freeze_layers, adapt, adapt_size, feature_cache, half_features)
     commands.finetune(task, options or {}, model, train, dev, metric, settings, ways, resume)
 
 
@@ -245,7 +259,8 @@ def predict(
 
     Of texts, the label and the probability of every label, or the number. Of words, a word and its tag a line (.tsv),
     or each sentence with tags, entities, their offsets and confidences (.jsonl). Of spans, each sentence with its
-    entities, their offsets and probabilities (.jsonl).
+    entities, their offsets and probabilities (.jsonl). Of pairs of texts, with a sentence-embedding model, their cosine
+    similarity; `fastenc embed` gives the vectors.
 
     Files of any size: 10,000 items at a time are read, encoded and predicted, and what is finished is kept beside the
     output, so that `--resume` goes on from there.
@@ -269,8 +284,18 @@ def embed(
         Path, typer.Option("--output", "-o", help="File to write: .safetensors or .npy.")
     ],
     column: Annotated[str, typer.Option(help="Column of the text in a table.")] = "sentence",
-    pooling: Annotated[str, typer.Option(help="mean, cls or max.")] = "mean",
-    normalize: Annotated[bool, typer.Option(help="Scale vectors to length 1.")] = True,
+    pooling: Annotated[
+        str | None,
+        typer.Option(
+            help="mean, cls, max or last-four (layers). Default: what the checkpoint declares, else mean."
+        ),
+    ] = None,
+    normalize: Annotated[
+        bool | None,
+        typer.Option(
+            help="Scale vectors to length 1. Default: what the checkpoint declares, else yes."
+        ),
+    ] = None,
     batch_size: BatchSize = 32,
 ) -> None:
     """Embed texts: a matrix with a row for each, in the order given.

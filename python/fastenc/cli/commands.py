@@ -153,6 +153,7 @@ def pretrain(
 # Added weights start far from useful: LoRA's authors take about ten times fine-tuning's rate (Hu et al. 2021, appendix
 # D), and the few numbers of a prefix or a prompt have further to go.
 RATE_FACTORS = {None: 1.0, "lora": 10.0, "adapters": 10.0, "prefix": 100.0, "prompt": 100.0}
+RATE_FACTORS["features"] = 10.0
 
 
 class Ways(NamedTuple):
@@ -161,19 +162,33 @@ class Ways(NamedTuple):
     freeze_layers: int | None
     adapt: str | None
     adapt_size: int | None
+    feature_cache: Path | None = None
+    half_features: bool = False
 
     def adaptation(self) -> Any:
         """Raises: ValueError for an unknown name, or a size that is not positive or has nothing to belong to."""
+        if self.adapt != "features" and (self.feature_cache or self.half_features):
+            raise ValueError(
+                f"--feature-cache and --half-features need --adapt features, got {self.adapt}"
+            )
         if self.adapt is None:
             if self.adapt_size is not None:
                 raise ValueError(
                     f"--adapt-size needs --adapt {'|'.join(METHODS)}, got {self.adapt_size}"
                 )
             return None
-        if self.adapt not in METHODS:
-            raise ValueError(f"--adapt must be one of {', '.join(METHODS)}, got {self.adapt}")
+        if self.adapt not in (*METHODS, "features"):
+            raise ValueError(
+                f"--adapt must be one of {', '.join(METHODS)}, features, got {self.adapt}"
+            )
         if self.freeze_layers is not None:
             raise ValueError("--adapt freezes the whole encoder: leave out --freeze-layers")
+        if self.adapt == "features":
+            if self.adapt_size is not None:
+                raise ValueError(
+                    f"--adapt features adds nothing, got --adapt-size {self.adapt_size}"
+                )
+            return None
         method = METHODS[self.adapt]
         if self.adapt_size is None:
             return method()
@@ -211,9 +226,23 @@ def finetune(
         freeze_encoder(model, ways.freeze_layers)
     if adaptation is not None:
         add_adaptation(model, adaptation)
+    features = None
+    if ways.adapt == "features":
+        freeze_encoder(model)
+        features = ways.feature_cache or Path(config.output_dir) / "features"
     trained, everything = trained_parameters(model)
     print(f"training {trained:,} of {everything:,} parameters")
-    _run(task_trainer(task, model, train, config, dev=dev, metric=metric), resume)
+    trainer = task_trainer(
+        task,
+        model,
+        train,
+        config,
+        dev=dev,
+        metric=metric,
+        features=features,
+        features_dtype=torch.float16 if ways.half_features else torch.float32,
+    )
+    _run(trainer, resume)
 
 
 def predict(
@@ -238,8 +267,8 @@ def embed(
     inputs: str,
     output: Path,
     column: str,
-    pooling: str,
-    normalize: bool,
+    pooling: str | None,
+    normalize: bool | None,
     batch_size: int,
 ) -> None:
     _check_suffix(output, (".safetensors", ".npy"))

@@ -76,7 +76,7 @@ def _help(name: str, takers: list[type[Task]]) -> str:
     said: dict[str, list[str]] = {}
     for task in takers:
         field = next(field for field in fields(task) if field.name == name)
-        default = field.default[0] if isinstance(field.default, tuple) else field.default
+        default = ", ".join(field.default) if isinstance(field.default, tuple) else field.default
         shown = "" if default in (None, False) else f" Default: {default}."
         said.setdefault(f"{field.metadata['help']}{shown}", []).append(task.name)
     return " ".join(f"[{', '.join(names)}] {text}" for text, names in said.items())

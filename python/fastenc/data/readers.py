@@ -45,7 +45,7 @@ def read_texts(path: str | Path, column: str | None = None) -> list[str]:
     """
     if kind_of(path) != ".txt":
         name = column or "text"
-        return [_text(row, name, where) for where, row in numbered_rows(path, [name])]
+        return [text_of(row, name, where) for where, row in numbered_rows(path, [name])]
     documents: list[str] = []
     lines: list[str] = []
     for _, line in numbered_lines(Path(path)):
@@ -90,11 +90,11 @@ def read_labelled(
     found: list[tuple[str, Any]] = []
     value_of = _labels if multi_label else _label
     for where, row in numbered_rows(path, [*text, label]):
-        parts = tuple(_text(row, name, where) for name in text)
+        parts = tuple(text_of(row, name, where) for name in text)
         texts.append(parts if len(parts) == 2 else parts[0])
         found.append((where, value_of(row, label, where)))
     if regression:
-        return LabelledData(texts, [_number(value, where) for where, value in found], [])
+        return LabelledData(texts, [number_of(value, where) for where, value in found], [])
     every = [(where, v) for where, value in found for v in (value if multi_label else [value])]
     names = list(label_names) if label_names is not None else _sorted({v for _, v in every})
     if not names:
@@ -126,7 +126,7 @@ def iterate_inputs(path: str | Path, columns: Sequence[str] = ("sentence",)) -> 
         yield from (line for _, line in numbered_lines(Path(path)))
         return
     for where, row in numbered_rows(path, columns):
-        texts = tuple(_text(row, name, where) for name in columns)
+        texts = tuple(text_of(row, name, where) for name in columns)
         yield texts if len(columns) > 1 else texts[0]
 
 
@@ -273,7 +273,7 @@ def _load_data_set(path: str | Path) -> Any:
         ) from error
 
 
-def _text(row: Row, name: str, where: str) -> str:
+def text_of(row: Row, name: str, where: str) -> str:
     value = row[name]
     if not isinstance(value, str):
         raise ValueError(f"{where}: column {name!r} must hold text, got {type(value).__name__}")
@@ -300,13 +300,15 @@ def _labels(row: Row, name: str, where: str) -> set[str]:
     return {str(part).strip() for part in parts} - {""}
 
 
-def _number(value: str, where: str) -> float:
+def number_of(value: str, where: str) -> float:
     try:
         number = float(value)
     except ValueError:
         number = math.nan
     if not math.isfinite(number):
-        raise ValueError(f"{where}: a regression's label must be a number, got {value!r}")
+        raise ValueError(
+            f"{where}: a regression's label or a score must be a number, got {value!r}"
+        )
     return number
 
 

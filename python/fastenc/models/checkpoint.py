@@ -19,6 +19,10 @@ HUB_FILES = [
     "tokenizer*",
     "special_tokens_map.json",
     "vocab.txt",
+    "modules.json",
+    "sentence_bert_config.json",
+    "config_sentence_transformers.json",
+    "*/config.json",
 ]
 
 

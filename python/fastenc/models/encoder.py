@@ -1,7 +1,9 @@
 """The encoder: embeddings and post-norm layers over packed tokens."""
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,6 +14,7 @@ from fastenc.data.progress import progress_bar
 from fastenc.models.config import EncoderConfig
 from fastenc.models.families import FAMILIES
 from fastenc.models.pretrained import PretrainedModel
+from fastenc.models.sentence_files import SentenceSettings, read_settings, write_settings
 from fastenc.nn import LayerNorm
 from fastenc.nn.adaptation import LayerAdaptation, adapted_layer
 from fastenc.nn.encoder_layer import (
@@ -21,7 +24,7 @@ from fastenc.nn.encoder_layer import (
     encoder_layer,
     wants_inference,
 )
-from fastenc.nn.pooling import POOLINGS, pool
+from fastenc.nn.pooling import check_pooling, pool, pool_layers
 from fastenc.nn.prepend import prepend_rows
 from fastenc.ops import tied_embedding_layer_norm
 from fastenc.packing import PackedBatch, pack_sequences
@@ -143,7 +146,8 @@ class Encoder(PretrainedModel):
 
         x_0 = Embeddings(tokens),  x_i = Layer_i(x_{i-1})
 
-    ``Encoder(config)`` has first weights; :meth:`from_pretrained` loads a checkpoint.
+    ``Encoder(config)`` has first weights; :meth:`from_pretrained` loads a checkpoint. ``sentence`` is how a vector is
+    made of a text, where the checkpoint declares it in sentence-transformers' files; it is saved with the model.
     """
 
     architecture = "Model"
@@ -160,12 +164,20 @@ class Encoder(PretrainedModel):
         self.prompts = nn.ParameterDict()
         self.heads: dict[str | None, dict[str, Tensor]] = {}
         self.unmerged_weights: list[tuple[Tensor, Tensor]] = []
+        self.sentence: SentenceSettings | None = None
         self.apply(self.init_weights)
 
     def forward(
         self, batch: PackedBatch, output_hidden_states: bool = False, word_table: bool = False
     ) -> EncoderOutput:
         """Raises: ValueError for token ids outside the table or sequences longer than the positions."""
+        if batch.hidden is not None:
+            if output_hidden_states or word_table:
+                raise ValueError(
+                    "a batch that carries the encoder's output has no other states: leave out hidden, so that they are "
+                    "computed"
+                )
+            return EncoderOutput(batch.hidden, pooled=self._pooled(batch.hidden, batch))
         x, table = self.embeddings(batch, word_table)
         cu_seqlens, max_seqlen, own = batch.cu_seqlens, batch.max_seqlen, None
         if self.adaptation is not None and self.adaptation in self.prompts:
@@ -179,10 +191,41 @@ class Encoder(PretrainedModel):
         if own is not None:
             states = [state[own] for state in states]
             x = states[-1]
-        pooled = None
-        if self.pooler is not None and batch.num_sequences:
-            pooled = torch.tanh(self.pooler(pool(x, batch.cu_seqlens, "cls")))
-        return EncoderOutput(x, tuple(states) if output_hidden_states else None, pooled, table)
+        kept = tuple(states) if output_hidden_states else None
+        return EncoderOutput(x, kept, self._pooled(x, batch), table)
+
+    def _pooled(self, x: Tensor, batch: PackedBatch) -> Tensor | None:
+        if self.pooler is None or not batch.num_sequences:
+            return None
+        return torch.tanh(self.pooler(pool(x, batch.cu_seqlens, "cls")))
+
+    def pooled_vectors(self, batch: PackedBatch, pooling: str) -> Tensor:
+        """(batch, hidden_size), as :func:`fastenc.nn.pooling.pool_layers` forms it."""
+        output = self(batch, output_hidden_states=pooling == "last-four")
+        states = output.hidden_states or (output.last_hidden_state,)
+        return pool_layers(states, batch.cu_seqlens, pooling)
+
+    @property
+    def max_tokens(self) -> int:
+        """Tokens at which texts are cut: those that the checkpoint declares, at most its positions."""
+        declared = self.sentence.max_length if self.sentence else None
+        return min(declared or self.config.max_positions, self.config.max_positions)
+
+    def read_beside(self, folder: Path) -> None:
+        try:
+            self.sentence = read_settings(folder, self.config.num_layers)
+        except (
+            ValueError
+        ) as error:  # which does not matter to an encoder that is to be trained further
+            warnings.warn(f"{error}; encode() without a pooling takes the mean", stacklevel=4)
+
+    def write_beside(self, folder: Path) -> None:
+        if self.sentence is not None:
+            write_settings(folder, self.sentence, self.config)
+
+    def extra_config(self) -> dict[str, Any]:
+        last_four = self.sentence is not None and self.sentence.pooling == "last-four"
+        return {"output_hidden_states": True} if last_four else {}
 
     @torch.inference_mode()
     def encode(
@@ -190,17 +233,18 @@ class Encoder(PretrainedModel):
         texts: str | Sequence[str],
         *,
         batch_size: int = 32,
-        pooling: str = "mean",
-        normalize: bool = True,
+        pooling: str | None = None,
+        normalize: bool | None = None,
         show_progress: bool | None = None,
     ) -> Tensor:
         """Embed texts with the checkpoint's own tokenizer, in evaluation mode.
 
         Args:
-            texts: one text or several; each is cut to the model's positions.
+            texts: one text or several; each is cut to the model's positions, or where the checkpoint declares it.
             batch_size: sequences a batch; batches are formed by length, the result is in the order given.
-            pooling: "mean", "cls" or "max" over a text's tokens, special tokens included.
-            normalize: scale each vector to Euclidean length 1.
+            pooling: "mean", "cls" or "max" over a text's tokens, special tokens included, or "last-four", the mean over
+                tokens and the last four layers. None: what the checkpoint declares (``sentence``), else "mean".
+            normalize: scale each vector to Euclidean length 1. None: what the checkpoint declares, else True.
             show_progress: a progress bar on stderr; None: on a terminal, for more than ten batches.
         Returns: (len(texts), hidden_size), the model's dtype, on its device; (hidden_size,) for one text.
         Raises: ValueError without a tokenizer, for an unknown pooling or a batch_size below 1.
@@ -210,13 +254,15 @@ class Encoder(PretrainedModel):
                 "encode needs the checkpoint's tokenizer.json: load the model with from_pretrained from a folder "
                 "that has one, or set model.tokenizer"
             )
-        if pooling not in POOLINGS:
-            raise ValueError(f"pooling must be one of {POOLINGS}, got {pooling!r}")
+        settings = self.sentence or SentenceSettings()
+        pooling = settings.pooling if pooling is None else pooling
+        normalize = settings.normalize if normalize is None else normalize
+        check_pooling(pooling, self.config.num_layers)
         if batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {batch_size}")
         single = isinstance(texts, str)
         listed = [texts] if isinstance(texts, str) else list(texts)
-        ids = tokenize(listed, self.tokenizer, self.config.max_positions)
+        ids = tokenize(listed, self.tokenizer, self.max_tokens)
         order = sorted(range(len(ids)), key=lambda place: len(ids[place]), reverse=True)
         starts = range(0, len(order), batch_size)
         if show_progress is None and len(starts) <= 10:
@@ -228,7 +274,7 @@ class Encoder(PretrainedModel):
         for start in progress_bar(starts, "encode", "batch", show_progress):
             chosen = order[start : start + batch_size]
             batch = pack_sequences([ids[place] for place in chosen]).to(weight.device)
-            pooled = pool(self(batch).last_hidden_state, batch.cu_seqlens, pooling)
+            pooled = self.pooled_vectors(batch, pooling)
             parts.append(F.normalize(pooled, dim=1) if normalize else pooled)
         self.train(was_training)
         places = torch.tensor(order, dtype=torch.long).argsort()

@@ -74,8 +74,11 @@ class PretrainedModel(nn.Module):
 
         folder = checkpoint.resolve(path_or_hub_id)
         if (folder / adapter_checkpoint.CONFIG).exists():
-            return adapter_checkpoint.load(cls, folder, dtype=dtype, **options)
-        return cls._load(folder, checkpoint.read_config(folder), dtype, options)
+            model = adapter_checkpoint.load(cls, folder, dtype=dtype, **options)
+        else:
+            model = cls._load(folder, checkpoint.read_config(folder), dtype, options)
+        model.read_beside(folder)
+        return model
 
     @classmethod
     def _load(
@@ -129,6 +132,7 @@ class PretrainedModel(nn.Module):
         else:
             checkpoint.write_tensors(folder, self._tensors())
         checkpoint.write_config(folder, values)
+        self.write_beside(folder)
         if self.tokenizer is not None:
             save_tokenizer(self.tokenizer, folder)
 
@@ -139,6 +143,17 @@ class PretrainedModel(nn.Module):
         for ours, theirs in self._family_names(with_prefix=self.architecture != "Model").items():
             tensors.update(zip(theirs, state[ours].chunk(len(theirs)), strict=True))
         return tensors
+
+    @classmethod
+    def stored_in(cls, folder: Path, hf_config: dict[str, Any]) -> bool:
+        """Whether a folder with this config.json holds a model of this class, head and all."""
+        return architecture_of(hf_config) == cls.architecture
+
+    def read_beside(self, folder: Path) -> None:
+        """Read what the model keeps in files beside the weights and config.json."""
+
+    def write_beside(self, folder: Path) -> None:
+        """Write them."""
 
     def extra_config(self) -> dict[str, Any]:
         """Entries of config.json that belong to the head."""

@@ -1,10 +1,15 @@
 """One vector a sequence from packed token vectors."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from fastenc.ops import segment_pool
-from fastenc.ops.segment_pool import MODES as POOLINGS
+from fastenc.ops.segment_pool import MODES
+
+LAST_LAYERS = 4
+POOLINGS = (*MODES, "last-four")
 
 
 def pool(hidden: Tensor, cu_seqlens: Tensor, pooling: str) -> Tensor:
@@ -16,8 +21,8 @@ def pool(hidden: Tensor, cu_seqlens: Tensor, pooling: str) -> Tensor:
     Returns: (batch, hidden_size), hidden's dtype, as :func:`fastenc.ops.segment_pool` forms it.
     Raises: ValueError for another name or an empty sequence.
     """
-    if pooling not in POOLINGS:
-        raise ValueError(f"pooling must be one of {POOLINGS}, got {pooling!r}")
+    if pooling not in MODES:
+        raise ValueError(f"pooling must be one of {MODES}, got {pooling!r}")
     # Values are read only on CPU tensors; on an accelerator that would wait for the device.
     reads = cu_seqlens.device.type == "cpu" and not torch.compiler.is_compiling()
     if reads and bool((cu_seqlens.diff() == 0).any()):
@@ -26,3 +31,30 @@ def pool(hidden: Tensor, cu_seqlens: Tensor, pooling: str) -> Tensor:
             f"{int((cu_seqlens.diff() == 0).nonzero()[0])}: leave it out of the batch"
         )
     return segment_pool(hidden, cu_seqlens, pooling)
+
+
+def pool_layers(states: Sequence[Tensor], cu_seqlens: Tensor, pooling: str) -> Tensor:
+    """:func:`pool` of the last layer, or with "last-four" the mean over tokens and the last four layers.
+
+    Args:
+        states: (total_tokens, hidden_size) each, the embeddings' output and every layer's; the last layer's alone will
+            do but for "last-four".
+    Returns: (batch, hidden_size), the states' dtype.
+    Raises: ValueError for another name, an empty sequence, or "last-four" of fewer layers.
+    """
+    check_pooling(pooling, len(states) - 1)
+    if pooling != "last-four":
+        return pool(states[-1], cu_seqlens, pooling)
+    # The mean of the layers' means: each layer is read once, and only vectors of sequences are added.
+    means = [pool(state, cu_seqlens, "mean") for state in states[-LAST_LAYERS:]]
+    return torch.stack(means).mean(0)
+
+
+def check_pooling(pooling: str, num_layers: int) -> None:
+    """Raises: ValueError for a name that is none, or "last-four" of fewer than four layers."""
+    if pooling not in POOLINGS:
+        raise ValueError(f"pooling must be one of {POOLINGS}, got {pooling!r}")
+    if pooling == "last-four" and num_layers < LAST_LAYERS:
+        raise ValueError(
+            f"pooling last-four needs {LAST_LAYERS} layers, the model has {num_layers}: take mean"
+        )

@@ -10,6 +10,7 @@ from fastenc.tasks.masked_lm import evaluate_masked_lm
 from fastenc.tasks.prediction import predict_file
 from fastenc.tasks.question_answering import QuestionAnswering
 from fastenc.tasks.registry import TASKS, task_named, task_of
+from fastenc.tasks.sentence_embedding import SentenceEmbedding
 from fastenc.tasks.span_ner import FoundEntity, SpanNer
 from fastenc.tasks.tagging import Tagging, TokenClassification
 
@@ -17,6 +18,7 @@ __all__ = [
     "TASKS",
     "FoundEntity",
     "QuestionAnswering",
+    "SentenceEmbedding",
     "SequenceClassification",
     "SpanNer",
     "Tagging",

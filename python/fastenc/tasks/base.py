@@ -13,6 +13,9 @@ from fastenc.data import BatchSampler
 from fastenc.data.progress import progress_bar
 from fastenc.models.pretrained import PretrainedModel
 from fastenc.objectives.parts import labelled_items
+from fastenc.packing import PackedBatch
+
+Fill = Callable[[PackedBatch, Sequence[int]], PackedBatch]
 
 
 def option(default: Any, help: str, *flags: str, predict: bool = False) -> Any:
@@ -37,6 +40,8 @@ class Task(ABC):
         name: what ``fastenc finetune --task`` takes.
         model_class: whose ``architecture`` tells a checkpoint of this task.
         per_token: the model's logits have a row for every token, rather than one for every sequence.
+        reads_first_token: the head reads nothing of the encoder's output but each sequence's first token (or the pooler
+            over it), so that cached features need hold no other.
         outputs: suffixes of the files that predictions can be written to.
         headed: those of them whose first line is a header.
     """
@@ -44,10 +49,13 @@ class Task(ABC):
     name: ClassVar[str]
     model_class: ClassVar[type[PretrainedModel]]
     per_token: ClassVar[bool] = False
+    reads_first_token: ClassVar[bool] = False
     outputs: ClassVar[tuple[str, ...]] = (".tsv", ".jsonl")
     headed: ClassVar[tuple[str, ...]] = (".tsv",)
 
-    max_length: int = option(128, "Longest input in tokens; longer ones are cut.", predict=True)
+    max_length: int | None = option(
+        128, "Longest input in tokens; longer ones are cut.", predict=True
+    )
 
     @abstractmethod
     def read(self, path: str | Path, train: Any = None) -> Any:
@@ -124,10 +132,15 @@ class Task(ABC):
         return self.decode(model, data, examples, logits)
 
     def evaluate(
-        self, model: Any, data: Any, examples: Sequence[Any], batch_size: int = 32
+        self,
+        model: Any,
+        data: Any,
+        examples: Sequence[Any],
+        batch_size: int = 32,
+        fill: Fill | None = None,
     ) -> dict[str, float]:
-        """The metrics of labelled data, whose ``examples`` are those of :meth:`encode`."""
-        logits, loss = run(model, examples, self.collate, self.logits_of, batch_size)
+        """The metrics of labelled data, whose ``examples`` are those of :meth:`encode`; ``fill``: see :func:`run`."""
+        logits, loss = run(model, examples, self.collate, self.logits_of, batch_size, fill=fill)
         predictions = self.decode(model, data, examples, logits)
         return {"loss": loss, **self.score(model, data, predictions)}
 
@@ -146,7 +159,7 @@ class Task(ABC):
 
     def room(self, model: Any) -> int:
         """Tokens that an example may have, special tokens included."""
-        return min(self.max_length, model.config.max_positions)
+        return min(self.max_length or model.config.max_positions, model.config.max_positions)
 
 
 @torch.inference_mode()
@@ -157,10 +170,14 @@ def run(
     logits_of: Callable[[dict[str, Any]], list[int] | None],
     batch_size: int = 32,
     show_progress: bool | None = False,
+    fill: Fill | None = None,
 ) -> tuple[list[Tensor], float]:
     """A model's logits and mean loss on examples, in evaluation mode; batches are formed by length.
 
-    Args: logits_of: as :meth:`Task.logits_of`.
+    Args:
+        logits_of: as :meth:`Task.logits_of`.
+        fill: puts what is known of the examples at these places into their batch
+            (:meth:`fastenc.adapt.FeatureCache.fill`).
     Returns: float32 logits on the CPU in the examples' order, (num_labels,) each, or (rows, num_labels) each where
         ``logits_of`` counts them; and the mean loss over all labelled items, 0 without labels.
     """
@@ -176,6 +193,8 @@ def run(
         chosen = [order[place] for place in places]
         arguments = collate([examples[i] for i in chosen])
         counts = logits_of(arguments)
+        if fill is not None:
+            arguments["batch"] = fill(arguments["batch"], chosen)
         output = model(
             **{name: value.to(device, non_blocking=True) for name, value in arguments.items()}
         )

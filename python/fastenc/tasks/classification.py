@@ -43,6 +43,7 @@ class SequenceClassification(Task):
 
     name = "sequence-classification"
     model_class = SequenceClassifier
+    reads_first_token = True
 
     text: tuple[str, ...] = option(
         ("sentence",), "Column of the text; twice for pairs.", "-t", predict=True

@@ -1,9 +1,16 @@
-"""Metrics of classification, regression and labelling, by scikit-learn, scipy and seqeval, and of entities as sets."""
+"""Metrics of classification, regression and labelling, by scikit-learn, scipy and seqeval; of entities as sets, and
+of retrieval."""
 
 from collections.abc import Iterable, Sequence
 
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
 from fastenc._extras import require
 from fastenc.data.tags import Span
+
+CHUNK = 1024  # texts compared with all candidates at once
 
 
 def classification_metrics(
@@ -97,3 +104,37 @@ def entity_metrics(
 def _lies_inside(entity: Span, other: Span) -> bool:
     longer = other.stop - other.first > entity.stop - entity.first
     return longer and other.first <= entity.first and entity.stop <= other.stop
+
+
+def retrieval_metrics(texts: Sequence[tuple[str, ...]], vectors: Tensor) -> dict[str, float]:
+    """How near each text's partner is by cosine similarity: mrr, the mean of 1 / rank, and recall@1.
+
+    The candidates are all different partners and hard negatives, but for those that are the text itself or another of
+    its partners. Equally similar candidates come before the partner.
+
+    Args: texts, vectors: (pairs, 2 or 3) texts; (pairs, 2 or 3, hidden_size).
+    """
+    places: dict[str, int] = {}
+    first: list[tuple[int, int]] = []
+    partners: dict[str, set[int]] = {}
+    for row, (text, *others) in enumerate(texts):
+        for column, other in enumerate(others, start=1):
+            if other not in places:
+                places[other] = len(first)
+                first.append((row, column))
+        partners.setdefault(text, set()).add(places[others[0]])
+    for text, mine in partners.items():
+        mine |= {places[text]} if text in places else set()
+    unit = F.normalize(vectors.float(), dim=2)
+    candidates = torch.stack([unit[row, column] for row, column in first])
+    ranks = []
+    for start in range(0, len(texts), CHUNK):
+        chunk = texts[start : start + CHUNK]
+        similarities = unit[start : start + CHUNK, 0] @ candidates.T
+        own = torch.tensor([places[partner] for _, partner, *_ in chunk])[:, None]
+        wanted = similarities.gather(1, own)
+        for row, (text, *_) in enumerate(chunk):
+            similarities[row, list(partners[text])] = float("-inf")
+        ranks.append(1 + (similarities >= wanted).sum(1))
+    found = torch.cat(ranks).double()
+    return {"mrr": float((1 / found).mean()), "recall@1": float((found == 1).double().mean())}

@@ -3,16 +3,22 @@
 from pathlib import Path
 
 from fastenc.models import checkpoint
-from fastenc.models.pretrained import architecture_of
 from fastenc.tasks.base import Task
 from fastenc.tasks.classification import SequenceClassification
 from fastenc.tasks.question_answering import QuestionAnswering
+from fastenc.tasks.sentence_embedding import SentenceEmbedding
 from fastenc.tasks.span_ner import SpanNer
 from fastenc.tasks.tagging import TokenClassification
 
 TASKS: dict[str, type[Task]] = {
     task.name: task
-    for task in (SequenceClassification, TokenClassification, SpanNer, QuestionAnswering)
+    for task in (
+        SequenceClassification,
+        TokenClassification,
+        SpanNer,
+        QuestionAnswering,
+        SentenceEmbedding,
+    )
 }
 
 
@@ -28,10 +34,10 @@ def task_of(model_name: str | Path) -> type[Task]:
 
     Raises: ValueError for a checkpoint of none of them.
     """
-    values = checkpoint.read_config(checkpoint.resolve(model_name))
-    found = architecture_of(values)
+    folder = checkpoint.resolve(model_name)
+    values = checkpoint.read_config(folder)
     for task in TASKS.values():
-        if task.model_class.architecture == found:
+        if task.model_class.stored_in(folder, values):
             return task
     held = (values.get("architectures") or ["no head"])[0]
     raise ValueError(

@@ -1,11 +1,18 @@
 """Fine-tuning on any task."""
 
+from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
+import torch
+
+from fastenc.adapt import cache_features
 from fastenc.tasks import Task
+from fastenc.tasks.base import Fill
 from fastenc.train.config import TrainConfig
 from fastenc.train.loop import Trainer
+from fastenc.train.processes import process_state
 
 
 def task_trainer(
@@ -16,6 +23,8 @@ def task_trainer(
     *,
     dev: Any = None,
     metric: str | None = None,
+    features: str | Path | None = None,
+    features_dtype: torch.dtype = torch.float32,
 ) -> Trainer:
     """A trainer of a task's model.
 
@@ -23,6 +32,8 @@ def task_trainer(
         model: of ``task.load(name, train)``.
         train, dev: data as the task reads it; ``dev`` chooses the best checkpoint, None keeps the last weights.
         metric: one of ``task.metrics(train)``; None takes the first.
+        features: folder for the outputs of the model's encoder, which must be frozen: they are computed once, at the
+            first run on this data (:func:`fastenc.adapt.cache_features`); features_dtype: of these files.
     Raises: ValueError for a metric that the task does not have, or that has no data to be measured on.
     """
     known = task.metrics(train)
@@ -31,15 +42,27 @@ def task_trainer(
     metric = metric or known[0]
     examples = task.encode(train, model)
     held_out = [] if dev is None else task.encode(dev, model)
+    fills: dict[str, Any] = {"train": None, "dev": None}
+    if features is not None:
+        for name, each in (("train", examples), ("dev", held_out)):
+            if each:
+                fills[name] = _cached(task, model, each, config, Path(features), features_dtype)
+
+    def collate(places: Sequence[int], step: int) -> dict[str, Any]:
+        arguments = task.collate([examples[place] for place in places])
+        if fills["train"] is not None:
+            arguments["batch"] = fills["train"](arguments["batch"], places)
+        return arguments
+
     return Trainer(
         model,
         config,
-        examples,
+        range(len(examples)),
         [len(example.input_ids) for example in examples],
-        lambda chosen, step: task.collate(chosen),
+        collate,
         evaluate=None
         if dev is None
-        else lambda m: task.evaluate(m, dev, held_out, config.batch_size),
+        else lambda m: task.evaluate(m, dev, held_out, config.batch_size, fills["dev"]),
         calibrate=None
         if dev is None
         else lambda m: task.calibrate(m, dev, held_out, config.batch_size),
@@ -50,5 +73,32 @@ def task_trainer(
             **asdict(task),
             **task.model_options(train),
             "held_out": len(held_out),
+            **({} if features is None else {"features": str(features_dtype)}),
         },
     )
+
+
+def _cached(
+    task: Task,
+    model: Any,
+    examples: Sequence[Any],
+    config: TrainConfig,
+    folder: Path,
+    dtype: torch.dtype,
+) -> Fill:
+    """What puts the encoder's outputs into batches of these examples."""
+    state = process_state()
+    model.to(state.device)  # where the trainer will have it
+    with state.main_process_first():
+        cache = cache_features(
+            model,
+            examples,
+            task.collate,
+            folder,
+            per_token=not task.reads_first_token,
+            dtype=dtype,
+            autocast_dtype=torch.bfloat16 if config.precision == "bf16" else None,
+            batch_size=config.batch_size,
+            show_progress=None if state.is_main_process else False,
+        )
+    return cache.fill

@@ -1,0 +1,242 @@
+"""Outputs of a frozen encoder, computed once and kept on disk, so that an epoch costs what the head costs."""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fastenc._extras import require
+from fastenc._files import write_atomically
+from fastenc.data.progress import progress_bar
+from fastenc.models.adaptations import encoder_of
+from fastenc.models.encoder import Encoder
+from fastenc.models.pretrained import PretrainedModel
+from fastenc.nn.pooling import pool
+from fastenc.packing import PackedBatch
+
+MANIFEST, VECTORS = "manifest.json", "vectors"
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+SHARD_BYTES = 2**26
+
+
+class FeatureCache:
+    """The frozen encoder's outputs for the examples of a data set, in their order.
+
+    The files are mapped, so that memory holds what is being read.
+
+    Args:
+        folder: of one data set, as :func:`cache_features` wrote it.
+        rows: vectors of each example.
+        per_token: whether they are all its tokens', or its sequences' first tokens'.
+    Raises: ValueError for files that are incomplete or not this data set's.
+    """
+
+    def __init__(self, folder: Path, rows: Sequence[int], per_token: bool):
+        self.per_token = per_token
+        load_file = require("safetensors.torch", extra="models").load_file
+        error_class = require("safetensors", extra="models").SafetensorError
+        try:
+            shards = json.loads((folder / MANIFEST).read_text())["shards"]
+            self.shards = [load_file(folder / _shard(i))[VECTORS] for i in range(len(shards))]
+        except (OSError, ValueError, KeyError, error_class) as error:
+            raise ValueError(
+                f"{folder} is corrupt ({error}): remove it to have it made again"
+            ) from error
+        self.places: list[tuple[int, int, int]] = []  # shard, first row, one after the last
+        for number, (shard, examples) in enumerate(zip(self.shards, shards, strict=True)):
+            own = rows[len(self.places) : len(self.places) + examples]
+            offsets = [0, *accumulate(own)]
+            if offsets[-1] != shard.shape[0]:
+                raise ValueError(
+                    f"{folder / _shard(number)} must hold {offsets[-1]} vectors, got {shard.shape[0]}: remove the "
+                    "folder to have it made again"
+                )
+            self.places += [(number, a, b) for a, b in zip(offsets, offsets[1:], strict=False)]
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def fill(self, batch: PackedBatch, chosen: Sequence[int]) -> PackedBatch:
+        """The batch of these examples with the encoder's output, in float32, in the place of its work."""
+        parts = [
+            self.shards[shard][start:stop]
+            for shard, start, stop in map(self.places.__getitem__, chosen)
+        ]
+        hidden = torch.cat(parts).float()
+        if self.per_token:
+            return replace(batch, hidden=hidden)
+        # A sequence is its first token, all that a head for sequences reads.
+        count = hidden.shape[0]
+        return PackedBatch(
+            input_ids=batch.input_ids[batch.cu_seqlens[:-1].long()],
+            cu_seqlens=torch.arange(count + 1, dtype=torch.int32),
+            max_seqlen=1,
+            position_ids=torch.zeros(count, dtype=torch.int64),
+            hidden=hidden,
+        )
+
+
+def cache_features(
+    model: PretrainedModel,
+    examples: Sequence[Any],
+    collate: Callable[[Sequence[Any]], dict[str, Any]],
+    folder: str | Path,
+    *,
+    per_token: bool,
+    dtype: torch.dtype = torch.float32,
+    autocast_dtype: torch.dtype | None = None,
+    batch_size: int = 32,
+    show_progress: bool | None = None,
+) -> FeatureCache:
+    """Compute a frozen encoder's outputs for examples, unless they are in ``folder`` already.
+
+    Dropout of the encoder is off, in training too: its outputs are those of evaluation. The pooler of a BERT is part of
+    the head, and trained with it. The vectors are kept in a folder of their own, named by a fingerprint of the
+    encoder's weights, the token ids (and so of texts, tokenizer and max_length) and the options below; it appears when
+    it is complete. A data set is written in shards, so that memory holds 64 MB of it.
+
+    Args:
+        model: whose encoder is frozen (:func:`fastenc.adapt.freeze_encoder`).
+        collate: examples → {"batch": PackedBatch, ...}, the sequences of each example after those of the one before.
+        per_token: keep all tokens' vectors, for heads over tokens; else the first token's of each sequence.
+        dtype: of the vectors on disk: torch.float32, or a half of the space.
+        autocast_dtype: of the encoder's products, as in training under autocast.
+        show_progress: None asks whether stderr is a terminal.
+    Raises: ValueError for an encoder that is not frozen, a model without a head, another dtype, or a corrupt folder.
+    """
+    encoder = encoder_of(model)
+    if any(p.requires_grad for name, p in encoder.named_parameters() if "pooler" not in name):
+        raise ValueError("only a frozen encoder's outputs can be kept: call freeze_encoder(model)")
+    if not any(p.requires_grad for p in model.parameters()):
+        raise ValueError(f"{type(model).__name__} has no head to train on its encoder's outputs")
+    if dtype not in DTYPES:
+        raise ValueError(f"dtype must be one of {DTYPES}, got {dtype}")
+    inputs = _Inputs(examples, collate)
+    rows = inputs.tokens if per_token else inputs.sequences
+    values: dict[str, Any] = {
+        "encoder": _digest_encoder(encoder),
+        "inputs": inputs.digest,
+        "vectors": "every token" if per_token else "first token",
+        "dtype": str(dtype),
+        "autocast": str(autocast_dtype),
+    }
+    target = Path(folder) / hashlib.sha256(json.dumps(values).encode()).hexdigest()[:16]
+    if not target.exists():
+        shards = _shards(rows, SHARD_BYTES // (encoder.config.hidden_size * dtype.itemsize))
+        batches = [(s, chosen) for s in shards for chosen in _batches(s, inputs.tokens, batch_size)]
+        bar = progress_bar(batches, "features", "batch", show_progress)
+
+        def compute(chosen: list[int]) -> Tensor:
+            batch = collate([examples[place] for place in chosen])["batch"]
+            return _outputs(encoder, batch, per_token, autocast_dtype).to(dtype)
+
+        was_training = encoder.training
+        encoder.eval()
+        try:
+            values["shards"] = [len(shard) for shard in shards]
+            _write(target, json.dumps(values, indent=1), bar, rows, compute)
+        finally:
+            encoder.train(was_training)
+    return FeatureCache(target, rows, per_token)
+
+
+class _Inputs:
+    """Tokens and sequences of each example, and a digest of what the encoder sees of all."""
+
+    def __init__(self, examples: Sequence[Any], collate: Callable[[Sequence[Any]], dict[str, Any]]):
+        self.tokens: list[int] = []
+        self.sequences: list[int] = []
+        digest = hashlib.sha256()
+        for example in examples:
+            batch: PackedBatch = collate([example])["batch"]
+            self.tokens.append(batch.total_tokens)
+            self.sequences.append(batch.num_sequences)
+            for tensor in (batch.cu_seqlens, batch.input_ids, batch.token_type_ids):
+                if tensor is not None:
+                    digest.update(_bytes(tensor))
+        self.digest = digest.hexdigest()
+
+
+def _digest_encoder(encoder: Encoder) -> str:
+    digest = hashlib.sha256(f"{encoder.config!r} {encoder.adaptation}".encode())
+    for name, tensor in encoder.state_dict().items():
+        if not name.startswith("pooler."):
+            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+            digest.update(_bytes(tensor))
+    return digest.hexdigest()
+
+
+def _bytes(tensor: Tensor) -> Any:
+    return tensor.detach().cpu().contiguous().view(torch.uint8).numpy()
+
+
+def _shards(rows: Sequence[int], limit: int) -> list[range]:
+    """Consecutive examples, as many as have ``limit`` rows, at least one."""
+    shards, first, held = [], 0, 0
+    for place, count in enumerate(rows):
+        if held and held + count > limit:
+            shards.append(range(first, place))
+            first, held = place, 0
+        held += count
+    return [*shards, range(first, len(rows))]
+
+
+def _batches(shard: range, tokens: Sequence[int], batch_size: int) -> Iterator[list[int]]:
+    """Examples of similar lengths."""
+    order = sorted(shard, key=tokens.__getitem__)
+    return (order[start : start + batch_size] for start in range(0, len(order), batch_size))
+
+
+@torch.inference_mode()
+def _outputs(
+    encoder: Encoder, batch: PackedBatch, per_token: bool, autocast_dtype: torch.dtype | None
+) -> Tensor:
+    """The rows to keep of a batch."""
+    device = next(encoder.parameters()).device
+    batch = batch.to(device)
+    with torch.autocast(device.type, autocast_dtype, enabled=autocast_dtype is not None):
+        hidden = encoder(batch).last_hidden_state
+    return hidden if per_token else pool(hidden, batch.cu_seqlens, "cls")
+
+
+def _write(
+    target: Path,
+    manifest: str,
+    batches: Iterable[tuple[range, list[int]]],
+    rows: Sequence[int],
+    compute: Callable[[list[int]], Tensor],
+) -> None:
+    """Write a file of every shard, its examples in their order, and the manifest; then give the folder its name."""
+    save_file = require("safetensors.torch", extra="models").save_file
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    temporary.mkdir(parents=True, exist_ok=True)
+    held: dict[int, Tensor] = {}
+    number = 0
+    try:
+        for shard, chosen in batches:
+            parts = compute(chosen).cpu().split([rows[place] for place in chosen])
+            held.update(zip(chosen, parts, strict=True))
+            if len(held) == len(shard):
+                tensors = {VECTORS: torch.cat([held[place] for place in shard])}
+                write_atomically(temporary / _shard(number), partial(save_file, tensors))
+                held, number = {}, number + 1
+        write_atomically(temporary / MANIFEST, lambda path: path.write_text(manifest))
+        os.replace(temporary, target)
+    except OSError:
+        if not target.exists():  # made meanwhile by another run
+            raise
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _shard(number: int) -> str:
+    return f"vectors-{number:05d}.safetensors"

@@ -1,0 +1,120 @@
+"""Texts that belong together, or whose similarity has a score, as token ids and batches."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from fastenc.data.classification import encode_texts
+from fastenc.data.readers import number_of, numbered_rows, text_of
+from fastenc.packing import pack_sequences
+
+
+@dataclass(frozen=True)
+class TextPairs:
+    """Pairs of texts.
+
+    Fields:
+        texts: (text, partner) each, or (text, partner, hard negative).
+        scores: how similar the two are, from 0 (or -1) to 1; empty for texts and partners.
+        highest: the file's score that is 1 here.
+    """
+
+    texts: list[tuple[str, ...]]
+    scores: list[float]
+    highest: float = 1.0
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+
+class PairExample(NamedTuple):
+    """Token ids of each text, ready for the model; ``score`` is None without one."""
+
+    texts: tuple[list[int], ...]
+    score: float | None
+
+    @property
+    def input_ids(self) -> list[int]:
+        return list(chain.from_iterable(self.texts))
+
+
+def read_pairs(
+    path: str | Path,
+    columns: Sequence[str] = ("sentence1", "sentence2"),
+    similarity: str | None = None,
+    highest: float | None = None,
+) -> TextPairs:
+    """Pairs of texts from a table, as :func:`fastenc.data.read_labelled` reads it.
+
+    Args:
+        columns: of a text, its partner and, without scores, perhaps a hard negative.
+        similarity: column of the pairs' scores.
+        highest: the score of two texts that mean the same; None: the largest in the file.
+    Raises: ValueError with file and line number, for another number of columns, or a score above ``highest``.
+    """
+    if similarity is None:
+        return TextPairs(list(iterate_pairs(path, columns)), [])
+    _check_columns(columns, (2,))
+    texts, found = [], []
+    for where, row in numbered_rows(path, [*columns, similarity]):
+        texts.append(tuple(text_of(row, name, where) for name in columns))
+        found.append((where, number_of(row[similarity], where)))
+    top = max(value for _, value in found) if highest is None else highest
+    if not (top > 0 and math.isfinite(top)):
+        raise ValueError(f"{path}: the highest score must be positive, got {top}")
+    for where, value in found:
+        if abs(value) > top:
+            raise ValueError(
+                f"{where}: a score must be at most {top} in size, the highest in the training set or "
+                f"--highest-similarity, got {value}"
+            )
+    return TextPairs(texts, [value / top for _, value in found], top)
+
+
+def iterate_pairs(
+    path: str | Path, columns: Sequence[str] = ("sentence1", "sentence2")
+) -> Iterator[tuple[str, ...]]:
+    """The texts of :func:`read_pairs` without scores, a row at a time."""
+    _check_columns(columns, (2, 3))
+    for where, row in numbered_rows(path, columns):
+        yield tuple(text_of(row, name, where) for name in columns)
+
+
+def _check_columns(columns: Sequence[str], allowed: tuple[int, ...]) -> None:
+    if len(columns) not in allowed:
+        raise ValueError(
+            "--text must name the columns of a text, its partner and, without --similarity, perhaps a hard negative, "
+            f"got {list(columns)}: give two, or use fastenc embed for texts by themselves"
+        )
+
+
+def encode_pairs(data: TextPairs, tokenizer: Any, max_length: int) -> list[PairExample]:
+    """Token ids of each text; longer ones are cut."""
+    flat = encode_texts(list(chain.from_iterable(data.texts)), tokenizer, max_length)
+    ids = iter([example.input_ids for example in flat])
+    scores: Sequence[float | None] = data.scores or [None] * len(data)
+    return [
+        PairExample(tuple(next(ids) for _ in row), score)
+        for row, score in zip(data.texts, scores, strict=True)
+    ]
+
+
+def collate_pairs(examples: Sequence[PairExample]) -> dict[str, Any]:
+    """Pack examples: {"batch": PackedBatch of an example's texts after one another, "text_ids": int64 (examples, texts
+    an example), equal for texts with the same tokens, "labels": float32 (examples,) scores, or without them int64
+    (examples,), the place of each text's partner among the partners}."""
+    flat = list(chain.from_iterable(example.texts for example in examples))
+    known: dict[tuple[int, ...], int] = {}
+    ids = [known.setdefault(tuple(text), len(known)) for text in flat]
+    scores = [example.score for example in examples if example.score is not None]
+    labels = torch.tensor(scores, dtype=torch.float32) if scores else torch.arange(len(examples))
+    return {
+        "batch": pack_sequences(flat),
+        "text_ids": torch.tensor(ids).view(len(examples), -1),
+        "labels": labels,
+    }

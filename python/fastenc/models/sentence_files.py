@@ -1,0 +1,174 @@
+"""How a checkpoint makes one vector of a text, in sentence-transformers' files beside the weights.
+
+modules.json lists the steps: the encoder, a pooling (``1_Pooling/config.json``), and a scaling to length 1. The mean of
+the last four layers is its WeightedLayerPooling with equal weights, before a mean over tokens.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fastenc._extras import require
+from fastenc._files import write_atomically
+from fastenc.models.config import EncoderConfig
+from fastenc.nn.pooling import LAST_LAYERS, POOLINGS
+
+MODULES, TEXT, MAIN = (
+    "modules.json",
+    "sentence_bert_config.json",
+    "config_sentence_transformers.json",
+)
+# Poolings by the names of the library's first files, which all its versions read.
+FLAGS = {
+    "cls": "pooling_mode_cls_token",
+    "mean": "pooling_mode_mean_tokens",
+    "max": "pooling_mode_max_tokens",
+}
+LAYER_WEIGHTS = "layer_weights"
+
+
+@dataclass(frozen=True)
+class SentenceSettings:
+    """How a text becomes a vector.
+
+    Fields:
+        pooling: "cls", "mean", "max" or "last-four"; see :func:`fastenc.nn.pooling.pool_layers`.
+        normalize: whether vectors are scaled to Euclidean length 1.
+        max_length: tokens at which a text is cut, special ones included; None: the model's positions.
+    Raises: ValueError for another pooling.
+    """
+
+    pooling: str = "mean"
+    normalize: bool = True
+    max_length: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.pooling not in POOLINGS:
+            raise ValueError(f"pooling must be one of {POOLINGS}, got {self.pooling!r}")
+
+
+def read_settings(folder: Path, num_layers: int) -> SentenceSettings | None:
+    """What a folder declares, or None where it has no modules.json.
+
+    Raises: ValueError for steps that this library does not compute.
+    """
+    if not (folder / MODULES).exists():
+        return None
+    modules = [(each["type"].rsplit(".", 1)[-1], each["path"]) for each in _json(folder / MODULES)]
+    kinds = [kind for kind, _ in modules]
+    layers = kinds[1:2] == ["WeightedLayerPooling"]
+    after = kinds[2 if layers else 1 :]
+    if kinds[:1] != ["Transformer"] or after not in (["Pooling"], ["Pooling", "Normalize"]):
+        raise ValueError(
+            f"{folder / MODULES} must be Transformer, Pooling and perhaps Normalize, the steps that can be computed "
+            f"here, got {', '.join(kinds)}: use sentence-transformers"
+        )
+    where = {kind: folder / path for kind, path in modules}
+    values = _json(where["Pooling"] / "config.json")
+    pooling = _pooling(values)
+    if layers:
+        file = where["WeightedLayerPooling"]
+        equal = _equal_weights(file, num_layers)
+        pooling = "last-four" if pooling == "mean" and equal else None
+    prompt = _json(folder / MAIN).get("default_prompt_name") if (folder / MAIN).exists() else None
+    if pooling is None or prompt:
+        found = (
+            f"a prompt before each text ({prompt})" if prompt else f"{values} after {kinds[:-1]}"
+        )
+        raise ValueError(
+            f"{folder} must pool by one of {', '.join(POOLINGS)} and add no prompt, got {found}: use "
+            "sentence-transformers"
+        )
+    return SentenceSettings(pooling, "Normalize" in kinds, _max_length(folder))
+
+
+def write_settings(folder: Path, settings: SentenceSettings, config: EncoderConfig) -> None:
+    """Write the files beside a model's own."""
+    steps = ["Transformer", "Pooling"]
+    if settings.pooling == "last-four":
+        steps.insert(1, "WeightedLayerPooling")
+        _write_layers(folder / "1_WeightedLayerPooling", config)
+    if settings.normalize:
+        steps.append("Normalize")
+    paths = [f"{place}_{step}" if place else "" for place, step in enumerate(steps)]
+    flat = "mean" if settings.pooling == "last-four" else settings.pooling
+    flags = {name: flat == pooling for pooling, name in FLAGS.items()}
+    pooling = {"word_embedding_dimension": config.hidden_size, **flags}
+    for name, values in {
+        f"{paths[steps.index('Pooling')]}/config.json": pooling,
+        TEXT: {
+            "max_seq_length": settings.max_length or config.max_positions,
+            "do_lower_case": False,
+        },
+        MAIN: {"prompts": {}, "default_prompt_name": None, "similarity_fn_name": "cosine"},
+        # Last: a folder that has it has the others.
+        MODULES: [
+            {
+                "idx": place,
+                "name": str(place),
+                "path": path,
+                "type": f"sentence_transformers.models.{step}",
+            }
+            for place, (path, step) in enumerate(zip(paths, steps, strict=True))
+        ],
+    }.items():
+        _write_json(folder / name, values)
+
+
+def _pooling(values: dict[str, Any]) -> str | None:
+    """The pooling of a module's config.json, or None for one that there is not here."""
+    if "pooling_mode" in values:
+        found = values["pooling_mode"]
+        modes = [found] if isinstance(found, str) else list(found)
+    else:
+        # Modes that are not here keep their long names.
+        short = {flag: pooling for pooling, flag in FLAGS.items()}
+        modes = [short.get(k, k) for k, v in values.items() if k.startswith("pooling_mode_") and v]
+    return modes[0] if len(modes) == 1 and modes[0] in FLAGS else None
+
+
+def _max_length(folder: Path) -> int | None:
+    """Tokens of the longest text; the library's newer versions leave it to the tokenizer's file."""
+    for name, key in ((TEXT, "max_seq_length"), ("tokenizer_config.json", "model_max_length")):
+        found = _json(folder / name).get(key) if (folder / name).exists() else None
+        if found:
+            return int(found)
+    return None
+
+
+def _equal_weights(folder: Path, num_layers: int) -> bool:
+    """Whether a WeightedLayerPooling is the mean of the last four layers."""
+    load_file = require("safetensors.torch", extra="models").load_file
+    weights = load_file(folder / "model.safetensors")[LAYER_WEIGHTS]
+    start = _json(folder / "config.json")["layer_start"]
+    last = weights.shape == (LAST_LAYERS,) and start == num_layers + 1 - LAST_LAYERS
+    return last and bool((weights == weights[0]).all())
+
+
+def _write_layers(folder: Path, config: EncoderConfig) -> None:
+    save_file = require("safetensors.torch", extra="models").save_file
+    values = {
+        "word_embedding_dimension": config.hidden_size,
+        "layer_start": config.num_layers + 1 - LAST_LAYERS,  # the embeddings' output is number 0
+        "num_hidden_layers": config.num_layers,
+    }
+    _write_json(folder / "config.json", values)
+    weights = {LAYER_WEIGHTS: torch.ones(LAST_LAYERS)}
+    write_atomically(folder / "model.safetensors", lambda path: save_file(weights, path))
+
+
+def _json(path: Path) -> Any:
+    """Raises: ValueError for a missing or malformed file."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path} cannot be read ({error}): write the folder again") from error
+
+
+def _write_json(path: Path, values: Any) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(values, indent=2) + "\n"
+    write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))

@@ -1,0 +1,72 @@
+"""Losses over vectors of texts, by their cosine similarities."""
+
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fastenc.ops import _dispatch, masked_cross_entropy
+
+
+def ranking_loss(
+    vectors: Tensor, text_ids: Tensor, *, scale: float = 20.0, symmetric: bool = False
+) -> Tensor:
+    """Multiple-negatives ranking loss: each text must find its partner among those of the batch.
+
+        loss_i = -log( exp(s_i,i) / sum_j exp(s_i,j) ),   s_i,j = scale · cos(text_i, candidate_j)
+
+    The candidates are all partners, then all hard negatives. Left out of a text's sum is what is no negative of it:
+    candidates equal to the text or to its partner, and partners of an equal text.
+
+    Args:
+        vectors: (pairs, 2, hidden_size), texts and partners, or (pairs, 3, hidden_size) with hard negatives.
+        text_ids: int64 (pairs, 2 or 3), equal numbers for equal texts.
+        symmetric: also the other way, each partner finding its text among the texts; the loss is the mean of both.
+    Returns: float32 scalar, the mean over pairs.
+    Raises: ValueError for other shapes.
+    Source: Henderson et al. 2017, arXiv:1705.00652; hard negatives as in Gao et al. 2021, arXiv:2104.08821; both
+        directions as in Radford et al. 2021, arXiv:2103.00020.
+    """
+    if vectors.dim() != 3 or vectors.shape[1] not in (2, 3) or text_ids.shape != vectors.shape[:2]:
+        raise ValueError(
+            "ranking_loss needs vectors (pairs, 2 or 3, hidden_size) and text_ids of the first two sizes, got "
+            f"{tuple(vectors.shape)} and {tuple(text_ids.shape)}"
+        )
+    pairs = vectors.shape[0]
+    own = torch.arange(pairs, device=vectors.device)
+    texts, partners, *_ = text_ids.unbind(1)
+    candidates = text_ids[:, 1:].T.flatten()
+    left_out = (candidates == texts[:, None]) | (candidates == partners[:, None])
+    same = F.pad(texts == texts[:, None], (0, len(candidates) - pairs))
+    itself = own[:, None] == torch.arange(len(candidates), device=own.device)
+    # Half precision would round similarities by more than what tells near texts apart.
+    with _without_autocast(vectors.device.type):
+        unit = F.normalize(vectors.float(), dim=2)
+        scores = scale * unit[:, 0] @ unit[:, 1:].transpose(0, 1).flatten(0, 1).T
+    scores = scores.masked_fill((left_out | same) & ~itself, float("-inf"))
+    loss = masked_cross_entropy(scores, own)
+    if not symmetric:
+        return loss
+    return (loss + masked_cross_entropy(scores[:, :pairs].T, own)) / 2
+
+
+def cosent_loss(similarities: Tensor, scores: Tensor, *, scale: float = 20.0) -> Tensor:
+    """CoSENT: of any two pairs, the one with the higher score must be the more similar.
+
+        loss = log(1 + sum over (i, j) with score_i > score_j of exp(scale · (similarity_j - similarity_i)))
+
+    Args: similarities, scores: (pairs,).
+    Returns: float32 scalar; one number for the batch, no mean.
+    Source: Huang et al. 2024, doi:10.1109/TASLP.2024.3402087.
+    """
+    scaled = scale * similarities.float()
+    differences = scaled[None, :] - scaled[:, None]
+    counted = differences.masked_fill(scores[:, None] <= scores[None, :], float("-inf"))
+    return torch.cat([scaled.new_zeros(1), counted.flatten()]).logsumexp(0)
+
+
+def _without_autocast(device_type: str) -> AbstractContextManager:
+    if _dispatch.autocast_dtype(device_type) is None:
+        return nullcontext()
+    return torch.autocast(device_type, enabled=False)
