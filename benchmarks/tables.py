@@ -170,43 +170,49 @@ def mlm_step(data: dict) -> str:
     )
 
 
-def train_tasks(data: dict) -> str:
-    sets: dict[str, dict[str, list[dict]]] = {}
-    for case, rows in data["cases"].items():
-        providers = sets.setdefault(case.rpartition(", seed ")[0], {})
-        for name, row in rows.items():
-            providers.setdefault(name, []).append(row)
-    lines = [
-        "| | score | time | CPU time | speed-up | peak memory | seeds |",
-        "|---|---:|---:|---:|---:|---:|---:|",
-    ]
-    for case, providers in sets.items():
-        mean = lambda rows, key: statistics.mean(row[key] for row in rows)
-        computed = {name: mean(rows, "cpu_seconds") for name, rows in providers.items()}
-        base = computed.get("transformers Trainer")
-        for name, rows in providers.items():
-            scores = [100 * row.get("test", row["dev"]) for row in rows]
-            spread = f" ± {statistics.stdev(scores):.1f}" if len(scores) > 1 else ""
-            part = "test" if "test" in rows[0] else "dev"
-            faster = f"{base / computed[name]:.2f}×" if base else ""
-            cells = (
-                f"{case}: {name}",
-                f"{rows[0]['metric']} ({part}) {statistics.mean(scores):.1f}{spread}",
-                f"{mean(rows, 'seconds'):,.0f} s",
-                f"{computed[name]:,.0f} s",
-                faster,
-                f"{max(row['peak_memory'] for row in rows):,.0f} MiB",
-                str(len(rows)),
-            )
-            lines.append(f"| {' | '.join(cells)} |")
-    return section(
-        "Fine-tuning: MiniLM, the defaults",
-        "FASTENC_DATA=... python -m benchmarks.train_tasks",
-        "The same batches in the same order. Scores × 100: mean and standard deviation over seeds. Time is training "
-        "with its evaluations, CPU time what the process computed of it, whose ratio is the speed-up; memory is the "
-        "whole process's. " + machine_line(data["machine"]),
-        "\n".join(lines),
-    )
+def training(title: str, name: str, about: str, baseline: str):
+    """Scores, times and memory of training runs whose cases are "<what>, seed <n>": a row for each provider, over the
+    seeds."""
+
+    def table(data: dict) -> str:
+        sets: dict[str, dict[str, list[dict]]] = {}
+        for case, rows in data["cases"].items():
+            providers = sets.setdefault(case.rpartition(", seed ")[0], {})
+            for provider, row in rows.items():
+                providers.setdefault(provider, []).append(row)
+        counted = any("trained" in row for rows in data["cases"].values() for row in rows.values())
+        names = ["", *(["trained parameters"] if counted else []), "score", "time", "CPU time"]
+        names += ["speed-up", "peak memory", "seeds"]
+        lines = [f"| {' | '.join(names)} |", "|---|" + "---:|" * (len(names) - 1)]
+        for case, providers in sets.items():
+            mean = lambda rows, key: statistics.mean(row[key] for row in rows)
+            computed = {provider: mean(rows, "cpu_seconds") for provider, rows in providers.items()}
+            base = computed.get(baseline)
+            for provider, rows in providers.items():
+                scores = [100 * row.get("test", row["dev"]) for row in rows]
+                spread = f" ± {statistics.stdev(scores):.1f}" if len(scores) > 1 else ""
+                part = "test" if "test" in rows[0] else "dev"
+                cells = [
+                    f"{case}: {provider}",
+                    *([f"{rows[0]['trained']:,}"] if counted else []),
+                    f"{rows[0]['metric']} ({part}) {statistics.mean(scores):.1f}{spread}",
+                    f"{mean(rows, 'seconds'):,.0f} s",
+                    f"{computed[provider]:,.0f} s",
+                    f"{base / computed[provider]:.2f}×" if base else "",
+                    f"{max(row['peak_memory'] for row in rows):,.0f} MiB",
+                    str(len(rows)),
+                ]
+                lines.append(f"| {' | '.join(cells)} |")
+        return section(
+            title,
+            f"FASTENC_DATA=... python -m benchmarks.{name}",
+            f"{about} Scores × 100: mean and standard deviation over seeds. Time is training with its evaluations, CPU "
+            "time what the process computed of it, whose ratio is the speed-up; memory is the whole process's. "
+            + machine_line(data["machine"]),
+            "\n".join(lines),
+        )
+
+    return table
 
 
 def pretraining(objective: str, title: str):
@@ -262,7 +268,18 @@ SECTIONS = {
     "crf": ops("Linear-chain CRF, batch 32, lengths to 128", "crf"),
     "host_costs": ops("The host's time a call", "host_costs"),
     "mlm_step": mlm_step,
-    "train_tasks": train_tasks,
+    "train_tasks": training(
+        "Fine-tuning: MiniLM, the defaults",
+        "train_tasks",
+        "The same batches in the same order.",
+        "transformers Trainer",
+    ),
+    "train_adapted": training(
+        "Ways to adapt MiniLM, the defaults",
+        "train_adapted",
+        "Time includes what is cached.",
+        "full",
+    ),
     "train_mlm": pretraining("mlm", "Pretraining"),
     "train_electra": pretraining("electra", "Replaced-token detection"),
 }

@@ -90,6 +90,14 @@ SETS = {
         ("sst2/train.tsv.gz",),
         ("sst2/dev.tsv.gz",),
     ),
+    "sst2-5000": TaskSet(
+        "SST-2, 5,000 phrases",
+        "accuracy",
+        SequenceClassification(),
+        ("sst2/train.tsv.gz",),
+        ("sst2/dev.tsv.gz",),
+        most=5000,
+    ),
     "cola": TaskSet(
         "CoLA",
         "mcc",

@@ -150,12 +150,6 @@ def pretrain(
     _run(trainer, resume)
 
 
-# Added weights start far from useful: LoRA's authors take about ten times fine-tuning's rate (Hu et al. 2021, appendix
-# D), and the few numbers of a prefix or a prompt have further to go.
-RATE_FACTORS = {None: 1.0, "lora": 10.0, "adapters": 10.0, "prefix": 100.0, "prompt": 100.0}
-RATE_FACTORS["features"] = 10.0
-
-
 class Ways(NamedTuple):
     """What of the model ``finetune`` trains."""
 
@@ -220,7 +214,7 @@ def finetune(
     torch.manual_seed(config.seed)
     model = task.load(model_name, train)
     if not rate_given:
-        rate = fine_tuning_rate(model.config.hidden_size) * RATE_FACTORS[ways.adapt]
+        rate = fine_tuning_rate(model.config.hidden_size, ways.adapt)
         config = replace(config, learning_rate=rate)
     if ways.freeze_layers is not None:
         freeze_encoder(model, ways.freeze_layers)
