@@ -209,6 +209,33 @@ def train_tasks(data: dict) -> str:
     )
 
 
+def tokenizer_languages(data: dict) -> str:
+    cases = dict(data["cases"])
+    sizes = cases.pop("characters")["train"]
+    smallest = sorted(sizes, key=sizes.get)[:5]
+    alphas = list(next(iter(cases.values())))
+    lines = [
+        "| tokens per word | " + " | ".join(f"{n}, {sizes[n]:,}" for n in smallest) + " | all |",
+        "|---|" + "---:|" * (len(smallest) + 1),
+    ]
+    for kind, rows in cases.items():
+        for alpha in alphas:
+            own = rows[alpha]
+            counted = [row for row in own.values() if row["words"] is not None]
+            everything = sum(r["tokens"] for r in counted) / sum(r["words"] for r in counted)
+            cells = [f"{own[name]['tokens_per_word']:.2f}" for name in smallest]
+            lines.append(f"| {kind}, {alpha} | {' | '.join(cells)} | {everything:.2f} |")
+    return section(
+        "One vocabulary for 32 languages: 16,000 tokens, cased",
+        "FASTENC_DATA=... python -m benchmarks.tokenizer_languages",
+        "Held-out text of the five smallest languages, with the characters of their training text; words by Unicode's "
+        "default boundaries; all: the languages with spaces between words, together. "
+        "![Every language](benchmarks/results/cpu-2-cores/tokenizer_languages_unigram.png)\n\n"
+        + machine_line(data["machine"]),
+        "\n".join(lines),
+    )
+
+
 def pretraining(objective: str, title: str):
     return lambda data: _pretraining(data, objective, title)
 
@@ -262,6 +289,7 @@ SECTIONS = {
     "crf": ops("Linear-chain CRF, batch 32, lengths to 128", "crf"),
     "host_costs": ops("The host's time a call", "host_costs"),
     "mlm_step": mlm_step,
+    "tokenizer_languages": tokenizer_languages,
     "train_tasks": train_tasks,
     "train_mlm": pretraining("mlm", "Pretraining"),
     "train_electra": pretraining("electra", "Replaced-token detection"),

@@ -299,7 +299,7 @@ def test_bad_input_is_named(own_store, tmp_path):
         write_store(tmp_path / "v", texts, tokenizer, processes=0)
     with pytest.raises(ValueError, match="must be an empty folder or a store"):
         write_store(tmp_path, texts, tokenizer, resume=True)
-    with pytest.raises(ValueError, match="must be a token store, but is none"):
+    with pytest.raises(ValueError, match="is no token store: make one"):
         TokenStore(tmp_path / "nothing")
     with pytest.raises(ValueError, match="packing must be one of full-sentences"):
         own_store.pack("sentences", 32)

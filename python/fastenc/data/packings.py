@@ -10,7 +10,7 @@ from fastenc.data.sentences import SentenceTokens
 from fastenc.data.tokenizers import SpecialTokens
 
 
-class Packing(NamedTuple):
+class Plan(NamedTuple):
     """Places first, examples when they are asked for: places are a few numbers, whatever the text's size.
 
     Fields:
@@ -24,8 +24,8 @@ class Packing(NamedTuple):
     special: int
 
 
-PACKINGS = {
-    "full-sentences": Packing(full_sentence_places, block, 2),
-    "doc-sentences": Packing(doc_sentence_places, block, 2),
-    "segment-pairs": Packing(segment_pair_places, segment_pair, 3),
+PLANS = {
+    "full-sentences": Plan(full_sentence_places, block, 2),
+    "doc-sentences": Plan(doc_sentence_places, block, 2),
+    "segment-pairs": Plan(segment_pair_places, segment_pair, 3),
 }

@@ -19,13 +19,14 @@ from random import Random
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from fastenc._extras import require
 from fastenc._files import write_folder
 from fastenc.data.batching import Group
 from fastenc.data.blocks import check_block_size
 from fastenc.data.languages import smoothed_shares
-from fastenc.data.packings import PACKINGS
+from fastenc.data.packings import PLANS
 from fastenc.data.progress import progress_bar
 from fastenc.data.segments import NO_PAIR
 from fastenc.data.sentences import SentenceTokens
@@ -48,10 +49,12 @@ class TokenStore:
 
     def __init__(self, folder: str | Path):
         self.folder = Path(folder)
-        if not is_store(self.folder):
-            begun = (self.folder / SETTINGS).is_file()
-            how = "is not finished: run fastenc prepare again with --resume" if begun else "is none"
-            raise ValueError(f"{folder} must be a token store, but {how}")
+        if not is_store(folder):
+            raise ValueError(f"{folder} is no token store: make one with fastenc prepare")
+        if not (self.folder / MANIFEST).is_file():
+            raise ValueError(
+                f"{folder} is a token store that is not finished: run fastenc prepare again with --resume"
+            )
         self.manifest = _read_json(self.folder / MANIFEST)
         if self.manifest["format"] != FORMAT:
             raise ValueError(
@@ -108,6 +111,16 @@ class TokenStore:
             if (found := file_checksum(path)) != expected:
                 raise _damaged(path, f"checksum {expected[:12]}", found[:12])
 
+    def count_tokens(self) -> Tensor:
+        """Occurrences of each token: int64 (vocabulary,)."""
+        counts = torch.zeros(self.manifest["vocab_size"], dtype=torch.int64)
+        for number in range(len(self.shards)):
+            tokens: Any = self.shard(number).tokens
+            for start in range(0, len(tokens), 2**20):
+                ids = torch.from_numpy(tokens[start : start + 2**20].astype("int64"))
+                counts += torch.bincount(ids, minlength=len(counts))
+        return counts
+
     def pack(
         self, packing: str, block_size: int, seed: int = 0, *, show_progress: bool | None = None
     ) -> Path:
@@ -117,8 +130,8 @@ class TokenStore:
         language's examples (one in twenty, at most about 2,000 in all) are held out.
         Raises: ValueError for an unknown packing, a block_size below 8, a damaged shard, or no example.
         """
-        if packing not in PACKINGS:
-            raise ValueError(f"packing must be one of {', '.join(PACKINGS)}, got {packing!r}")
+        if packing not in PLANS:
+            raise ValueError(f"packing must be one of {', '.join(PLANS)}, got {packing!r}")
         check_block_size(block_size)
         folder = self.folder / "packed" / f"{packing}-{block_size}-{seed}"
         if not folder.is_dir():
@@ -173,12 +186,12 @@ class StoredExamples(Sequence):
 
     Fields:
         lengths: int32 (examples,), tokens of each; memory-mapped.
-        documents: int32 (examples,), number of the document that each begins in, ascending; memory-mapped.
+        documents: numpy int32 (examples,), number of the document that each begins in, ascending; memory-mapped.
         languages: {language: how many examples}; they stand in this order.
     """
 
     def __init__(self, store: TokenStore, packing: str, path: Path, counts: dict[str, int]):
-        self.store, self.packing = store, PACKINGS[packing]
+        self.store, self.plan = store, PLANS[packing]
         self.languages = {language: count for language, count in counts.items() if count}
         shape = (sum(counts.values()), len(COLUMNS))
         if path.stat().st_size != 4 * shape[0] * shape[1]:
@@ -188,7 +201,7 @@ class StoredExamples(Sequence):
             size = self._rows.numel()
             flat = torch.from_file(str(path), shared=False, size=size, dtype=torch.int32)
             self._rows = flat.view(shape)
-        self.lengths, self.documents = self._rows[:, 5], self._rows[:, 4]
+        self.lengths, self.documents = self._rows[:, 5], self._rows[:, 4].numpy()
         self.special = special_tokens(store.tokenizer())
 
     def __len__(self) -> int:
@@ -199,7 +212,7 @@ class StoredExamples(Sequence):
             raise IndexError(f"example {place} of {len(self)}")
         shard, start, split, stop, document, _ = self._rows[place].tolist()
         tokens = self.store.shard(shard).tokens
-        return self.packing.example(tokens, (start, split, stop, document), self.special)
+        return self.plan.example(tokens, (start, split, stop, document), self.special)
 
     def groups(self, alpha: float) -> list[Group]:
         """The languages, with shares smoothed by ``alpha``."""
@@ -210,7 +223,8 @@ class StoredExamples(Sequence):
 
 
 def is_store(folder: str | Path) -> bool:
-    return (Path(folder) / MANIFEST).is_file()
+    """Whether the folder is a store, finished or not."""
+    return (Path(folder) / SETTINGS).is_file()
 
 
 def fingerprint(tokenizer: Any) -> str:
@@ -233,10 +247,10 @@ def _rows(
     text: SentenceTokens, packing: str, block_size: int, draw: Random, number: int, documents: int
 ) -> Iterator[array]:
     """The index's rows of a shard, a few thousand at a time."""
-    kind = PACKINGS[packing]
+    plan = PLANS[packing]
     rows = array("i")
-    for start, split, stop, document in kind.places(text, block_size, draw):
-        length = stop - start + kind.special
+    for start, split, stop, document in plan.places(text, block_size, draw):
+        length = stop - start + plan.special
         rows.extend((number, start, split, stop, documents + document, length))
         if len(rows) >= 2**16:
             yield rows
