@@ -7,10 +7,12 @@ texts are) and alpha = 0.3; the counts are of each language's held-out lines. A 
 languages compete for it.
 """
 
+import json
 import os
+from dataclasses import fields
 from pathlib import Path
 
-from benchmarks._harness import RESULTS, folder_of_device, write
+from benchmarks._harness import write
 from fastenc.data import measure_fertility, read_texts, sample_lines, train_tokenizer
 from fastenc.data.fertility import Fertility, plot_fertility
 
@@ -40,11 +42,23 @@ def main() -> None:
             name: {language: counts.as_json() for language, counts in own.items()}
             for name, own in results.items()
         }
-        path = RESULTS / folder_of_device() / f"tokenizer_languages_{kind}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        plot_fertility(results, path)
     cases["characters"] = {"train": {name: size[name] for name in languages}}
-    write("tokenizer_languages", cases)
+    draw(write("tokenizer_languages", cases))
+
+
+def draw(path: Path) -> None:
+    """A picture for each kind of tokenizer, of the results' JSON alone."""
+    names = [field.name for field in fields(Fertility)]
+    for kind, rows in json.loads(path.read_text())["cases"].items():
+        if kind in KINDS:
+            results = {
+                name: {
+                    language: Fertility(**{field: counts[field] for field in names})
+                    for language, counts in own.items()
+                }
+                for name, own in rows.items()
+            }
+            plot_fertility(results, path.with_name(f"{path.stem}_{kind}.png"))
 
 
 if __name__ == "__main__":
