@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 from fastenc.data import TokenStore, save_tokenizer
 from fastenc.objectives import OBJECTIVES

@@ -7,6 +7,7 @@ import typer
 
 from fastenc.cli import commands, corpus, info, measure
 from fastenc.cli.options import with_task_options
+from fastenc.data.cleaning import STEPS
 from fastenc.data.languages import ALPHA
 from fastenc.data.store_writer import SHARD_CHARACTERS
 from fastenc.tasks import TASKS
@@ -232,6 +233,38 @@ def tokens(
     Example: `fastenc tokens tokenizer other --language en=en.txt --language th=th.txt`
     """
     corpus.tokens(tokenizers, language, column, output)
+
+
+@app.command()
+def clean(
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="Folder for the texts (.jsonl) and report.json.")
+    ],
+    texts: Texts = None,
+    language: Languages = None,
+    column: Column = None,
+    steps: Annotated[
+        str, typer.Option(help="Which of exact, c4, gopher and near, with commas between.")
+    ] = ",".join(STEPS),
+    threshold: Annotated[
+        float, typer.Option(help="Similarity from which documents are near duplicates.")
+    ] = 0.8,
+    english: Annotated[
+        bool, typer.Option("--english", help="Also ask for two of Gopher's English stop words.")
+    ] = False,
+    bad_words: Annotated[
+        Path | None, typer.Option(help="File of words, one a line, that drop a document.")
+    ] = None,
+) -> None:
+    """Drop duplicates and text that is none, by the rules of C4 and Gopher, and report what and why.
+
+    Examples:
+
+    - `fastenc clean crawl.jsonl.gz -o clean --english`
+
+    - `fastenc clean --language en=en/ --language mt=mt/ --steps exact,near -o clean`
+    """
+    corpus.clean(texts, language, column, output, steps.split(","), threshold, english, bad_words)
 
 
 @app.command()

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 from fastenc._extras import require
@@ -17,8 +18,10 @@ from fastenc.data import (
     train_tokenizer,
     write_store,
 )
+from fastenc.data.cleaning import Cleaner
 from fastenc.data.fertility import Fertility, plot_fertility
 from fastenc.data.languages import text_files
+from fastenc.data.readers import numbered_lines
 
 Arguments = list[str] | None
 
@@ -110,6 +113,37 @@ def prepare(
     print(
         f"{store.tokens:,} tokens in {len(store.shards)} shards in {output}; {empty} documents were empty"
     )
+
+
+def clean(
+    texts: Arguments,
+    languages: Arguments,
+    column: str | None,
+    output: Path,
+    steps: list[str],
+    threshold: float,
+    english: bool,
+    bad_words: Path | None,
+) -> None:
+    files = _files(texts, languages)
+    listed = set() if bad_words is None else {line for _, line in numbered_lines(bad_words) if line}
+    cleaner = Cleaner(steps, threshold=threshold, english=english, bad_words=listed)
+    output.mkdir(parents=True, exist_ok=True)
+
+    def write(paths: list[str], path: Path) -> None:
+        with open(path, "w", encoding="utf-8") as file:
+            for text in cleaner.clean(_stream(paths, column)):
+                file.write(json.dumps({"text": text}, ensure_ascii=False) + "\n")
+
+    for language, paths in files.items():
+        target = output / f"{language or 'text'}.jsonl"
+        write_atomically(target, partial(write, paths))
+    report = cleaner.report()
+    text = json.dumps(report, indent=1, ensure_ascii=False) + "\n"
+    write_atomically(output / "report.json", lambda path: path.write_text(text, encoding="utf-8"))
+    for why, number in report["dropped"].items():
+        print(f"{number:>9,}  {why}   e.g. {report['examples'][why][0][:60]!r}")
+    print(f"{report['documents']['kept']:,} of {report['documents']['read']:,} documents kept")
 
 
 def _files(texts: Arguments, languages: Arguments) -> dict[str, list[str]]:
