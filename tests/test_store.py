@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tokenizers
 
 from fastenc.data import (
     SegmentPair,
@@ -157,6 +158,22 @@ def test_a_killed_writer_loses_no_finished_shard(store, tmp_path, module, name, 
     assert files(folder) == expected
 
 
+def test_text_that_cannot_be_read_loses_no_finished_shard(store, tmp_path):
+    def texts():
+        yield from documents(200)[:120]
+        raise ValueError("x.txt, line 9: not UTF-8")
+
+    with pytest.raises(ValueError, match="line 9: not UTF-8"):
+        write_store(tmp_path / "s", {"": texts()}, word_tokenizer(), shard_characters=4000)
+    kept = {path: path.stat().st_mtime_ns for path in (tmp_path / "s").glob("shard-*/*")}
+    assert len(kept) > 4
+    whole = {"": documents(200)}
+    write_store(tmp_path / "s", whole, word_tokenizer(), shard_characters=4000, resume=True)
+    assert {path: path.stat().st_mtime_ns for path in kept} == kept
+    expected = {n: b for n, b in files(store.folder).items() if not n.startswith("packed")}
+    assert files(tmp_path / "s") == expected
+
+
 def test_the_workers_of_a_killed_writer_end(tmp_path):
     code = (
         "import multiprocessing, os, signal, sys\n"
@@ -295,6 +312,13 @@ def test_bad_input_is_named(own_store, tmp_path):
         write_store(folder, fewer, tokenizer, shard_characters=2000, resume=True)
     with pytest.raises(ValueError, match="every document is empty"):
         write_store(tmp_path / "u", {"": ["", " "]}, tokenizer)
+    bare = tokenizers.Tokenizer(tokenizers.models.WordPiece({"[UNK]": 0}, unk_token="[UNK]"))
+    bare.add_special_tokens(["[PAD]", "[CLS]", "[SEP]", "[MASK]"])
+    with pytest.raises(ValueError, match="tokens beside its special ones, got a vocabulary of 5"):
+        write_store(tmp_path / "w", texts, bare)
+    with pytest.raises(ValueError, match="the tokenizer has no token"):
+        plain = tokenizers.Tokenizer(tokenizers.models.WordPiece({"a": 0}, unk_token="a"))
+        write_store(tmp_path / "w", texts, plain)
     with pytest.raises(ValueError, match="processes must be at least 1, got 0"):
         write_store(tmp_path / "v", texts, tokenizer, processes=0)
     with pytest.raises(ValueError, match="must be an empty folder or a store"):

@@ -67,7 +67,7 @@ class Cleaner:
             "gopher": GopherRules(english),
             "near": NearDuplicates(threshold) if "near" in steps else None,
         }
-        self.rules = [rules[name] for name in STEPS if name in steps]
+        self.rules: list[Any] = [rules[name] for name in STEPS if name in steps]
         self.documents: Counter[str] = Counter(read=0, kept=0)
         self.dropped: Counter[str] = Counter()
         self.examples: dict[str, list[str]] = {}

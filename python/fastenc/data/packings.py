@@ -17,15 +17,17 @@ class Plan(NamedTuple):
         places: (text, block size, random numbers) → (start, split, stop, document) of each example.
         example: (tokens, place, special tokens) → the example.
         special: how many special tokens an example has beside the text's.
+        draws: whether the places depend on the random numbers.
     """
 
     places: Callable[[SentenceTokens, int, Random], Iterator[tuple[int, int, int, int]]]
     example: Callable[[Sequence[int], tuple[int, int, int, int], SpecialTokens], Any]
     special: int
+    draws: bool
 
 
 PLANS = {
-    "full-sentences": Plan(full_sentence_places, block, 2),
-    "doc-sentences": Plan(doc_sentence_places, block, 2),
-    "segment-pairs": Plan(segment_pair_places, segment_pair, 3),
+    "full-sentences": Plan(full_sentence_places, block, 2, False),
+    "doc-sentences": Plan(doc_sentence_places, block, 2, False),
+    "segment-pairs": Plan(segment_pair_places, segment_pair, 3, True),
 }

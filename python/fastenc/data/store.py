@@ -6,7 +6,7 @@ store/shard-00000/tokens.npy           uint16 or uint32, see SentenceTokens
 store/shard-00000/sentences.npy        int64, sentence_ends
 store/shard-00000/documents.npy        int64, document_ends
 store/shard-00000/shard.json           counts, language, checksums
-store/packed/<packing>-<size>-<seed>/  places of examples, made when a run first asks for them
+store/packed/<packing>-<size>[-<seed>]/  places of examples, made when a run first asks for them
 """
 
 import hashlib
@@ -133,7 +133,8 @@ class TokenStore:
         if packing not in PLANS:
             raise ValueError(f"packing must be one of {', '.join(PLANS)}, got {packing!r}")
         check_block_size(block_size)
-        folder = self.folder / "packed" / f"{packing}-{block_size}-{seed}"
+        key = (packing, block_size, seed) if PLANS[packing].draws else (packing, block_size)
+        folder = self.folder / "packed" / "-".join(map(str, key))
         if not folder.is_dir():
             numbers = progress_bar(range(len(self.shards)), "packing", "shard", show_progress)
             write_folder(

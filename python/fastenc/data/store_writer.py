@@ -75,7 +75,11 @@ def write_store(
     for name, value in (("processes", processes), ("shard_characters", shard_characters)):
         if value < 1:
             raise ValueError(f"{name} must be at least 1, got {value}")
-    special_tokens(tokenizer)
+    if tokenizer.get_vocab_size() <= len(special_tokens(tokenizer).all):
+        raise ValueError(
+            "the tokenizer must have tokens beside its special ones, got a vocabulary of "
+            f"{tokenizer.get_vocab_size()}: train or load a larger one"
+        )
     settings = {
         "format": FORMAT,
         "tokenizer": fingerprint(tokenizer),
