@@ -136,7 +136,7 @@ class EpochAfterEpoch:
         self.sampler, self.epoch = sampler, -1
 
     def __len__(self) -> int:
-        return len(self.sampler)
+        return self.sampler.count(0)
 
     def __iter__(self):
         self.epoch += 1

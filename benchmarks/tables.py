@@ -215,6 +215,39 @@ def training(title: str, name: str, about: str, baseline: str):
     return table
 
 
+def tokenizer_languages(data: dict) -> str:
+    cases = dict(data["cases"])
+    sizes = cases.pop("characters")["train"]
+    smallest = sorted(sizes, key=sizes.get)[:5]
+    alphas = list(next(iter(cases.values())))
+
+    def per_word(row: dict) -> str:
+        unknown = f" ({row['unknown_share']:.0%} unknown)" if row["unknown_share"] > 0.005 else ""
+        return f"{row['tokens_per_word']:.2f}{unknown}"
+
+    lines = [
+        "| tokens per word | " + " | ".join(f"{n}, {sizes[n]:,}" for n in smallest) + " | all |",
+        "|---|" + "---:|" * (len(smallest) + 1),
+    ]
+    for kind, rows in cases.items():
+        for alpha in alphas:
+            own = rows[alpha]
+            counted = [row for row in own.values() if row["words"] is not None]
+            everything = sum(r["tokens"] for r in counted) / sum(r["words"] for r in counted)
+            cells = [per_word(own[name]) for name in smallest]
+            lines.append(f"| {kind}, {alpha} | {' | '.join(cells)} | {everything:.2f} |")
+    return section(
+        "One vocabulary for 32 languages: 16,000 tokens, cased",
+        "FASTENC_DATA=... python -m benchmarks.tokenizer_languages",
+        "Held-out text of the five smallest languages, with the characters of their training text; words by Unicode's "
+        "default boundaries; all: the languages with spaces between words, together; unknown: the share of the unknown "
+        "token, which makes a whole word one token in WordPiece. "
+        "![Every language](benchmarks/results/cpu-2-cores/tokenizer_languages_unigram.png)\n\n"
+        + machine_line(data["machine"]),
+        "\n".join(lines),
+    )
+
+
 def pretraining(objective: str, title: str):
     return lambda data: _pretraining(data, objective, title)
 
@@ -268,6 +301,7 @@ SECTIONS = {
     "crf": ops("Linear-chain CRF, batch 32, lengths to 128", "crf"),
     "host_costs": ops("The host's time a call", "host_costs"),
     "mlm_step": mlm_step,
+    "tokenizer_languages": tokenizer_languages,
     "train_tasks": training(
         "Fine-tuning: MiniLM, the defaults",
         "train_tasks",

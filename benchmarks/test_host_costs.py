@@ -68,4 +68,4 @@ def test_batch_to_device(benchmark):
 def test_batches_of_an_epoch_of_10000(benchmark):
     sizes = lengths("SST-2", 140_000)[:10_000]
     sampler = BatchSampler(sizes, 32, shuffle=True)
-    benchmark(sampler._batches, 0)
+    benchmark(lambda: list(sampler.epoch(0)))

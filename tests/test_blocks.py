@@ -8,7 +8,7 @@ from fastenc.data import (
     special_tokens,
     train_tokenizer,
 )
-from fastenc.data.blocks import split_sentences
+from fastenc.data.sentences import split_sentences
 from fastenc.demo.checkpoint import minilm_folder
 
 TEXT = (

@@ -18,7 +18,7 @@ LOOP, CHECKPOINT = "fastenc.train.loop:Trainer", "fastenc.train.checkpoint"
 DEATHS = [(LOOP, "_optimiser_step", step) for step in (1, 4, 13)] + [
     (CHECKPOINT, "_flat_optimizer", 1),  # half of the first checkpoint is written
     (CHECKPOINT, "_flat_optimizer", 4),
-    (CHECKPOINT, "_flush", 20),  # a checkpoint is written, but has not been renamed
+    (CHECKPOINT, "flush", 20),  # a checkpoint is written, but has not been renamed
     (CHECKPOINT, "remove_old", 9),  # the checkpoint stands, nothing has taken note of it
     (CHECKPOINT, "remove_unfinished", 6),  # an old checkpoint is about to be deleted
     (LOOP, "_finish", 1),

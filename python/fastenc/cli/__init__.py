@@ -1,4 +1,4 @@
-"""The command line: ``fastenc pretrain | finetune | predict | embed | profile | bench | info``."""
+"""The command line: ``fastenc COMMAND``; ``fastenc --help`` lists the commands."""
 
 import sys
 

@@ -5,8 +5,11 @@ from typing import Annotated
 
 import typer
 
-from fastenc.cli import commands, info, measure
+from fastenc.cli import commands, corpus, info, measure
 from fastenc.cli.options import with_task_options
+from fastenc.data.cleaning import STEPS
+from fastenc.data.languages import ALPHA
+from fastenc.data.store_writer import SHARD_CHARACTERS
 from fastenc.tasks import TASKS
 
 app = typer.Typer(
@@ -44,11 +47,17 @@ Resume = Annotated[
 @app.command()
 def pretrain(
     train: Annotated[
-        list[str], typer.Argument(help="Texts: .txt, .tsv, .csv, .jsonl (.gz), or a data set.")
+        list[str],
+        typer.Argument(
+            help="Texts: .txt, .tsv, .csv, .jsonl (.gz), or a data set; or a store of `fastenc prepare`."
+        ),
     ],
     output: Output,
     dev: Annotated[
-        str | None, typer.Option(help="Held-out texts; default: one in twenty documents.")
+        str | None,
+        typer.Option(
+            help="Held-out texts; default: one in twenty documents, or of a store's examples."
+        ),
     ] = None,
     column: Annotated[
         str | None, typer.Option(help="Column of the text in a table. Default: text.")
@@ -88,9 +97,16 @@ def pretrain(
     static: Annotated[
         bool, typer.Option("--static", help="The same mask for a sequence in every epoch.")
     ] = False,
+    alpha: Annotated[
+        float, typer.Option(help="Smoothing of a store's languages: 1 samples them by size.")
+    ] = ALPHA,
     epochs: Epochs = 3,
     max_steps: MaxSteps = None,
     batch_size: BatchSize = 16,
+    batch_tokens: Annotated[
+        int | None,
+        typer.Option(help="Tokens a batch and process, at most; counts instead of --batch-size."),
+    ] = None,
     accumulation: Accumulation = 1,
     learning_rate: LearningRate = 5e-4,
     warmup: Warmup = 0.06,
@@ -123,6 +139,8 @@ def pretrain(
 
     - `fastenc pretrain more.txt --from runs/small -o runs/adapted --lr 1e-4 --whole-word`
 
+    - `fastenc pretrain store/ --batch-tokens 16384 -o runs/large`
+
     - `accelerate launch -m fastenc.cli pretrain wiki.txt.gz -o runs/small` (a process for each GPU)
     """
     settings = _settings(locals())
@@ -133,11 +151,146 @@ def pretrain(
         start,
         commands.NewModel(tokenizer, vocab_size, layers, hidden, heads),
         commands.Examples(
-            objective, teacher, packing, block_size, probability, replacement, whole_word, static
+            objective,
+            teacher,
+            packing,
+            block_size,
+            probability,
+            replacement,
+            whole_word,
+            static,
+            alpha,
         ),
         settings,
         resume,
     )
+
+
+Column = Annotated[str | None, typer.Option(help="Column of the text in a table. Default: text.")]
+Languages = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--language", help="name=file or name=folder, once or more for each of several languages."
+    ),
+]
+Texts = Annotated[
+    list[str] | None,
+    typer.Argument(help="Texts: .txt, .tsv, .csv, .jsonl (.gz), folders of them, or a data set."),
+]
+
+
+@app.command()
+def tokenizer(
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the tokenizer.")],
+    texts: Texts = None,
+    language: Languages = None,
+    column: Column = None,
+    kind: Annotated[str, typer.Option(help="wordpiece, bpe or unigram.")] = "wordpiece",
+    vocab_size: Annotated[int, typer.Option(help="Tokens of the vocabulary.")] = 16000,
+    lowercase: Annotated[
+        bool | None,
+        typer.Option(
+            "--lowercase/--cased", help="Default: lower case for wordpiece of one language."
+        ),
+    ] = None,
+    alpha: Annotated[
+        float, typer.Option(help="Smoothing of the languages' shares: 1 keeps their sizes.")
+    ] = ALPHA,
+    seed: Annotated[int, typer.Option(help="Seed of the languages' lines.")] = 0,
+) -> None:
+    """Train a tokenizer on texts, or on several languages of unequal size.
+
+    With --language the lines of each are drawn with probability p^alpha / sum p^alpha, p being its share of all
+    characters, so that small languages get more of the vocabulary.
+
+    Examples:
+
+    - `fastenc tokenizer wiki.txt.gz -o tokenizer`
+
+    - `fastenc tokenizer --language en=en.txt.gz --language mt=maltese/ --kind unigram -o tokenizer`
+    """
+    corpus.tokenizer(
+        texts, language, column, output, kind, vocab_size, lowercase, alpha=alpha, seed=seed
+    )
+
+
+@app.command()
+def tokens(
+    tokenizers: Annotated[
+        list[str], typer.Argument(help="Folders with a tokenizer.json, of tokenizers or models.")
+    ],
+    language: Languages = None,
+    column: Column = None,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="Folder for tokens.json and tokens.png.")
+    ] = Path("tokens"),
+) -> None:
+    """Count tokens per word, and characters per token, of every language and tokenizer.
+
+    A word is a run of letters, marks and digits by Unicode's default word boundaries (UAX 29). Scripts without spaces
+    (Han, Kana, Thai, Lao, Tibetan, Myanmar, Khmer) have characters per token only.
+
+    Example: `fastenc tokens tokenizer other --language en=en.txt --language th=th.txt`
+    """
+    corpus.tokens(tokenizers, language, column, output)
+
+
+@app.command()
+def clean(
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="Folder for the texts (.jsonl) and report.json.")
+    ],
+    texts: Texts = None,
+    language: Languages = None,
+    column: Column = None,
+    steps: Annotated[
+        str, typer.Option(help="Which of exact, c4, gopher and near, with commas between.")
+    ] = ",".join(STEPS),
+    threshold: Annotated[
+        float, typer.Option(help="Similarity from which documents are near duplicates.")
+    ] = 0.8,
+    english: Annotated[
+        bool, typer.Option("--english", help="Also ask for two of Gopher's English stop words.")
+    ] = False,
+    bad_words: Annotated[
+        Path | None, typer.Option(help="File of words, one a line, that drop a document.")
+    ] = None,
+) -> None:
+    """Drop duplicates and text that is none, by the rules of C4 and Gopher, and report what and why.
+
+    Examples:
+
+    - `fastenc clean crawl.jsonl.gz -o clean --english`
+
+    - `fastenc clean --language en=en/ --language mt=mt/ --steps exact,near -o clean`
+    """
+    corpus.clean(texts, language, column, output, steps.split(","), threshold, english, bad_words)
+
+
+@app.command()
+def prepare(
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the store.")],
+    tokenizer: Annotated[str, typer.Option(help="Folder with a tokenizer.json.")],
+    texts: Texts = None,
+    language: Languages = None,
+    column: Column = None,
+    processes: Annotated[int, typer.Option(help="Processes that tokenise.")] = 1,
+    shard_characters: Annotated[
+        int, typer.Option(help="Characters of text a shard.")
+    ] = SHARD_CHARACTERS,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with a store that was begun in --output.")
+    ] = False,
+) -> None:
+    """Tokenise texts into a store on disk, which `fastenc pretrain` reads without loading it.
+
+    Examples:
+
+    - `fastenc prepare corpus/ --tokenizer tokenizer --processes 8 -o store`
+
+    - `fastenc prepare --language en=en/ --language mt=mt/ --tokenizer tokenizer -o store`
+    """
+    corpus.prepare(texts, language, column, output, tokenizer, processes, shard_characters, resume)
 
 
 @app.command()

@@ -1,5 +1,6 @@
 """What the commands do."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,6 +12,8 @@ from fastenc._files import write_atomically
 from fastenc.adapt import add_adaptation, freeze_encoder, trained_parameters
 from fastenc.cli.options import make_task
 from fastenc.data import (
+    TokenStore,
+    is_store,
     load_tokenizer,
     read_inputs,
     read_texts,
@@ -59,6 +62,7 @@ class Examples(NamedTuple):
     replacement: str
     whole_word: bool
     static: bool
+    alpha: float
 
 
 def pretrain(
@@ -87,16 +91,8 @@ def pretrain(
             f"--teacher is for --objective distill, which needs it, got {wanted.teacher} for {wanted.objective}"
         )
     found = check_free(Path(config.output_dir), resume)
-    documents = [document for path in train for document in read_texts(path, column)]
-    if dev is not None:
-        held_out = read_texts(dev, column)
-    else:
-        held_out = documents[::HELD_OUT_ONE_IN]
-        documents = [d for place, d in enumerate(documents) if place % HELD_OUT_ONE_IN]
-    if not documents:
-        raise ValueError(
-            "one document cannot be both trained on and held out: give --dev, or more documents"
-        )
+    store = _store(train)
+    documents, held_out = ([], None) if store else _split(train, dev, column)
     # A run that goes on has its tokenizer in its checkpoint.
     folder = found or start
     teacher: dict[str, Any] = {}
@@ -108,19 +104,37 @@ def pretrain(
         student = objective.student(teacher["teacher"], new.layers)
         model = _with_tokenizer(student, wanted.teacher)
     else:
-        model = _new_model(objective, new, documents, wanted, config.seed)
+        tokenizer = store.tokenizer() if store else _tokenizer(new, documents)
+        model = _new_model(objective, new, tokenizer, wanted, config.seed)
     if wanted.block_size > model.config.max_positions:
         raise ValueError(
             f"--block-size must be at most the model's {model.config.max_positions} positions, got {wanted.block_size}"
         )
+    if store:
+        store.check_tokenizer(model.tokenizer, str(folder or wanted.teacher or "the model"))
     pack = lambda texts: PACKINGS[packing](texts, model.tokenizer, wanted.block_size)
-    examples, held_out_examples = pack(documents), pack(held_out)
-    sequences = [token_ids(example) for example in examples]
+    examples: Sequence[Any]
+    held_out_examples: Sequence[Any]
+    if store:
+        key = packing, wanted.block_size, config.seed
+        on_main_process(lambda: store.pack(*key))
+        stored = store.examples(*key)
+        examples, held_out_examples = stored, store.examples(*key, part="held_out")
+        if dev is not None:
+            held_out_examples = pack(read_texts(dev, column))
+        if not len(held_out_examples):
+            raise ValueError(f"{store.folder} is too small to hold examples out: give --dev")
+        lengths: Any = stored.lengths
+        groups = stored.groups(wanted.alpha)
+    else:
+        examples, held_out_examples = pack(documents), pack(held_out)
+        lengths, groups = [len(token_ids(example)) for example in examples], None
     counts = None
     if wanted.replacement == "unigram":
-        counts = count_tokens(sequences, model.tokenizer.get_vocab_size())
+        size = model.tokenizer.get_vocab_size()
+        counts = store.count_tokens() if store else count_tokens(map(token_ids, examples), size)
 
-    def collator(chosen: list[Any], seed: int) -> Collator:
+    def collator(chosen: Sequence[Any], seed: int) -> Collator:
         return objective.collator(
             model.tokenizer,
             chosen,
@@ -137,8 +151,9 @@ def pretrain(
         model,
         config,
         examples,
-        [len(ids) for ids in sequences],
+        lengths,
         collator(examples, config.seed),
+        groups=groups,
         evaluate=lambda m: evaluate_objective(m, held_out_examples, held_out_collator),
         settings={
             **wanted._asdict(),
@@ -285,18 +300,43 @@ def embed(
     print(f"{vectors.shape[0]} vectors of {vectors.shape[1]} numbers in {output}")
 
 
+def _store(train: list[str]) -> TokenStore | None:
+    """The store that is to be trained on, or None where texts are given."""
+    if not any(map(is_store, train)):
+        return None
+    if len(train) > 1:
+        raise ValueError(f"a token store is trained on alone, got {' '.join(train)}")
+    return TokenStore(train[0])
+
+
+def _split(train: list[str], dev: str | None, column: str | None) -> tuple[list[str], list[str]]:
+    """The documents to train on, and those held out."""
+    documents = [document for path in train for document in read_texts(path, column)]
+    if dev is not None:
+        return documents, read_texts(dev, column)
+    held_out = documents[::HELD_OUT_ONE_IN]
+    documents = [d for place, d in enumerate(documents) if place % HELD_OUT_ONE_IN]
+    if not documents:
+        raise ValueError(
+            "one document cannot be both trained on and held out: give --dev, or more documents"
+        )
+    return documents, held_out
+
+
+def _tokenizer(new: NewModel, documents: list[str]) -> Any:
+    if new.tokenizer not in KINDS:
+        return load_tokenizer(new.tokenizer)
+    # Learnt once: Unigram's ties fall differently in each process.
+    learn = lambda: train_tokenizer(
+        documents, kind=new.tokenizer, vocab_size=new.vocab_size
+    ).to_str()
+    library = require("tokenizers", extra="models")
+    return library.Tokenizer.from_str(on_main_process(learn))
+
+
 def _new_model(
-    objective: Objective, new: NewModel, documents: list[str], wanted: Examples, seed: int
+    objective: Objective, new: NewModel, tokenizer: Any, wanted: Examples, seed: int
 ) -> PretrainedModel:
-    if new.tokenizer in KINDS:
-        # Learnt once: ties between equally frequent tokens fall differently in each process.
-        learn = lambda: train_tokenizer(
-            documents, kind=new.tokenizer, vocab_size=new.vocab_size
-        ).to_str()
-        library = require("tokenizers", extra="models")
-        tokenizer = library.Tokenizer.from_str(on_main_process(learn))
-    else:
-        tokenizer = load_tokenizer(new.tokenizer)
     config = EncoderConfig(
         vocab_size=tokenizer.get_vocab_size(),
         hidden_size=new.hidden,

@@ -1,67 +1,176 @@
-"""The order of batches: shuffled, sharded over processes, and startable anywhere."""
+"""The order of batches: shuffled, by language, sharded over processes, and startable anywhere."""
 
-import random
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, islice
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fastenc.data.shuffling import Permutation
+
+POOL = 50  # batches, about, that are cut from the order at once
+
+
+class Group(NamedTuple):
+    """Examples ``range(start, stop)``, such as those of a language, and their share of the examples of an epoch."""
+
+    start: int
+    stop: int
+    share: float
 
 
 class BatchSampler:
-    """Batches of indices, a function of (seed, epoch) alone.
+    """Batches of indices, a function of (seed, epoch) alone; its memory does not grow with an epoch.
 
     Shuffled batches are cut from a random order, whatever the lengths: packed batches pay for no padding, so there is
     nothing to win by batches of similar lengths, whose gradients would be noisier. Without shuffling, indices go in
     order. Every process gets the same number of batches: the last ones of an epoch that do not fill all
     processes are left out when shuffling, and given to the first ones otherwise.
 
+    With ``groups`` an epoch has as many examples as there are, but of each group its share. A group's examples come
+    in random orders, one after another, over the epochs: each is seen once before any is seen again.
+
     Args:
-        lengths: tokens of each example.
-        batch_size: examples a batch and process.
+        lengths: tokens of each example; a tensor (it may be memory-mapped) is not copied.
+        batch_size: examples a batch and process; or
+        batch_tokens: tokens a batch and process, at most, of as many examples as that holds.
+        groups: which together are all examples; their shares add up to 1. Only with ``shuffle``.
         num_shards, shard: number of processes, and this one's place.
+    Raises: ValueError for sizes that are not positive, both or neither of them, an example longer than
+        ``batch_tokens``, or no examples.
     """
 
     def __init__(
         self,
-        lengths: Sequence[int],
-        batch_size: int,
+        lengths: Sequence[int] | Tensor,
+        batch_size: int | None = None,
         *,
         shuffle: bool,
+        batch_tokens: int | None = None,
+        groups: Sequence[Group] | None = None,
         seed: int = 0,
         num_shards: int = 1,
         shard: int = 0,
     ):
-        if batch_size < 1:
-            raise ValueError(f"batch_size must be at least 1, got {batch_size}: give more")
-        if not lengths:
+        if (batch_size is None) == (batch_tokens is None):
+            raise ValueError(
+                f"give batch_size or batch_tokens, one of them, got {batch_size} and {batch_tokens}"
+            )
+        for name, value in (("batch_size", batch_size), ("batch_tokens", batch_tokens)):
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}: give more")
+        if not len(lengths):
             raise ValueError("there are no examples to batch, got no lengths: check the data")
         if not 0 <= shard < num_shards:
             raise ValueError(f"shard must be in [0, {num_shards}), got {shard}")
-        self.lengths, self.batch_size = lengths, batch_size
+        self.lengths = torch.as_tensor(lengths)
+        self.size = len(self.lengths)
+        if batch_tokens is not None and (longest := int(self.lengths.max())) > batch_tokens:
+            raise ValueError(
+                f"batch_tokens must hold the longest example, of {longest} tokens, got {batch_tokens}: give more"
+            )
+        self.batch_size, self.batch_tokens = batch_size, batch_tokens
         self.shuffle, self.seed = shuffle, seed
         self.num_shards, self.shard = num_shards, shard
-        self._newest: tuple[int, list[list[int]]] | None = None
+        self.groups = _quotas(groups or [Group(0, self.size, 1.0)], self.size)
+        per_batch = batch_size
+        if batch_tokens is not None:
+            per_batch = max(1, batch_tokens * self.size // int(self.lengths.sum()))
+        self.pool = POOL * per_batch  # type: ignore[operator]
+        self._counts: dict[int, int] = {}
 
-    def __len__(self) -> int:
-        """Batches of an epoch for this process."""
-        batches = -(-len(self.lengths) // self.batch_size)
+    def count(self, epoch: int) -> int:
+        """Batches of an epoch for this process; with ``batch_tokens`` epochs differ a little."""
+        if epoch not in self._counts:
+            self._counts[epoch] = self._count(epoch)
+        batches = self._counts[epoch]
         if not self.shuffle:
             return len(range(self.shard, batches, self.num_shards))
         return max(1, batches // self.num_shards)
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[list[int]]:
         """The batches of an epoch from the ``start``-th on."""
-        # A training loop asks again for the same epoch at every step.
-        if self._newest is None or self._newest[0] != epoch:
-            self._newest = epoch, self._batches(epoch)
-        batches = self._newest[1]
-        if self.shuffle and len(batches) < self.num_shards:
-            batches = [batches[place % len(batches)] for place in range(self.num_shards)]
-        own = batches[self.shard :: self.num_shards][: len(self)]
-        return iter(own[start:])
+        first = self.shard + start * self.num_shards  # among those of all processes
+        stop = first + self.num_shards * (self.count(epoch) - start)
+        # Pools of as many batches each need not be made to be passed over.
+        passed = first // POOL if self.batch_size and first < self._counts[epoch] else 0
+        every = self._every(epoch, passed * self.pool)
+        return islice(every, first - passed * POOL, stop - passed * POOL, self.num_shards)
 
-    def _batches(self, epoch: int) -> list[list[int]]:
-        order = list(range(len(self.lengths)))
-        if self.shuffle:
-            random.Random(f"{self.seed} {epoch}").shuffle(order)
-        return [
-            order[start : start + self.batch_size]
-            for start in range(0, len(order), self.batch_size)
-        ]
+    def _every(self, epoch: int, place: int) -> Iterator[list[int]]:
+        """The batches for all processes from a pool on; when shuffling without end, so that each process has one."""
+        while True:
+            for first in range(place, self.size, self.pool):
+                yield from self._batches(epoch, first)
+            if not self.shuffle:
+                return
+            place = 0
+
+    def _count(self, epoch: int) -> int:
+        if self.batch_size is not None:
+            return -(-self.size // self.batch_size)
+        return sum(len(self._batches(epoch, first)) for first in range(0, self.size, self.pool))
+
+    def _batches(self, epoch: int, first: int) -> list[list[int]]:
+        """The batches of the pool that begins at a place of the epoch's order."""
+        places = torch.arange(first, min(first + self.pool, self.size))
+        indices = self._order(epoch, places) if self.shuffle else places
+        return self._cut(indices)
+
+    def _order(self, epoch: int, places: Tensor) -> Tensor:
+        """The examples at these places of the epoch's order."""
+        drawn = Permutation(self.size, self.seed, "epoch", epoch)(places)
+        indices = torch.empty_like(drawn)
+        for number, group in enumerate(self.groups):
+            own = (drawn >= group.first) & (drawn < group.first + group.quota)
+            serial = drawn[own] - group.first + epoch * group.quota
+            rounds, place = serial // group.size, serial % group.size
+            found = torch.empty_like(place)
+            for turn in rounds.unique().tolist():
+                order = Permutation(group.size, self.seed, "group", number, turn)
+                found[rounds == turn] = order(place[rounds == turn])
+            indices[own] = group.start + found
+        return indices
+
+    def _cut(self, indices: Tensor) -> list[list[int]]:
+        chosen = indices.tolist()
+        if self.batch_size is not None:
+            size = self.batch_size
+            return [chosen[start : start + size] for start in range(0, len(chosen), size)]
+        batches: list[list[int]] = []
+        room = 0
+        for index, length in zip(chosen, self.lengths[indices].tolist(), strict=True):
+            if length > room:
+                batches.append([])
+                room = self.batch_tokens  # type: ignore[assignment]
+            batches[-1].append(index)
+            room -= length
+        return batches
+
+
+@dataclass(frozen=True)
+class _Quota:
+    """A group's examples from ``start`` on, of which an epoch takes ``quota``, its draws from ``first`` on."""
+
+    start: int
+    size: int
+    first: int
+    quota: int
+
+
+def _quotas(groups: Sequence[Group], size: int) -> list[_Quota]:
+    """Whole numbers of examples that add up to ``size``, nearest to the shares."""
+    covered = sum(group.stop - group.start for group in groups)
+    if covered != size or not abs(sum(group.share for group in groups) - 1) < 1e-6:
+        raise ValueError(
+            f"groups must be all {size} examples, with shares that add up to 1, got {covered} examples and "
+            f"{sum(group.share for group in groups):g}"
+        )
+    ends = [round(size * share) for share in accumulate(group.share for group in groups)]
+    starts = [0, *ends[:-1]]
+    return [
+        _Quota(group.start, group.stop - group.start, first, end - first)
+        for group, first, end in zip(groups, starts, ends, strict=True)
+    ]

@@ -1,15 +1,15 @@
 """Running text in blocks of full sentences for pretraining."""
 
-import re
 from array import array
-from collections.abc import Iterable
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from random import Random
 from typing import Any
 
-from fastenc.data.progress import progress_bar
-from fastenc.data.tokenizers import special_tokens
+from fastenc.data.sentences import SentenceTokens, tokenize_documents
+from fastenc.data.tokenizers import SpecialTokens, special_tokens
 
-# After a mark that ends a sentence, and before a line break.
-SENTENCE_BREAK = re.compile(r"(?<=[.!?])(?=\s)|(?<=[。！？])|(?=\n)")
+Place = tuple[int, int, int, int]
 
 
 def full_sentence_blocks(
@@ -30,7 +30,7 @@ def full_sentence_blocks(
     Raises: ValueError for a block_size below 8, or no text.
     Source: the FULL-SENTENCES format of Liu et al. 2019, arXiv:1907.11692.
     """
-    return _blocks(documents, tokenizer, block_size, True, show_progress)
+    return _blocks(full_sentence_places, documents, tokenizer, block_size, show_progress)
 
 
 def doc_sentence_blocks(
@@ -44,52 +44,53 @@ def doc_sentence_blocks(
 
     Source: the DOC-SENTENCES format of Liu et al. 2019, arXiv:1907.11692.
     """
-    return _blocks(documents, tokenizer, block_size, False, show_progress)
+    return _blocks(doc_sentence_places, documents, tokenizer, block_size, show_progress)
 
 
-def _blocks(
-    documents: Iterable[str],
-    tokenizer: Any,
-    block_size: int,
-    across_documents: bool,
-    show_progress: bool | None,
-) -> list[array]:
+def full_sentence_places(text: SentenceTokens, block_size: int, draw: Random) -> Iterator[Place]:
+    """(start, 0, stop, number of the document it begins in) of each block's tokens."""
+    return _places(text, block_size, across_documents=True)
+
+
+def doc_sentence_places(text: SentenceTokens, block_size: int, draw: Random) -> Iterator[Place]:
+    """As :func:`full_sentence_places`."""
+    return _places(text, block_size, across_documents=False)
+
+
+def block(tokens: Sequence[int], place: Place, special: SpecialTokens) -> array:
+    """[CLS] tokens [SEP], 4-byte ids."""
+    start, _, stop, _ = place
+    return array("i", [special.cls, *tokens[start:stop], special.sep])
+
+
+def check_block_size(block_size: int) -> None:
     if block_size < 8:
         raise ValueError(f"block_size must be at least 8 tokens, got {block_size}: give more")
+
+
+def _blocks(places, documents, tokenizer, block_size, show_progress) -> list[array]:
+    check_block_size(block_size)
     special = special_tokens(tokenizer)
-    room = block_size - 2
-    blocks: list[array] = []
-    current: list[int] = []
-
-    def close() -> None:
-        while current and current[-1] == special.sep:
-            current.pop()
-        if current:
-            blocks.append(array("i", [special.cls, *current, special.sep]))
-            current.clear()
-
-    for document in progress_bar(list(documents), "packing", "document", show_progress):
-        sentences = split_sentences(document)
-        for encoding in tokenizer.encode_batch_fast(sentences, add_special_tokens=False):
-            ids = encoding.ids
-            if len(current) + len(ids) > room:
-                close()
-            while len(ids) > room:
-                blocks.append(array("i", [special.cls, *ids[:room], special.sep]))
-                ids = ids[room:]
-            current.extend(ids)
-        if not across_documents:
-            close()
-        elif current and current[-1] != special.sep:
-            current.append(special.sep)  # close() drops it where the block ends here
-    close()
+    text = tokenize_documents(documents, tokenizer, show_progress=show_progress)
+    blocks = [block(text.tokens, p, special) for p in places(text, block_size, Random())]
     if not blocks:
         raise ValueError("there is no text to pack: every document is empty")
     return blocks
 
 
-def split_sentences(document: str) -> list[str]:
-    """The sentences of a text; white space before one becomes a single space, so that their tokens, one sentence
-    after another, are those of the running text."""
-    parts = SENTENCE_BREAK.split(document.strip())
-    return [re.sub(r"^\s+", " ", part.rstrip()) for part in parts if part.strip()]
+def _places(text: SentenceTokens, block_size: int, across_documents: bool) -> Iterator[Place]:
+    room = block_size - 2
+    sentences, documents = text.sentence_ends, text.document_ends
+    start = document = 0
+    while document < len(documents):
+        last = bisect_right(sentences, start + room)
+        stop = int(sentences[last - 1]) if last else 0
+        if stop <= start:  # the sentence is longer than a block
+            stop = start + room
+        if not across_documents:
+            stop = min(stop, int(documents[document]))
+        yield start, 0, stop, document
+        document = bisect_left(documents, stop, document)
+        start = stop
+        if document < len(documents) and documents[document] == stop:
+            document, start = document + 1, stop + 1  # the separator is dropped where a block ends

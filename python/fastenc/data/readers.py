@@ -43,24 +43,30 @@ def read_texts(path: str | Path, column: str | None = None) -> list[str]:
     the hub (the split is "train" if not given).
     Raises: ValueError with file and line number for a malformed file.
     """
+    return list(iterate_texts(path, column))
+
+
+def iterate_texts(path: str | Path, column: str | None = None) -> Iterator[str]:
+    """As :func:`read_texts`, a document at a time: what is read stays in nobody's memory."""
     if kind_of(path) != ".txt":
         name = column or "text"
-        return [text_of(row, name, where) for where, row in numbered_rows(path, [name])]
-    documents: list[str] = []
+        yield from (text_of(row, name, where) for where, row in numbered_rows(path, [name]))
+        return
     lines: list[str] = []
+    empty = True
     for _, line in numbered_lines(Path(path)):
         if line.strip():
             lines.append(line.strip())
+            empty = False
         elif lines:
-            documents.append("\n".join(lines))
+            yield "\n".join(lines)
             lines = []
     if lines:
-        documents.append("\n".join(lines))
-    if not documents:
+        yield "\n".join(lines)
+    if empty:
         raise ValueError(
             f"{path} holds no text: give a file with at least one line that is not empty"
         )
-    return documents
 
 
 def read_labelled(
@@ -135,6 +141,11 @@ def in_parts(items: Iterable[Any], size: int) -> Iterator[list[Any]]:
     rest = iter(items)
     while part := list(islice(rest, size)):
         yield part
+
+
+def is_data_set(folder: Path) -> bool:
+    """Whether ``datasets``' save_to_disk wrote the folder: one split, or several."""
+    return any((folder / name).is_file() for name in ("dataset_info.json", "dataset_dict.json"))
 
 
 def kind_of(path: str | Path) -> str:

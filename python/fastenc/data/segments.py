@@ -1,16 +1,20 @@
 """Pairs of neighbouring segments of running text, for objectives that tell right pairs from wrong ones."""
 
 from array import array
-from collections.abc import Iterable
-from itertools import chain
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
 from random import Random
 from typing import Any, NamedTuple
 
-from fastenc.data.blocks import split_sentences
-from fastenc.data.progress import progress_bar
-from fastenc.data.tokenizers import special_tokens
+from fastenc.data.blocks import Place, check_block_size
+from fastenc.data.sentences import SentenceTokens, tokenize_documents
+from fastenc.data.tokenizers import SpecialTokens, special_tokens
 
 SHORT_PROBABILITY = 0.1
+NO_PAIR = (
+    "there is no document of two sentences to make a pair of: give longer documents, or an objective "
+    "without pairs"
+)
 
 
 class SegmentPair(NamedTuple):
@@ -19,7 +23,7 @@ class SegmentPair(NamedTuple):
     Fields:
         ids: array of 4-byte ids.
         split: place of the first [SEP].
-        document: number of the document.
+        document: number of the document, of those with tokens.
     """
 
     ids: array
@@ -52,42 +56,46 @@ def segment_pairs(
     Raises: ValueError for a block_size below 8, or no document of two sentences.
     Source: SEGMENT-PAIR in Liu et al. 2019, arXiv:1907.11692, after Devlin et al. 2018, arXiv:1810.04805.
     """
-    if block_size < 8:
-        raise ValueError(f"block_size must be at least 8 tokens, got {block_size}: give more")
+    check_block_size(block_size)
     special = special_tokens(tokenizer)
-    draw, room = Random(seed), block_size - 3
-    pairs: list[SegmentPair] = []
-
-    def target() -> int:
-        return draw.randint(2, room) if draw.random() < SHORT_PROBABILITY else room
-
-    def close(pieces: list[list[int]], document: int) -> None:
-        if len(pieces) < 2:
-            return
-        parted = draw.randrange(1, len(pieces))
-        first, second = (
-            list(chain.from_iterable(part)) for part in (pieces[:parted], pieces[parted:])
-        )
-        ids = array("i", [special.cls, *first, special.sep, *second, special.sep])
-        pairs.append(SegmentPair(ids, len(first) + 1, document))
-
-    texts = progress_bar(list(documents), "packing", "document", show_progress)
-    for number, document in enumerate(texts):
-        gathered: list[list[int]] = []
-        size, limit = 0, target()
-        encodings = tokenizer.encode_batch_fast(split_sentences(document), add_special_tokens=False)
-        for encoding in encodings:
-            for start in range(0, len(encoding.ids), room // 2):
-                piece = encoding.ids[start : start + room // 2]
-                if len(gathered) >= 2 and size + len(piece) > limit:
-                    close(gathered, number)
-                    gathered, size, limit = [], 0, target()
-                gathered.append(piece)
-                size += len(piece)
-        close(gathered, number)
+    text = tokenize_documents(documents, tokenizer, show_progress=show_progress)
+    places = segment_pair_places(text, block_size, Random(seed))
+    pairs = [segment_pair(text.tokens, place, special) for place in places]
     if not pairs:
-        raise ValueError(
-            "there is no document of two sentences to make a pair of: give longer documents, or an objective "
-            "without pairs"
-        )
+        raise ValueError(NO_PAIR)
     return pairs
+
+
+def segment_pair_places(text: SentenceTokens, block_size: int, draw: Random) -> Iterator[Place]:
+    """(start, split, stop, document): the segments are tokens [start, split) and [split, stop)."""
+    room = block_size - 3
+    target = lambda: draw.randint(2, room) if draw.random() < SHORT_PROBABILITY else room
+    begin = first = 0
+    for number, end in enumerate(text.document_ends):
+        last = bisect_right(text.sentence_ends, end, first)
+        ends: list[int] = []  # of the pieces gathered
+        limit = target()
+        for piece_end in _piece_ends(begin, text.sentence_ends[first:last], room // 2):
+            if len(ends) >= 2 and piece_end - begin > limit:
+                yield begin, draw.choice(ends[:-1]), ends[-1], number
+                begin, ends, limit = ends[-1], [], target()
+            ends.append(piece_end)
+        if len(ends) >= 2:
+            yield begin, draw.choice(ends[:-1]), ends[-1], number
+        begin, first = int(end) + 1, last
+
+
+def segment_pair(tokens: Sequence[int], place: Place, special: SpecialTokens) -> SegmentPair:
+    start, split, stop, document = place
+    first, second = tokens[start:split], tokens[split:stop]
+    ids = array("i", [special.cls, *first, special.sep, *second, special.sep])
+    return SegmentPair(ids, split - start + 1, document)
+
+
+def _piece_ends(start: int, sentence_ends: Sequence[int], longest: int) -> Iterator[int]:
+    for end in map(int, sentence_ends):
+        while end - start > longest:
+            start += longest
+            yield start
+        yield end
+        start = end

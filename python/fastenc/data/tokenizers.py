@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -82,6 +83,8 @@ def train_tokenizer(
         lowercase: also strips accents; None: for WordPiece only.
         show_progress: None asks whether stderr is a terminal.
     Returns: a ``tokenizers.Tokenizer`` that adds the family's special tokens around one and two texts.
+    Numerics: the same texts give the same WordPiece or BPE tokenizer, to the bit. The library sums Unigram's
+        probabilities in an order of its own: its pieces' scores, and pieces of almost equal score, may differ.
     Raises: ValueError for an unknown kind, no text, or a vocabulary below the alphabet's size.
     Source: Sennrich et al. 2016, arXiv:1508.07909 (BPE); Kudo 2018, arXiv:1804.10959 (Unigram);
         Wu et al. 2016, arXiv:1609.08144 (WordPiece).
@@ -95,7 +98,7 @@ def train_tokenizer(
     lowercase = kind == "wordpiece" if lowercase is None else lowercase
     show = sys.stderr.isatty() if show_progress is None else show_progress
     parts = {"wordpiece": _wordpiece, "bpe": _byte_level_bpe, "unigram": _unigram}[kind]
-    tokenizer, trainer = parts(library, lowercase, vocab_size=vocab_size, show_progress=show)
+    tokenizer, trainer = parts(library, lowercase, texts, vocab_size=vocab_size, show_progress=show)
     too_small = f"vocab_size must hold every character of the texts, got {vocab_size}: give more"
     try:
         tokenizer.train_from_iterator(texts, trainer, length=len(texts))
@@ -103,23 +106,55 @@ def train_tokenizer(
         raise ValueError(f"{too_small} ({error})") from error
     if tokenizer.get_vocab_size() > vocab_size:
         raise ValueError(f"{too_small} (at least {tokenizer.get_vocab_size()})")
+    if kind == "wordpiece":
+        tokenizer = _only_special(library, tokenizer, BERT_TOKENS)
     _frame(library, tokenizer, BERT_TOKENS if kind == "wordpiece" else ROBERTA_TOKENS)
     return tokenizer
 
 
-def _wordpiece(library, lowercase: bool, **options):
+def _wordpiece(library, lowercase: bool, texts: list[str], **options):
     tokenizer = library.Tokenizer(library.models.WordPiece(unk_token="[UNK]"))
     tokenizer.normalizer = library.normalizers.BertNormalizer(lowercase=lowercase)
     tokenizer.pre_tokenizer = library.pre_tokenizers.BertPreTokenizer()
     tokenizer.decoder = library.decoders.WordPiece()
+    first, later = _alphabet(tokenizer, texts, limit=max(1000, options["vocab_size"] // 8))
     return tokenizer, library.trainers.WordPieceTrainer(
-        special_tokens=list(BERT_TOKENS),
-        limit_alphabet=max(1000, options["vocab_size"] // 8),
+        # "##x" are announced because the library would number them in the order of a hash table, which is another in
+        # every process, and break ties between merges by those numbers.
+        special_tokens=[*BERT_TOKENS, *(f"##{character}" for character in later)],
+        initial_alphabet=first,
+        limit_alphabet=len(first),
         **options,
     )
 
 
-def _byte_level_bpe(library, lowercase: bool, **options):
+def _alphabet(tokenizer, texts: list[str], limit: int) -> tuple[list[str], list[str]]:
+    """The most frequent characters, sorted, and those of them that do not only begin words."""
+    words: Counter[str] = Counter()
+    for text in texts:
+        words.update(tokenizer.normalizer.normalize_str(text).split())
+    characters: Counter[str] = Counter()
+    inner: set[str] = set()
+    for word, times in words.items():
+        for part, _ in tokenizer.pre_tokenizer.pre_tokenize_str(word):
+            for character in part:
+                characters[character] += times
+            inner.update(part[1:])
+    kept = sorted(characters, key=lambda character: (-characters[character], character))[:limit]
+    return sorted(kept), sorted(inner.intersection(kept))
+
+
+def _only_special(library, trained, names: tuple[str, ...]):
+    """The trained tokenizer with no more special tokens than the named ones."""
+    model = library.models.WordPiece(trained.get_vocab(), unk_token=names[1])
+    tokenizer = library.Tokenizer(model)
+    tokenizer.normalizer, tokenizer.pre_tokenizer = trained.normalizer, trained.pre_tokenizer
+    tokenizer.decoder = trained.decoder
+    tokenizer.add_special_tokens(list(names))
+    return tokenizer
+
+
+def _byte_level_bpe(library, lowercase: bool, texts: list[str], **options):
     tokenizer = library.Tokenizer(library.models.BPE())
     if lowercase:
         tokenizer.normalizer = _lowercase(library, library.normalizers.NFD())
@@ -132,7 +167,7 @@ def _byte_level_bpe(library, lowercase: bool, **options):
     )
 
 
-def _unigram(library, lowercase: bool, **options):
+def _unigram(library, lowercase: bool, texts: list[str], **options):
     tokenizer = library.Tokenizer(library.models.Unigram())
     tokenizer.normalizer = (
         _lowercase(library, library.normalizers.NFKD()) if lowercase else library.normalizers.NFKC()

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fastenc.data.segments import SegmentPair
 from fastenc.models import EncoderConfig, LossPart, MaskedLM, ModelOutput
-from fastenc.objectives.base import Objective
+from fastenc.objectives.base import Objective, longest
 from fastenc.objectives.mlm import MlmCollator, mix
 from fastenc.objectives.parts import weighted_sum
 from fastenc.packing import PackedBatch, pack_sequences
@@ -39,9 +39,12 @@ class PairCollator:
         if negatives not in NEGATIVES:
             raise ValueError(f"negatives must be one of {NEGATIVES}, got {negatives!r}")
         self.masks, self.negatives = masks, negatives
-        self.pairs = sorted(pairs, key=lambda pair: pair.document)
-        self.max_length = max(len(pair.ids) for pair in pairs)
-        self._documents = [pair.document for pair in self.pairs]
+        # A store's pairs stand in the order of their documents, and stay on the disk.
+        stored = getattr(pairs, "documents", None)
+        in_order = lambda: sorted(pairs, key=lambda pair: pair.document)
+        self.pairs = pairs if stored is not None else in_order()
+        self.max_length = longest(pairs)
+        self._documents = [pair.document for pair in self.pairs] if stored is None else stored
         if negatives == "random" and self._documents[0] == self._documents[-1]:
             raise ValueError(
                 "next-sentence prediction takes its wrong segments from another document, got pairs of one "

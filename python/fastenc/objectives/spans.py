@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from fastenc.models import EncoderConfig, LossPart, MaskedLM, ModelOutput
 from fastenc.nn import LayerNorm
 from fastenc.nn.encoder_layer import activate
-from fastenc.objectives.base import Objective
+from fastenc.objectives.base import Objective, longest
 from fastenc.objectives.mlm import IGNORED, MlmCollator, mix
 from fastenc.objectives.parts import weighted_sum
 from fastenc.ops import linear_masked_cross_entropy
@@ -218,10 +218,10 @@ class SpanMaskedLM(MaskedLM):
 def _collator(
     tokenizer: Any, blocks: Sequence[Sequence[int]], seed: int, **masking: Any
 ) -> SpanCollator:
-    longest = max(len(block) for block in blocks) - 2
-    if longest < MAX_WORDS:
+    room = longest(blocks) - 2
+    if room < MAX_WORDS:
         raise ValueError(
-            f"the text must be longer than a span, of up to {MAX_WORDS} words, got blocks of at most {longest} "
+            f"the text must be longer than a span, of up to {MAX_WORDS} words, got blocks of at most {room} "
             "tokens: give longer documents, or larger blocks"
         )
     masking["whole_word"] = True

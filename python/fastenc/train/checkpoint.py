@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fastenc._extras import require
+from fastenc._files import flush
 from fastenc.models.pretrained import PretrainedModel
 
 STATE, OPTIMIZER, RANDOM = "state.json", "optimizer.safetensors", "random.safetensors"
@@ -40,9 +41,9 @@ def save_checkpoint(
         save_file(random_states, hidden / RANDOM)
         (hidden / STATE).write_text(json.dumps({**state, "step": step}, indent=1), encoding="utf-8")
         for path in (*hidden.rglob("*"), hidden):
-            _flush(path)
+            flush(path)
         os.replace(hidden, final)
-        _flush(output_dir)
+        flush(output_dir)
     except (
         Exception
     ) as error:  # safetensors and tokenizers report a full disk by classes of their own
@@ -156,17 +157,6 @@ def _flat_optimizer(model: PretrainedModel, optimizer: torch.optim.Optimizer) ->
 
 def _hidden(path: Path) -> Path:
     return path.with_name(f".{path.name}.tmp")
-
-
-def _flush(path: Path) -> None:
-    """Wait until a file, or a folder's list of names, is on the disk."""
-    if path.is_dir() and os.name == "nt":  # Windows opens no folders
-        return
-    descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _corrupt(folder: Path, error: Exception) -> ValueError:

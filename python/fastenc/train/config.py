@@ -36,6 +36,7 @@ class TrainConfig:
         output_dir: folder of checkpoints, log, plot and the final model.
         epochs: passes over the data; max_steps: optimiser steps, counts instead if given.
         batch_size: sequences a process and micro-batch; accumulation: micro-batches an optimiser step.
+        batch_tokens: tokens a process and micro-batch, at most; counts instead of ``batch_size`` if given.
         learning_rate: peak of AdamW's rate, after a linear warm-up over the first ``warmup`` share of the steps and
             before a linear decay to 0.
         layer_decay: factor on the rate from each layer to the one below it, 1 for the same rate everywhere.
@@ -53,6 +54,7 @@ class TrainConfig:
     epochs: int = 3
     max_steps: int | None = None
     batch_size: int = 32
+    batch_tokens: int | None = None
     accumulation: int = 1
     learning_rate: float = 5e-5
     warmup: float = 0.06
@@ -73,6 +75,7 @@ class TrainConfig:
             "epochs",
             "max_steps",
             "batch_size",
+            "batch_tokens",
             "accumulation",
             "eval_every",
             "save_every",

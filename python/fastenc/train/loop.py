@@ -17,7 +17,8 @@ from torch import nn
 
 from fastenc._extras import require
 from fastenc._files import write_atomically
-from fastenc.data import BatchSampler
+from fastenc.data import BatchSampler, Group
+from fastenc.data.prefetch import prefetch
 from fastenc.data.progress import progress_bar
 from fastenc.models import LossPart
 from fastenc.models.pretrained import PretrainedModel
@@ -50,8 +51,9 @@ class Trainer:
     Args:
         model: one of ``fastenc.models``; its weights on entry are the first ones.
         examples, lengths: the training set and the tokens of each example.
-        collate: (examples, step) → model arguments; its random numbers may depend on ``step`` only, which is
-            different for every micro-batch and process.
+        collate: (examples, step) → model arguments, called in a thread ahead of the steps; its random numbers may
+            depend on ``step`` only, which is different for every micro-batch and process.
+        groups: parts of the examples, such as languages, each with its share of an epoch (``BatchSampler``).
         evaluate: model → metrics, called on the main process while the others wait; None keeps the last weights.
         calibrate: (model with its final weights) → metrics that take the place of those of its evaluation, or {};
             may set what ``save_pretrained`` writes beside the weights. Called on the main process.
@@ -68,9 +70,10 @@ class Trainer:
         model: PretrainedModel,
         config: TrainConfig,
         examples: Sequence[Any],
-        lengths: Sequence[int],
+        lengths: Sequence[int] | torch.Tensor,
         collate: Collate,
         *,
+        groups: Sequence[Group] | None = None,
         evaluate: Evaluate | None = None,
         calibrate: Evaluate | None = None,
         metric: str = "loss",
@@ -92,16 +95,18 @@ class Trainer:
         self.calibrate = calibrate
         self.show_progress = show_progress
         processes = self.accelerator.num_processes
+        lengths = torch.as_tensor(lengths)
         self.sampler = BatchSampler(
             lengths,
-            config.batch_size,
+            None if config.batch_tokens else config.batch_size,
+            batch_tokens=config.batch_tokens,
+            groups=groups,
             shuffle=True,
             seed=config.seed,
             num_shards=processes,
             shard=self.accelerator.process_index,
         )
-        self.steps_per_epoch = -(-len(self.sampler) // config.accumulation)
-        self.total_steps = config.max_steps or config.epochs * self.steps_per_epoch
+        self.total_steps = config.max_steps or sum(map(self._steps, range(config.epochs)))
         self.warmup_steps = math.ceil(config.warmup * self.total_steps)
         # The seed below decides dropout; each process drops other units.
         torch.manual_seed(config.seed + self.accelerator.process_index)
@@ -113,6 +118,7 @@ class Trainer:
         self.broken = self.adamw.found_inf = torch.zeros((), device=device)  # type: ignore[attr-defined]
         self.reads_every_step = device.type == "cpu"  # where it costs nothing
         self.step = 0
+        self._epoch = self._epoch_start = 0
         self.best: dict[str, Any] | None = None
         decisive = {
             **config.decisive(),
@@ -120,8 +126,7 @@ class Trainer:
             **(settings or {}),
             "metric": metric,
             "trained parameters": sum(p.numel() for p in model.parameters() if p.requires_grad),
-            "data": f"{len(examples)} examples of {sum(lengths)} tokens (checksum "
-            f"{zlib.crc32(repr(list(lengths)).encode()):08x})",
+            "data": f"{len(examples)} examples of {int(lengths.sum())} tokens (checksum {_checksum(lengths):08x})",
             "processes": processes,
         }
         self.decisive = json.loads(json.dumps(decisive))
@@ -143,21 +148,23 @@ class Trainer:
         self._begin(resume)
         config, self.window = self.config, _Window()
         main = self.accelerator.is_main_process
-        every = config.eval_every or self.steps_per_epoch
+        windows = islice(self._windows(), self.total_steps - self.step)
         bar = progress_bar(
-            islice(self._windows(), self.total_steps - self.step),
+            prefetch(self._collate_window, enumerate(windows, self.step)),
             "training",
             "step",
             self.show_progress if main else False,
             initial=self.step,
             total=self.total_steps,
         )
-        for indices in bar:
-            self._optimiser_step(indices)
+        for batches in bar:
+            self._optimiser_step(batches)
             self.step += 1
             last = self.step == self.total_steps
+            epoch, place = self._place()
             logs = self.step % config.log_every == 0 or last
-            evaluates = self.step % every == 0 or last
+            due = self.step % config.eval_every if config.eval_every else place
+            evaluates = due == 0 or last
             saves = evaluates or (config.save_every and self.step % config.save_every == 0)
             if logs or saves:
                 self._read_window()
@@ -168,7 +175,7 @@ class Trainer:
                     bar.set_postfix({name: f"{value:.4g}" for name, value in line.items()})
                 self.log.write(
                     step=self.step,
-                    epoch=self.step / self.steps_per_epoch,
+                    epoch=epoch + place / self._steps(epoch),
                     learning_rate=max(group["lr"] for group in self.optimizer.param_groups),
                     **line,
                 )
@@ -184,12 +191,33 @@ class Trainer:
 
     def _windows(self) -> Iterator[list[list[int]]]:
         """The micro-batches of each optimiser step from ``self.step`` on, without end; none crosses an epoch."""
-        first, place = divmod(self.step, self.steps_per_epoch)
+        first, place = self._place()
         start = place * self.config.accumulation
         for epoch in count(first):
             batches = self.sampler.epoch(epoch, start if epoch == first else 0)
             while window := list(islice(batches, self.config.accumulation)):
                 yield window
+
+    def _steps(self, epoch: int) -> int:
+        """Optimiser steps of an epoch."""
+        return -(-self.sampler.count(epoch) // self.config.accumulation)
+
+    def _place(self) -> tuple[int, int]:
+        """The epoch of the next step, and how many of the epoch's steps are done."""
+        while self.step >= self._epoch_start + self._steps(self._epoch):
+            self._epoch_start += self._steps(self._epoch)
+            self._epoch += 1
+        return self._epoch, self.step - self._epoch_start
+
+    def _collate_window(self, numbered: tuple[int, list[list[int]]]) -> list[dict[str, Any]]:
+        """The model's arguments for each micro-batch of a step, given with the step's number."""
+        step, window = numbered
+        processes, own = self.accelerator.num_processes, self.accelerator.process_index
+        first = step * self.config.accumulation
+        return [
+            self.collate([self.examples[i] for i in indices], (first + number) * processes + own)
+            for number, indices in enumerate(window)
+        ]
 
     def _begin(self, resume: bool) -> None:
         found = checkpoints.check_free(self.output_dir, resume)
@@ -210,18 +238,11 @@ class Trainer:
             self._remove_old()
             self.log = Log(self.output_dir / "log.jsonl", self.step)
 
-    def _optimiser_step(self, window: list[list[int]]) -> None:
+    def _optimiser_step(self, batches: list[dict[str, Any]]) -> None:
         """One update; the window gets its losses, gradient norm and number of tokens, over all processes."""
         config, accelerator = self.config, self.accelerator
-        batches, items, tokens = [], [], 0
-        for number, indices in enumerate(window):
-            serial = (self.step * config.accumulation + number) * accelerator.num_processes
-            arguments = self.collate(
-                [self.examples[i] for i in indices], serial + accelerator.process_index
-            )
-            batches.append(arguments)
-            items.append(count_items(self.collate, arguments))
-            tokens += arguments["batch"].total_tokens
+        items = [count_items(self.collate, arguments) for arguments in batches]
+        tokens = sum(arguments["batch"].total_tokens for arguments in batches)
         device = accelerator.device
         names = list(items[0])
         sums = [sum(counts[name] for counts in items) for name in names]
@@ -381,6 +402,14 @@ class _Window:
         }
         self._clear()
         return line
+
+
+def _checksum(lengths: torch.Tensor) -> int:
+    """Of a tensor that may be memory-mapped, and larger than the memory."""
+    checksum = 0
+    for part in lengths.split(2**20):
+        checksum = zlib.crc32(part.long().contiguous().numpy(), checksum)
+    return checksum
 
 
 def _sync(accelerator, model: nn.Module, last: bool):

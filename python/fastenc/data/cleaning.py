@@ -1,0 +1,242 @@
+"""Documents that are not worth training on, and why: duplicates, and the rules of C4 and Gopher."""
+
+import hashlib
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+from fastenc._extras import require
+from fastenc.data.sentences import split_sentences
+
+STEPS = ("exact", "c4", "gopher", "near")
+SHOWN, SHOWN_CHARACTERS = 3, 200
+Drop = Callable[[str, str], Any]  # (why, what); gives None
+
+TERMINAL = tuple(".!?…\"'”’»。！？」』।۔")
+POLICIES = re.compile(
+    r"terms of use|privacy policy|cookie policy|uses cookies|use of cookies|use cookies",
+    re.IGNORECASE,
+)
+CITATION = re.compile(r"\[(?:\d*|edit|citation needed)\]")
+STOP_WORDS = {"the", "be", "to", "of", "and", "that", "have", "with"}
+BULLETS = ("•", "‣", "▪", "●", "-", "*")
+ELLIPSES = ("...", "…")
+
+
+class Cleaner:
+    """Drops documents and lines, one step after another, and counts what and why.
+
+    "exact": a document with the same words as an earlier one, whatever case and white space.
+    "c4": citation markers are cut out; lines without a mark at their end, of fewer than five words, with "javascript"
+    or a policy notice are dropped; so is a span of three sentences that was seen before, and a document with lorem
+    ipsum, a curly bracket, a bad word, or fewer than three sentences left. C4's test for English is not made.
+    "gopher": a document must have 50 to 100,000 words of 3 to 10 characters on average, at most one # or ellipsis for
+    ten words, at most 90 % of lines with a bullet and 30 % with an ellipsis at the end, a letter in 80 % of its words
+    and, if ``english``, two of eight stop words. Gopher's rules on repetition are not there.
+    "near": a document whose five-word (where there are few spaces, five-character) shingles have an estimated Jaccard
+    similarity of ``threshold`` or more with those of an earlier one that was kept.
+
+    The first of several copies stays. The result is a function of the documents and their order. Memory: a
+    hash of 8 bytes for each document and sentence, and with "near" 128 numbers for each document kept.
+
+    Args:
+        steps: some of "exact", "c4", "gopher", "near"; they run in this order.
+        threshold: similarity, in (0, 1).
+        bad_words: words, in any case, that drop a document; C4's own list is not included.
+    Raises: ValueError for an unknown step or a threshold out of range; ImportError without datasketch for "near".
+    Source: Raffel et al. 2020, arXiv:1910.10683, section 2.2; Rae et al. 2021, arXiv:2112.11446, appendix A.1.1;
+        Broder 1997 (MinHash).
+    """
+
+    def __init__(
+        self,
+        steps: Sequence[str] = STEPS,
+        *,
+        threshold: float = 0.8,
+        english: bool = False,
+        bad_words: Iterable[str] = (),
+    ):
+        if unknown := set(steps) - set(STEPS):
+            raise ValueError(f"steps must be some of {', '.join(STEPS)}, got {sorted(unknown)}")
+        if not 0 < threshold < 1:
+            raise ValueError(f"threshold must be a similarity in (0, 1), got {threshold}")
+        rules = {
+            "exact": ExactDuplicates(),
+            "c4": C4Rules(bad_words),
+            "gopher": GopherRules(english),
+            "near": NearDuplicates(threshold) if "near" in steps else None,
+        }
+        self.rules: list[Any] = [rules[name] for name in STEPS if name in steps]
+        self.documents: Counter[str] = Counter(read=0, kept=0)
+        self.dropped: Counter[str] = Counter()
+        self.examples: dict[str, list[str]] = {}
+
+    def clean(self, documents: Iterable[str]) -> Iterator[str]:
+        """The documents that are kept, with what is kept of them."""
+        for document in documents:
+            self.documents["read"] += 1
+            text: str | None = document
+            for rule in self.rules:
+                text = rule(text, self._drop)
+                if text is None:
+                    break
+            else:
+                self.documents["kept"] += 1
+                yield text  # type: ignore[misc]
+
+    def report(self) -> dict[str, Any]:
+        """Documents read and kept; how many documents, lines and sentences were dropped for each reason; examples."""
+        return {
+            "documents": dict(self.documents),
+            "dropped": dict(sorted(self.dropped.items())),
+            "examples": dict(sorted(self.examples.items())),
+        }
+
+    def _drop(self, why: str, what: str) -> None:
+        self.dropped[why] += 1
+        shown = self.examples.setdefault(why, [])
+        if len(shown) < SHOWN:
+            shown.append(what[:SHOWN_CHARACTERS])
+
+
+class ExactDuplicates:
+    def __init__(self) -> None:
+        self.seen: set[int] = set()
+
+    def __call__(self, text: str, drop: Drop) -> str | None:
+        words = " ".join(text.lower().split())
+        if not words:
+            return drop("document: empty", text)
+        if (key := _hash(words)) in self.seen:
+            return drop("document: exact duplicate", text)
+        self.seen.add(key)
+        return text
+
+
+class C4Rules:
+    def __init__(self, bad_words: Iterable[str]):
+        self.seen: set[int] = set()
+        self.bad_words = re.compile(
+            rf"(?<!\w)(?:{'|'.join(map(re.escape, sorted(bad_words)))})(?!\w)", re.IGNORECASE
+        )
+        self.has_bad_words = bool(bad_words)
+
+    def __call__(self, text: str, drop: Drop) -> str | None:
+        if "{" in text:
+            return drop("document: curly bracket", text)
+        if "lorem ipsum" in text.lower():
+            return drop("document: lorem ipsum", text)
+        if self.has_bad_words and self.bad_words.search(text):
+            return drop("document: bad word", text)
+        lines = []
+        for line in text.split("\n"):
+            if not line.strip():
+                continue
+            line = CITATION.sub("", line).strip()
+            if not line.endswith(TERMINAL) or line.endswith("..."):
+                drop("line: no mark at its end", line)
+            elif _few_words(line):
+                drop("line: fewer than five words", line)
+            elif "javascript" in line.lower():
+                drop("line: javascript", line)
+            elif POLICIES.search(line):
+                drop("line: policy notice", line)
+            else:
+                lines.append(split_sentences(line))
+        kept = self._without_repeated_spans(lines, drop)
+        if sum(map(len, kept)) < 3:
+            return drop("document: fewer than three sentences", text)
+        return "\n".join("".join(sentences).strip() for sentences in kept if sentences)
+
+    def _without_repeated_spans(self, lines: list[list[str]], drop: Drop) -> list[list[str]]:
+        every = [sentence.strip() for sentences in lines for sentence in sentences]
+        spans = [_hash("\n".join(every[start : start + 3])) for start in range(len(every) - 2)]
+        repeated: set[int] = set()
+        for start, span in enumerate(spans):
+            if span in self.seen:
+                repeated.update(range(start, start + 3))
+            self.seen.add(span)
+        for place in sorted(repeated):
+            drop("sentence: in a span of three seen before", every[place])
+        kept, place = [], 0
+        for sentences in lines:
+            kept.append([s for n, s in enumerate(sentences, place) if n not in repeated])
+            place += len(sentences)
+        return kept
+
+
+class GopherRules:
+    def __init__(self, english: bool):
+        self.english = english
+
+    def __call__(self, text: str, drop: Drop) -> str | None:
+        words = text.split()
+        lines = [line.strip() for line in text.split("\n") if line.strip()]
+        symbols = max(text.count("#"), sum(text.count(mark) for mark in ELLIPSES))
+        share = lambda flags, items: sum(flags) / max(len(items), 1)
+        checks = {
+            "document: not 50 to 100,000 words": 50 <= len(words) <= 100_000,
+            "document: mean word length not 3 to 10": 3 <= share(map(len, words), words) <= 10,
+            "document: more than one # or ellipsis for ten words": symbols <= 0.1 * len(words),
+            "document: over 90 % of lines with a bullet": share(
+                (line.startswith(BULLETS) for line in lines), lines
+            )
+            <= 0.9,
+            "document: over 30 % of lines end in an ellipsis": share(
+                (line.endswith(ELLIPSES) for line in lines), lines
+            )
+            <= 0.3,
+            "document: under 80 % of words have a letter": share(
+                (any(map(str.isalpha, word)) for word in words), words
+            )
+            >= 0.8,
+            "document: fewer than two stop words": not self.english
+            or len(STOP_WORDS.intersection(map(str.lower, words))) >= 2,
+        }
+        for why, passed in checks.items():
+            if not passed:
+                return drop(why, text)
+        return text
+
+
+class NearDuplicates:
+    """MinHash with 128 permutations; bands of them find candidates, all of them estimate the similarity."""
+
+    PERMUTATIONS = 128
+
+    def __init__(self, threshold: float):
+        self.library = require("datasketch", extra="clean")
+        self.threshold = threshold
+        self.index = self.library.MinHashLSH(threshold=threshold, num_perm=self.PERMUTATIONS)
+        self.kept: list[Any] = []
+
+    def __call__(self, text: str, drop: Drop) -> str | None:
+        sketch = self.library.MinHash(num_perm=self.PERMUTATIONS, seed=1)
+        sketch.update_batch([shingle.encode("utf-8", "replace") for shingle in shingles(text)])
+        for place in self.index.query(sketch):
+            if sketch.jaccard(self.kept[place]) >= self.threshold:
+                return drop("document: near duplicate", text)
+        self.index.insert(len(self.kept), sketch)
+        self.kept.append(self.library.LeanMinHash(sketch))
+        return text
+
+
+def shingles(text: str, length: int = 5) -> set[str]:
+    """Runs of five words in lower case, or of five characters where a word has more than 20 of them on average."""
+    words = text.lower().split()
+    joined = " ".join(words)
+    if len(joined) > 20 * len(words):
+        return {joined[i : i + length] for i in range(max(1, len(joined) - length + 1))}
+    return {" ".join(words[i : i + length]) for i in range(max(1, len(words) - length + 1))}
+
+
+def _few_words(line: str) -> bool:
+    """Fewer than five words; a script without spaces has them in more than 20 characters."""
+    words = line.split()
+    return len(words) < 5 and len(line) < 20 * max(len(words), 1)
+
+
+def _hash(text: str) -> int:
+    digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    return int.from_bytes(digest, "little")

@@ -1,0 +1,116 @@
+"""How many tokens a tokenizer makes of a language's words."""
+
+import re
+import unicodedata
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from fastenc._extras import require
+from fastenc._files import write_atomically
+from fastenc.data.tokenizers import special_tokens
+
+# Han, Kana, Thai, Lao, Tibetan, Myanmar, Khmer: scripts that put no spaces between words.
+UNSPACED = re.compile(
+    "[\u0e00-\u0eff\u0f00-\u109f\u1780-\u17ff\u3040-\u30ff\u31f0-\u31ff\u3400-\u9fff\uf900-\ufaff"
+    "\U00020000-\U0003ffff]"
+)
+
+
+@dataclass(frozen=True)
+class Fertility:
+    """Counts over a language's texts.
+
+    Fields:
+        tokens: without the special ones around a text; unknown: those of them that are the unknown token.
+        words: None where most letters belong to a script without spaces.
+        characters: that are not white space.
+    """
+
+    tokens: int
+    unknown: int
+    words: int | None
+    characters: int
+
+    @property
+    def tokens_per_word(self) -> float | None:
+        return None if self.words is None else self.tokens / max(self.words, 1)
+
+    @property
+    def characters_per_token(self) -> float:
+        return self.characters / max(self.tokens, 1)
+
+    @property
+    def unknown_share(self) -> float:
+        return self.unknown / max(self.tokens, 1)
+
+    def as_json(self) -> dict[str, Any]:
+        names = ("tokens_per_word", "characters_per_token", "unknown_share")
+        return {**vars(self), **{name: getattr(self, name) for name in names}}
+
+
+def count_words(text: str) -> int | None:
+    """Words of a text, or None where most of its letters belong to a script without spaces.
+
+    A word is a run of letters, marks, digits and underscores, over a ' ’ · or . between two of them and a comma
+    between two digits: the default word boundaries of Unicode, without the symbols that these count too.
+    Source: Unicode Standard Annex 29, section 4.1.
+    """
+    letters = sum(map(str.isalpha, text))
+    if 2 * len(UNSPACED.findall(text)) > letters:
+        return None
+    return len(_word().findall(text))
+
+
+@cache
+def _word() -> re.Pattern[str]:
+    # Python's \w holds no marks, without which the vowel signs of Devanagari would end words.
+    marks = "".join(c for c in map(chr, range(0x110000)) if unicodedata.category(c)[0] == "M")
+    inner = rf"[\w{marks}]+"
+    return re.compile(rf"{inner}(?:(?:['’.·]|(?<=\d),(?=\d)){inner})*")
+
+
+def measure_fertility(tokenizer: Any, texts: Iterable[str]) -> Fertility:
+    """Tokens, words and characters of texts, a line for itself.
+
+    Raises: ValueError where there is no text.
+    Source: fertility, Rust et al. 2021, arXiv:2012.15613.
+    """
+    lines = [line for text in texts for line in text.split("\n") if line.strip()]
+    if not lines:
+        raise ValueError("tokens are counted in texts, got none that is not empty")
+    encodings = tokenizer.encode_batch_fast(lines, add_special_tokens=False)
+    unk = special_tokens(tokenizer).unk
+    return Fertility(
+        tokens=sum(len(encoding.ids) for encoding in encodings),
+        unknown=sum(encoding.ids.count(unk) for encoding in encodings),
+        words=count_words("\n".join(lines)),
+        characters=sum(len(part) for line in lines for part in line.split()),
+    )
+
+
+def plot_fertility(results: Mapping[str, Mapping[str, Fertility]], image: Path) -> None:
+    """Bars of tokens per word, and of characters per token, by language and tokenizer.
+
+    Args: results: {tokenizer's name: {language: counts}}, the same languages in each.
+    """
+    figure_class = require("matplotlib.figure", extra="train").Figure
+    figures = {
+        "tokens per word": lambda counts: counts.tokens_per_word,
+        "characters per token": lambda counts: counts.characters_per_token,
+    }
+    languages = list(next(iter(results.values())))
+    figure = figure_class(figsize=(9, 1.5 + 0.22 * len(languages)), layout="constrained")
+    height = 0.8 / len(results)
+    for axis, (label, value) in zip(figure.subplots(1, 2), figures.items(), strict=True):
+        for place, (name, own) in enumerate(results.items()):
+            values = [value(own[language]) or 0 for language in languages]
+            places = [row + (place - (len(results) - 1) / 2) * height for row in range(len(values))]
+            axis.barh(places, values, height=height, label=name)
+        axis.set(yticks=range(len(languages)), yticklabels=languages, xlabel=label)
+        axis.invert_yaxis()
+        axis.grid(axis="x", alpha=0.3)
+    figure.legend(*axis.get_legend_handles_labels(), loc="outside upper center", ncols=len(results))
+    write_atomically(image, lambda temporary: figure.savefig(temporary, format="png", dpi=100))

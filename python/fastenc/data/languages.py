@@ -1,0 +1,104 @@
+"""Several languages of unequal size: how often each is seen, and the files of each."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import count
+from pathlib import Path
+from random import Random
+
+from fastenc.data.readers import TABLES, is_data_set, kind_of, read_texts
+
+ALPHA = 0.3
+
+
+def smoothed_shares(sizes: Mapping[str, float], alpha: float = ALPHA) -> dict[str, float]:
+    """The share of each language after exponential smoothing, which lets small languages be seen more often:
+
+        q_i = p_i^alpha / sum_j p_j^alpha,   p_i = size_i / sum_j size_j
+
+    Args:
+        sizes: of each language, in any unit, positive.
+        alpha: in [0, 1]; 1 keeps the sizes' proportions, 0 makes all languages equal.
+    Raises: ValueError for an alpha outside [0, 1], no language, or a size that is not positive.
+    Source: Lample & Conneau 2019, arXiv:1901.07291 (0.5); Conneau et al. 2020, arXiv:1911.02116 (0.3).
+    """
+    if not 0 <= alpha <= 1:
+        raise ValueError(f"alpha must be in [0, 1], got {alpha}: 0.3 is usual, 1 keeps the sizes")
+    if not sizes:
+        raise ValueError("shares need at least one language, got none")
+    for language, size in sizes.items():
+        if not size > 0:
+            raise ValueError(f"language {language!r} must have text, got a size of {size}")
+    total = sum(sizes.values())
+    powers = {language: (size / total) ** alpha for language, size in sizes.items()}
+    scale = sum(powers.values())
+    return {language: power / scale for language, power in powers.items()}
+
+
+def sample_lines(
+    documents: Mapping[str, Sequence[str]], *, alpha: float = ALPHA, seed: int = 0
+) -> dict[str, list[str]]:
+    """Lines of each language in smoothed shares of the characters, as many characters in all as there are.
+
+    A language's lines come in random orders, one after another: each is taken once before any is taken again. The
+    result is a function of the texts, alpha and the seed.
+    Raises: ValueError as :func:`smoothed_shares`.
+    """
+    lines = {
+        language: [line for text in texts for line in text.split("\n") if line.strip()]
+        for language, texts in documents.items()
+    }
+    sizes = {language: sum(map(len, own)) for language, own in lines.items()}
+    shares, total = smoothed_shares(sizes, alpha), sum(sizes.values())
+    return {
+        language: list(_until(own, shares[language] * total, f"{seed} {language}"))
+        for language, own in lines.items()
+    }
+
+
+def _until(lines: Sequence[str], characters: float, seed: str) -> Iterator[str]:
+    taken = 0
+    for number in count():
+        order = list(lines)
+        Random(f"{seed} {number}").shuffle(order)
+        for line in order:
+            if taken >= characters:
+                return
+            taken += len(line)
+            yield line
+
+
+def language_files(arguments: Sequence[str]) -> dict[str, list[str]]:
+    """Files of each language from arguments ``name=path``; a path may be a folder of text files and tables.
+
+    A language may be given several times. Raises: ValueError for another form, or a folder without such files.
+    """
+    found: dict[str, list[str]] = {}
+    for argument in arguments:
+        language, equals, path = argument.partition("=")
+        if not (language and equals and path):
+            raise ValueError(f"--language must be name=file or name=folder, got {argument!r}")
+        found.setdefault(language, []).extend(text_files(path))
+    return found
+
+
+def text_files(path: str) -> list[str]:
+    """The path itself, or the text files and tables in a folder, sorted by name."""
+    folder = Path(path)
+    if not folder.is_dir() or is_data_set(folder):
+        return [path]
+    inside = sorted(file for file in folder.rglob("*") if kind_of(file) in (".txt", *TABLES))
+    if not inside:
+        raise ValueError(
+            f"{path} holds no {', '.join(('.txt', *TABLES))} file (.gz): give a folder that does"
+        )
+    return [str(file) for file in inside]
+
+
+def read_languages(
+    files: Mapping[str, Sequence[str]], column: str | None = None
+) -> dict[str, list[str]]:
+    """The documents of each language. Raises: ValueError as ``read_texts``."""
+    return {
+        language: [text for path in paths for text in read_texts(path, column)]
+        for language, paths in files.items()
+    }

@@ -1,0 +1,54 @@
+"""Tokens of documents as packing needs them: one after another, with the ends of sentences and documents."""
+
+import re
+from array import array
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fastenc.data.progress import progress_bar
+from fastenc.data.tokenizers import special_tokens
+
+# After a mark that ends a sentence, and before a line break.
+SENTENCE_BREAK = re.compile(r"(?<=[.!?])(?=\s)|(?<=[。！？])|(?=\n)")
+
+
+@dataclass(frozen=True)
+class SentenceTokens:
+    """Token ids of documents, each followed by the separator ([SEP]).
+
+    Fields (in memory, or memory-mapped):
+        tokens: ids of all documents' sentences, without other special tokens.
+        sentence_ends: the place after each sentence's last token, ascending.
+        document_ends: the place of each document's separator, ascending. Documents without tokens are left out.
+    """
+
+    tokens: Sequence[int]
+    sentence_ends: Sequence[int]
+    document_ends: Sequence[int]
+
+
+def tokenize_documents(
+    documents: Iterable[str], tokenizer: Any, *, show_progress: bool | None = None
+) -> SentenceTokens:
+    """The sentences' tokens, of 4 bytes each."""
+    sep = special_tokens(tokenizer).sep
+    tokens, sentence_ends, document_ends = array("i"), array("q"), array("q")
+    for document in progress_bar(documents, "tokenizing", "document", show_progress):
+        before = len(tokens)
+        sentences = split_sentences(document)
+        for encoding in tokenizer.encode_batch_fast(sentences, add_special_tokens=False):
+            if encoding.ids:
+                tokens.extend(encoding.ids)
+                sentence_ends.append(len(tokens))
+        if len(tokens) > before:
+            document_ends.append(len(tokens))
+            tokens.append(sep)
+    return SentenceTokens(tokens, sentence_ends, document_ends)
+
+
+def split_sentences(document: str) -> list[str]:
+    """The sentences of a text; white space before one becomes a single space, so that their tokens, one sentence
+    after another, are those of the running text."""
+    parts = SENTENCE_BREAK.split(document.strip())
+    return [re.sub(r"^\s+", " ", part.rstrip()) for part in parts if part.strip()]

@@ -1,0 +1,170 @@
+import json
+import random
+
+import pytest
+
+from fastenc.data import read_texts
+from fastenc.data.cleaning import Cleaner, shingles
+from test_cli import failure, run
+
+PAGE = (
+    "The first sentence has more than enough words. So has the second one here.\n"
+    "A third follows on a line of its own."
+)
+
+
+def outcome(steps, *documents, **options):
+    cleaner = Cleaner(steps, **options)
+    kept = list(cleaner.clean(documents))
+    return kept, cleaner.report()["dropped"]
+
+
+def test_the_first_of_exact_duplicates_stays():
+    kept, dropped = outcome(["exact"], "A b.\nC", "other", "a  B. c", " \n")
+    assert kept == ["A b.\nC", "other"]
+    assert dropped == {"document: empty": 1, "document: exact duplicate": 1}
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (PAGE + "\nfunction() {}", "document: curly bracket"),
+        (PAGE + "\nLorem ipsum dolor sit amet for ever.", "document: lorem ipsum"),
+        (PAGE + "\nThis line of it has a darn word.", "document: bad word"),
+        ("Only one sentence of several words here.", "document: fewer than three sentences"),
+    ],
+)
+def test_documents_that_c4_drops(text, why):
+    assert outcome(["c4"], text, bad_words=["darn"]) == ([], {why: 1})
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("Home and news and sport and more", "line: no mark at its end"),
+        ("A line that is cut off ...", "line: no mark at its end"),
+        ("Read more.", "line: fewer than five words"),
+        ("Please enable Javascript to see this page.", "line: javascript"),
+        ("By going on you accept our Privacy Policy.", "line: policy notice"),
+    ],
+)
+def test_lines_that_c4_drops(line, why):
+    assert outcome(["c4"], f"{line}\n{PAGE}") == ([PAGE], {why: 1})
+
+
+def test_what_c4_keeps():
+    """Citation markers go, "darned" is another word than "darn", and scripts without spaces have long words."""
+    cited = PAGE.replace("here.", "darned[12] here[citation needed].")
+    assert outcome(["c4"], cited, bad_words=["darn"])[0] == [PAGE.replace("here", "darned here")]
+    chinese = (
+        "这是一个足够长的句子，用来测试没有空格的文字系统。这里还有第二个句子。还有第三个句子。"
+    )
+    assert outcome(["c4"], chinese) == ([chinese], {})
+
+
+def test_spans_of_three_sentences_stay_once():
+    """By the definition: any three sentences in a row that an earlier place had are dropped there, no others."""
+    own = " Then something that was never said before. And one thing more, quite new. A last one, new as well."
+    kept, dropped = outcome(["c4"], PAGE, PAGE + own, own.strip().replace("A last", "The last"))
+    assert kept[0] == PAGE and kept[1] == own.strip()
+    assert dropped == {"sentence: in a span of three seen before": 3}
+    assert len(kept) == 3, "two sentences in common are no span of three"
+
+
+WORDS = [
+    "the",
+    "quick",
+    "foxes",
+    "of",
+    "that",
+    "forest",
+    "have",
+    "seen",
+    "many",
+    "people",
+    "with",
+    "dogs",
+]
+GOOD = " ".join(WORDS * 5) + "."
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (" ".join(WORDS * 4), "document: not 50 to 100,000 words"),
+        (" ".join(WORDS * 9000), "document: not 50 to 100,000 words"),
+        ("a of " * 40, "document: mean word length not 3 to 10"),
+        ("international administration " * 40, "document: mean word length not 3 to 10"),
+        (GOOD + " #" * 8, "document: more than one # or ellipsis for ten words"),
+        (GOOD + " so…" * 8, "document: more than one # or ellipsis for ten words"),
+        (
+            "\n".join(f"- {' '.join(WORDS)}" for _ in range(9)),
+            "document: over 90 % of lines with a bullet",
+        ),
+        (
+            "\n".join([" ".join(WORDS * 2) + "..."] * 4 + [" ".join(WORDS)] * 9),
+            "document: over 30 % of lines end in an ellipsis",
+        ),
+        (GOOD + " 12345" * 20, "document: under 80 % of words have a letter"),
+        ("quick foxes saw many people " * 12, "document: fewer than two stop words"),
+    ],
+)
+def test_documents_that_gopher_drops(text, why):
+    assert outcome(["gopher"], text, english=True) == ([], {why: 1})
+
+
+def test_what_gopher_keeps():
+    assert outcome(["gopher"], GOOD, english=True) == ([GOOD], {})
+    other = "quick foxes saw many people " * 12
+    assert outcome(["gopher"], other) == ([other], {})
+
+
+def test_near_duplicates_are_those_of_the_exact_similarity():
+    """Against Jaccard similarities computed outright: far above the threshold dropped, far below kept."""
+    draw = random.Random(0)
+    words = [f"w{i}" for i in range(5000)]
+    base = [draw.choice(words) for _ in range(400)]
+
+    def changed(count):
+        text = list(base)
+        for place in draw.sample(range(400), count):
+            text[place] = draw.choice(words)
+        return " ".join(text)
+
+    texts = [" ".join(base), changed(3), changed(60), changed(2), "another text of six words"]
+    jaccard = lambda a, b: len(a & b) / len(a | b)
+    similar = [jaccard(shingles(text), shingles(texts[0])) for text in texts]
+    assert min(similar[1], similar[3]) > 0.9 and similar[2] < 0.5
+    kept, dropped = outcome(["near"], *texts)
+    assert kept == [texts[0], texts[2], texts[4]] and dropped == {"document: near duplicate": 2}
+    thai = "ภาษาไทยเป็นภาษาที่ไม่มีช่องว่างระหว่างคำ" * 3
+    assert len(outcome(["near"], thai, thai[:-1])[0]) == 1
+
+
+def test_the_command_writes_texts_and_a_report_and_the_same_again(tmp_path):
+    pages = [PAGE, PAGE, PAGE.replace("first", "other") + " Read on: a fourth sentence is here."]
+    (tmp_path / "en.txt").write_text("\n\n".join(pages))
+    (tmp_path / "bad").write_text("darn\n")
+    command = ("clean", tmp_path / "en.txt", "--steps", "exact,c4", "--bad-words", tmp_path / "bad")
+    text = run(*command, "-o", tmp_path / "a")
+    assert "document: exact duplicate   e.g. 'The first" in text
+    assert "2 of 3 documents kept" in text
+    assert read_texts(tmp_path / "a" / "text.jsonl") == [pages[0], pages[2]]
+    report = json.loads((tmp_path / "a" / "report.json").read_text())
+    assert report["documents"] == {"read": 3, "kept": 2}
+    assert report["dropped"] == {"document: exact duplicate": 1}
+    assert report["examples"] == {"document: exact duplicate": [PAGE]}
+    run(*command, "-o", tmp_path / "b")
+    for name in ("text.jsonl", "report.json"):
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+
+
+def test_bad_input_is_named(tmp_path, capsys):
+    (tmp_path / "a.txt").write_text("text")
+    command = ("clean", tmp_path / "a.txt", "-o", tmp_path / "o")
+    assert "steps must be some of exact, c4" in failure(capsys, *command, "--steps", "c5")
+    assert "threshold must be a similarity" in failure(capsys, *command, "--threshold", "1")
+    (tmp_path / "bad.txt").write_bytes(b"\xff")
+    bad = ("clean", tmp_path / "bad.txt", "-o", tmp_path / "p")
+    assert "bad.txt, line 1: not UTF-8" in failure(capsys, *bad)
+    assert not list((tmp_path / "p").iterdir()), "half of an output is left"

@@ -1,0 +1,45 @@
+import pytest
+import torch
+
+from fastenc.data.shuffling import Permutation
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 63, 64, 65, 1000, 4097])
+def test_every_place_once(size):
+    order = Permutation(size, 3, "epoch", 1)
+    places = torch.arange(size)
+    found = order(places)
+    assert found.sort().values.equal(places)
+    assert order(places.flip(0)).equal(found.flip(0)), "an entry depends on its place alone"
+
+
+def test_orders_of_other_seeds_are_others():
+    places = torch.arange(1000)
+    orders = {tuple(Permutation(1000, *seed)(places).tolist()) for seed in ((1,), (2,), (1, 2))}
+    assert len(orders) == 3
+
+
+def test_entries_are_spread_as_random_ones_are():
+    """Over 400 seeds each of 12 entries at each of 12 places: chi-squared with 121 degrees of freedom, mean 121,
+    standard deviation 15.6; and the first differences of a large order are not small."""
+    counts = torch.zeros(12, 12)
+    for seed in range(400):
+        counts[torch.arange(12), Permutation(12, seed)(torch.arange(12))] += 1
+    expected = 400 / 12
+    assert float(((counts - expected) ** 2 / expected).sum()) < 121 + 5 * 15.6
+    order = Permutation(100_000, 1)(torch.arange(100_000)).double()
+    assert order.diff().abs().mean() == pytest.approx(100_000 / 3, rel=0.02)
+    correlation = torch.corrcoef(torch.stack((order, torch.arange(100_000).double())))[0, 1]
+    assert abs(correlation) < 5 / 100_000**0.5
+
+
+def test_large_sizes_need_no_memory():
+    size = 2**59 + 11
+    found = Permutation(size, 5)(torch.tensor([0, 1, size // 2, size - 1]))
+    assert len(set(found.tolist())) == 4 and (found >= 0).all() and (found < size).all()
+
+
+def test_bad_input_is_named():
+    for size in (0, 2**60):
+        with pytest.raises(ValueError, match=r"an order is of 1 to 2\^60 things, got"):
+            Permutation(size, 1)
