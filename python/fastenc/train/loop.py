@@ -91,18 +91,13 @@ class Trainer:
         self.evaluate, self.metric, self.higher_is_better = evaluate, metric, higher_is_better
         self.calibrate = calibrate
         self.show_progress = show_progress
-        processes = self.accelerator.num_processes
-        self.sampler = BatchSampler(
-            lengths,
-            config.batch_size,
-            shuffle=True,
-            seed=config.seed,
-            num_shards=processes,
-            shard=self.accelerator.process_index,
-        )
-        self.steps_per_epoch = -(-len(self.sampler) // config.accumulation)
+        self.processes = self.accelerator.num_processes
+        # One order for all processes, so that another number of them goes through the same batches.
+        self.sampler = BatchSampler(lengths, config.batch_size, shuffle=True, seed=config.seed)
+        self.window_size = config.micro_batches(self.processes) * self.processes
+        self.steps_per_epoch = -(-len(self.sampler) // self.window_size)
         self.total_steps = config.max_steps or config.epochs * self.steps_per_epoch
-        self.warmup_steps = math.ceil(config.warmup * self.total_steps)
+        self.warmup_steps = config.warmup_of(self.total_steps)
         # The seed below decides dropout; each process drops other units.
         torch.manual_seed(config.seed + self.accelerator.process_index)
         # Accelerate's wrapper shares the state of the optimiser in it.
@@ -122,7 +117,7 @@ class Trainer:
             "trained parameters": sum(p.numel() for p in model.parameters() if p.requires_grad),
             "data": f"{len(examples)} examples of {sum(lengths)} tokens (checksum "
             f"{zlib.crc32(repr(list(lengths)).encode()):08x})",
-            "processes": processes,
+            "micro-batches a step": self.window_size,
         }
         self.decisive = json.loads(json.dumps(decisive))
 
@@ -183,12 +178,15 @@ class Trainer:
         return self.best["metrics"] if self.best else {}
 
     def _windows(self) -> Iterator[list[list[int]]]:
-        """The micro-batches of each optimiser step from ``self.step`` on, without end; none crosses an epoch."""
+        """The micro-batches of each optimiser step from ``self.step`` on, all processes' together, without end.
+
+        None crosses an epoch, whose last step may have fewer.
+        """
         first, place = divmod(self.step, self.steps_per_epoch)
-        start = place * self.config.accumulation
+        start = place * self.window_size
         for epoch in count(first):
             batches = self.sampler.epoch(epoch, start if epoch == first else 0)
-            while window := list(islice(batches, self.config.accumulation)):
+            while window := list(islice(batches, self.window_size)):
                 yield window
 
     def _begin(self, resume: bool) -> None:
@@ -211,17 +209,24 @@ class Trainer:
             self.log = Log(self.output_dir / "log.jsonl", self.step)
 
     def _optimiser_step(self, window: list[list[int]]) -> None:
-        """One update; the window gets its losses, gradient norm and number of tokens, over all processes."""
+        """One update; the window gets its losses, gradient norm and number of tokens, over all processes.
+
+        The processes take turns with the micro-batches. Where there are too few, at an epoch's end, a process goes
+        through another's, which counts for nothing: every process has to take part in the exchange of gradients.
+        """
         config, accelerator = self.config, self.accelerator
         batches, items, tokens = [], [], 0
-        for number, indices in enumerate(window):
-            serial = (self.step * config.accumulation + number) * accelerator.num_processes
+        for turn in range(
+            accelerator.process_index, _round_up(len(window), self.processes), self.processes
+        ):
+            place = min(turn, len(window) - 1)
             arguments = self.collate(
-                [self.examples[i] for i in indices], serial + accelerator.process_index
+                [self.examples[i] for i in window[place]], self.step * self.window_size + place
             )
+            counts = count_items(self.collate, arguments)
             batches.append(arguments)
-            items.append(count_items(self.collate, arguments))
-            tokens += arguments["batch"].total_tokens
+            items.append(counts if place == turn else dict.fromkeys(counts, 0))
+            tokens += arguments["batch"].total_tokens if place == turn else 0
         device = accelerator.device
         names = list(items[0])
         sums = [sum(counts[name] for counts in items) for name in names]
@@ -231,7 +236,7 @@ class Trainer:
             factor = rate_factor(self.step, self.warmup_steps, self.total_steps)
             group["lr"] = config.learning_rate * group["rate_scale"] * factor
         self.model.train()
-        shares = accelerator.num_processes / totals[:-1].clamp(min=1)
+        shares = self.processes / totals[:-1].clamp(min=1)
         means = torch.zeros_like(shares)
         for number, (arguments, counts) in enumerate(zip(batches, items, strict=True)):
             arguments = {
@@ -381,6 +386,10 @@ class _Window:
         }
         self._clear()
         return line
+
+
+def _round_up(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple
 
 
 def _sync(accelerator, model: nn.Module, last: bool):
