@@ -42,12 +42,24 @@ AdamEps = Annotated[float, typer.Option(help="Adam's epsilon.")]
 MaxGradNorm = Annotated[
     float, typer.Option(help="Norm that the gradient is scaled down to; 0: whatever it is.")
 ]
+Parallel = Annotated[
+    str,
+    typer.Option(
+        help="What each process holds: ddp, the whole model, or fsdp, a shard of weights, gradients and moments."
+    ),
+]
 Precision = Annotated[str, typer.Option(help="fp32, or bf16 for autocast over fp32 weights.")]
 Seed = Annotated[int, typer.Option(help="Seed of initial weights, data order, masks and dropout.")]
 EvalEvery = Annotated[
     int | None, typer.Option(help="Steps between evaluations; default: every epoch.")
 ]
 SaveEvery = Annotated[int | None, typer.Option(help="Steps between further checkpoints.")]
+Track = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Where the log goes beside log.jsonl: tensorboard or wandb; may be repeated."
+    ),
+]
 Resume = Annotated[
     bool, typer.Option("--resume", help="Go on from the newest checkpoint in --output.")
 ]
@@ -146,10 +158,12 @@ def pretrain(
     adam_eps: AdamEps = 1e-8,
     weight_decay: WeightDecay = 0.01,
     max_grad_norm: MaxGradNorm = 1.0,
+    parallel: Parallel = "ddp",
     precision: Precision = "fp32",
     seed: Seed = 0,
     eval_every: EvalEvery = None,
     save_every: SaveEvery = None,
+    track: Track = None,
     resume: Resume = False,
 ) -> None:
     """Train a masked language model on text, with the objective chosen.
@@ -177,7 +191,8 @@ def pretrain(
 
     - `fastenc pretrain more.txt --from runs/small -o runs/adapted --lr 1e-4 --whole-word`
 
-    - `accelerate launch -m fastenc.cli pretrain wiki.txt.gz -o runs/small` (a process for each GPU)
+    - `torchrun --nproc-per-node 8 -m fastenc.cli pretrain wiki.txt.gz --recipe roberta-base --parallel fsdp -o runs/r`
+      (a process for each GPU)
     """
     settings = _settings(locals())
     commands.pretrain(
@@ -281,10 +296,12 @@ def finetune(
     half_features: Annotated[
         bool, typer.Option("--half-features", help="Keep them as 2-byte numbers (float16).")
     ] = False,
+    parallel: Parallel = "ddp",
     precision: Precision = "fp32",
     seed: Seed = 0,
     eval_every: EvalEvery = None,
     save_every: SaveEvery = None,
+    track: Track = None,
     resume: Resume = False,
     options: dict | None = None,
 ) -> None:
@@ -454,4 +471,5 @@ def _settings(values: dict) -> dict:
     return {
         "output_dir": str(values["output"]),
         **{name: values[name] for name in TrainConfig.__dataclass_fields__ if name in values},
+        "track": tuple(values["track"] or ()),
     }

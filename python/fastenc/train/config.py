@@ -5,10 +5,11 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 PRECISIONS = ("fp32", "bf16")
+PARALLEL = ("ddp", "fsdp")
 # Fields that a resumed run may change, because no weight depends on them.
-FREE = {"output_dir", "log_every", "save_every", "keep_checkpoints"}
-# These two and the number of processes matter by their product alone, ``micro_batches`` * processes.
-SPLIT = {"accumulation", "global_batch_size"}
+FREE = {"output_dir", "log_every", "save_every", "keep_checkpoints", "track"}
+# How a step's work is split. Its result depends on ``micro_batches`` * processes alone, but for rounding and dropout.
+SPLIT = {"accumulation", "global_batch_size", "parallel"}
 
 
 def fine_tuning_rate(hidden_size: int) -> float:
@@ -33,11 +34,13 @@ class TrainConfig:
         layer_decay: factor on the rate from each layer to the one below it, 1 for the same rate everywhere.
         weight_decay: on matrices; never on biases and norms.
         max_grad_norm: the gradient is scaled down to this Euclidean norm; 0 switches it off.
+        parallel: "ddp", the whole model on each process, or "fsdp", a shard of it.
         precision: "fp32", or "bf16" for autocast over fp32 weights.
         eval_every: optimiser steps between evaluations, each with a checkpoint; None: at the end of each epoch.
         save_every: optimiser steps between further checkpoints, or None.
         keep_checkpoints: newest checkpoints to keep, beside the best.
         log_every: optimiser steps between lines of the log.
+        track: where else the log's lines go: "tensorboard", "wandb".
     Raises: ValueError naming the field, the rule and the value.
     """
 
@@ -55,12 +58,14 @@ class TrainConfig:
     betas: tuple[float, float] = (0.9, 0.999)
     adam_eps: float = 1e-8
     max_grad_norm: float = 1.0
+    parallel: str = "ddp"
     precision: str = "fp32"
     seed: int = 0
     eval_every: int | None = None
     save_every: int | None = None
     keep_checkpoints: int = 2
     log_every: int = 10
+    track: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name in (
@@ -95,6 +100,8 @@ class TrainConfig:
             )
         if self.precision not in PRECISIONS:
             raise ValueError(f"precision must be one of {PRECISIONS}, got {self.precision!r}")
+        if self.parallel not in PARALLEL:
+            raise ValueError(f"parallel must be one of {PARALLEL}, got {self.parallel!r}")
 
     def micro_batches(self, processes: int) -> int:
         """Micro-batches of an optimiser step on each of so many processes.

@@ -39,3 +39,20 @@ def on_main_process(make: Callable[[], Value]) -> Value:
     require("accelerate.utils", extra="train").broadcast_object_list(values)
     process_state().wait_for_everyone()  # the sender stays until the others have it
     return values[0]  # type: ignore[return-value]
+
+
+def together(act: Callable[[], object]) -> None:
+    """``act()`` on every process; returns when all have done it.
+
+    Raises: OSError on all of them for the first that failed, so that none waits for it.
+    """
+    failure = None
+    try:
+        act()
+    except (
+        Exception
+    ) as error:  # safetensors and tokenizers report a full disk by classes of their own
+        failure = str(error) or type(error).__name__
+    failures = require("accelerate.utils", extra="train").gather_object([failure])
+    if said := [text for text in failures if text is not None]:
+        raise OSError(said[0])
