@@ -6,19 +6,24 @@ Each run is started by ``start`` with the options given; the examples that a pro
 import json
 import os
 import sys
+from functools import partial
 from pathlib import Path
 
 import torch
 
+from fastenc.train import checkpoint
 from fastenc.train.processes import process_state
 from training_run import build_objective, build_task
 
 
-def start(folder, *, resume=False, die_at=None, poison_at=None, **options):
+def start(folder, *, resume=False, die_at=None, poison_at=None, full_disk=False, **options):
     """Train; returns the metrics, None for a run that ended before step ``die_at``.
 
     poison_at: from this step on AdamW is told that a gradient was not finite.
+    full_disk: the second process cannot write; returns the error.
     """
+    if full_disk:
+        return with_full_disk(partial(start, folder, **options))
     make = build_task if "task" in options else build_objective
     trainer = make(folder, **options)
     consumed, collate, step = [], trainer.collate, trainer._optimiser_step
@@ -45,6 +50,20 @@ def start(folder, *, resume=False, die_at=None, poison_at=None, **options):
     name = f"consumed-{bool(resume):d}-{process_state().process_index}.json"
     (Path(folder) / name).write_text(json.dumps(consumed))
     return metrics
+
+
+def with_full_disk(run):
+    def write(*arguments):
+        if process_state().process_index == 1:
+            raise OSError("No space left")
+
+    real, checkpoint.write_rows = checkpoint.write_rows, write
+    try:
+        run()
+    except OSError as error:
+        return str(error)
+    finally:
+        checkpoint.write_rows = real
 
 
 if __name__ == "__main__":

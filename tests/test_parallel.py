@@ -70,6 +70,7 @@ def root(tmp_path_factory):
         runs.append((own("cut"), drops | {"die_at": 3}))
         runs.append((own("cut"), drops | {"resume": True}))
         runs.append((own("poisoned"), drops | dict(poison_at=2, eval_every=2)))
+    runs.append((str(folder_of(root, "full")), DROPS | dict(parallel="fsdp", full_disk=True)))
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
     done = subprocess.run(
         [
@@ -86,7 +87,9 @@ def root(tmp_path_factory):
     assert done.returncode == 0, done.stderr[-8000:]
     printed = [json.loads(text) for text in re.findall(r'\{"index".*?\]\}', done.stdout)]
     assert sorted(one["index"] for one in printed) == [0, 1]
-    assert printed[0]["results"] == printed[1]["results"], "both have the main process's metrics"
+    results = printed[0]["results"]
+    assert results == printed[1]["results"], "both have the main process's metrics, and the error"
+    (root / "full" / "error.txt").write_text(results[-1])
     for parallel in PARALLEL:
         start(str(folder_of(root, "two-one", parallel)), resume=True, **RESUMED)
     return root
@@ -170,6 +173,14 @@ def test_a_step_that_is_not_finite_changes_no_shard(parallel, root):
     whole = folder_of(root, "whole", parallel)
     early, late = (weights(checkpoints.folder_of(whole, step)) for step in (4, 6))
     assert any(not torch.equal(early[name], late[name]) for name in early)
+
+
+def test_a_disk_full_for_one_process_is_an_error_of_all(root):
+    message = (root / "full" / "error.txt").read_text()
+    assert re.search(
+        r"step 2 could not be written to .*No space left.*no earlier checkpoint", message
+    )
+    assert not list((root / "full").glob("*checkpoint*"))
 
 
 def test_moments_are_in_shards_and_weights_are_whole(root):
