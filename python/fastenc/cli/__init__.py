@@ -1,4 +1,4 @@
-"""The command line: ``fastenc pretrain | finetune | predict | embed | profile | bench | info``."""
+"""The command line: ``fastenc pretrain | recipes | finetune | predict | embed | profile | bench | info``."""
 
 import sys
 

@@ -11,6 +11,7 @@ import torch
 from fastenc._extras import require
 
 Value = TypeVar("Value")
+TRUE = ("1", "true", "yes")
 
 
 def process_state() -> Any:
@@ -18,8 +19,15 @@ def process_state() -> Any:
 
     Without an accelerator, processes have to be announced as CPU ones: accelerate takes those that torchrun starts
     for so many separate runs otherwise.
+    Raises: ValueError when accelerate's launcher is to shard the model.
     """
-    wanted = os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true", "yes")
+    for way in ("FSDP", "DEEPSPEED"):
+        if os.environ.get(f"ACCELERATE_USE_{way}", "").lower() in TRUE:
+            raise ValueError(
+                f"sharding is the training's own affair, but accelerate was started with {way}: configure it for "
+                "plain multi-GPU, or use torchrun, and give parallel='fsdp'"
+            )
+    wanted = os.environ.get("ACCELERATE_USE_CPU", "").lower() in TRUE
     cpu = wanted or not torch.accelerator.is_available()
     state = require("accelerate", extra="train").PartialState(cpu=cpu)
     if state.num_processes > 1:
