@@ -11,8 +11,9 @@ import tokenizers
 import torch
 from safetensors.torch import load_file
 
-from fastenc.data import LabelledData, TaggedData, sentence
+from fastenc.data import EntityData, LabelledData, TaggedData, sentence
 from fastenc.data.questions import Answer, Question
+from fastenc.data.tags import Span
 from fastenc.models import EncoderConfig, MaskedLM
 from fastenc.objectives import (
     OBJECTIVES,
@@ -24,6 +25,7 @@ from fastenc.objectives import (
 from fastenc.tasks import (
     QuestionAnswering,
     SequenceClassification,
+    SpanNer,
     TokenClassification,
     evaluate_masked_lm,
 )
@@ -142,6 +144,12 @@ def build_task(folder, task, **settings):
         tags = [["B-X" if word in ("cat", "dog") else "O" for word in t.split()] for t in texts]
         sentences = [sentence(t.split(), own) for t, own in zip(texts, tags, strict=True)]
         chosen, data = TokenClassification(crf=True), TaggedData(sentences, ["O", "B-X", "I-X"])
+    elif task == "span-ner":
+        words = [text.split() for text in texts]
+        found = [
+            [Span("X", i, i + 1) for i, w in enumerate(row) if w in ("cat", "dog")] for row in words
+        ]
+        chosen, data = SpanNer(span_size=16), EntityData(list(map(sentence, words)), found, ["X"])
     else:
         answer = lambda text: [Answer(0, text.split()[0])]
         chosen, data = (
