@@ -13,13 +13,13 @@ import torch
 from safetensors import safe_open
 
 from fastenc.objectives import OBJECTIVES
-from fastenc.tasks import TASKS
 from fastenc.train import checkpoint as checkpoints
 from fastenc.train.log import read_log
 from parallel_runs import start
 from training_run import assert_bitwise_equal, build_objective, weights
 
 PARALLEL = ("ddp", "fsdp")
+TASKS = ("sequence-classification", "token-classification", "span-ner", "question-answering")
 # One process takes two micro-batches a step, two take one each. An epoch has an odd number of micro-batches (7 of 25
 # examples), so that one of two processes has none in its last step. Dropout off, because each process drops other
 # units; AdamW's epsilon is far above rounding errors, of which it would make whole steps where a gradient is zero (the
