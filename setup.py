@@ -64,6 +64,6 @@ def extension():
 setup(
     package_dir={"": "python", "fastenc.kernels": "kernels"},
     packages=[*find_packages("python"), "fastenc.kernels"],
-    package_data={"fastenc.kernels": ["tuned/*.json"]},
+    package_data={"fastenc.kernels": ["tuned/*.json"], "fastenc.train": ["recipes/*.toml"]},
     **extension(),
 )

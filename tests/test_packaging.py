@@ -74,6 +74,9 @@ def test_wheel_holds_every_module_and_the_extension(checkout, tmp_path):
         names = set(archive.namelist())
     assert source_modules(checkout) <= names
     assert "fastenc/kernels/tuned/sm_00.json" in names
+    recipes = (checkout / "python/fastenc/train/recipes").glob("*.toml")
+    shipped = {f"fastenc/train/recipes/{path.name}" for path in recipes}
+    assert len(shipped) >= 7 and shipped <= names
     extensions = [name for name in names if name.startswith("fastenc/_C.")]
     assert len(extensions) == 1
     assert not [
@@ -107,7 +110,7 @@ def test_sdist_holds_what_a_build_needs(checkout, tmp_path):
         path.relative_to(checkout).as_posix()
         for folder in ("csrc", "kernels", "python")
         for path in (checkout / folder).rglob("*")
-        if path.suffix in {".cpp", ".h", ".inc", ".cu", ".cuh", ".py"}
+        if path.suffix in {".cpp", ".h", ".inc", ".cu", ".cuh", ".py", ".toml"}
     }
     assert wanted <= names
     assert {"csrc/cuda/masked_cross_entropy.cu", "csrc/cuda/vector.cuh"} <= wanted

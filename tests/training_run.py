@@ -1,9 +1,7 @@
-"""A small masked-LM run that tests start, kill and resume: python training_run.py FOLDER [key=value ...]"""
+"""Small runs that tests start, kill and resume."""
 
-import json
 import os
 import signal
-import sys
 from itertools import cycle, islice
 from pathlib import Path
 from pkgutil import resolve_name
@@ -13,6 +11,9 @@ import tokenizers
 import torch
 from safetensors.torch import load_file
 
+from fastenc.data import EntityData, LabelledData, TaggedData, sentence
+from fastenc.data.questions import Answer, Question
+from fastenc.data.tags import Span
 from fastenc.models import EncoderConfig, MaskedLM
 from fastenc.objectives import (
     OBJECTIVES,
@@ -21,9 +22,15 @@ from fastenc.objectives import (
     evaluate_objective,
     token_ids,
 )
-from fastenc.tasks import evaluate_masked_lm
-from fastenc.train import TrainConfig, Trainer
-from fastenc.train.processes import on_main_process
+from fastenc.tasks import (
+    QuestionAnswering,
+    SequenceClassification,
+    SpanNer,
+    TokenClassification,
+    evaluate_masked_lm,
+)
+from fastenc.train import TrainConfig, Trainer, task_trainer
+from fastenc.train.processes import process_state
 
 WORDS = [
     "the",
@@ -126,6 +133,38 @@ def build_objective(folder, objective, **settings):
     )
 
 
+def build_task(folder, task, **settings):
+    """A run of any task, on sentences whose label, tags and answers their first word decides."""
+    torch.set_num_threads(1)
+    texts = [text.split("\n")[0] for text in documents(25)]
+    ran = [int("ran" in text) for text in texts]
+    if task == "sequence-classification":
+        chosen, data = SequenceClassification(), LabelledData(texts, ran, ["no", "yes"])
+    elif task == "token-classification":
+        tags = [["B-X" if word in ("cat", "dog") else "O" for word in t.split()] for t in texts]
+        sentences = [sentence(t.split(), own) for t, own in zip(texts, tags, strict=True)]
+        chosen, data = TokenClassification(crf=True), TaggedData(sentences, ["O", "B-X", "I-X"])
+    elif task == "span-ner":
+        words = [text.split() for text in texts]
+        found = [
+            [Span("X", i, i + 1) for i, w in enumerate(row) if w in ("cat", "dog")] for row in words
+        ]
+        chosen, data = SpanNer(span_size=16), EntityData(list(map(sentence, words)), found, ["X"])
+    else:
+        answer = lambda text: [Answer(0, text.split()[0])]
+        chosen, data = (
+            QuestionAnswering(stride=16),
+            [Question(str(n), "the cat", text, answer(text)) for n, text in enumerate(texts)],
+        )
+    base = Path(folder) / f"base-{process_state().process_index}"
+    small_model("mlm", word_tokenizer(), settings.pop("dropout", 0.0)).save_pretrained(base)
+    torch.manual_seed(3)
+    model = chosen.load(str(base), data)
+    values = dict(max_steps=6, batch_size=4, learning_rate=5e-3, eval_every=3, log_every=1)
+    config = TrainConfig(str(Path(folder) / "run"), **(values | settings))
+    return task_trainer(chosen, model, data, config, dev=data, metric="loss")
+
+
 def documents(count):
     """Texts of three sentences of words in a fixed order from a random one on: something to learn."""
     draw = Random(0)
@@ -179,14 +218,4 @@ def killed(folder, owner, name, call):
 
     setattr(owner, name, kill)
     build(folder).train()
-    os._exit(0)
-
-
-if __name__ == "__main__":
-    settings = {k: json.loads(v) for k, v in (argument.split("=") for argument in sys.argv[2:])}
-    resume = settings.pop("resume", False)
-    make = build_objective if "objective" in settings else build
-    metrics = make(sys.argv[1], **settings).train(resume=resume)
-    print(json.dumps({**metrics, "main process": on_main_process(os.getpid)}), flush=True)
-    # A busy machine showed torch's communication threads abort a process on its way out, its work done and written.
     os._exit(0)

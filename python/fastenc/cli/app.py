@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from fastenc.cli import commands, corpus, info, measure
+from fastenc.cli import commands, corpus, info, measure, recipes
 from fastenc.cli.options import with_task_options
 from fastenc.data.cleaning import STEPS
 from fastenc.data.languages import ALPHA
@@ -27,18 +27,42 @@ Output = Annotated[
 Epochs = Annotated[int, typer.Option(help="Passes over the data.")]
 MaxSteps = Annotated[int | None, typer.Option(help="Optimiser steps; counts instead of --epochs.")]
 BatchSize = Annotated[int, typer.Option(help="Sequences a batch and process.")]
-Accumulation = Annotated[int, typer.Option(help="Batches an optimiser step.")]
+Accumulation = Annotated[int, typer.Option(help="Batches an optimiser step and process.")]
+GlobalBatchSize = Annotated[
+    int | None,
+    typer.Option(
+        help="Sequences an optimiser step, over all processes; counts instead of --accumulation."
+    ),
+]
 LearningRate = Annotated[
     float, typer.Option("--learning-rate", "--lr", help="Peak learning rate of AdamW.")
 ]
 Warmup = Annotated[float, typer.Option(help="Share of the steps with rising learning rate.")]
+WarmupSteps = Annotated[int | None, typer.Option(help="Their number; counts instead of --warmup.")]
 WeightDecay = Annotated[float, typer.Option(help="Weight decay of matrices.")]
+Betas = Annotated[tuple[float, float], typer.Option(help="Adam's decay rates of its two means.")]
+AdamEps = Annotated[float, typer.Option(help="Adam's epsilon.")]
+MaxGradNorm = Annotated[
+    float, typer.Option(help="Norm that the gradient is scaled down to; 0: whatever it is.")
+]
+Parallel = Annotated[
+    str,
+    typer.Option(
+        help="What each process holds: ddp, the whole model, or fsdp, a shard of weights, gradients and moments."
+    ),
+]
 Precision = Annotated[str, typer.Option(help="fp32, or bf16 for autocast over fp32 weights.")]
 Seed = Annotated[int, typer.Option(help="Seed of initial weights, data order, masks and dropout.")]
 EvalEvery = Annotated[
     int | None, typer.Option(help="Steps between evaluations; default: every epoch.")
 ]
 SaveEvery = Annotated[int | None, typer.Option(help="Steps between further checkpoints.")]
+Track = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Where the log goes beside log.jsonl: tensorboard or wandb; may be repeated."
+    ),
+]
 Resume = Annotated[
     bool, typer.Option("--resume", help="Go on from the newest checkpoint in --output.")
 ]
@@ -46,6 +70,7 @@ Resume = Annotated[
 
 @app.command()
 def pretrain(
+    context: typer.Context,
     train: Annotated[
         list[str],
         typer.Argument(
@@ -53,6 +78,14 @@ def pretrain(
         ),
     ],
     output: Output,
+    recipe: Annotated[
+        str | None,
+        typer.Option(
+            help="Published settings by name, or a .toml file; other options override it. list: show the names.",
+            is_eager=True,
+            callback=recipes.use_recipe,
+        ),
+    ] = None,
     dev: Annotated[
         str | None,
         typer.Option(
@@ -72,9 +105,34 @@ def pretrain(
         ),
     ] = "wordpiece",
     vocab_size: Annotated[int, typer.Option(help="Tokens of the trained vocabulary.")] = 16000,
+    lowercase: Annotated[
+        bool | None,
+        typer.Option(
+            "--lowercase/--cased",
+            help="Whether the trained vocabulary is of small letters without accents. Default: for wordpiece.",
+        ),
+    ] = None,
+    family: Annotated[
+        str | None,
+        typer.Option(
+            help="Of a new model: bert, roberta, xlm-roberta, distilbert or electra. Default: the objective's."
+        ),
+    ] = None,
     layers: Annotated[int, typer.Option(help="Layers of a new model.")] = 6,
     hidden: Annotated[int, typer.Option(help="Width of a new model.")] = 384,
     heads: Annotated[int, typer.Option(help="Attention heads of a new model.")] = 12,
+    intermediate: Annotated[
+        int | None, typer.Option(help="Inner width of a new model's layers. Default: 4 * --hidden.")
+    ] = None,
+    embedding_size: Annotated[
+        int | None, typer.Option(help="Width of a new ELECTRA's embeddings. Default: --hidden.")
+    ] = None,
+    generator_size: Annotated[
+        float | None,
+        typer.Option(help="A new ELECTRA's generator, as a share of its width. Default: 0.25."),
+    ] = None,
+    dropout: Annotated[float, typer.Option(help="Of a new model, in attention too.")] = 0.1,
+    norm_eps: Annotated[float, typer.Option(help="Epsilon of a new model's norms.")] = 1e-12,
     objective: Annotated[
         str,
         typer.Option(help="What is predicted: mlm, mlm+nsp, mlm+sop, span, electra or distill."),
@@ -108,13 +166,20 @@ def pretrain(
         typer.Option(help="Tokens a batch and process, at most; counts instead of --batch-size."),
     ] = None,
     accumulation: Accumulation = 1,
+    global_batch_size: GlobalBatchSize = None,
     learning_rate: LearningRate = 5e-4,
     warmup: Warmup = 0.06,
+    warmup_steps: WarmupSteps = None,
+    betas: Betas = (0.9, 0.999),
+    adam_eps: AdamEps = 1e-8,
     weight_decay: WeightDecay = 0.01,
+    max_grad_norm: MaxGradNorm = 1.0,
+    parallel: Parallel = "ddp",
     precision: Precision = "fp32",
     seed: Seed = 0,
     eval_every: EvalEvery = None,
     save_every: SaveEvery = None,
+    track: Track = None,
     resume: Resume = False,
 ) -> None:
     """Train a masked language model on text, with the objective chosen.
@@ -137,11 +202,15 @@ def pretrain(
 
     - `fastenc pretrain wiki.txt.gz --objective distill --teacher runs/base --layers 6 -o runs/half`
 
+    - `fastenc pretrain books.txt.gz --recipe roberta-base --global-batch-size 256 --max-steps 50000
+      --warmup-steps 3000 -o runs/books` (the published settings but three)
+
     - `fastenc pretrain more.txt --from runs/small -o runs/adapted --lr 1e-4 --whole-word`
 
     - `fastenc pretrain store/ --batch-tokens 16384 -o runs/large`
 
-    - `accelerate launch -m fastenc.cli pretrain wiki.txt.gz -o runs/small` (a process for each GPU)
+    - `torchrun --nproc-per-node 8 -m fastenc.cli pretrain wiki.txt.gz --recipe roberta-base --parallel fsdp -o runs/r`
+      (a process for each GPU)
     """
     settings = _settings(locals())
     commands.pretrain(
@@ -149,7 +218,20 @@ def pretrain(
         dev,
         column,
         start,
-        commands.NewModel(tokenizer, vocab_size, layers, hidden, heads),
+        commands.NewModel(
+            tokenizer,
+            vocab_size,
+            lowercase,
+            family,
+            layers,
+            hidden,
+            heads,
+            intermediate,
+            embedding_size,
+            generator_size,
+            dropout,
+            norm_eps,
+        ),
         commands.Examples(
             objective,
             teacher,
@@ -162,6 +244,7 @@ def pretrain(
             alpha,
         ),
         settings,
+        recipes.resolved(context),
         resume,
     )
 
@@ -293,6 +376,12 @@ def prepare(
     corpus.prepare(texts, language, column, output, tokenizer, processes, shard_characters, resume)
 
 
+@app.command(name="recipes")
+def show_recipes() -> None:
+    """The published settings that `fastenc pretrain --recipe` knows; their files name the source of each value."""
+    recipes.show_recipes()
+
+
 @app.command()
 @with_task_options(predict=False)
 def finetune(
@@ -322,6 +411,7 @@ def finetune(
     max_steps: MaxSteps = None,
     batch_size: BatchSize = 32,
     accumulation: Accumulation = 1,
+    global_batch_size: GlobalBatchSize = None,
     learning_rate: Annotated[
         float | None,
         typer.Option(
@@ -359,10 +449,12 @@ def finetune(
     half_features: Annotated[
         bool, typer.Option("--half-features", help="Keep them as 2-byte numbers (float16).")
     ] = False,
+    parallel: Parallel = "ddp",
     precision: Precision = "fp32",
     seed: Seed = 0,
     eval_every: EvalEvery = None,
     save_every: SaveEvery = None,
+    track: Track = None,
     resume: Resume = False,
     options: dict | None = None,
 ) -> None:
@@ -532,4 +624,5 @@ def _settings(values: dict) -> dict:
     return {
         "output_dir": str(values["output"]),
         **{name: values[name] for name in TrainConfig.__dataclass_fields__ if name in values},
+        "track": tuple(values["track"] or ()),
     }

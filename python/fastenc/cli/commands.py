@@ -23,6 +23,7 @@ from fastenc.data import (
 from fastenc.data.tokenizers import KINDS
 from fastenc.models import Encoder, EncoderConfig, MaskedLM
 from fastenc.models.adaptations import METHODS
+from fastenc.models.families import family_named
 from fastenc.models.pretrained import PretrainedModel
 from fastenc.objectives import (
     OBJECTIVES,
@@ -37,6 +38,7 @@ from fastenc.tasks import predict_file, task_named, task_of
 from fastenc.train import TrainConfig, Trainer, fine_tuning_rate, task_trainer
 from fastenc.train.checkpoint import check_free
 from fastenc.train.processes import on_main_process
+from fastenc.train.recipe import write_recipe
 
 HELD_OUT_ONE_IN = 20
 
@@ -46,9 +48,49 @@ class NewModel(NamedTuple):
 
     tokenizer: str
     vocab_size: int
+    lowercase: bool | None
+    family: str | None
     layers: int
     hidden: int
     heads: int
+    intermediate: int | None
+    embedding_size: int | None
+    generator_size: float | None
+    dropout: float
+    norm_eps: float
+
+    def build(
+        self, objective: Objective, vocab_size: int, pad_token_id: int, positions: int
+    ) -> PretrainedModel:
+        """With first weights. Raises: ValueError for an option that another family's or objective's model has."""
+        family = family_named(self.family or objective.family)
+        if self.embedding_size is not None and "embedding_size" not in family.config_names:
+            raise ValueError(
+                f"--embedding-size is of ELECTRA's family, got {self.embedding_size}: leave it out"
+            )
+        if self.generator_size is not None and objective is not OBJECTIVES["electra"]:
+            raise ValueError(
+                f"--generator-size is for --objective electra, got {self.generator_size}: leave it out"
+            )
+        config = EncoderConfig(
+            vocab_size=vocab_size,
+            hidden_size=self.hidden,
+            num_layers=self.layers,
+            num_heads=self.heads,
+            intermediate_size=self.intermediate or 4 * self.hidden,
+            embedding_size=self.embedding_size or self.hidden,
+            max_positions=positions,
+            position_offset=pad_token_id + 1 if family.positions_after_padding else 0,
+            type_vocab_size=family.type_vocab_size,
+            eps=self.norm_eps,
+            hidden_dropout_p=self.dropout,
+            attention_dropout_p=self.dropout,
+            pad_token_id=pad_token_id,
+            pooler=family.has_pooler,
+            family=self.family or objective.family,
+        )
+        options = {} if self.generator_size is None else {"generator_size": self.generator_size}
+        return objective.model(config, **options)
 
 
 class Examples(NamedTuple):
@@ -73,6 +115,7 @@ def pretrain(
     new: NewModel,
     wanted: Examples,
     settings: dict[str, Any],
+    recipe: dict[str, Any],
     resume: bool,
 ) -> None:
     config = TrainConfig(**settings)
@@ -162,6 +205,12 @@ def pretrain(
             "held_out": len(held_out_examples),
         },
     )
+    if trainer.accelerator.is_main_process:
+        write_recipe(
+            trainer.output_dir / "recipe.toml",
+            {**recipe, "packing": packing},
+            f"fastenc pretrain {' '.join(train)}",
+        )
     _run(trainer, resume)
 
 
@@ -328,7 +377,7 @@ def _tokenizer(new: NewModel, documents: list[str]) -> Any:
         return load_tokenizer(new.tokenizer)
     # Learnt once: Unigram's ties fall differently in each process.
     learn = lambda: train_tokenizer(
-        documents, kind=new.tokenizer, vocab_size=new.vocab_size
+        documents, kind=new.tokenizer, vocab_size=new.vocab_size, lowercase=new.lowercase
     ).to_str()
     library = require("tokenizers", extra="models")
     return library.Tokenizer.from_str(on_main_process(learn))
@@ -337,18 +386,11 @@ def _tokenizer(new: NewModel, documents: list[str]) -> Any:
 def _new_model(
     objective: Objective, new: NewModel, tokenizer: Any, wanted: Examples, seed: int
 ) -> PretrainedModel:
-    config = EncoderConfig(
-        vocab_size=tokenizer.get_vocab_size(),
-        hidden_size=new.hidden,
-        num_layers=new.layers,
-        num_heads=new.heads,
-        intermediate_size=4 * new.hidden,
-        max_positions=max(512, wanted.block_size),
-        pad_token_id=special_tokens(tokenizer).pad,
-        family=objective.family,
-    )
     torch.manual_seed(seed)
-    model = objective.model(config)
+    positions = max(512, wanted.block_size)
+    model = new.build(
+        objective, tokenizer.get_vocab_size(), special_tokens(tokenizer).pad, positions
+    )
     model.tokenizer = tokenizer
     return model
 

@@ -69,6 +69,7 @@ class Family:
         lm_head, classifier: names of the heads' parts, without the prefix.
         classifier_kind: "pooler" (a linear layer over the pooler) or the activation of a dense layer of its own.
         class_prefix: what precedes a model class's ``architecture`` in the class names of transformers.
+        type_vocab_size: token types of a new model.
     """
 
     prefix: str
@@ -85,6 +86,7 @@ class Family:
     default_pad: int = 0
     default_eps: float = 1e-12
     default_classifier_dropout: float | None = None
+    type_vocab_size: int = 2
 
     def names(self, num_layers: int) -> dict[str, str | tuple[str, ...]]:
         """Canonical module name → the family's, for the encoder."""
@@ -118,6 +120,7 @@ def _roberta(class_prefix: str) -> Family:
         class_prefix=class_prefix,
         positions_after_padding=True,
         default_pad=1,
+        type_vocab_size=1,
     )
 
 
@@ -156,6 +159,7 @@ FAMILIES = {
         has_pooler=False,
         drops_attention_output=False,
         default_classifier_dropout=0.2,
+        type_vocab_size=0,
     ),
     "electra": Family(
         prefix="electra",

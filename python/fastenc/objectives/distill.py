@@ -24,6 +24,13 @@ class DistillationCollator(MlmCollator):
         return {"mlm": labelled, "kl": labelled, "cosine": arguments["batch"].total_tokens}
 
 
+class _Aside(tuple):
+    """Keeps a teacher from being a submodule of its student, and a copy of the student from copying it."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "_Aside":
+        return self
+
+
 class DistilledLM(MaskedLM):
     """A student of a teacher that has the same tokenizer and width.
 
@@ -51,7 +58,7 @@ class DistilledLM(MaskedLM):
                     )
             if teacher.training:
                 raise ValueError("the teacher must not drop units: put it into evaluation mode")
-        self._teacher = (teacher,)  # in a tuple, so that it is no submodule
+        self._teacher = _Aside((teacher,))
 
     @classmethod
     def from_teacher(cls, teacher: MaskedLM, num_layers: int) -> "DistilledLM":

@@ -18,7 +18,7 @@ from fastenc.objectives.parts import weighted_sum
 from fastenc.packing import PackedBatch
 
 DETECTION_WEIGHT = 50.0
-GENERATOR_SHARE = 4  # the model's width and heads divided by the generator's
+GENERATOR_SIZE = 0.25
 GENERATOR_FOLDER = "generator"
 
 
@@ -90,19 +90,25 @@ class Electra(PretrainedModel):
 
     Args:
         config: of the discriminator; its family must be "electra".
-        generator_config: None: a fourth of the discriminator's width and heads.
-    Raises: ValueError for another family, or embeddings of another size.
+        generator_config: None: the discriminator's, with a ``generator_size`` share of its width and heads.
+    Raises: ValueError for another family, embeddings of another size, or a share outside (0, 1].
     Source: Clark et al. 2020, arXiv:2003.10555.
     """
 
-    def __init__(self, config: EncoderConfig, generator_config: EncoderConfig | None = None):
+    def __init__(
+        self,
+        config: EncoderConfig,
+        generator_config: EncoderConfig | None = None,
+        *,
+        generator_size: float = GENERATOR_SIZE,
+    ):
         if config.family != "electra":
             raise ValueError(
                 f"replaced-token detection needs an ELECTRA model, got family {config.family!r}: its checkpoints "
                 "alone have a head for it"
             )
         config = config.replace(pooler=False)
-        generator_config = generator_config or small_config(config)
+        generator_config = generator_config or small_config(config, generator_size)
         for name in ("vocab_size", "embedding_size", "max_positions", "type_vocab_size"):
             own, other = getattr(config, name), getattr(generator_config, name)
             if own != other:
@@ -167,9 +173,14 @@ class Electra(PretrainedModel):
         theirs.word, theirs.position, theirs.token_type = own.word, own.position, own.token_type
 
 
-def small_config(config: EncoderConfig) -> EncoderConfig:
-    """The configuration of a generator of a fourth of the width and heads, with the same embeddings."""
-    heads = max(1, config.num_heads // GENERATOR_SHARE)
+def small_config(config: EncoderConfig, size: float = GENERATOR_SIZE) -> EncoderConfig:
+    """The configuration of a generator with a share of the width and of the heads, and the same embeddings.
+
+    Raises: ValueError unless ``size`` is in (0, 1].
+    """
+    if not 0 < size <= 1:
+        raise ValueError(f"generator_size must be a share of the width in (0, 1], got {size}")
+    heads = max(1, round(config.num_heads * size))
     return config.replace(
         num_heads=heads,
         hidden_size=config.hidden_size // config.num_heads * heads,

@@ -13,40 +13,56 @@ from torch import Tensor
 from fastenc._extras import require
 from fastenc._files import flush
 from fastenc.models.pretrained import PretrainedModel
+from fastenc.train.processes import process_state, together
+from fastenc.train.rows import RowReader, write_rows
 
-STATE, OPTIMIZER, RANDOM = "state.json", "optimizer.safetensors", "random.safetensors"
+STATE, RANDOM = "state.json", "random.safetensors"
+OPTIMIZER = "optimizer"  # .safetensors, or one file a process
 
 
 def save_checkpoint(
     output_dir: Path,
     step: int,
-    model: PretrainedModel,
-    optimizer: torch.optim.Optimizer,
+    model: PretrainedModel | None,
+    moments: dict[str, Tensor],
     random_states: dict[str, Tensor],
     state: dict[str, Any],
 ) -> Path:
-    """Write ``checkpoint-<step>``: model, optimiser, random generators, progress.
+    """Write ``checkpoint-<step>``: model, optimiser, random generators, progress. All processes call it together.
 
     Everything goes into a hidden folder first, is flushed to the disk and then renamed, so that a kill or a full
     disk at any moment leaves the checkpoints that were there.
-    Raises: OSError naming the last good checkpoint.
+
+    Args:
+        model: whole, on the main process; so are random_states and state.
+        moments: of ``flat_optimizer``; each process writes its rows of them.
+    Raises: OSError naming the last good checkpoint, on every process.
     """
-    save_file = require("safetensors.torch", extra="train").save_file
-    final = folder_of(output_dir, step)
+    processes, final = process_state(), folder_of(output_dir, step)
     hidden = _hidden(final)
+
+    def write() -> None:
+        if processes.is_main_process:
+            assert model is not None
+            model.save_pretrained(hidden)
+            save_file = require("safetensors.torch", extra="train").save_file
+            save_file(random_states, hidden / RANDOM)
+            text = json.dumps({**state, "step": step}, indent=1)
+            (hidden / STATE).write_text(text, encoding="utf-8")
+        write_rows(hidden, OPTIMIZER, moments, processes.process_index, processes.num_processes)
+
+    def publish() -> None:
+        if processes.is_main_process:
+            for path in (*hidden.rglob("*"), hidden):
+                flush(path)
+            os.replace(hidden, final)
+            flush(output_dir)
+
     try:
-        hidden.mkdir(parents=True)
-        model.save_pretrained(hidden)
-        save_file(_flat_optimizer(model, optimizer), hidden / OPTIMIZER)
-        save_file(random_states, hidden / RANDOM)
-        (hidden / STATE).write_text(json.dumps({**state, "step": step}, indent=1), encoding="utf-8")
-        for path in (*hidden.rglob("*"), hidden):
-            flush(path)
-        os.replace(hidden, final)
-        flush(output_dir)
-    except (
-        Exception
-    ) as error:  # safetensors and tokenizers report a full disk by classes of their own
+        together(lambda: hidden.mkdir(parents=True) if processes.is_main_process else None)
+        together(write)
+        together(publish)
+    except OSError as error:
         last = latest_checkpoint(output_dir)
         kept = f"the last good checkpoint is {last}" if last else "there is no earlier checkpoint"
         raise OSError(
@@ -54,7 +70,8 @@ def save_checkpoint(
             "Make room there and resume"
         ) from error
     finally:
-        shutil.rmtree(hidden, ignore_errors=True)
+        if processes.is_main_process:
+            shutil.rmtree(hidden, ignore_errors=True)
     return final
 
 
@@ -93,27 +110,30 @@ def read_state(folder: Path) -> dict[str, Any]:
         raise _corrupt(folder, error) from error
 
 
-def load_checkpoint(
+def load_optimizer(
     folder: Path, model: PretrainedModel, optimizer: torch.optim.Optimizer
 ) -> dict[str, Tensor]:
-    """Put a checkpoint's weights into model and optimiser; returns its random states."""
+    """Put a checkpoint's moments into the optimiser of a model's parameters; returns its random states."""
     load_file = require("safetensors.torch", extra="train").load_file
     error_class = require("safetensors", extra="train").SafetensorError
+    parameters = dict(model.named_parameters())
     try:
-        load_weights(folder, model)
-        moments, random_states = load_file(folder / OPTIMIZER), load_file(folder / RANDOM)
+        with RowReader(folder, OPTIMIZER) as reader:
+            for key in reader.names():
+                name, entry = key.split("|")
+                parameter = parameters[name]
+                optimizer.state[parameter][entry] = reader.read(key, parameter)
+        return load_file(folder / RANDOM)
     except (error_class, OSError, ValueError) as error:
         raise _corrupt(folder, error) from error
-    parameters = dict(model.named_parameters())
-    for key, value in moments.items():
-        name, entry = key.split("|")
-        parameter = parameters[name]
-        optimizer.state[parameter][entry] = value.to(parameter.device)
-    return random_states
 
 
-def load_weights(folder: Path, model: PretrainedModel) -> None:
-    model.load_state_dict(type(model).from_pretrained(folder).state_dict())
+def read_weights(folder: Path, kind: type[PretrainedModel]) -> dict[str, Tensor]:
+    """The weights of a checkpoint of such a model."""
+    try:
+        return kind.from_pretrained(folder).state_dict()
+    except ValueError as error:
+        raise _corrupt(folder, error) from error
 
 
 def remove_old(output_dir: Path, keep: int, best: Path | None) -> None:
@@ -145,11 +165,11 @@ def restore_random_state(states: dict[str, Tensor]) -> None:
         torch.cuda.set_rng_state(states["cuda"])
 
 
-def _flat_optimizer(model: PretrainedModel, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+def flat_optimizer(model: PretrainedModel, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """AdamW's moments and step counts under "parameter|entry"."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     return {
-        f"{names[id(parameter)]}|{key}": value.detach().cpu().contiguous()
+        f"{names[id(parameter)]}|{key}": value
         for parameter, entries in optimizer.state.items()
         for key, value in entries.items()
     }

@@ -1,11 +1,15 @@
 """What a training run is: every number that its result depends on."""
 
+import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
 PRECISIONS = ("fp32", "bf16")
+PARALLEL = ("ddp", "fsdp")
 # Fields that a resumed run may change, because no weight depends on them.
-FREE = {"output_dir", "log_every", "save_every", "keep_checkpoints"}
+FREE = {"output_dir", "log_every", "save_every", "keep_checkpoints", "track"}
+# How a step's work is split. Its result depends on ``micro_batches`` * processes alone, but for rounding and dropout.
+SPLIT = {"accumulation", "global_batch_size", "parallel"}
 
 
 # Added weights start far from useful: LoRA's authors take about ten times fine-tuning's rate (Hu et al. 2021, appendix
@@ -37,16 +41,20 @@ class TrainConfig:
         epochs: passes over the data; max_steps: optimiser steps, counts instead if given.
         batch_size: sequences a process and micro-batch; accumulation: micro-batches an optimiser step.
         batch_tokens: tokens a process and micro-batch, at most; counts instead of ``batch_size`` if given.
+        global_batch_size: sequences an optimiser step on all processes together; counts instead of ``accumulation``
+            if given.
         learning_rate: peak of AdamW's rate, after a linear warm-up over the first ``warmup`` share of the steps and
-            before a linear decay to 0.
+            before a linear decay to 0; warmup_steps: their number, counts instead if given.
         layer_decay: factor on the rate from each layer to the one below it, 1 for the same rate everywhere.
         weight_decay: on matrices; never on biases and norms.
         max_grad_norm: the gradient is scaled down to this Euclidean norm; 0 switches it off.
+        parallel: "ddp", the whole model on each process, or "fsdp", a shard of it.
         precision: "fp32", or "bf16" for autocast over fp32 weights.
         eval_every: optimiser steps between evaluations, each with a checkpoint; None: at the end of each epoch.
         save_every: optimiser steps between further checkpoints, or None.
         keep_checkpoints: newest checkpoints to keep, beside the best.
         log_every: optimiser steps between lines of the log.
+        track: where else the log's lines go: "tensorboard", "wandb".
     Raises: ValueError naming the field, the rule and the value.
     """
 
@@ -56,19 +64,23 @@ class TrainConfig:
     batch_size: int = 32
     batch_tokens: int | None = None
     accumulation: int = 1
+    global_batch_size: int | None = None
     learning_rate: float = 5e-5
     warmup: float = 0.06
+    warmup_steps: int | None = None
     layer_decay: float = 1.0
     weight_decay: float = 0.01
     betas: tuple[float, float] = (0.9, 0.999)
     adam_eps: float = 1e-8
     max_grad_norm: float = 1.0
+    parallel: str = "ddp"
     precision: str = "fp32"
     seed: int = 0
     eval_every: int | None = None
     save_every: int | None = None
     keep_checkpoints: int = 2
     log_every: int = 10
+    track: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name in (
@@ -77,12 +89,18 @@ class TrainConfig:
             "batch_size",
             "batch_tokens",
             "accumulation",
+            "global_batch_size",
             "eval_every",
             "save_every",
         ):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
+        if self.batch_tokens is not None and self.global_batch_size is not None:
+            raise ValueError(
+                "global_batch_size counts sequences, and batch_tokens leaves their number open, got "
+                f"{self.global_batch_size} and {self.batch_tokens}: give accumulation instead"
+            )
         for name in ("log_every", "keep_checkpoints"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
@@ -90,6 +108,10 @@ class TrainConfig:
             raise ValueError(f"learning_rate must be positive, got {self.learning_rate}")
         if not 0 <= self.warmup <= 1:
             raise ValueError(f"warmup must be a share of the steps in [0, 1], got {self.warmup}")
+        if self.warmup_steps is not None and self.warmup_steps < 0:
+            raise ValueError(f"warmup_steps must not be negative, got {self.warmup_steps}")
+        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
+            raise ValueError(f"betas must be two numbers in [0, 1), got {self.betas}")
         if not 0 < self.layer_decay <= 1:
             raise ValueError(f"layer_decay must be in (0, 1], got {self.layer_decay}")
         if self.weight_decay < 0 or self.max_grad_norm < 0:
@@ -99,10 +121,37 @@ class TrainConfig:
             )
         if self.precision not in PRECISIONS:
             raise ValueError(f"precision must be one of {PRECISIONS}, got {self.precision!r}")
+        if self.parallel not in PARALLEL:
+            raise ValueError(f"parallel must be one of {PARALLEL}, got {self.parallel!r}")
+
+    def micro_batches(self, processes: int) -> int:
+        """Micro-batches of an optimiser step on each of so many processes.
+
+        Raises: ValueError unless whole micro-batches make ``global_batch_size``.
+        """
+        if self.global_batch_size is None:
+            return self.accumulation
+        number, rest = divmod(self.global_batch_size, self.batch_size * processes)
+        if rest or not number:
+            raise ValueError(
+                f"global_batch_size must be a multiple of batch_size * processes, got {self.global_batch_size} and "
+                f"{self.batch_size} * {processes}: change one of them"
+            )
+        return number
+
+    def warmup_of(self, total_steps: int) -> int:
+        """Steps with rising learning rate. Raises: ValueError when the run has fewer."""
+        if self.warmup_steps is None:
+            return math.ceil(self.warmup * total_steps)
+        if self.warmup_steps > total_steps:
+            raise ValueError(
+                f"warmup_steps must be at most the run's {total_steps} steps, got {self.warmup_steps}: give fewer"
+            )
+        return self.warmup_steps
 
     def decisive(self) -> dict[str, Any]:
         """The fields that the weights depend on."""
-        return {name: value for name, value in asdict(self).items() if name not in FREE}
+        return {name: value for name, value in asdict(self).items() if name not in FREE | SPLIT}
 
 
 def check_same(stored: dict[str, Any], current: dict[str, Any], where: str) -> None:

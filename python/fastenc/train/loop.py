@@ -5,7 +5,6 @@ import math
 import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
 from dataclasses import fields
 from functools import partial
 from itertools import count, islice
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch.distributed.tensor import DTensor
 
 from fastenc._extras import require
 from fastenc._files import write_atomically
@@ -22,13 +21,16 @@ from fastenc.data.prefetch import prefetch
 from fastenc.data.progress import progress_bar
 from fastenc.models import LossPart
 from fastenc.models.pretrained import PretrainedModel
+from fastenc.objectives.mlm import mix
 from fastenc.objectives.parts import count_items, loss_parts, weighted_sum
 from fastenc.train import checkpoint as checkpoints
 from fastenc.train.config import TrainConfig, check_same
 from fastenc.train.log import Log
 from fastenc.train.optimizer import build_optimizer, rate_factor
+from fastenc.train.parallel import PARALLEL
 from fastenc.train.plot import plot_log
 from fastenc.train.processes import on_main_process, process_state
+from fastenc.train.tracking import check_trackers, start_trackers, stop_trackers
 
 Collate = Callable[[Sequence[Any], int], dict[str, Any]]
 Evaluate = Callable[[Any], dict[str, float]]
@@ -42,7 +44,10 @@ class Trainer:
     (``output.parts``) is the weighted sum of such means, each over its own items, which ``collate.items(arguments)``
     counts. Checkpoints hold the weights, AdamW's moments, the random generators and the place in the data, so that a
     run that was killed and resumed gives the weights of one that was not: bit for bit on a CPU with the same number
-    of threads.
+    of threads and processes. Another number of processes goes through the same micro-batches if it takes as many a
+    step together; the weights then differ by rounding, and by dropout, as random generators belong to processes.
+
+    With ``parallel="fsdp"`` the model given becomes a shard of itself and stays one: load the result from output_dir.
 
     On a GPU a step waits for nothing: losses stay there until a line of the log, an evaluation or a checkpoint reads
     them. A step whose loss or gradient is not finite changes no weights, nor does any after it, and the next reading
@@ -83,19 +88,23 @@ class Trainer:
     ):
         accelerate = require("accelerate", extra="train")
         require("matplotlib", extra="train")  # missed now, not at the first checkpoint
+        check_trackers(config.track)
         process_state()
         # Accelerate keeps the first run's precision for the process; a later Trainer may have another.
         accelerate.state.AcceleratorState._reset_state()
         self.accelerator = accelerate.Accelerator(
-            mixed_precision="bf16" if config.precision == "bf16" else "no"
+            mixed_precision="bf16" if config.precision == "bf16" else "no",
+            log_with=list(config.track) or None,
+            project_dir=config.output_dir,
         )
         self.config, self.output_dir = config, Path(config.output_dir)
         self.examples, self.collate = examples, collate
         self.evaluate, self.metric, self.higher_is_better = evaluate, metric, higher_is_better
         self.calibrate = calibrate
         self.show_progress = show_progress
-        processes = self.accelerator.num_processes
+        self.processes = self.accelerator.num_processes
         lengths = torch.as_tensor(lengths)
+        # One order for all processes, so that another number of them goes through the same batches.
         self.sampler = BatchSampler(
             lengths,
             None if config.batch_tokens else config.batch_size,
@@ -103,16 +112,18 @@ class Trainer:
             groups=groups,
             shuffle=True,
             seed=config.seed,
-            num_shards=processes,
-            shard=self.accelerator.process_index,
         )
+        self.window_size = config.micro_batches(self.processes) * self.processes
         self.total_steps = config.max_steps or sum(map(self._steps, range(config.epochs)))
-        self.warmup_steps = math.ceil(config.warmup * self.total_steps)
+        self.warmup_steps = config.warmup_of(self.total_steps)
         # The seed below decides dropout; each process drops other units.
         torch.manual_seed(config.seed + self.accelerator.process_index)
-        # Accelerate's wrapper shares the state of the optimiser in it.
-        self.adamw = build_optimizer(model, config)
-        self.model, self.optimizer = self.accelerator.prepare(model, self.adamw)
+        self.kind = type(model)
+        trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+        build = partial(build_optimizer, config=config)
+        self.parallel = PARALLEL[config.parallel](self.accelerator, model, build)
+        self.model, self.optimizer = self.parallel.model, self.parallel.optimizer
+        self.adamw = self.parallel.adamw
         device = self.accelerator.device
         # AdamW's kernel changes nothing while this is 1, which is how torch's GradScaler skips a step.
         self.broken = self.adamw.found_inf = torch.zeros((), device=device)  # type: ignore[attr-defined]
@@ -125,16 +136,16 @@ class Trainer:
             **{f"model.{name}": value for name, value in _model_settings(model).items()},
             **(settings or {}),
             "metric": metric,
-            "trained parameters": sum(p.numel() for p in model.parameters() if p.requires_grad),
+            "trained parameters": trained,
             "data": f"{len(examples)} examples of {int(lengths.sum())} tokens (checksum {_checksum(lengths):08x})",
-            "processes": processes,
+            "micro-batches a step (accumulation * processes)": self.window_size,
         }
         self.decisive = json.loads(json.dumps(decisive))
 
     @property
     def plain_model(self) -> PretrainedModel:
         """The model without accelerate's wrappers."""
-        return self.accelerator.unwrap_model(self.model)
+        return self.parallel.plain_model
 
     def train(self, resume: bool = False) -> dict[str, float]:
         """Run to the end and return the best evaluation's metrics ({} without ``evaluate``).
@@ -146,6 +157,14 @@ class Trainer:
             be written.
         """
         self._begin(resume)
+        try:
+            self._run()
+        finally:
+            stop_trackers(self.accelerator)
+        self._finish()
+        return self.best["metrics"] if self.best else {}
+
+    def _run(self) -> None:
         config, self.window = self.config, _Window()
         main = self.accelerator.is_main_process
         windows = islice(self._windows(), self.total_steps - self.step)
@@ -172,9 +191,8 @@ class Trainer:
                 line = self.window.close()
             if logs and main:
                 if hasattr(bar, "set_postfix"):
-                    bar.set_postfix({name: f"{value:.4g}" for name, value in line.items()})
-                self.log.write(
-                    step=self.step,
+                    bar.set_postfix({name: _short(value) for name, value in line.items()})
+                self._write(
                     epoch=epoch + place / self._steps(epoch),
                     learning_rate=max(group["lr"] for group in self.optimizer.param_groups),
                     **line,
@@ -186,21 +204,22 @@ class Trainer:
             if saves:
                 self._save()
                 self.window.restart_clock()
-        self._finish()
-        return self.best["metrics"] if self.best else {}
 
     def _windows(self) -> Iterator[list[list[int]]]:
-        """The micro-batches of each optimiser step from ``self.step`` on, without end; none crosses an epoch."""
+        """The micro-batches of each optimiser step from ``self.step`` on, all processes' together, without end.
+
+        None crosses an epoch, whose last step may have fewer.
+        """
         first, place = self._place()
-        start = place * self.config.accumulation
+        start = place * self.window_size
         for epoch in count(first):
             batches = self.sampler.epoch(epoch, start if epoch == first else 0)
-            while window := list(islice(batches, self.config.accumulation)):
+            while window := list(islice(batches, self.window_size)):
                 yield window
 
     def _steps(self, epoch: int) -> int:
         """Optimiser steps of an epoch."""
-        return -(-self.sampler.count(epoch) // self.config.accumulation)
+        return -(-self.sampler.count(epoch) // self.window_size)
 
     def _place(self) -> tuple[int, int]:
         """The epoch of the next step, and how many of the epoch's steps are done."""
@@ -209,40 +228,58 @@ class Trainer:
             self._epoch += 1
         return self._epoch, self.step - self._epoch_start
 
-    def _collate_window(self, numbered: tuple[int, list[list[int]]]) -> list[dict[str, Any]]:
-        """The model's arguments for each micro-batch of a step, given with the step's number."""
+    def _collate_window(
+        self, numbered: tuple[int, list[list[int]]]
+    ) -> list[tuple[dict[str, Any], bool]]:
+        """This process's part of a step, given with its number: the model's arguments, and whether they count.
+
+        The processes take turns with the micro-batches. Where there are too few, at an epoch's end, a process goes
+        through another's, which counts for nothing: every process has to take part in the exchange of gradients.
+        """
         step, window = numbered
-        processes, own = self.accelerator.num_processes, self.accelerator.process_index
-        first = step * self.config.accumulation
-        return [
-            self.collate([self.examples[i] for i in indices], (first + number) * processes + own)
-            for number, indices in enumerate(window)
-        ]
+        own = []
+        turns = _round_up(len(window), self.processes)
+        for turn in range(self.accelerator.process_index, turns, self.processes):
+            place = min(turn, len(window) - 1)
+            chosen = [self.examples[i] for i in window[place]]
+            own.append((self.collate(chosen, step * self.window_size + place), place == turn))
+        return own
 
     def _begin(self, resume: bool) -> None:
         found = checkpoints.check_free(self.output_dir, resume)
         if found is not None:
             state = checkpoints.read_state(found)
             check_same(state["settings"], self.decisive, str(found))
-            states = checkpoints.load_checkpoint(found, self.plain_model, self.adamw)
-            own = f"{self.accelerator.process_index}."
-            checkpoints.restore_random_state(
-                {
-                    key.removeprefix(own): value
-                    for key, value in states.items()
-                    if key.startswith(own)
-                }
-            )
+            self.parallel.load(checkpoints.read_weights(found, self.kind))
+            states = checkpoints.load_optimizer(found, self.plain_model, self.adamw)
+            self._restore_random_states(states, state["step"])
             self.step, self.best = state["step"], state["best"]
         if self.accelerator.is_main_process:
             self._remove_old()
             self.log = Log(self.output_dir / "log.jsonl", self.step)
+        start_trackers(self.accelerator, self.output_dir, self.step, self.decisive)
 
-    def _optimiser_step(self, batches: list[dict[str, Any]]) -> None:
+    def _restore_random_states(self, states: dict[str, torch.Tensor], step: int) -> None:
+        """Each process's own; those of another number of processes belong to nobody, and new ones begin."""
+        index = self.accelerator.process_index
+        if len({key.partition(".")[0] for key in states}) != self.processes:
+            torch.manual_seed(mix(self.config.seed, step, index))
+            return
+        own = {
+            key.removeprefix(f"{index}."): value
+            for key, value in states.items()
+            if key.startswith(f"{index}.")
+        }
+        checkpoints.restore_random_state(own)
+
+    def _optimiser_step(self, batches: list[tuple[dict[str, Any], bool]]) -> None:
         """One update; the window gets its losses, gradient norm and number of tokens, over all processes."""
         config, accelerator = self.config, self.accelerator
-        items = [count_items(self.collate, arguments) for arguments in batches]
-        tokens = sum(arguments["batch"].total_tokens for arguments in batches)
+        items, tokens = [], 0
+        for arguments, counted in batches:
+            counts = count_items(self.collate, arguments)
+            items.append(counts if counted else dict.fromkeys(counts, 0))
+            tokens += arguments["batch"].total_tokens if counted else 0
         device = accelerator.device
         names = list(items[0])
         sums = [sum(counts[name] for counts in items) for name in names]
@@ -252,15 +289,16 @@ class Trainer:
             factor = rate_factor(self.step, self.warmup_steps, self.total_steps)
             group["lr"] = config.learning_rate * group["rate_scale"] * factor
         self.model.train()
-        shares = accelerator.num_processes / totals[:-1].clamp(min=1)
+        shares = self.processes / totals[:-1].clamp(min=1)
         means = torch.zeros_like(shares)
-        for number, (arguments, counts) in enumerate(zip(batches, items, strict=True)):
+        for number, ((arguments, _), counts) in enumerate(zip(batches, items, strict=True)):
             arguments = {
                 name: value if isinstance(value, int) else value.to(device, non_blocking=True)
                 for name, value in arguments.items()
             }
-            with _sync(accelerator, self.model, number + 1 == len(batches)):
-                parts = loss_parts(self.model(**arguments))
+            with self.parallel.exchange(number + 1 == len(batches)):
+                with accelerator.autocast():
+                    parts = loss_parts(self.model(**arguments))
                 scaled = {
                     name: LossPart(parts[name].mean * (counts[name] * share), parts[name].weight)
                     for name, share in zip(names, shares.unbind(), strict=True)
@@ -274,6 +312,8 @@ class Trainer:
         loss = torch.stack([m * w for m, w in zip(means.unbind(), weights, strict=True)]).sum()
         limit = config.max_grad_norm or math.inf
         norm = accelerator.clip_grad_norm_(self.model.parameters(), limit)
+        if isinstance(norm, DTensor):
+            norm = norm.full_tensor()
         figures = torch.stack((loss, norm.double(), totals[-1], *means.unbind()))
         self.broken.logical_or_(~figures.isfinite().all())
         self.window.add(self.step + 1, names, figures)
@@ -296,16 +336,23 @@ class Trainer:
                         f"Last good checkpoint: {last}"
                     )
 
+    def _write(self, **values: float) -> None:
+        """A line of the log, and of the trackers."""
+        self.log.write(step=self.step, **values)
+        self.accelerator.log(values, step=self.step)
+
     def _evaluate(self) -> None:
         """Log the metrics, and note this step if they are the best so far."""
         if self.evaluate is None:
             return
         before = checkpoints.random_state()
-        metrics = on_main_process(partial(self.evaluate, self.plain_model.eval()))
+        model = self.parallel.whole_model()
+        with self.accelerator.autocast():
+            metrics = on_main_process(partial(self._measure, self.evaluate, model))
         checkpoints.restore_random_state(before)
         if self.accelerator.is_main_process:
             values = {f"eval_{name}": value for name, value in metrics.items()}
-            self.log.write(step=self.step, **values)
+            self._write(**values)
         if self.metric not in metrics:
             raise ValueError(
                 f"metric {self.metric!r} is not among the evaluation's {sorted(metrics)}"
@@ -314,6 +361,14 @@ class Trainer:
         if self.best is None or sign * metrics[self.metric] > sign * self.best["value"]:
             self.best = {"value": metrics[self.metric], "step": self.step, "metrics": metrics}
 
+    def _measure(self, function: Evaluate, model: PretrainedModel | None) -> dict[str, float]:
+        """``function`` of the whole model, on the training device for so long."""
+        assert model is not None
+        device = next(model.parameters()).device
+        metrics = function(model.to(self.accelerator.device).eval())
+        model.to(device)
+        return metrics
+
     def _save(self) -> None:
         utils = require("accelerate.utils", extra="train")
         own = {
@@ -321,29 +376,29 @@ class Trainer:
             for name, state in checkpoints.random_state().items()
         }
         states = {k: v for part in utils.gather_object([own]) for k, v in part.items()}
+        checkpoints.save_checkpoint(
+            self.output_dir,
+            self.step,
+            self.parallel.whole_model(),
+            checkpoints.flat_optimizer(self.plain_model, self.adamw),
+            states,
+            {"settings": self.decisive, "best": self.best},
+        )
         if self.accelerator.is_main_process:
-            state = {"settings": self.decisive, "best": self.best}
-            checkpoints.save_checkpoint(
-                self.output_dir,
-                self.step,
-                self.plain_model,
-                self.adamw,
-                states,
-                state,
-            )
             self._remove_old()
         self.accelerator.wait_for_everyone()
 
     def _finish(self) -> None:
         """Put the best checkpoint's weights into the model, and them and their metrics into output_dir itself."""
-        # The model leaves without the autocast that accelerate put around its forward.
-        model = self.accelerator.unwrap_model(self.model, keep_fp32_wrapper=False).eval()
+        self.parallel.finish()
         if (folder := self._best_folder()) is not None:
-            checkpoints.load_weights(folder, model)
+            self.parallel.load(checkpoints.read_weights(folder, self.kind))
+        model = self.parallel.whole_model()
         if self.calibrate is not None and self.best is not None:
-            metrics = on_main_process(partial(self.calibrate, model))
+            metrics = on_main_process(partial(self._measure, self.calibrate, model))
             self.best = {**self.best, "metrics": {**self.best["metrics"], **metrics}}
         if self.accelerator.is_main_process:
+            assert model is not None
             model.save_pretrained(self.output_dir)
             best = self.best or {"step": self.step, "metrics": {}}
             text = json.dumps({"step": best["step"], **best["metrics"]}, indent=1)
@@ -399,6 +454,7 @@ class _Window:
             "grad_norm": self.norm,
             **{n: sum(step[n] for step in self.losses) / len(self.losses) for n in self.losses[0]},
             "tokens_per_s": self.tokens / max(self.seconds, 1e-9),
+            "steps_per_day": len(self.losses) * 86400 / max(self.seconds, 1e-9),
         }
         self._clear()
         return line
@@ -412,9 +468,12 @@ def _checksum(lengths: torch.Tensor) -> int:
     return checksum
 
 
-def _sync(accelerator, model: nn.Module, last: bool):
-    """Processes exchange gradients once an optimiser step, after its last micro-batch."""
-    return nullcontext() if last else accelerator.no_sync(model)
+def _short(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def _round_up(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple
 
 
 def _model_settings(model: PretrainedModel) -> dict[str, Any]:

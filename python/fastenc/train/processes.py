@@ -11,6 +11,7 @@ import torch
 from fastenc._extras import require
 
 Value = TypeVar("Value")
+TRUE = ("1", "true", "yes")
 
 
 def process_state() -> Any:
@@ -18,8 +19,15 @@ def process_state() -> Any:
 
     Without an accelerator, processes have to be announced as CPU ones: accelerate takes those that torchrun starts
     for so many separate runs otherwise.
+    Raises: ValueError when accelerate's launcher is to shard the model.
     """
-    wanted = os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true", "yes")
+    for way in ("FSDP", "DEEPSPEED"):
+        if os.environ.get(f"ACCELERATE_USE_{way}", "").lower() in TRUE:
+            raise ValueError(
+                f"sharding is the training's own affair, but accelerate was started with {way}: configure it for "
+                "plain multi-GPU, or use torchrun, and give parallel='fsdp'"
+            )
+    wanted = os.environ.get("ACCELERATE_USE_CPU", "").lower() in TRUE
     cpu = wanted or not torch.accelerator.is_available()
     state = require("accelerate", extra="train").PartialState(cpu=cpu)
     if state.num_processes > 1:
@@ -39,3 +47,20 @@ def on_main_process(make: Callable[[], Value]) -> Value:
     require("accelerate.utils", extra="train").broadcast_object_list(values)
     process_state().wait_for_everyone()  # the sender stays until the others have it
     return values[0]  # type: ignore[return-value]
+
+
+def together(act: Callable[[], object]) -> None:
+    """``act()`` on every process; returns when all have done it.
+
+    Raises: OSError on all of them for the first that failed, so that none waits for it.
+    """
+    failure = None
+    try:
+        act()
+    except (
+        Exception
+    ) as error:  # safetensors and tokenizers report a full disk by classes of their own
+        failure = str(error) or type(error).__name__
+    failures = require("accelerate.utils", extra="train").gather_object([failure])
+    if said := [text for text in failures if text is not None]:
+        raise OSError(said[0])

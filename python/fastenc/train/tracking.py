@@ -1,0 +1,50 @@
+"""The log's lines in TensorBoard or Weights & Biases too, through accelerate's trackers."""
+
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from fastenc._extras import require
+from fastenc._files import write_atomically
+
+PROJECT = "fastenc"
+TRACKERS = ("tensorboard", "wandb")
+
+
+def check_trackers(names: tuple[str, ...]) -> None:
+    """Raises: ValueError for an unknown tracker, ImportError naming the extra for one that is not installed."""
+    for name in names:
+        if name not in TRACKERS:
+            raise ValueError(f"track must be among {', '.join(TRACKERS)}, got {name!r}")
+        require(name, extra=name)
+
+
+def start_trackers(accelerator: Any, output_dir: Path, step: int, settings: dict[str, Any]) -> None:
+    """Begin, or go on after ``step``: what an interrupted run tracked of later steps is dropped or written again.
+
+    TensorBoard's files are in output_dir/fastenc. Weights & Biases goes on with the run whose name is in
+    output_dir/wandb-id.
+    """
+    options: dict[str, dict[str, Any]] = {"tensorboard": {"purge_step": step + 1}}
+    if accelerator.is_main_process and "wandb" in map(str, accelerator.log_with):
+        options["wandb"] = {
+            "id": _wandb_id(output_dir / "wandb-id", new=not step),
+            "resume": "allow",
+            "name": output_dir.name,
+            "dir": str(output_dir),
+            "config": settings,
+        }
+    accelerator.init_trackers(PROJECT, init_kwargs=options)
+
+
+def stop_trackers(accelerator: Any) -> None:
+    # Not accelerator.end_training, which closes the connections between the processes too.
+    for tracker in accelerator.trackers:
+        tracker.finish()
+
+
+def _wandb_id(path: Path, new: bool) -> str:
+    if new or not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, lambda temporary: temporary.write_text(uuid4().hex[:12]))
+    return path.read_text()
