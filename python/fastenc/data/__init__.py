@@ -10,6 +10,7 @@ from fastenc.data.classification import (
 )
 from fastenc.data.columns import Sentence, TaggedData, read_tagged, read_words, sentence
 from fastenc.data.entities import EntityData, read_entities, read_unlabelled
+from fastenc.data.long_texts import LongTexts
 from fastenc.data.readers import LabelledData, read_inputs, read_labelled, read_texts
 from fastenc.data.segments import SegmentPair, segment_pairs
 from fastenc.data.span_examples import SpanExample, collate_spans, encode_spans
@@ -27,6 +28,7 @@ __all__ = [
     "ClassificationExample",
     "EntityData",
     "LabelledData",
+    "LongTexts",
     "SegmentPair",
     "Sentence",
     "SpanExample",

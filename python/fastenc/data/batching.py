@@ -12,9 +12,13 @@ class BatchSampler:
     order. Every process gets the same number of batches: the last ones of an epoch that do not fill all
     processes are left out when shuffling, and given to the first ones otherwise.
 
+    With ``max_tokens`` another order would give another number of batches; so they are formed once, from the seed
+    alone, and every epoch shuffles those.
+
     Args:
         lengths: tokens of each example.
-        batch_size: examples a batch and process.
+        batch_size: most examples a batch and process.
+        max_tokens: most tokens a batch, in whole examples: a longer one is a batch by itself. None: no limit.
         num_shards, shard: number of processes, and this one's place.
     """
 
@@ -27,9 +31,12 @@ class BatchSampler:
         seed: int = 0,
         num_shards: int = 1,
         shard: int = 0,
+        max_tokens: int | None = None,
     ):
         if batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {batch_size}: give more")
+        if max_tokens is not None and max_tokens < 1:
+            raise ValueError(f"max_tokens must be at least 1, got {max_tokens}: give more")
         if not lengths:
             raise ValueError("there are no examples to batch, got no lengths: check the data")
         if not 0 <= shard < num_shards:
@@ -37,11 +44,15 @@ class BatchSampler:
         self.lengths, self.batch_size = lengths, batch_size
         self.shuffle, self.seed = shuffle, seed
         self.num_shards, self.shard = num_shards, shard
+        self.max_tokens = max_tokens
+        self._formed = None if max_tokens is None else self._cut(self._order(str(seed)))
         self._newest: tuple[int, list[list[int]]] | None = None
 
     def __len__(self) -> int:
         """Batches of an epoch for this process."""
         batches = -(-len(self.lengths) // self.batch_size)
+        if self._formed is not None:
+            batches = len(self._formed)
         if not self.shuffle:
             return len(range(self.shard, batches, self.num_shards))
         return max(1, batches // self.num_shards)
@@ -58,10 +69,28 @@ class BatchSampler:
         return iter(own[start:])
 
     def _batches(self, epoch: int) -> list[list[int]]:
+        draw = f"{self.seed} {epoch}"
+        if self._formed is None:
+            return self._cut(self._order(draw))
+        batches = [*self._formed]
+        if self.shuffle:
+            random.Random(draw).shuffle(batches)
+        return batches
+
+    def _order(self, draw: str) -> list[int]:
         order = list(range(len(self.lengths)))
         if self.shuffle:
-            random.Random(f"{self.seed} {epoch}").shuffle(order)
-        return [
-            order[start : start + self.batch_size]
-            for start in range(0, len(order), self.batch_size)
-        ]
+            random.Random(draw).shuffle(order)
+        return order
+
+    def _cut(self, order: list[int]) -> list[list[int]]:
+        batches: list[list[int]] = []
+        tokens = 0
+        for index in order:
+            tokens += self.lengths[index]
+            full = not batches or len(batches[-1]) == self.batch_size
+            if full or (self.max_tokens is not None and tokens > self.max_tokens):
+                batches.append([])
+                tokens = self.lengths[index]
+            batches[-1].append(index)
+        return batches

@@ -12,13 +12,13 @@ class Window(NamedTuple):
     own_stop: int
 
 
-def cut_windows(length: int, room: int) -> list[Window]:
-    """Windows of at most ``room`` tokens that overlap by half; each token is owned by the window in which it is most
-    central, that is, farthest from the nearer edge (of equals, by the first).
+def cut_windows(length: int, room: int, stride: int | None = None) -> list[Window]:
+    """Windows of at most ``room`` tokens that share ``stride``, less than room (None: half of it); each token is owned
+    by the window in which it is most central, that is, farthest from the nearer edge (of equals, by the first).
 
     A document that fits is one window; the last window of a longer one is moved back so that it is full.
     """
-    step = max(1, room - room // 2)
+    step = room - (room // 2 if stride is None else stride)
     last = max(0, length - room)
     starts = [*range(0, last, step), last]
     windows, own = [], 0

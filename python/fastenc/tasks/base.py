@@ -47,7 +47,9 @@ class Task(ABC):
     outputs: ClassVar[tuple[str, ...]] = (".tsv", ".jsonl")
     headed: ClassVar[tuple[str, ...]] = (".tsv",)
 
-    max_length: int = option(128, "Longest input in tokens; longer ones are cut.", predict=True)
+    max_length: int | None = option(
+        128, "Longest input in tokens; longer ones are cut.", predict=True
+    )
 
     @abstractmethod
     def read(self, path: str | Path, train: Any = None) -> Any:
@@ -145,8 +147,13 @@ class Task(ABC):
         return arguments["batch"].cu_seqlens.diff().tolist() if self.per_token else None
 
     def room(self, model: Any) -> int:
-        """Tokens that an example may have, special tokens included."""
-        return min(self.max_length, model.config.max_positions)
+        """Tokens that a sequence may have, special tokens included."""
+        positions = model.config.max_positions
+        return positions if self.max_length is None else min(self.max_length, positions)
+
+    def batch_tokens(self) -> int | None:
+        """Most tokens of a training batch, where the configuration does not say; None: no limit."""
+        return None
 
 
 @torch.inference_mode()

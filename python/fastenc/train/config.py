@@ -22,7 +22,8 @@ class TrainConfig:
     Fields:
         output_dir: folder of checkpoints, log, plot and the final model.
         epochs: passes over the data; max_steps: optimiser steps, counts instead if given.
-        batch_size: sequences a process and micro-batch; accumulation: micro-batches an optimiser step.
+        batch_size: examples a process and micro-batch; accumulation: micro-batches an optimiser step.
+        batch_tokens: most tokens of a micro-batch, which then may have fewer examples; None: no limit.
         learning_rate: peak of AdamW's rate, after a linear warm-up over the first ``warmup`` share of the steps and
             before a linear decay to 0.
         layer_decay: factor on the rate from each layer to the one below it, 1 for the same rate everywhere.
@@ -40,6 +41,7 @@ class TrainConfig:
     epochs: int = 3
     max_steps: int | None = None
     batch_size: int = 32
+    batch_tokens: int | None = None
     accumulation: int = 1
     learning_rate: float = 5e-5
     warmup: float = 0.06
@@ -60,6 +62,7 @@ class TrainConfig:
             "epochs",
             "max_steps",
             "batch_size",
+            "batch_tokens",
             "accumulation",
             "eval_every",
             "save_every",

@@ -1,6 +1,6 @@
 """Fine-tuning on any task."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from fastenc.tasks import Task
@@ -29,6 +29,7 @@ def task_trainer(
     if metric is not None and (dev is None or metric not in known):
         raise ValueError(f"--metric needs --dev and one of {', '.join(known)}, got {metric}")
     metric = metric or known[0]
+    config = replace(config, batch_tokens=config.batch_tokens or task.batch_tokens())
     examples = task.encode(train, model)
     held_out = [] if dev is None else task.encode(dev, model)
     return Trainer(

@@ -99,6 +99,7 @@ class Trainer:
             seed=config.seed,
             num_shards=processes,
             shard=self.accelerator.process_index,
+            max_tokens=config.batch_tokens,
         )
         self.steps_per_epoch = -(-len(self.sampler) // config.accumulation)
         self.total_steps = config.max_steps or config.epochs * self.steps_per_epoch
