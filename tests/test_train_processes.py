@@ -8,17 +8,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from training_run import build, build_objective, weights
+from training_run import maker_of, weights
 
 
 # Within the first epoch, whose last batch only the single process trains on.
-@pytest.mark.parametrize("objective,steps", [(None, 6), ("mlm+nsp", 4)])
-def test_two_processes_are_one_with_twice_the_micro_batches(objective, steps, tmp_path):
+@pytest.mark.parametrize(
+    "kind,steps", [({}, 6), ({"objective": "mlm+nsp"}, 4), ({"chunks": "transformer"}, 4)]
+)
+def test_two_processes_are_one_with_twice_the_micro_batches(kind, steps, tmp_path):
     """Without dropout, two processes of batch 4 end with the weights of one with two micro-batches of 4."""
-    settings = dict(max_steps=steps, eval_every=2, dropout=0.0)
-    if objective:
-        settings["objective"] = objective
-    make = build_objective if objective else build
+    settings = dict(max_steps=steps, eval_every=2, dropout=0.0, **kind)
+    make = maker_of(settings)
     make(tmp_path / "one", accumulation=2, **settings).train()
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
     script = str(Path(__file__).with_name("training_run.py"))

@@ -13,6 +13,7 @@ import tokenizers
 import torch
 from safetensors.torch import load_file
 
+from fastenc.data import LabelledData
 from fastenc.models import EncoderConfig, MaskedLM
 from fastenc.objectives import (
     OBJECTIVES,
@@ -21,8 +22,8 @@ from fastenc.objectives import (
     evaluate_objective,
     token_ids,
 )
-from fastenc.tasks import evaluate_masked_lm
-from fastenc.train import TrainConfig, Trainer
+from fastenc.tasks import SequenceClassification, evaluate_masked_lm
+from fastenc.train import TrainConfig, Trainer, task_trainer
 from fastenc.train.processes import on_main_process
 
 WORDS = [
@@ -126,6 +127,25 @@ def build_objective(folder, objective, **settings):
     )
 
 
+def build_chunks(folder, chunks, **settings):
+    """Fine-tuning on texts of one to seven chunks, in batches limited by tokens."""
+    torch.set_num_threads(1)
+    tokenizer = word_tokenizer()
+    draw = Random(1)
+    starts = [draw.randrange(len(WORDS)) for _ in range(30)]
+    texts = [" ".join(islice(cycle(WORDS), n, n + draw.randint(2, 40))) for n in starts]
+    data = LabelledData(texts, [n % 2 for n in starts], ["even", "odd"])
+    task = SequenceClassification(max_length=10, chunks=chunks, stride=2)
+    start = small_model("mlm", tokenizer, settings.pop("dropout", 0.1))
+    start.save_pretrained(folder / "start")
+    torch.manual_seed(2)
+    model = task.load(folder / "start", data)
+    config = TrainConfig(
+        str(folder), batch_size=4, batch_tokens=100, learning_rate=5e-3, log_every=1, **settings
+    )
+    return task_trainer(task, model, data, config, dev=data)
+
+
 def documents(count):
     """Texts of three sentences of words in a fixed order from a random one on: something to learn."""
     draw = Random(0)
@@ -161,6 +181,12 @@ def small_model(objective, tokenizer, dropout=0.0):
     return model
 
 
+def maker_of(settings):
+    """What builds a run with these settings."""
+    makers = {"objective": build_objective, "chunks": build_chunks}
+    return next((make for name, make in makers.items() if name in settings), build)
+
+
 def killed(folder, owner, name, call):
     """Fork a run that kills itself when the ``call``-th call of ``owner.name`` begins; its status by ``os.waitpid``.
 
@@ -185,8 +211,8 @@ def killed(folder, owner, name, call):
 if __name__ == "__main__":
     settings = {k: json.loads(v) for k, v in (argument.split("=") for argument in sys.argv[2:])}
     resume = settings.pop("resume", False)
-    make = build_objective if "objective" in settings else build
-    metrics = make(sys.argv[1], **settings).train(resume=resume)
+    make = maker_of(settings)
+    metrics = make(Path(sys.argv[1]), **settings).train(resume=resume)
     print(json.dumps({**metrics, "main process": on_main_process(os.getpid)}), flush=True)
     # A busy machine showed torch's communication threads abort a process on its way out, its work done and written.
     os._exit(0)
