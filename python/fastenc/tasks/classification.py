@@ -85,7 +85,7 @@ class SequenceClassification(Task):
     def __post_init__(self) -> None:
         if self.regression and self.multi_label:
             raise ValueError("regression and multi_label exclude each other, got both: give one")
-        LongTexts(**self._long_texts())
+        self.long_texts()
 
     @property
     def problem_type(self) -> str:
@@ -106,7 +106,7 @@ class SequenceClassification(Task):
 
     def model_options(self, train: LabelledData) -> dict[str, Any]:
         labels = {"num_labels": 1} if self.regression else {"label_names": train.label_names}
-        long_texts = LongTexts(**self._long_texts())
+        long_texts = self.long_texts()
         self._check_chunked(long_texts)
         return {**labels, "problem_type": self.problem_type, "long_texts": asdict(long_texts)}
 
@@ -120,7 +120,7 @@ class SequenceClassification(Task):
                 f"the model aggregates chunks by {own.chunks}, the task by {self.chunks}: leave chunks out, or load "
                 "the model with the task and a training set"
             )
-        long_texts = replace(own, **self._long_texts())
+        long_texts = replace(own, **self._given())
         self._check_chunked(long_texts)
         length = min(long_texts.max_length, model.config.max_positions)
         examples = encode_labelled(data, model.tokenizer, length, long_texts)
@@ -144,8 +144,12 @@ class SequenceClassification(Task):
         rows = [_row(model, values) for values in predictions]
         return table_lines(rows) if suffix == ".tsv" else json_lines(rows)
 
-    def _long_texts(self) -> dict[str, Any]:
-        """The options that are given."""
+    def long_texts(self) -> LongTexts:
+        """What training makes of long texts: the options given, else the defaults."""
+        return LongTexts(**self._given())
+
+    def _given(self) -> dict[str, Any]:
+        """The fields of LongTexts that are given."""
         values = {name: getattr(self, name) for name in LongTexts.__dataclass_fields__}
         return {name: value for name, value in values.items() if value is not None}
 
