@@ -3,12 +3,12 @@
 python -m benchmarks.train_long_documents [VARIANT ...] [--seeds 0 1 2] [--epochs N] [--limit N]
 (needs FASTENC_DATA)
 
-movie_reviews (Pang and Lee 2004): 1,600 reviews for training, the epoch chosen on 200, the score of 200 others. A review
-has 851 tokens on average and 3,253 at most; the first 512 are 58 % of them all. Chunks have 256 tokens and share 64.
-Learning rate, batch size, warm-up, weight decay and clipping are the same everywhere; transformers' Trainer keeps the
-head, and takes the batches of fastenc's head in their order. Each run has a process of its own, whose time (training
-with its evaluations) and peak memory are reported beside the score. Runs whose results are there already are not run
-again; with --limit only so many reviews of each set are used, and nothing is written.
+movie_reviews (Pang and Lee 2004): 1,600 reviews for training, the epoch chosen on 200, the score of 200 others. A
+review has 851 tokens on average and 3,253 at most; the first 512 are 58 % of them all. Chunks have 256 tokens and
+share 64. Learning rate, batch size, warm-up, weight decay and clipping are the same everywhere; transformers' Trainer
+keeps the head, and takes the batches of fastenc's head in their order. Each run has a process of its own, whose time
+(training with its evaluations) and peak memory are reported beside the score. Runs whose results are there already are
+not run again; with --limit only so many reviews of each set are used, and nothing is written.
 """
 
 import argparse
