@@ -209,6 +209,19 @@ def test_inference_in_groups_gives_the_same_in_bounded_memory(kind, family):
     assert seen == [batch.total_tokens], "training packs all chunks into one batch"
 
 
+@pytest.mark.parametrize("kind,training", [("attention", False), ("transformer", True)])
+def test_compiles_without_breaks(kind, training):
+    torch.compiler.reset()
+    model = classifier(kind).train(training)
+    compiled = torch.compile(model, fullgraph=True, dynamic=True, backend="aot_eager")
+    for lengths in (LENGTHS, [[9, 3], [5] * 4]):
+        batch, described = packed(documents(lengths), 20)
+        with torch.set_grad_enabled(training):
+            logits = compiled(batch, documents=described).logits
+            expected = model(batch, documents=described).logits
+        torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("kind", ["mean", "max", "attention"])
 def test_a_document_of_one_chunk_is_a_text(kind):
     model, chunks = classifier(kind), documents([[9], [4], [7]])
