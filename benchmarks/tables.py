@@ -209,9 +209,7 @@ def train_long_documents(data: dict) -> str:
             runs.setdefault(name, []).append(row)
     lines = ["| | accuracy (test) | time | CPU time | peak memory | seeds |", "|---|" + "---:|" * 5]
     for name, rows in runs.items():
-        times = (
-            statistics.mean(row[key] for row in rows) for key in ("seconds", "cpu_seconds")
-        )
+        times = (statistics.mean(row[key] for row in rows) for key in ("seconds", "cpu_seconds"))
         cells = [scores_of(rows), *(f"{value:,.0f} s" for value in times)]
         memory = max(row["peak_memory"] for row in rows)
         lines.append(f"| {name} | {' | '.join(cells)} | {memory:,.0f} MiB | {len(rows)} |")
@@ -220,8 +218,7 @@ def train_long_documents(data: dict) -> str:
         "FASTENC_DATA=... python -m benchmarks.train_long_documents",
         "Cut at 512 tokens, or read in chunks of 256 that share 64. Scores × 100: mean and standard deviation over "
         "seeds. Time is training with its evaluations, CPU time what the process computed of it; memory is the whole "
-        "process's. "
-        + machine_line(data["machine"]),
+        "process's. " + machine_line(data["machine"]),
         "\n".join(lines),
     )
 
