@@ -43,7 +43,7 @@ VARIANTS[THEIRS] = CUT["head"]
 
 
 def one_run(variant: str, seed: int, epochs: int, limit: int | None) -> dict:
-    """{"dev", "test", "seconds"} of a variant."""
+    """{"dev", "test", "seconds", "cpu_seconds"} of a variant."""
     task = replace(REVIEWS.task, **VARIANTS[variant])
     data = (*REVIEWS.read(limit), REVIEWS.metric)
     rate = fine_tuning_rate(384)
