@@ -49,7 +49,8 @@ class Texts(Kind):
     def rows(self, data: Any) -> list[dict]:
         texts = [text if isinstance(text, tuple) else (text,) for text in data.texts]
         columns = [list(column) for column in zip(*texts, strict=True)]
-        encoded = self.tokenizer(*columns, truncation=True, max_length=self.task.max_length)
+        longest = self.task.long_texts().max_length
+        encoded = self.tokenizer(*columns, truncation=True, max_length=longest)
         return [
             {**{name: encoded[name][i] for name in encoded}, "labels": label}
             for i, label in enumerate(data.labels)

@@ -36,7 +36,7 @@ class TaskSet:
     most: int | None = None
 
     def read(self, limit: int | None = None) -> tuple[Any, Any, Any]:
-        """(train, dev, test), the first ``limit`` examples of each; test is None where there are no files."""
+        """(train, dev, test), at most ``limit`` examples from all over each; test is None where there are no files."""
         train = self._join(self.train)
         if self.most is not None and len(train) > self.most:
             train = _chosen(train, [len(train) * i // self.most for i in range(self.most)])
@@ -48,8 +48,8 @@ class TaskSet:
         test = self._join(self.test, train) if self.test else None
         if limit is None:
             return train, dev, test
-        first = lambda data: data and _chosen(data, range(min(limit, len(data))))
-        return first(train), first(dev), first(test)
+        some = lambda data: data and _chosen(data, range(0, len(data), -(-len(data) // limit)))
+        return some(train), some(dev), some(test)
 
     def _join(self, names: tuple[str, ...], train: Any = None) -> Any:
         folder = Path(os.environ["FASTENC_DATA"])

@@ -26,11 +26,11 @@ def start(folder, *, resume=False, die_at=None, poison_at=None, full_disk=False,
         return with_full_disk(partial(start, folder, **options))
     make = build_task if "task" in options else build_objective
     trainer = make(folder, **options)
-    consumed, collate, step = [], trainer.collate, trainer._optimiser_step
+    made, consumed, collate, step = [], [], trainer.collate, trainer._optimiser_step
     places = {id(example): place for place, example in enumerate(trainer.examples)}
 
     def watched_collate(examples, serial):
-        consumed.append((serial, [places[id(example)] for example in examples]))
+        made.append((serial, [places[id(example)] for example in examples]))
         return collate(examples, serial)
 
     def watched_step(window):
@@ -38,6 +38,8 @@ def start(folder, *, resume=False, die_at=None, poison_at=None, full_disk=False,
             raise KeyboardInterrupt
         if trainer.step == poison_at:
             trainer.broken.fill_(1)
+        # Batches are made ahead of the steps; of a run that ends, some for nothing.
+        consumed.extend(row for row in made if row[0] // trainer.window_size == trainer.step)
         step(window)
 
     trainer.collate, trainer._optimiser_step = watched_collate, watched_step

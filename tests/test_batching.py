@@ -5,7 +5,8 @@ import pytest
 
 from fastenc.data import BatchSampler, Group
 
-LENGTHS = [random.Random(0).randint(3, 100) for _ in range(1003)]
+DRAW = random.Random(0)
+LENGTHS = [DRAW.randint(3, 100) for _ in range(1003)]
 
 
 def test_every_example_once_an_epoch_in_a_random_order():
@@ -26,31 +27,21 @@ def test_order_depends_on_seed_and_epoch_alone_and_starts_anywhere():
 
 
 @pytest.mark.parametrize("shuffle", [True, False])
-def test_shards_are_disjoint_and_equally_long_when_shuffled(shuffle):
-    shards = [BatchSampler(LENGTHS, 8, shuffle=shuffle, num_shards=4, shard=i) for i in range(4)]
-    seen = [index for shard in shards for batch in shard.epoch(0) for index in batch]
-    assert len(seen) == len(set(seen))
-    assert len(set(seen)) >= 1003 - 3 * 8
-    assert all(len(list(shard.epoch(0))) == shard.count(0) for shard in shards)
-    assert all(list(s.epoch(0, start=17)) == list(s.epoch(0))[17:] for s in shards)
-    if shuffle:
-        assert len({shard.count(0) for shard in shards}) == 1
-    else:
-        assert sorted(seen) == list(range(1003))
+def test_a_limit_of_tokens_beside_one_of_examples(shuffle):
+    sampler = BatchSampler(LENGTHS, 8, shuffle=shuffle, seed=1, batch_tokens=90)
+    batches = list(sampler.epoch(1))
+    assert len(batches) == sampler.count(1)
+    assert sorted(index for batch in batches for index in batch) == list(range(1003))
+    tokens = [sum(LENGTHS[i] for i in batch) for batch in batches]
+    assert all(n <= 90 or len(batch) == 1 for n, batch in zip(tokens, batches, strict=True))
+    assert max(tokens) > 90 and 1 < max(map(len, batches)) <= 8, "longer examples are alone"
+    assert list(sampler.epoch(1, start=9)) == batches[9:]
 
 
-def test_more_processes_than_batches_still_get_one_each():
-    shards = [BatchSampler([3, 4, 5], 2, shuffle=True, num_shards=4, shard=i) for i in range(4)]
-    assert [len(list(shard.epoch(0))) for shard in shards] == [1, 1, 1, 1]
-
-
-def test_bad_input_is_named():
-    with pytest.raises(ValueError, match="batch_size must be at least 1, got 0"):
-        BatchSampler(LENGTHS, 0, shuffle=True)
-    with pytest.raises(ValueError, match="there are no examples"):
-        BatchSampler([], 2, shuffle=True)
-    with pytest.raises(ValueError, match=r"shard must be in \[0, 2\), got 2"):
-        BatchSampler(LENGTHS, 2, shuffle=True, num_shards=2, shard=2)
+def test_a_limit_that_no_batch_reaches_changes_nothing():
+    limited = BatchSampler(LENGTHS, 8, shuffle=True, seed=1, batch_tokens=8 * 100)
+    free = BatchSampler(LENGTHS, 8, shuffle=True, seed=1)
+    assert list(limited.epoch(0)) == list(free.epoch(0))
 
 
 def test_batches_by_tokens_hold_what_fits():
@@ -63,15 +54,6 @@ def test_batches_by_tokens_hold_what_fits():
     assert list(sampler.epoch(2, start=33)) == batches[33:]
     ordered = BatchSampler(LENGTHS, batch_tokens=500, shuffle=False)
     assert [i for batch in ordered.epoch(0) for i in batch] == list(range(1003))
-
-
-def test_processes_share_batches_by_tokens():
-    shards = [
-        BatchSampler(LENGTHS, batch_tokens=500, shuffle=True, num_shards=3, shard=i)
-        for i in range(3)
-    ]
-    seen = [index for shard in shards for batch in shard.epoch(1) for index in batch]
-    assert len(seen) == len(set(seen)) and len({shard.count(1) for shard in shards}) == 1
 
 
 def test_groups_have_their_shares_and_no_example_comes_again_before_the_others():
@@ -93,9 +75,13 @@ def test_groups_have_their_shares_and_no_example_comes_again_before_the_others()
 
 
 def test_bad_settings_are_named():
-    for sizes in ({}, {"batch_size": 2, "batch_tokens": 200}):
-        with pytest.raises(ValueError, match="batch_size or batch_tokens, one of them"):
-            BatchSampler(LENGTHS, **sizes, shuffle=True)
+    with pytest.raises(ValueError, match="batch_size, batch_tokens or both, got neither"):
+        BatchSampler(LENGTHS, shuffle=True)
+    for name in ("batch_size", "batch_tokens"):
+        with pytest.raises(ValueError, match=f"{name} must be at least 1, got 0"):
+            BatchSampler(LENGTHS, **{"batch_size": 8, name: 0}, shuffle=True)
+    with pytest.raises(ValueError, match="there are no examples"):
+        BatchSampler([], 2, shuffle=True)
     with pytest.raises(ValueError, match=f"longest example, of {max(LENGTHS)} tokens, got 50"):
         BatchSampler(LENGTHS, batch_tokens=50, shuffle=True)
     with pytest.raises(ValueError, match="groups must be all 1003 examples"):

@@ -1,4 +1,5 @@
 import json
+import math
 import subprocess
 import sys
 from functools import partial
@@ -318,3 +319,90 @@ def test_ways_that_exclude_each_other_are_errors(folder, pretrained, capsys):
     ):
         assert message in failure(capsys, *train, *options)
     assert not (folder / "never").exists()
+
+
+@pytest.fixture(scope="module")
+def reviews(folder):
+    """Texts of up to six chunks of 12 tokens, whose telling words stand in one place of it."""
+    draw = torch.Generator().manual_seed(1)
+    number = lambda low, high: int(torch.randint(low, high, (1,), generator=draw))
+    rows = []
+    for place in range(80):
+        filler = ["the", "film", "book", "song"]
+        words = [filler[number(0, 4)] for _ in range(number(5, 50))]
+        told = [WORDS[place % 2][number(0, 4)] for _ in range(6)]
+        at = number(0, len(words))
+        words[at:at] = told
+        rows.append(f"{' '.join(words)}\t{'neg' if place % 2 else 'pos'}\n")
+    (folder / "reviews.tsv").write_text("sentence\tlabel\n" + "".join(rows))
+    return folder / "reviews.tsv"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--chunks", "mean", "--stride", 2),
+        ("--chunks", "max", "--stride", 2, "--adapt", "lora"),
+        ("--chunks", "attention", "--stride", 2, "--freeze-layers", 1),
+        ("--chunks", "transformer", "--stride", 2, "--max-chunks", 4, "--truncation", "tail"),
+        ("--truncation", "head+tail"),
+    ],
+    ids=lambda options: options[1],
+)
+def test_long_documents_from_files_to_files(options, finetuned, reviews, tmp_path):
+    # A checkpoint with a pooler, which an adaptation does not save.
+    text = run(
+        *("finetune", finetuned, reviews, "--dev", reviews, "-o", tmp_path / "model"),
+        *("--max-length", 12, *options, "--lr", 5e-3, "--epochs", 4, "--batch-tokens", 400),
+    )
+    metrics = json.loads((tmp_path / "model" / "metrics.json").read_text())
+    assert "accuracy" in text and 0 <= metrics["accuracy"] <= 1
+    stored = json.loads((tmp_path / "model" / "config.json").read_text())["long_texts"]
+    given = {
+        k.strip("-").replace("-", "_"): v for k, v in zip(options[::2], options[1::2], strict=True)
+    }
+    assert all(given[name] == stored[name] for name in given if name in stored)
+    assert stored["max_length"] == 12
+    # Prediction reads texts as training did: the metrics come out again.
+    output = tmp_path / "labels.jsonl"
+    run("predict", tmp_path / "model", reviews, "-o", output)
+    rows = [json.loads(line) for line in output.read_text().splitlines()]
+    truth = [line.split("\t")[1] for line in reviews.read_text().splitlines()[1:]]
+    pairs = list(zip(rows, truth, strict=True))
+    assert sum(row["label"] == y for row, y in pairs) / 80 == pytest.approx(metrics["accuracy"])
+    loss = -sum(math.log(row[f"p({y})"]) for row, y in pairs) / 80
+    assert loss == pytest.approx(metrics["loss"], rel=1e-3)
+    # Other lengths are other texts.
+    run("predict", tmp_path / "model", reviews, "-o", tmp_path / "short.jsonl", "--max-length", 5)
+    short = [json.loads(line) for line in (tmp_path / "short.jsonl").read_text().splitlines()]
+    assert short != rows
+
+
+def test_long_document_errors(folder, pretrained, reviews, tmp_path, capsys):
+    train = ("finetune", pretrained, reviews, "-o", tmp_path / "never", "--max-length", 12)
+    for options, message in (
+        (("--chunks", "sum"), "chunks must be one of mean, max, attention, transformer, got 'sum'"),
+        (("--truncation", "none"), "truncation must be one of head, tail, head+tail, got 'none'"),
+        (("--chunks", "mean", "--stride", 10), "stride must be less than the 10 tokens"),
+        (("--stride", 4), "stride is for texts in chunks, got 4 without chunks"),
+        (("--batch-tokens", 0), "batch_tokens must be at least 1, got 0"),
+    ):
+        assert message in failure(capsys, *train, *options)
+    (tmp_path / "empty.tsv").write_text("sentence\tlabel\na film\tpos\n \tneg\n")
+    text = failure(
+        capsys, *train[:2], tmp_path / "empty.tsv", *train[3:], "--chunks", "mean", "--stride", 2
+    )
+    assert "text 2 of 2 has no tokens, got ' ': leave out the row" in text
+    assert not (tmp_path / "never").exists()
+    run(
+        *train[:4],
+        tmp_path / "model",
+        *train[5:],
+        *("--chunks", "transformer", "--stride", 2),
+        "--max-chunks",
+        3,
+    )
+    text = failure(
+        capsys, "predict", tmp_path / "model", reviews, "-o", tmp_path / "x.tsv", "--max-chunks", 9
+    )
+    assert "transformer has 3 positions: give max_chunks of 3 or less" in text and "text " in text

@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import fastenc
 from families import FAMILIES, model, padded_batch
+from fastenc.data.long_texts import AGGREGATIONS
 from fastenc.integrations.transformers import patching
 from fastenc.integrations.transformers.batch_facts import read_facts
 from fastenc.models import (
@@ -26,7 +27,7 @@ from fastenc.models import (
 )
 from fastenc.models.span_classifier import REPRESENTATIONS
 from fastenc.ops import _dispatch, linear_masked_cross_entropy, masked_cross_entropy
-from fastenc.packing import pack, pack_sequences
+from fastenc.packing import pack, pack_documents, pack_sequences
 from fastenc.train import TrainConfig, Trainer
 
 META = torch.device("meta")
@@ -105,6 +106,20 @@ def test_span_classifier(representation):
     spans |= dict(starts=index(0, 1, 1, 2), ends=index(0, 1, 2, 2))
     m(a_batch(), index(0, 1, 0, 2), **spans).loss.backward()
     assert all(p.grad is not None for p in m.parameters())
+
+
+@pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize("kind", AGGREGATIONS)
+def test_documents_in_chunks(kind, training):
+    m = on_meta(SequenceClassifier, num_labels=3, long_texts={"chunks": kind}).train(training)
+    batch, documents = a_batch(), pack_documents([[3], [1, 4]], 4).to(META)
+    with torch.set_grad_enabled(training):
+        output = m(batch, torch.zeros(2, dtype=torch.long, device=META), documents)
+        assert m(batch).logits.shape == (3, 3), "each sequence a document"
+    assert output.logits.shape == (2, 3)
+    if training:
+        output.loss.backward()
+        assert all(p.grad is not None for p in m.parameters())
 
 
 @pytest.mark.parametrize("max_labelled", [None, 5, 8], ids=["all rows", "5 rows", "8 rows"])

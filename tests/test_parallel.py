@@ -19,7 +19,13 @@ from parallel_runs import start
 from training_run import assert_bitwise_equal, build_objective, weights
 
 PARALLEL = ("ddp", "fsdp")
-TASKS = ("sequence-classification", "token-classification", "span-ner", "question-answering")
+TASKS = (
+    "sequence-classification",
+    "chunks",
+    "token-classification",
+    "span-ner",
+    "question-answering",
+)
 # One process takes two micro-batches a step, two take one each. An epoch has an odd number of micro-batches (7 of 25
 # examples), so that one of two processes has none in its last step. Dropout off, because each process drops other
 # units; AdamW's epsilon is far above rounding errors, of which it would make whole steps where a gradient is zero (the

@@ -90,6 +90,16 @@ def test_windows_hold_the_whole_context_and_the_answer(tokenizer):
     # Every token is central in exactly one window.
     central = [o for w in windows for o, c in zip(w.offsets, w.central, strict=True) if c]
     assert sorted(central) == sorted(covered)
+    # It is the one, of equals the first, in which the nearer edge is farthest.
+    for offset in covered:
+        edges = [
+            min(w.offsets.index(offset), len(w.offsets) - 1 - w.offsets.index(offset))
+            if offset in w.offsets
+            else -1
+            for w in windows
+        ]
+        window = windows[edges.index(max(edges))]
+        assert window.central[window.offsets.index(offset)]
 
 
 def test_answer_cut_by_a_window_is_not_in_it(tokenizer):

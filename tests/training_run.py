@@ -140,6 +140,9 @@ def build_task(folder, task, **settings):
     ran = [int("ran" in text) for text in texts]
     if task == "sequence-classification":
         chosen, data = SequenceClassification(), LabelledData(texts, ran, ["no", "yes"])
+    elif task == "chunks":
+        chosen = SequenceClassification(max_length=6, chunks="transformer", stride=1)
+        data = LabelledData(texts, ran, ["no", "yes"])
     elif task == "token-classification":
         tags = [["B-X" if word in ("cat", "dog") else "O" for word in t.split()] for t in texts]
         sentences = [sentence(t.split(), own) for t, own in zip(texts, tags, strict=True)]

@@ -68,6 +68,88 @@ class PackedBatch:
         }
         return replace(self, **moved)
 
+    def split(self, groups: Sequence[tuple[int, int, int]]) -> list["PackedBatch"]:
+        """Batches of consecutive sequences; for each its number of sequences, of tokens, and the longest of them."""
+        batches, sequence, token = [], 0, 0
+        for sequences, tokens, longest in groups:
+            own = slice(token, token + tokens)
+            types = self.token_type_ids
+            batches.append(
+                PackedBatch(
+                    input_ids=self.input_ids[own],
+                    cu_seqlens=self.cu_seqlens[sequence : sequence + sequences + 1] - token,
+                    max_seqlen=longest,
+                    position_ids=self.position_ids[own],
+                    token_type_ids=None if types is None else types[own],
+                )
+            )
+            sequence, token = sequence + sequences, token + tokens
+        return batches
+
+
+@dataclass(frozen=True)
+class Documents:
+    """Which sequences of a packed batch are the chunks of which document.
+
+    Fields (B = sequences, D = documents):
+        cu_chunks: (D+1,) int32, offsets of the documents among the sequences, from 0 to B.
+        max_chunks: most chunks of a document, a host int.
+        position_ids: (B,) int64, place of each chunk in its document, from 0.
+        groups: host ints for :meth:`PackedBatch.split`; inference encodes one group after the other.
+    """
+
+    cu_chunks: Tensor
+    max_chunks: int
+    position_ids: Tensor
+    groups: tuple[tuple[int, int, int], ...]
+
+    def to(self, device: torch.device | str, non_blocking: bool = True) -> "Documents":
+        """The same with its tensors on ``device``."""
+        move = lambda tensor: tensor.to(device, non_blocking=non_blocking)
+        return replace(self, cu_chunks=move(self.cu_chunks), position_ids=move(self.position_ids))
+
+
+def pack_documents(
+    chunk_lengths: Sequence[Sequence[int]], tokens_at_once: int = 16_384
+) -> Documents:
+    """Describe documents by the lengths of their chunks, which are packed in this order.
+
+    Args:
+        tokens_at_once: most tokens of a group, unless a single chunk has more.
+    Raises: ValueError for a document without chunks.
+    """
+    counts = [len(lengths) for lengths in chunk_lengths]
+    if 0 in counts:
+        raise ValueError(
+            f"a document must have at least one chunk, got none at place {counts.index(0)}: leave it out of the batch"
+        )
+    groups: list[tuple[int, int, int]] = []
+    sequences = tokens = longest = 0
+    for length in chain.from_iterable(chunk_lengths):
+        if sequences and tokens + length > tokens_at_once:
+            groups.append((sequences, tokens, longest))
+            sequences = tokens = longest = 0
+        sequences, tokens, longest = sequences + 1, tokens + length, max(longest, length)
+    if sequences:
+        groups.append((sequences, tokens, longest))
+    return Documents(
+        cu_chunks=torch.tensor([0, *accumulate(counts)], dtype=torch.int32),
+        max_chunks=max(counts, default=0),
+        position_ids=torch.tensor([place for n in counts for place in range(n)], dtype=torch.int64),
+        groups=tuple(groups),
+    )
+
+
+def single_chunks(batch: PackedBatch) -> Documents:
+    """Each sequence of a batch as a document of one chunk, all in one group."""
+    count, device = batch.num_sequences, batch.cu_seqlens.device
+    return Documents(
+        cu_chunks=torch.arange(count + 1, dtype=torch.int32, device=device),
+        max_chunks=min(count, 1),
+        position_ids=torch.zeros(count, dtype=torch.int64, device=device),
+        groups=((count, batch.total_tokens, batch.max_seqlen),),
+    )
+
 
 def pack(
     input_ids: Tensor,

@@ -410,6 +410,12 @@ def finetune(
     epochs: Epochs = 3,
     max_steps: MaxSteps = None,
     batch_size: BatchSize = 32,
+    batch_tokens: Annotated[
+        int | None,
+        typer.Option(
+            help="Most tokens of a batch, which then has fewer texts. Default: no limit; with --chunks 16384."
+        ),
+    ] = None,
     accumulation: Accumulation = 1,
     global_batch_size: GlobalBatchSize = None,
     learning_rate: Annotated[
@@ -469,6 +475,8 @@ def finetune(
     - `fastenc finetune runs/small train.tsv --dev dev.tsv -o runs/sst2-lora --adapt lora --adapt-size 8`
 
     - `fastenc finetune runs/small train.tsv --dev dev.tsv -o runs/sst2-head --adapt features --epochs 20`
+
+    - `fastenc finetune runs/small reviews.tsv --dev dev.tsv -o runs/reviews --max-length 512 --chunks mean --stride 64`
 
     - `fastenc finetune runs/small stsb.tsv --dev dev.tsv -t sentence1 -t sentence2 --label score --regression -o sts`
 

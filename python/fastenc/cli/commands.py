@@ -118,6 +118,8 @@ def pretrain(
     recipe: dict[str, Any],
     resume: bool,
 ) -> None:
+    if settings["batch_tokens"] is not None:  # which counts instead
+        settings = {**settings, "batch_size": None}
     config = TrainConfig(**settings)
     if wanted.objective not in OBJECTIVES:
         raise ValueError(

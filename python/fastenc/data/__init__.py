@@ -17,6 +17,7 @@ from fastenc.data.languages import (
     sample_lines,
     smoothed_shares,
 )
+from fastenc.data.long_texts import LongTexts
 from fastenc.data.readers import (
     LabelledData,
     iterate_texts,
@@ -44,6 +45,7 @@ __all__ = [
     "Fertility",
     "Group",
     "LabelledData",
+    "LongTexts",
     "SegmentPair",
     "Sentence",
     "SpanExample",

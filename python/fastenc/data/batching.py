@@ -1,4 +1,4 @@
-"""The order of batches: shuffled, by language, sharded over processes, and startable anywhere."""
+"""The order of batches: shuffled, by language, and startable anywhere."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -26,20 +26,19 @@ class BatchSampler:
 
     Shuffled batches are cut from a random order, whatever the lengths: packed batches pay for no padding, so there is
     nothing to win by batches of similar lengths, whose gradients would be noisier. Without shuffling, indices go in
-    order. Every process gets the same number of batches: the last ones of an epoch that do not fill all
-    processes are left out when shuffling, and given to the first ones otherwise.
+    order.
 
     With ``groups`` an epoch has as many examples as there are, but of each group its share. A group's examples come
     in random orders, one after another, over the epochs: each is seen once before any is seen again.
 
     Args:
         lengths: tokens of each example; a tensor (it may be memory-mapped) is not copied.
-        batch_size: examples a batch and process; or
-        batch_tokens: tokens a batch and process, at most, of as many examples as that holds.
+        batch_size: most examples a batch; None: as many as ``batch_tokens`` holds.
+        batch_tokens: most tokens a batch; None: no limit. Beside a batch_size a longer example is a batch
+            by itself.
         groups: which together are all examples; their shares add up to 1. Only with ``shuffle``.
-        num_shards, shard: number of processes, and this one's place.
-    Raises: ValueError for sizes that are not positive, both or neither of them, an example longer than
-        ``batch_tokens``, or no examples.
+    Raises: ValueError for sizes that are not positive, neither of them, an example longer than ``batch_tokens`` alone
+        allow, or no examples.
     """
 
     def __init__(
@@ -51,66 +50,48 @@ class BatchSampler:
         batch_tokens: int | None = None,
         groups: Sequence[Group] | None = None,
         seed: int = 0,
-        num_shards: int = 1,
-        shard: int = 0,
     ):
-        if (batch_size is None) == (batch_tokens is None):
-            raise ValueError(
-                f"give batch_size or batch_tokens, one of them, got {batch_size} and {batch_tokens}"
-            )
+        if batch_size is None and batch_tokens is None:
+            raise ValueError("give batch_size, batch_tokens or both, got neither")
         for name, value in (("batch_size", batch_size), ("batch_tokens", batch_tokens)):
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}: give more")
         if not len(lengths):
             raise ValueError("there are no examples to batch, got no lengths: check the data")
-        if not 0 <= shard < num_shards:
-            raise ValueError(f"shard must be in [0, {num_shards}), got {shard}")
         self.lengths = torch.as_tensor(lengths)
         self.size = len(self.lengths)
-        if batch_tokens is not None and (longest := int(self.lengths.max())) > batch_tokens:
+        longest = int(self.lengths.max())
+        if batch_size is None and batch_tokens is not None and longest > batch_tokens:
             raise ValueError(
                 f"batch_tokens must hold the longest example, of {longest} tokens, got {batch_tokens}: give more"
             )
         self.batch_size, self.batch_tokens = batch_size, batch_tokens
         self.shuffle, self.seed = shuffle, seed
-        self.num_shards, self.shard = num_shards, shard
         self.groups = _quotas(groups or [Group(0, self.size, 1.0)], self.size)
-        per_batch = batch_size
+        per_batch = self.size if batch_size is None else batch_size
         if batch_tokens is not None:
-            per_batch = max(1, batch_tokens * self.size // int(self.lengths.sum()))
-        self.pool = POOL * per_batch  # type: ignore[operator]
+            held = max(1, batch_tokens * self.size // int(self.lengths.sum()))
+            per_batch = min(per_batch, held)
+        self.pool = POOL * per_batch
         self._counts: dict[int, int] = {}
 
     def count(self, epoch: int) -> int:
-        """Batches of an epoch for this process; with ``batch_tokens`` epochs differ a little."""
+        """Batches of an epoch; with ``batch_tokens`` epochs differ a little."""
         if epoch not in self._counts:
             self._counts[epoch] = self._count(epoch)
-        batches = self._counts[epoch]
-        if not self.shuffle:
-            return len(range(self.shard, batches, self.num_shards))
-        return max(1, batches // self.num_shards)
+        return self._counts[epoch]
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[list[int]]:
         """The batches of an epoch from the ``start``-th on."""
-        first = self.shard + start * self.num_shards  # among those of all processes
-        stop = first + self.num_shards * (self.count(epoch) - start)
         # Pools of as many batches each need not be made to be passed over.
-        passed = first // POOL if self.batch_size and first < self._counts[epoch] else 0
-        every = self._every(epoch, passed * self.pool)
-        return islice(every, first - passed * POOL, stop - passed * POOL, self.num_shards)
-
-    def _every(self, epoch: int, place: int) -> Iterator[list[int]]:
-        """The batches for all processes from a pool on; when shuffling without end, so that each process has one."""
-        while True:
-            for first in range(place, self.size, self.pool):
-                yield from self._batches(epoch, first)
-            if not self.shuffle:
-                return
-            place = 0
+        passed = start // POOL if self.batch_tokens is None else 0
+        pools = range(passed * self.pool, self.size, self.pool)
+        every = (batch for first in pools for batch in self._batches(epoch, first))
+        return islice(every, start - passed * POOL, None)
 
     def _count(self, epoch: int) -> int:
-        if self.batch_size is not None:
-            return -(-self.size // self.batch_size)
+        if self.batch_tokens is None:
+            return -(-self.size // self.batch_size)  # type: ignore[operator]
         return sum(len(self._batches(epoch, first)) for first in range(0, self.size, self.pool))
 
     def _batches(self, epoch: int, first: int) -> list[list[int]]:
@@ -136,15 +117,15 @@ class BatchSampler:
 
     def _cut(self, indices: Tensor) -> list[list[int]]:
         chosen = indices.tolist()
-        if self.batch_size is not None:
-            size = self.batch_size
+        if self.batch_tokens is None:
+            size: int = self.batch_size  # type: ignore[assignment]
             return [chosen[start : start + size] for start in range(0, len(chosen), size)]
         batches: list[list[int]] = []
         room = 0
         for index, length in zip(chosen, self.lengths[indices].tolist(), strict=True):
-            if length > room:
+            if not batches or length > room or len(batches[-1]) == self.batch_size:
                 batches.append([])
-                room = self.batch_tokens  # type: ignore[assignment]
+                room = self.batch_tokens
             batches[-1].append(index)
             room -= length
         return batches

@@ -1,23 +1,32 @@
 """Labelled texts as token ids, and their batches."""
 
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
 
+from fastenc.data.long_texts import LongTexts
 from fastenc.data.progress import progress_bar
 from fastenc.data.readers import LabelledData
-from fastenc.packing import pack_sequences
+from fastenc.packing import pack_documents, pack_sequences
 
 CHUNK = 1000  # texts encoded at once
 
 
 class ClassificationExample(NamedTuple):
-    """One text or pair, ready for the model; ``label`` is None where it is to be predicted."""
+    """One text or pair, ready for the model.
+
+    Fields:
+        label: None where it is to be predicted.
+        chunk_lengths: of a text in chunks, the tokens of each; ``input_ids`` holds one chunk after the other.
+    """
 
     input_ids: list[int]
     token_type_ids: list[int]
     label: int | float | list[float] | None
+    chunk_lengths: list[int] | None = None
 
 
 def encode_texts(
@@ -26,51 +35,80 @@ def encode_texts(
     max_length: int,
     labels: Sequence[int] | Sequence[float] | Sequence[list[float]] | None = None,
     *,
+    long_texts: LongTexts | None = None,
     show_progress: bool | None = None,
 ) -> list[ClassificationExample]:
-    """Token ids of texts or pairs; longer ones are cut, a pair at its longer text first.
+    """Token ids of texts or pairs; of pairs that are too long the longer text is cut at its end, token by token.
 
-    Raises: ValueError when ``max_length`` leaves no room beside the special tokens.
+    Args:
+        long_texts: what becomes of single texts that are too long, its own ``max_length`` aside; None keeps the head.
+    Raises: ValueError when ``max_length`` leaves no room beside the special tokens, for pairs with another truncation
+        or chunks, and naming the text for a labelled one that gives chunks no token.
     """
     pairs = bool(texts) and isinstance(texts[0], tuple)
-    added = tokenizer.num_special_tokens_to_add(pairs)
-    if max_length <= added:
+    long_texts = replace(long_texts or LongTexts(), max_length=max_length)
+    if pairs and (long_texts.truncation != "head" or long_texts.chunks is not None):
         raise ValueError(
-            f"max_length must leave room beside {added} special tokens, got {max_length}: give more"
+            "pairs of texts can only be cut at the end of the longer one, got "
+            f"truncation={long_texts.truncation} and chunks={long_texts.chunks}: leave both out, or give single texts"
         )
+    room = long_texts.room(tokenizer.num_special_tokens_to_add(pairs))
     # A copy, so that the caller's tokenizer keeps its settings.
     own = type(tokenizer).from_str(tokenizer.to_str())
     own.no_padding()
-    own.enable_truncation(max_length, strategy="longest_first")
+    own.no_truncation()
+    if pairs:
+        own.enable_truncation(max_length, strategy="longest_first")
+    empty = own.encode("")
+    special = [i for i, alone in zip(empty.ids, empty.special_tokens_mask, strict=True) if alone]
     known: Sequence[Any] = [None] * len(texts) if labels is None else labels
     examples: list[ClassificationExample] = []
     for start in progress_bar(range(0, len(texts), CHUNK), "encoding", "chunk", show_progress):
         chunk = slice(start, start + CHUNK)
-        examples += [
-            ClassificationExample(encoding.ids, encoding.type_ids, label)
-            for encoding, label in zip(
-                own.encode_batch_fast(list(texts[chunk])), known[chunk], strict=True
-            )
-        ]
+        encodings = own.encode_batch_fast(list(texts[chunk]), add_special_tokens=pairs)
+        for place, (encoding, label) in enumerate(zip(encodings, known[chunk], strict=True), start):
+            if pairs:
+                examples.append(ClassificationExample(encoding.ids, encoding.type_ids, label))
+                continue
+            if long_texts.chunks is not None and label is not None and not encoding.ids:
+                raise ValueError(
+                    f"text {place + 1} of {len(texts)} has no tokens, got {texts[place]!r}: leave out the row"
+                )
+            # A special token stands before the text, the others behind it.
+            pieces = [[*special[:1], *p, *special[1:]] for p in long_texts.cut(encoding.ids, room)]
+            ids = [*chain.from_iterable(pieces)]
+            lengths = None if long_texts.chunks is None else [len(piece) for piece in pieces]
+            examples.append(ClassificationExample(ids, [0] * len(ids), label, lengths))
     return examples
 
 
 def encode_labelled(
-    data: LabelledData, tokenizer: Any, max_length: int
+    data: LabelledData, tokenizer: Any, max_length: int, long_texts: LongTexts | None = None
 ) -> list[ClassificationExample]:
     """The examples of a set, labelled or not."""
-    return encode_texts(data.texts, tokenizer, max_length, data.labels or None)
+    labels = data.labels or None
+    return encode_texts(data.texts, tokenizer, max_length, labels, long_texts=long_texts)
 
 
 def collate_classification(examples: Sequence[ClassificationExample]) -> dict[str, Any]:
     """Pack examples: {"batch": PackedBatch, "labels": int64 or float32 (batch,), or float32 (batch, num_labels) where
-    an example has several}; no labels if they have none."""
-    batch = pack_sequences(
-        [example.input_ids for example in examples],
-        [example.token_type_ids for example in examples],
-    )
+    an example has several}; no labels if they have none. Of texts in chunks the chunks are the sequences, and
+    "documents" (Documents) says whose they are."""
+    ids, types, chunked = [], [], []
+    for each in examples:
+        lengths = [len(each.input_ids)] if each.chunk_lengths is None else each.chunk_lengths
+        stop = 0
+        for length in lengths:
+            start, stop = stop, stop + length
+            ids.append(each.input_ids[start:stop])
+            types.append(each.token_type_ids[start:stop])
+        if each.chunk_lengths is not None:
+            chunked.append(lengths)
+    arguments: dict[str, Any] = {"batch": pack_sequences(ids, types)}
+    if chunked:
+        arguments["documents"] = pack_documents(chunked)
     labels = [example.label for example in examples]
-    if not labels or labels[0] is None:
-        return {"batch": batch}
-    dtype = torch.int64 if isinstance(labels[0], int) else torch.float32
-    return {"batch": batch, "labels": torch.tensor(labels, dtype=dtype)}
+    if labels and labels[0] is not None:
+        dtype = torch.int64 if isinstance(labels[0], int) else torch.float32
+        arguments["labels"] = torch.tensor(labels, dtype=dtype)
+    return arguments

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from fastenc.data.progress import progress_bar
 from fastenc.data.readers import numbered_rows
+from fastenc.data.windows import owned
 
 CHUNK = 256  # questions encoded at once
 
@@ -90,7 +91,8 @@ def question_windows(
     The first answer of a question is the one to learn. A window that does not hold all of it has start = end = 0,
     the first special token, which stands for "no answer here".
     Raises: ValueError naming a question that leaves no room for its context.
-    Source: Devlin et al. 2018, arXiv:1810.04805, section 4.2 and its code's "max context" rule.
+    Source: Devlin et al. 2018, arXiv:1810.04805, section 4.2; which window is central is as in windows.owned, where
+    its code prefers long windows a little.
     """
     # A copy, so that the caller's tokenizer keeps its settings.
     own = type(tokenizer).from_str(tokenizer.to_str())
@@ -115,32 +117,30 @@ def question_windows(
         chunk = questions[start : start + CHUNK]
         encodings = own.encode_batch([(q.question, q.context) for q in chunk])
         for place, (question, encoding) in enumerate(zip(chunk, encodings, strict=True)):
-            windows += _windows_of(question, start + place, [encoding, *encoding.overflowing])
+            pieces = [encoding, *encoding.overflowing]
+            windows += _windows_of(question, start + place, pieces, stride)
     return windows
 
 
-def _windows_of(question: Question, place: int, encodings: list) -> list[QuestionWindow]:
-    pieces = []
+def _windows_of(
+    question: Question, place: int, encodings: list, stride: int
+) -> list[QuestionWindow]:
+    pieces, spans, begin = [], [], 0
     for encoding in encodings:
         own = [i for i, part in enumerate(encoding.sequence_ids) if part == 1]
         first, last = (own[0], own[-1]) if own else (0, -1)
-        pieces.append((first, last, encoding.offsets[first : last + 1]))
-    # A token's context is the smaller of its two sides; of equal ones the longer piece has more.
-    best: dict[tuple[int, int], tuple[float, int]] = {}
-    for number, (_, _, offsets) in enumerate(pieces):
-        for i, offset in enumerate(offsets):
-            score = min(i, len(offsets) - 1 - i) + 0.01 * len(offsets)
-            if offset not in best or score > best[offset][0]:
-                best[offset] = score, number
+        pieces.append((encoding, first, last, encoding.offsets[first : last + 1]))
+        spans.append((begin, begin + last + 1 - first))
+        begin = spans[-1][1] - stride
     windows = []
-    for number, (encoding, (first, last, offsets)) in enumerate(
-        zip(encodings, pieces, strict=True)
+    for (encoding, first, last, offsets), (begin, end), (own_begin, own_end) in zip(
+        pieces, spans, owned(spans), strict=True
     ):
-        start, end = _labels(question, first, offsets)
-        central = [best[offset][1] == number for offset in offsets]
+        central = [own_begin <= token < own_end for token in range(begin, end)]
+        answer = _labels(question, first, offsets)
         windows.append(
             QuestionWindow(
-                encoding.ids, encoding.type_ids, place, first, last, offsets, central, start, end
+                encoding.ids, encoding.type_ids, place, first, last, offsets, central, *answer
             )
         )
     return windows

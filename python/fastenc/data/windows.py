@@ -1,5 +1,7 @@
 """Documents longer than a model's positions: overlapping windows, each token taken from one of them."""
 
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 
@@ -12,20 +14,24 @@ class Window(NamedTuple):
     own_stop: int
 
 
-def cut_windows(length: int, room: int) -> list[Window]:
-    """Windows of at most ``room`` tokens that overlap by half; each token is owned by the window in which it is most
-    central, that is, farthest from the nearer edge (of equals, by the first).
+def cut_windows(length: int, room: int, stride: int | None = None) -> list[Window]:
+    """Windows of at most ``room`` tokens that share ``stride``, less than room (None: half of it); each token is owned
+    by the window in which it is most central, that is, farthest from the nearer edge (of equals, by the first).
 
     A document that fits is one window; the last window of a longer one is moved back so that it is full.
     """
-    step = max(1, room - room // 2)
+    step = room - (room // 2 if stride is None else stride)
     last = max(0, length - room)
-    starts = [*range(0, last, step), last]
-    windows, own = [], 0
-    for start, after in zip(starts, [*starts[1:], None], strict=True):
-        stop = min(start + room, length)
-        # The farther edge wins up to the middle of the overlap with the next window.
-        own_stop = length if after is None else (after + stop - 1) // 2 + 1
-        windows.append(Window(start, stop, own, own_stop))
-        own = own_stop
-    return windows
+    spans = [(start, min(start + room, length)) for start in (*range(0, last, step), last)]
+    return [Window(*span, *own) for span, own in zip(spans, owned(spans), strict=True)]
+
+
+def owned(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The tokens [start, stop) that each of overlapping spans owns, by the rule of :func:`cut_windows`.
+
+    Args:
+        spans: tokens [start, stop), each beginning and ending after the one before.
+    """
+    # The farther edge wins up to the middle of the overlap with the next span.
+    middles = [(after + stop - 1) // 2 + 1 for (_, stop), (after, _) in pairwise(spans)]
+    return list(zip([spans[0][0], *middles], [*middles, spans[-1][1]], strict=True))

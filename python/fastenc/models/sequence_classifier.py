@@ -1,20 +1,23 @@
 """Sequence classification, with one label or several, and regression over the encoder."""
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fastenc.data import LongTexts
+from fastenc.models.chunk_aggregation import ChunkAttention, chunk_aggregator
 from fastenc.models.config import EncoderConfig
 from fastenc.models.encoder import Encoder
 from fastenc.models.families import FAMILIES
 from fastenc.models.labels import check_names, config_of, names_to_build
 from fastenc.models.masked_lm import ModelOutput
-from fastenc.models.pretrained import PretrainedModel
+from fastenc.models.pretrained import PretrainedModel, architecture_of
 from fastenc.nn.pooling import pool
-from fastenc.packing import PackedBatch
+from fastenc.packing import Documents, PackedBatch, single_chunks
 
 PROBLEM_TYPES = ("single_label_classification", "regression", "multi_label_classification")
 
@@ -25,11 +28,17 @@ class SequenceClassifier(PretrainedModel):
     BERT: linear over the pooler. RoBERTa (tanh), ELECTRA (GELU), DistilBERT (ReLU): dense layer over the first
     token, activation, linear; dropout before each linear.
 
+    With chunks, the vectors that the head takes (the pooler's output, or the first token) of a document's chunks are
+    aggregated to one (:mod:`fastenc.models.chunk_aggregation`), and the head decides once a document. The weights of
+    an aggregation that has some are saved beside the family's; transformers leaves them out.
+
     Args:
         num_labels: classes; 1 for regression.
         problem_type: "single_label_classification" (cross-entropy), "multi_label_classification" (binary
             cross-entropy of every label) or "regression" (mean squared error); None takes regression for one label.
         label_names: names of the classes, kept in config.json.
+        long_texts: how texts become sequences, as LongTexts or its fields; the model computes its ``chunks`` and
+            keeps the rest in config.json, for prediction.
     """
 
     architecture = "ForSequenceClassification"
@@ -40,6 +49,7 @@ class SequenceClassifier(PretrainedModel):
         num_labels: int | None = None,
         problem_type: str | None = None,
         label_names: Sequence[str] | None = None,
+        long_texts: LongTexts | dict[str, Any] | None = None,
     ):
         names = check_names(label_names, num_labels)
         num_labels = len(names)
@@ -57,6 +67,12 @@ class SequenceClassifier(PretrainedModel):
             self.head["dense"] = nn.Linear(width, width)
         self.head["out"] = nn.Linear(width, num_labels)
         self.head.apply(self.init_weights)
+        if not isinstance(long_texts, LongTexts):
+            long_texts = LongTexts(**(long_texts or {}))
+        self.long_texts, self.aggregator = long_texts, None
+        if long_texts.chunks is not None:
+            self.aggregator = chunk_aggregator(long_texts.chunks, config, long_texts.max_chunks)
+            self.aggregator.apply(self.init_weights)
         p = config.classifier_dropout_p
         self.dropout_p = config.hidden_dropout_p if p is None else p
 
@@ -66,19 +82,41 @@ class SequenceClassifier(PretrainedModel):
     ) -> "SequenceClassifier":
         names_to_build(cls.architecture, hf_config, options)
         options.setdefault("problem_type", hf_config.get("problem_type"))
+        if architecture_of(hf_config) == cls.architecture:
+            options.setdefault("long_texts", hf_config.get("long_texts"))
         return cls(config, **options)
 
-    def forward(self, batch: PackedBatch, labels: Tensor | None = None) -> ModelOutput:
-        """Args: labels: int64 (batch,) classes, floating (batch,) targets of a regression, or floating
-            (batch, num_labels), 1 at a sequence's labels and 0 elsewhere, with several labels a sequence.
+    def forward(
+        self,
+        batch: PackedBatch,
+        labels: Tensor | None = None,
+        documents: Documents | None = None,
+    ) -> ModelOutput:
+        """Args:
+            labels: int64 (batch,) classes, floating (batch,) targets of a regression, or floating
+                (batch, num_labels), 1 at a sequence's labels and 0 elsewhere, with several labels a sequence.
+            documents: whose chunks the sequences are; then batch is the number of documents above and below. None:
+                each sequence is a document.
 
         Returns: logits (batch, num_labels) and, with labels, the mean loss in float32.
+        Without gradients the chunks are encoded a group of ``documents`` after the other, so that memory does not
+        grow with the documents; with gradients in one pass.
+        Raises: ValueError for documents in chunks where the model has no aggregation, and for labels of another kind.
         """
-        output = self.encoder(batch)
-        if output.pooled is not None:
-            features = output.pooled
+        if documents is not None and self.aggregator is None:
+            raise ValueError(
+                "documents in chunks need a model that aggregates them, got one without: load it with "
+                "long_texts={'chunks': 'mean'} or another aggregation"
+            )
+        if self.aggregator is None:
+            features = self._vectors(batch)
         else:
-            features = pool(output.last_hidden_state, batch.cu_seqlens, "cls")
+            documents = documents or single_chunks(batch)
+            whole = torch.is_grad_enabled() or torch.compiler.is_compiling()
+            parts = [batch] if whole else batch.split(documents.groups)
+            vectors = torch.cat([self._vectors(part) for part in parts])
+            features = self.aggregator(vectors, documents)
+        if "dense" in self.head:
             if self.kind_of_head != "relu":  # DistilBERT has no dropout before its dense layer
                 features = F.dropout(features, self.dropout_p, self.training)
             features = getattr(torch.nn.functional, self.kind_of_head)(self.head["dense"](features))
@@ -109,9 +147,28 @@ class SequenceClassifier(PretrainedModel):
                 )
         return ModelOutput(F.cross_entropy(logits.float(), labels), logits)
 
+    def _vectors(self, batch: PackedBatch) -> Tensor:
+        """What the head takes of each sequence, (batch, hidden_size)."""
+        output = self.encoder(batch)
+        if output.pooled is not None:
+            return output.pooled
+        return pool(output.last_hidden_state, batch.cu_seqlens, "cls")
+
+    def init_weights(self, module: nn.Module, name: str = "") -> None:
+        super().init_weights(module, name)
+        if isinstance(module, ChunkAttention):
+            nn.init.normal_(module.query, std=self.config.initializer_range)
+
     def head_names(self) -> dict[str, str]:
         names = FAMILIES[self.config.family].classifier
-        return {f"head.{ours}": theirs for ours, theirs in names.items()}
+        own = [name for name, _ in self.named_parameters() if name.startswith("aggregator.")]
+        return {f"head.{ours}": theirs for ours, theirs in names.items()} | {
+            name: name for name in own
+        }
 
     def extra_config(self) -> dict[str, Any]:
-        return {**config_of(self.label_names), "problem_type": self.problem_type}
+        return {
+            **config_of(self.label_names),
+            "problem_type": self.problem_type,
+            "long_texts": asdict(self.long_texts),
+        }

@@ -14,7 +14,8 @@ def can_prepack(weight: Tensor) -> bool:
 
     The ops behind it are private to torch, so anything unexpected means no.
     """
-    if weight.device.type != "cpu" or weight.is_inference() or torch.compiler.is_compiling():
+    # The compiler's question first: it cannot trace is_inference.
+    if torch.compiler.is_compiling() or weight.device.type != "cpu" or weight.is_inference():
         return False
     if (
         not _library.HAS_CPP

@@ -158,8 +158,13 @@ class Task(ABC):
         return arguments["batch"].cu_seqlens.diff().tolist() if self.per_token else None
 
     def room(self, model: Any) -> int:
-        """Tokens that an example may have, special tokens included."""
-        return min(self.max_length or model.config.max_positions, model.config.max_positions)
+        """Tokens that a sequence may have, special tokens included."""
+        positions = model.config.max_positions
+        return positions if self.max_length is None else min(self.max_length, positions)
+
+    def batch_tokens(self) -> int | None:
+        """Most tokens of a training batch, where the configuration does not say; None: no limit."""
+        return None
 
 
 @torch.inference_mode()

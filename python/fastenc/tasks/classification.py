@@ -1,7 +1,7 @@
 """Sequence and sentence-pair classification, with one label or several, and regression."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from torch import Tensor
 from fastenc.data import (
     ClassificationExample,
     LabelledData,
+    LongTexts,
     collate_classification,
     encode_labelled,
     read_inputs,
@@ -26,6 +27,9 @@ from fastenc.tasks.metrics import (
     regression_metrics,
 )
 
+OWN = " In prediction the checkpoint's own."
+CHUNKED_BATCH_TOKENS = 16_384  # 32 sequences of 512, a full batch of texts that are cut
+
 METRICS = {
     "single_label_classification": ("accuracy", "f1", "mcc", "loss"),
     "regression": ("pearson", "spearman", "loss"),
@@ -38,13 +42,18 @@ class SequenceClassification(Task):
     """One label, any number of labels, or a number for a text or a pair of texts.
 
     Predictions are logits (texts, labels). Of several labels, those of probability 0.5 or more are predicted.
-    Raises: ValueError for a regression with several labels.
+    Texts that are too long are cut, or read in chunks that the model aggregates, as LongTexts describes; options
+    left out have its defaults in training, and in prediction what the model was trained with.
+    Raises: ValueError for a regression with several labels, and as LongTexts.
     """
 
     name = "sequence-classification"
     model_class = SequenceClassifier
     reads_first_token = True
 
+    max_length: int | None = option(
+        None, f"Longest sequence in tokens. Default: {LongTexts.max_length}.{OWN}", predict=True
+    )
     text: tuple[str, ...] = option(
         ("sentence",), "Column of the text; twice for pairs.", "-t", predict=True
     )
@@ -53,10 +62,31 @@ class SequenceClassification(Task):
     multi_label: bool = option(
         False, "A text has any number of labels, with commas between (a list in JSON)."
     )
+    truncation: str | None = option(
+        None,
+        f"What is kept of a longer text: head, tail or head+tail. Default: {LongTexts.truncation}.{OWN}",
+        predict=True,
+    )
+    chunks: str | None = option(
+        None,
+        "Read longer texts in chunks whose vectors become one: mean, max, attention (learnt weights) or transformer.",
+    )
+    stride: int | None = option(
+        None,
+        f"Tokens that neighbouring chunks share. Default: {LongTexts.stride}.{OWN}",
+        predict=True,
+    )
+    max_chunks: int | None = option(
+        None,
+        "Most chunks of a text; what does not fit them is cut off by --truncation first. "
+        f"Default: {LongTexts.max_chunks}.{OWN}",
+        predict=True,
+    )
 
     def __post_init__(self) -> None:
         if self.regression and self.multi_label:
             raise ValueError("regression and multi_label exclude each other, got both: give one")
+        self.long_texts()
 
     @property
     def problem_type(self) -> str:
@@ -77,13 +107,30 @@ class SequenceClassification(Task):
 
     def model_options(self, train: LabelledData) -> dict[str, Any]:
         labels = {"num_labels": 1} if self.regression else {"label_names": train.label_names}
-        return {**labels, "problem_type": self.problem_type}
+        long_texts = self.long_texts()
+        self._check_chunked(long_texts)
+        return {**labels, "problem_type": self.problem_type, "long_texts": asdict(long_texts)}
 
     def metrics(self, train: LabelledData) -> tuple[str, ...]:
         return METRICS[self.problem_type]
 
     def encode(self, data: LabelledData, model: Any) -> list[ClassificationExample]:
-        return encode_labelled(data, model.tokenizer, self.room(model))
+        own = model.long_texts
+        if self.chunks not in (None, own.chunks):
+            raise ValueError(
+                f"the model aggregates chunks by {own.chunks}, the task by {self.chunks}: leave chunks out, or load "
+                "the model with the task and a training set"
+            )
+        long_texts = replace(own, **self._given())
+        self._check_chunked(long_texts)
+        length = min(long_texts.max_length, model.config.max_positions)
+        examples = encode_labelled(data, model.tokenizer, length, long_texts)
+        if long_texts.chunks == "transformer":
+            _check_positions(examples, own.max_chunks)
+        return examples
+
+    def batch_tokens(self) -> int | None:
+        return None if self.chunks is None else CHUNKED_BATCH_TOKENS
 
     def collate(self, examples: Sequence[ClassificationExample]) -> dict[str, Any]:
         return collate_classification(examples)
@@ -97,6 +144,32 @@ class SequenceClassification(Task):
     def lines(self, model, data, predictions: Tensor, suffix: str) -> Iterable[str]:
         rows = [_row(model, values) for values in predictions]
         return table_lines(rows) if suffix == ".tsv" else json_lines(rows)
+
+    def long_texts(self) -> LongTexts:
+        """What training makes of long texts: the options given, else the defaults."""
+        return LongTexts(**self._given())
+
+    def _given(self) -> dict[str, Any]:
+        """The fields of LongTexts that are given."""
+        values = {name: getattr(self, name) for name in LongTexts.__dataclass_fields__}
+        return {name: value for name, value in values.items() if value is not None}
+
+    def _check_chunked(self, long_texts: LongTexts) -> None:
+        for name in ("stride", "max_chunks"):
+            if long_texts.chunks is None and getattr(self, name) is not None:
+                raise ValueError(
+                    f"{name} is for texts in chunks, got {getattr(self, name)} without chunks: leave it out, or train "
+                    "with chunks"
+                )
+
+
+def _check_positions(examples: Sequence[ClassificationExample], positions: int) -> None:
+    for place, example in enumerate(examples, start=1):
+        if len(example.chunk_lengths or ()) > positions:
+            raise ValueError(
+                f"text {place} of {len(examples)} has {len(example.chunk_lengths or ())} chunks, the model's "
+                f"transformer has {positions} positions: give max_chunks of {positions} or less"
+            )
 
 
 def predict_logits(

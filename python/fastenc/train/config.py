@@ -39,8 +39,9 @@ class TrainConfig:
     Fields:
         output_dir: folder of checkpoints, log, plot and the final model.
         epochs: passes over the data; max_steps: optimiser steps, counts instead if given.
-        batch_size: sequences a process and micro-batch; accumulation: micro-batches an optimiser step.
-        batch_tokens: tokens a process and micro-batch, at most; counts instead of ``batch_size`` if given.
+        batch_size: sequences a process and micro-batch, at most; accumulation: micro-batches an optimiser step.
+        batch_tokens: tokens of a micro-batch, at most, so that it may have fewer sequences; with batch_size=None it
+            has as many as that holds.
         global_batch_size: sequences an optimiser step on all processes together; counts instead of ``accumulation``
             if given.
         learning_rate: peak of AdamW's rate, after a linear warm-up over the first ``warmup`` share of the steps and
@@ -61,7 +62,7 @@ class TrainConfig:
     output_dir: str
     epochs: int = 3
     max_steps: int | None = None
-    batch_size: int = 32
+    batch_size: int | None = 32
     batch_tokens: int | None = None
     accumulation: int = 1
     global_batch_size: int | None = None
@@ -96,6 +97,8 @@ class TrainConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
+        if self.batch_size is None and self.batch_tokens is None:
+            raise ValueError("give batch_size, batch_tokens or both, got neither")
         if self.batch_tokens is not None and self.global_batch_size is not None:
             raise ValueError(
                 "global_batch_size counts sequences, and batch_tokens leaves their number open, got "
@@ -131,7 +134,7 @@ class TrainConfig:
         """
         if self.global_batch_size is None:
             return self.accumulation
-        number, rest = divmod(self.global_batch_size, self.batch_size * processes)
+        number, rest = divmod(self.global_batch_size, self.batch_size * processes)  # type: ignore[operator]
         if rest or not number:
             raise ValueError(
                 f"global_batch_size must be a multiple of batch_size * processes, got {self.global_batch_size} and "

@@ -1,7 +1,7 @@
 """Fine-tuning on any task."""
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,10 @@ def task_trainer(
     if metric is not None and (dev is None or metric not in known):
         raise ValueError(f"--metric needs --dev and one of {', '.join(known)}, got {metric}")
     metric = metric or known[0]
+    config = replace(config, batch_tokens=config.batch_tokens or task.batch_tokens())
+    batch_size = (
+        config.batch_size or 32
+    )  # of evaluations, where only tokens limit training's batches
     examples = task.encode(train, model)
     held_out = [] if dev is None else task.encode(dev, model)
     fills: dict[str, Any] = {"train": None, "dev": None}
@@ -62,10 +66,8 @@ def task_trainer(
         collate,
         evaluate=None
         if dev is None
-        else lambda m: task.evaluate(m, dev, held_out, config.batch_size, fills["dev"]),
-        calibrate=None
-        if dev is None
-        else lambda m: task.calibrate(m, dev, held_out, config.batch_size),
+        else lambda m: task.evaluate(m, dev, held_out, batch_size, fills["dev"]),
+        calibrate=None if dev is None else lambda m: task.calibrate(m, dev, held_out, batch_size),
         metric=metric,
         higher_is_better=metric != "loss",
         settings={
@@ -98,7 +100,7 @@ def _cached(
             per_token=not task.reads_first_token,
             dtype=dtype,
             autocast_dtype=torch.bfloat16 if config.precision == "bf16" else None,
-            batch_size=config.batch_size,
+            batch_size=config.batch_size or 32,
             show_progress=None if state.is_main_process else False,
         )
     return cache.fill

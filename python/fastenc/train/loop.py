@@ -107,7 +107,7 @@ class Trainer:
         # One order for all processes, so that another number of them goes through the same batches.
         self.sampler = BatchSampler(
             lengths,
-            None if config.batch_tokens else config.batch_size,
+            config.batch_size,
             batch_tokens=config.batch_tokens,
             groups=groups,
             shuffle=True,

@@ -1,0 +1,85 @@
+"""MiniLM fine-tuned on full-length film reviews: cut at 512 tokens, or read whole in chunks.
+
+python -m benchmarks.train_long_documents [VARIANT ...] [--seeds 0 1 2] [--epochs N] [--limit N]
+(needs FASTENC_DATA)
+
+movie_reviews (Pang and Lee 2004): 1,600 reviews for training, the epoch chosen on 200, the score of 200 others. A
+review has 851 tokens on average and 3,253 at most; the first 512 are 58 % of them all. Chunks have 256 tokens and
+share 64. Learning rate, batch size, warm-up, weight decay and clipping are the same everywhere; transformers' Trainer
+keeps the head, and takes the batches of fastenc's head in their order. Each run has a process of its own, whose time
+(training with its evaluations) and peak memory are reported beside the score. Runs whose results are there already are
+not run again; with --limit only so many reviews of each set are used, and nothing is written.
+"""
+
+import argparse
+import os
+import tempfile
+from dataclasses import replace
+
+from benchmarks._harness import read_cases, write
+from benchmarks._process import isolated
+from benchmarks.task_sets import TaskSet
+from benchmarks.train_tasks import ours, theirs
+from fastenc.tasks import SequenceClassification
+from fastenc.train import TrainConfig, fine_tuning_rate
+
+REVIEWS = TaskSet(
+    "movie_reviews",
+    "accuracy",
+    SequenceClassification(text=("text",)),
+    ("movie_reviews/train.tsv.gz",),
+    ("movie_reviews/dev.tsv.gz",),
+    ("movie_reviews/test.tsv.gz",),
+)
+BATCH = 16
+CUT = {name: dict(max_length=512, truncation=name) for name in ("head", "tail", "head+tail")}
+IN_CHUNKS = {
+    f"chunks, {name}": dict(max_length=256, stride=64, chunks=name)
+    for name in ("mean", "max", "attention", "transformer")
+}
+THEIRS = "transformers Trainer, head"
+VARIANTS = {f"fastenc, {name}": options for name, options in {**CUT, **IN_CHUNKS}.items()}
+VARIANTS[THEIRS] = CUT["head"]
+
+
+def one_run(variant: str, seed: int, epochs: int, limit: int | None) -> dict:
+    """{"dev", "test", "seconds", "cpu_seconds"} of a variant."""
+    task = replace(REVIEWS.task, **VARIANTS[variant])
+    data = (*REVIEWS.read(limit), REVIEWS.metric)
+    rate = fine_tuning_rate(384)
+    with tempfile.TemporaryDirectory() as scratch:
+        config = TrainConfig(
+            scratch, epochs=epochs, batch_size=BATCH, seed=seed, learning_rate=rate
+        )
+        return (theirs if variant == THEIRS else ours)(task, *data, config)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("variants", nargs="*", metavar="VARIANT", help="; ".join(VARIANTS))
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--limit", type=int)
+    options = parser.parse_args()
+    if unknown := set(options.variants) - set(VARIANTS):
+        parser.error(f"VARIANT must be of {'; '.join(VARIANTS)}, got {'; '.join(sorted(unknown))}")
+    if "FASTENC_DATA" not in os.environ:
+        raise SystemExit("set FASTENC_DATA to the folder of data sets")
+    cases = {} if options.limit else read_cases("train_long_documents")
+    for seed in options.seeds:
+        case = f"{options.epochs} epochs, seed {seed}"
+        rows = cases.setdefault(case, {})
+        for variant in options.variants or VARIANTS:
+            if variant in rows:
+                continue
+            rows[variant] = isolated(one_run, variant, seed, options.epochs, options.limit)
+            if options.limit is None:
+                write("train_long_documents", cases)
+            shown = "  ".join(f"{key} {value:.4g}" for key, value in rows[variant].items())
+            print(f"{case}  {variant:28} {shown}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

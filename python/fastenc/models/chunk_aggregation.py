@@ -1,0 +1,96 @@
+"""One vector a document from the vectors of its chunks."""
+
+import torch
+from torch import Tensor, nn
+
+from fastenc.models.config import EncoderConfig
+from fastenc.models.encoder import EncoderLayer
+from fastenc.nn import LayerNorm
+from fastenc.nn.pooling import pool
+from fastenc.ops import cross_attention
+from fastenc.packing import Documents
+
+
+def chunk_aggregator(kind: str, config: EncoderConfig, max_chunks: int) -> nn.Module:
+    """A module (vectors (chunks, hidden_size), documents) -> (documents, hidden_size).
+
+    Args:
+        kind: "mean", "max", "attention" or "transformer".
+        max_chunks: positions of the transformer.
+    """
+    if kind == "attention":
+        return ChunkAttention(config)
+    if kind == "transformer":
+        return ChunkTransformer(config, max_chunks)
+    return ChunkPooling(kind)
+
+
+class ChunkPooling(nn.Module):
+    """Mean or maximum over a document's chunks, without parameters."""
+
+    def __init__(self, mode: str):
+        super().__init__()
+        self.mode = mode
+
+    def forward(self, vectors: Tensor, documents: Documents) -> Tensor:
+        return pool(vectors, documents.cu_chunks, self.mode)
+
+
+class ChunkAttention(nn.Module):
+    """Learnt weights for a document's chunks, a set of them for each head h, which is a part of the vector's columns:
+
+        y_h = sum_c a_hc v_hc,   a_h = softmax over chunks c of query_h . tanh(W v_c + b)_h
+
+    Source: Yang et al. 2016, Hierarchical Attention Networks, with the encoder's heads in the place of one.
+    """
+
+    def __init__(self, config: EncoderConfig):
+        super().__init__()
+        self.key = nn.Linear(config.hidden_size, config.hidden_size)
+        self.query = nn.Parameter(
+            torch.empty(config.num_heads, config.hidden_size // config.num_heads)
+        )
+
+    def forward(self, vectors: Tensor, documents: Documents) -> Tensor:
+        keys = torch.tanh(self.key(vectors))
+        heads = (vectors.shape[0], *self.query.shape)
+        count = documents.cu_chunks.shape[0] - 1
+        mixed = cross_attention(
+            self.query.to(keys.dtype).expand(count, -1, -1).contiguous(),
+            keys.view(heads),
+            vectors.to(keys.dtype).view(heads),
+            torch.arange(count + 1, dtype=torch.int32, device=vectors.device),
+            documents.cu_chunks,
+            1,
+            documents.max_chunks,
+            softmax_scale=1.0,
+        )
+        return mixed.flatten(1)
+
+
+class ChunkTransformer(nn.Module):
+    """Two encoder layers over a document's chunks with learnt positions, then their mean:
+
+        x_c = LN(v_c + position_c),  y = mean over c of Layer_2(Layer_1(x))_c
+
+    Source: Pappagari et al. 2019, arXiv:1910.10781 (a transformer over the chunks' vectors; size and mean are ours).
+    """
+
+    def __init__(self, config: EncoderConfig, max_chunks: int, num_layers: int = 2):
+        super().__init__()
+        self.positions = nn.Embedding(max_chunks, config.hidden_size)
+        self.norm = LayerNorm(config.hidden_size, eps=config.eps)
+        # Not "layers": these learn at the head's rate, whatever the encoder's layers do.
+        self.blocks = nn.ModuleList(EncoderLayer(config) for _ in range(num_layers))
+
+    def forward(self, vectors: Tensor, documents: Documents) -> Tensor:
+        """Raises: ValueError for more chunks than positions."""
+        if documents.max_chunks > self.positions.num_embeddings:
+            raise ValueError(
+                f"a document may have at most {self.positions.num_embeddings} chunks, the positions of the model's "
+                f"transformer, got {documents.max_chunks}: cut it first, or train with a larger max_chunks"
+            )
+        x = self.norm(vectors + self.positions(documents.position_ids).to(vectors.dtype))
+        for block in self.blocks:
+            x = block(x, documents.cu_chunks, documents.max_chunks)
+        return pool(x, documents.cu_chunks, "mean")
