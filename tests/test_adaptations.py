@@ -129,6 +129,18 @@ def test_checkpoint_holds_the_parts_alone_and_loads_as_a_model(base, method, tmp
     assert torch.equal(again(BATCH).logits, expected)
 
 
+@by_method
+def test_a_pooler_that_the_encoder_lacked_is_trained_and_saved(method, tmp_path):
+    Encoder(CONFIG.replace(pooler=False)).save_pretrained(tmp_path / "bare")
+    model = SequenceClassifier.from_pretrained(tmp_path / "bare", num_labels=3)
+    add_adaptation(model, method)
+    assert model.encoder.pooler.weight.requires_grad
+    disturb(model)
+    model.save_pretrained(tmp_path / "adapted")
+    loaded = SequenceClassifier.from_pretrained(tmp_path / "adapted")
+    assert torch.equal(loaded(BATCH).logits, model(BATCH).logits)
+
+
 def test_merging_is_exact_within_rounding_and_undone_bit_for_bit(base, tmp_path):
     add_adaptation(base, METHODS[0])
     disturb(base)

@@ -74,7 +74,7 @@ def test_encoder_gradients_agree_with_transformers(family, tmp_path):
     (ours(packed(batch)).last_hidden_state * weight).sum().backward()
     theirs_by_name = dict(theirs.named_parameters())
     floor = 1e-3 * max(p.grad.norm() for p in theirs_by_name.values() if p.grad is not None)
-    for name, several in ours._family_names(with_prefix=False).items():
+    for name, several in ours.family_names(with_prefix=False).items():
         grad = dict(ours.named_parameters())[name].grad
         expected = [theirs_by_name[n].grad for n in several]
         if grad is None:

@@ -35,7 +35,7 @@ def test_outputs_and_gradients_agree_with_transformers(family, tmp_path):
     output.loss.backward()
     theirs_by_name = dict(theirs.named_parameters())
     floor = 1e-3 * max(p.grad.norm() for p in theirs_by_name.values() if p.grad is not None)
-    for name, several in ours._family_names(with_prefix=True).items():
+    for name, several in ours.family_names(with_prefix=True).items():
         grad = ours.get_parameter(name).grad
         expected_grads = [theirs_by_name[n].grad for n in several]
         for a, b in zip(grad.chunk(len(several)), expected_grads, strict=True):

@@ -121,7 +121,8 @@ def _at_least_one(name: str, value: int) -> None:
 
 
 def add_adaptation(model: PretrainedModel, adaptation: Adaptation, name: str = "default") -> None:
-    """Freeze the encoder, pooler included, add trained parts to it and use them; the head stays trained.
+    """Freeze the encoder, pooler included, add trained parts to it and use them; the head stays trained, and so does a
+    pooler that the checkpoint lacked.
 
     Args:
         name: tells several adaptations of one encoder apart.
@@ -134,6 +135,9 @@ def add_adaptation(model: PretrainedModel, adaptation: Adaptation, name: str = "
         raise ValueError(f"name must be letters, digits and underscores, got {name!r}")
     weight = encoder.embeddings.word.weight
     encoder.requires_grad_(False)
+    for key, parameter in head_parameters(model).items():
+        if key in model.first_weights:
+            parameter.requires_grad_(True)
     if isinstance(adaptation, PromptTuning):
         tokens = torch.randint(weight.shape[0], (adaptation.length,), device=weight.device)
         start = encoder.embeddings.norm(weight[tokens])
@@ -232,7 +236,9 @@ def parts_of(layer: EncoderLayer, name: str) -> LayerAdaptation:
 
 
 def head_parameters(model: PretrainedModel) -> dict[str, nn.Parameter]:
-    """The parameters that are not the encoder's, by name."""
+    """The parameters that are not the checkpoint's encoder, by name: the head's, and of an encoder what had to be given
+    first weights, a pooler."""
     if isinstance(model, Encoder):
         return {}
-    return {n: p for n, p in model.named_parameters() if not n.startswith("encoder.")}
+    own = lambda name: not name.startswith("encoder.") or name in model.first_weights
+    return {name: p for name, p in model.named_parameters() if own(name)}

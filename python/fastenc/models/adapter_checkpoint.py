@@ -249,16 +249,18 @@ def _head(model: PretrainedModel, name: str) -> dict[str, list[Tensor]]:
     # PEFT wraps a model in one module more for LoRA than for a prefix.
     is_lora = isinstance(encoder_of(model).adaptations[name], Lora)
     prefix = "base_model.model." if is_lora else "base_model."
-    theirs, places = model.head_names(), {}
-    for ours, parameter in head_parameters(model).items():
-        module, _, leaf = ours.rpartition(".")
-        key = theirs[ours] if ours in theirs else f"{theirs[module]}.{leaf}"
-        places[prefix + key] = [parameter.detach()]
-    return places
+    theirs = model.family_names(with_prefix=True)
+    return {
+        prefix + theirs[ours][0]: [parameter.detach()]
+        for ours, parameter in head_parameters(model).items()
+    }
 
 
 def _head_modules(model: PretrainedModel) -> list[str]:
-    return sorted({name.split(".")[0] for name in model.head_names().values()})
+    names = {name.split(".")[0] for name in model.head_names().values()}
+    if any("pooler" in name for name in head_parameters(model)):
+        names.add("pooler")
+    return sorted(names)
 
 
 def _lora_modules(model: PretrainedModel) -> list[tuple[str, str, int]]:

@@ -30,12 +30,14 @@ class PretrainedModel(nn.Module):
     """An ``nn.Module`` with a config that loads from and saves to a family's own checkpoint format.
 
     ``tokenizer`` is the folder's tokenizer (a ``tokenizers.Tokenizer``), or None where there is none; it is
-    saved with the model. ``base`` is the folder that the weights came from, if any.
+    saved with the model. ``base`` is the folder that the weights came from, if any, and ``first_weights`` names the
+    parameters that it did not have.
     """
 
     architecture: ClassVar[str]  # transformers' class name without the family's part: "ForMaskedLM"
     tokenizer: Any = None
     base: str | None = None
+    first_weights: frozenset[str] = frozenset()
 
     def __init__(self, config: EncoderConfig):
         super().__init__()
@@ -102,6 +104,8 @@ class PretrainedModel(nn.Module):
             model = cls.build(config, values, **options)
         state = model._to_canonical(tensors, folder)
         model.load_state_dict(state, strict=False, assign=True)
+        missing = (name for name, value in model.named_parameters() if value.is_meta)
+        model.first_weights = frozenset(missing)
         for name, module in model.named_modules():
             if any(parameter.is_meta for parameter in module.parameters(recurse=False)):
                 module.to_empty(device="cpu", recurse=False)
@@ -140,7 +144,7 @@ class PretrainedModel(nn.Module):
         """The weights under the family's names."""
         tensors: dict[str, Tensor] = {}
         state = self.state_dict()
-        for ours, theirs in self._family_names(with_prefix=self.architecture != "Model").items():
+        for ours, theirs in self.family_names(with_prefix=self.architecture != "Model").items():
             tensors.update(zip(theirs, state[ours].chunk(len(theirs)), strict=True))
         return tensors
 
@@ -169,7 +173,7 @@ class PretrainedModel(nn.Module):
         if isinstance(bias, nn.Parameter):
             nn.init.zeros_(bias)
 
-    def _family_names(self, with_prefix: bool) -> dict[str, tuple[str, ...]]:
+    def family_names(self, with_prefix: bool) -> dict[str, tuple[str, ...]]:
         """Canonical parameter name → the family's names, whose tensors are stacked."""
         family = FAMILIES[self.config.family]
         prefix = f"{family.prefix}." if with_prefix else ""
@@ -195,7 +199,7 @@ class PretrainedModel(nn.Module):
         found = {_modern(name.removeprefix(prefix)): tensor for name, tensor in tensors.items()}
         state, missing = {}, []
         own, heads = self.state_dict(), self.head_names()
-        for ours, theirs in self._family_names(with_prefix=False).items():
+        for ours, theirs in self.family_names(with_prefix=False).items():
             absent = [name for name in theirs if name not in found]
             # Not every checkpoint of a family has a pooler or this head.
             optional = ours in heads or ours.rsplit(".", 1)[0] in heads or "pooler" in ours

@@ -99,9 +99,9 @@ class TrainConfig:
                 raise ValueError(f"{name} must be at least 1, got {value}")
         if self.batch_size is None and self.batch_tokens is None:
             raise ValueError("give batch_size, batch_tokens or both, got neither")
-        if self.batch_tokens is not None and self.global_batch_size is not None:
+        if self.batch_size is None and self.global_batch_size is not None:
             raise ValueError(
-                "global_batch_size counts sequences, and batch_tokens leaves their number open, got "
+                "global_batch_size counts sequences, and batch_tokens alone leaves their number open, got "
                 f"{self.global_batch_size} and {self.batch_tokens}: give accumulation instead"
             )
         for name in ("log_every", "keep_checkpoints"):
