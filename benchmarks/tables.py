@@ -206,9 +206,9 @@ def training(title: str, name: str, about: str, baseline: str):
         return section(
             title,
             f"FASTENC_DATA=... python -m benchmarks.{name}",
-            f"{about} Scores × 100: mean and standard deviation over seeds. Time is training with its evaluations, CPU "
-            "time what the process computed of it, whose ratio is the speed-up; memory is the whole process's. "
-            + machine_line(data["machine"]),
+            f"{about} Scores × 100: mean and standard deviation over seeds. Time is training with its evaluations; CPU "
+            "time, what the process computed of it, hardly depends on what else ran on the machine, and its ratio is "
+            "the speed-up. Memory is the whole process's. " + machine_line(data["machine"]),
             "\n".join(lines),
         )
 

@@ -3,9 +3,9 @@ import torch
 from scipy import stats
 from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 
-from fastenc.data import ClassificationExample
+from fastenc.data import ClassificationExample, LabelledData
 from fastenc.models import EncoderConfig, SequenceClassifier
-from fastenc.tasks import evaluate_classifier, predict_logits
+from fastenc.tasks import SequenceClassification
 from fastenc.tasks.metrics import (
     classification_metrics,
     multi_label_metrics,
@@ -31,6 +31,11 @@ def test_multi_label_metrics_are_scikit_learns():
     assert ours["accuracy"] == accuracy_score(labels, predictions)
 
 
+def test_one_label_of_several_is_no_class_of_two():
+    ours = multi_label_metrics([[1], [0], [1], [0]], [[1.0], [0.0], [0.0], [0.0]])
+    assert ours["micro_f1"] == ours["macro_f1"] == pytest.approx(2 / 3)
+
+
 def test_regression_metrics_are_scipys():
     a, b = torch.randn(2, 30).tolist()
     assert regression_metrics(a, b) == {
@@ -49,12 +54,15 @@ def test_predictions_keep_the_order_whatever_the_batches():
     examples = [
         ClassificationExample(torch.randint(50, (n,)).tolist(), [0] * n, n % 3) for n in lengths
     ]
-    alone = torch.cat([predict_logits(model, [example]) for example in examples])
-    torch.testing.assert_close(predict_logits(model, examples, 2), alone, rtol=0, atol=1e-5)
+    task = SequenceClassification()
+    predict = lambda chosen, size=32: task.predict_encoded(model, None, chosen, size)
+    alone = torch.cat([predict([example]) for example in examples])
+    torch.testing.assert_close(predict(examples, 2), alone, rtol=0, atol=1e-5)
     labels = torch.tensor([example.label for example in examples])
-    metrics = evaluate_classifier(model, examples, 3)
+    data = LabelledData(["a text"] * len(lengths), labels.tolist(), ["a", "b", "c"])
+    metrics = task.evaluate(model, data, examples, 3)
     assert metrics["loss"] == pytest.approx(
         torch.nn.functional.cross_entropy(alone, labels).item(), rel=1e-4
     )
     assert metrics["accuracy"] == pytest.approx((alone.argmax(1) == labels).double().mean().item())
-    assert predict_logits(model, []).shape == (0, 3)
+    assert predict([]).shape == (0, 3)

@@ -516,7 +516,7 @@ def predict(
     similarity; `fastenc embed` gives the vectors.
 
     Files of any size: 10,000 items at a time are read, encoded and predicted, and what is finished is kept beside the
-    output, so that `--resume` goes on from there.
+    output, so that `--resume` goes on from there. Questions are read as a whole.
 
     Examples:
 

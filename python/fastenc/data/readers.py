@@ -314,7 +314,7 @@ def _labels(row: Row, name: str, where: str) -> set[str]:
 def number_of(value: str, where: str) -> float:
     try:
         number = float(value)
-    except ValueError:
+    except (TypeError, ValueError):  # null in JSON
         number = math.nan
     if not math.isfinite(number):
         raise ValueError(

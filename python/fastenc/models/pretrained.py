@@ -104,8 +104,15 @@ class PretrainedModel(nn.Module):
             model = cls.build(config, values, **options)
         state = model._to_canonical(tensors, folder)
         model.load_state_dict(state, strict=False, assign=True)
-        missing = (name for name, value in model.named_parameters() if value.is_meta)
+        missing = [name for name, value in model.named_parameters() if value.is_meta]
         model.first_weights = frozenset(missing)
+        # An aggregation of chunks may be new above a head that was trained without.
+        lost = [n for n in missing if not n.startswith(("encoder.", "aggregator."))]
+        if lost and architecture_of(checkpoint.read_config(folder)) == cls.architecture:
+            raise ValueError(
+                f"{folder} is incomplete: its config.json says {values['architectures'][0]}, and it lacks the head's "
+                f"{', '.join(lost[:3])}. Write the checkpoint again"
+            )
         for name, module in model.named_modules():
             if any(parameter.is_meta for parameter in module.parameters(recurse=False)):
                 module.to_empty(device="cpu", recurse=False)

@@ -112,7 +112,9 @@ class SequenceClassifier(PretrainedModel):
             features = self._vectors(batch)
         else:
             documents = documents or single_chunks(batch)
-            whole = torch.is_grad_enabled() or torch.compiler.is_compiling()
+            # What was encoded before needs no memory in groups.
+            whole = batch.hidden is not None or torch.is_grad_enabled()
+            whole = whole or torch.compiler.is_compiling()
             parts = [batch] if whole else batch.split(documents.groups)
             vectors = torch.cat([self._vectors(part) for part in parts])
             features = self.aggregator(vectors, documents)

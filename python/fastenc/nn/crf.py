@@ -98,7 +98,7 @@ class CRF(nn.Module):
 
 class _Rows:
     """The sequences of a padded batch as the ops take them: where they lie if padding stands at their ends alone,
-    packed otherwise (on a GPU always where there is a mask: looking at it would wait for the device)."""
+    packed otherwise. On a GPU packing waits for the device, as the reference that computes there does."""
 
     def __init__(self, emissions: Tensor, mask: Tensor | None):
         batch, length, num_tags = emissions.shape

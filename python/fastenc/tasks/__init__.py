@@ -3,8 +3,6 @@
 from fastenc.tasks.base import Task
 from fastenc.tasks.classification import (
     SequenceClassification,
-    evaluate_classifier,
-    predict_logits,
 )
 from fastenc.tasks.masked_lm import evaluate_masked_lm
 from fastenc.tasks.prediction import predict_file
@@ -24,10 +22,8 @@ __all__ = [
     "Tagging",
     "Task",
     "TokenClassification",
-    "evaluate_classifier",
     "evaluate_masked_lm",
     "predict_file",
-    "predict_logits",
     "task_named",
     "task_of",
 ]

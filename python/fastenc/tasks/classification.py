@@ -20,7 +20,7 @@ from fastenc.data import (
 from fastenc.data.readers import in_parts, iterate_inputs
 from fastenc.data.writers import json_lines, table_lines
 from fastenc.models import SequenceClassifier
-from fastenc.tasks.base import Task, option, run
+from fastenc.tasks.base import Task, option
 from fastenc.tasks.metrics import (
     classification_metrics,
     multi_label_metrics,
@@ -170,30 +170,6 @@ def _check_positions(examples: Sequence[ClassificationExample], positions: int) 
                 f"text {place} of {len(examples)} has {len(example.chunk_lengths or ())} chunks, the model's "
                 f"transformer has {positions} positions: give max_chunks of {positions} or less"
             )
-
-
-def predict_logits(
-    model: SequenceClassifier,
-    examples: Sequence[ClassificationExample],
-    batch_size: int = 32,
-    show_progress: bool | None = False,
-) -> Tensor:
-    """(len(examples), num_labels) float32 on the CPU, in the examples' order; batches are formed by length."""
-    logits, _ = run(model, examples, collate_classification, _one, batch_size, show_progress)
-    return _stacked(logits, model)
-
-
-def evaluate_classifier(
-    model: SequenceClassifier, examples: Sequence[ClassificationExample], batch_size: int = 32
-) -> dict[str, float]:
-    """loss, and the metrics of the model's problem type (``METRICS``)."""
-    logits, loss = run(model, examples, collate_classification, _one, batch_size)
-    labels = [example.label for example in examples]
-    return {"loss": loss, **_score(model, _stacked(logits, model), labels)}
-
-
-def _one(arguments: dict[str, Any]) -> None:
-    """A text has one row of logits."""
 
 
 def _stacked(logits: list[Tensor], model: SequenceClassifier) -> Tensor:

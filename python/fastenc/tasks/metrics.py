@@ -35,8 +35,10 @@ def multi_label_metrics(
     """micro_f1, macro_f1, and accuracy: the share of texts whose labels are all right; (texts, num_labels) each."""
     sklearn = require("sklearn.metrics", extra="train")
     truth = [[bool(value) for value in row] for row in labels]
+    # One column alone scikit-learn would take for two classes.
+    own = {"labels": [1]} if truth and len(truth[0]) == 1 else {}
     f1 = lambda average: float(
-        sklearn.f1_score(truth, predictions, average=average, zero_division=0)
+        sklearn.f1_score(truth, predictions, average=average, zero_division=0, **own)
     )
     return {
         "micro_f1": f1("micro"),
@@ -135,6 +137,6 @@ def retrieval_metrics(texts: Sequence[tuple[str, ...]], vectors: Tensor) -> dict
         wanted = similarities.gather(1, own)
         for row, (text, *_) in enumerate(chunk):
             similarities[row, list(partners[text])] = float("-inf")
-        ranks.append(1 + (similarities >= wanted).sum(1))
+        ranks.append(1 + (~(similarities < wanted)).sum(1))  # NaN is no hit
     found = torch.cat(ranks).double()
     return {"mrr": float((1 / found).mean()), "recall@1": float((found == 1).double().mean())}

@@ -45,8 +45,8 @@ def predict_file(
     written = output.with_name(f"{output.name}.part")
     progress = output.with_name(f"{output.name}.part.json")
     settings = {
-        "model": [model_name, _stamp(Path(model_name)) if model_name else []],
-        "inputs": [str(inputs), _stamp(Path(inputs))],
+        "model": [model_name, _stamp(Path(model_name), output.name) if model_name else []],
+        "inputs": [str(inputs), _stamp(Path(inputs), output.name)],
         "task": [task.name, asdict(task)],
         "part": PART,
     }
@@ -78,8 +78,8 @@ def predict_file(
             done = {**done, "parts": done["parts"] + 1, "bytes": file.tell()}
             text = json.dumps(done)
             write_atomically(progress, lambda path, text=text: path.write_text(text))  # type: ignore[misc]
+    progress.unlink()
     os.replace(written, output)
-    progress.unlink(missing_ok=True)
     return sum(sizes)
 
 
@@ -100,9 +100,9 @@ def _encoded(task: Task, model: Any, inputs: str | Path, skip: int) -> Iterator[
 
 def _progress(written: Path, progress: Path, settings: dict, resume: bool) -> dict[str, Any]:
     """How far an earlier run came: {"settings", "parts", "bytes"}."""
-    start = {"settings": settings, "parts": 0, "bytes": 0}
     if not (written.exists() and progress.exists()):
-        return start
+        progress.unlink(missing_ok=True)
+        return {"settings": settings, "parts": 0, "bytes": 0}
     done = json.loads(progress.read_text())
     if not resume:
         raise ValueError(
@@ -117,7 +117,9 @@ def _progress(written: Path, progress: Path, settings: dict, resume: bool) -> di
     return done
 
 
-def _stamp(path: Path) -> list[list[Any]]:
-    """Name, size and time of change of a file, or of a folder's files; nothing for a name on the hub."""
+def _stamp(path: Path, output: str) -> list[list[Any]]:
+    """Name, size and time of change of a file, or of a folder's files but the output's; nothing for a name on the
+    hub."""
     files = [path] if path.is_file() else sorted(f for f in path.glob("*") if f.is_file())
-    return [[file.name, file.stat().st_size, file.stat().st_mtime_ns] for file in files]
+    own = (output, f"{output}.part", f"{output}.part.json")
+    return [[f.name, f.stat().st_size, f.stat().st_mtime_ns] for f in files if f.name not in own]
