@@ -151,6 +151,17 @@ def test_each_published_value_names_its_source_and_makes_a_configuration(name):
     assert {"learning_rate", "betas", "adam_eps", "weight_decay", "max_grad_norm"} <= known.keys()
 
 
+def test_the_command_line_has_the_last_word_in_other_units_too(text, tmp_path, monkeypatch):
+    taken = {}
+    monkeypatch.setattr(commands, "pretrain", lambda *arguments: taken.update(arguments[6]))
+    command = ("pretrain", text, "--recipe", "bert-base", "-o", tmp_path / "run")
+    run(*command)
+    assert taken["max_steps"] == 1_000_000 and taken["global_batch_size"] == 256
+    run(*command, "--epochs", 3, "--warmup", 0.1, "--batch-tokens", 4096)
+    assert taken["epochs"] == 3 and taken["warmup"] == 0.1 and taken["batch_tokens"] == 4096
+    assert taken["max_steps"] is taken["warmup_steps"] is taken["global_batch_size"] is None
+
+
 def test_the_names_are_listed():
     for output in (run("recipes"), run("pretrain", "--recipe", "list")):
         assert re.findall(r"^(\S+) +\S", output, re.M) == recipe_names()

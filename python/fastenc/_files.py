@@ -1,7 +1,9 @@
 """Writing files and folders so that a reader finds the old one or the new one, never half of it."""
 
+import glob
 import os
 import shutil
+import socket
 from collections.abc import Callable
 from pathlib import Path
 
@@ -25,19 +27,38 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
 def write_folder(folder: Path, write: Callable[[Path], object]) -> None:
     """Call ``write`` on an empty hidden folder beside ``folder``, flush it to the disk, and rename it into place.
 
-    What a killed writer left there is removed first.
+    Where two write the same folder at once, the first that is done gives it. What a writer of this machine that was
+    killed left there is removed.
     """
-    hidden = folder.with_name(f".{folder.name}.tmp")
+    mine = f".{folder.name}.{socket.gethostname()}."
+    for left in folder.parent.glob(f"{glob.escape(mine)}*.tmp"):
+        if not _is_running(left.name.removeprefix(mine).removesuffix(".tmp")):
+            shutil.rmtree(left, ignore_errors=True)
+    hidden = folder.with_name(f"{mine}{os.getpid()}.tmp")
     shutil.rmtree(hidden, ignore_errors=True)
     try:
         hidden.mkdir(parents=True)
         write(hidden)
         for path in (*hidden.rglob("*"), hidden):
             flush(path)
-        os.replace(hidden, folder)
+        try:
+            os.replace(hidden, folder)
+        except OSError:
+            if not folder.is_dir():
+                raise
         flush(folder.parent)
     finally:
         shutil.rmtree(hidden, ignore_errors=True)
+
+
+def _is_running(process: str) -> bool:
+    if os.name == "nt":  # where asking would be a signal
+        return True
+    try:
+        os.kill(int(process), 0)
+    except (OSError, ValueError):
+        return False
+    return True
 
 
 def flush(path: Path) -> None:

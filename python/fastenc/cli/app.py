@@ -212,7 +212,7 @@ def pretrain(
     - `torchrun --nproc-per-node 8 -m fastenc.cli pretrain wiki.txt.gz --recipe roberta-base --parallel fsdp -o runs/r`
       (a process for each GPU)
     """
-    settings = _settings(locals())
+    settings = recipes.give_way(context, _settings(locals()))
     commands.pretrain(
         train,
         dev,

@@ -207,7 +207,7 @@ def pretrain(
             "held_out": len(held_out_examples),
         },
     )
-    if trainer.accelerator.is_main_process:
+    if trainer.accelerator.is_main_process and found is None:
         write_recipe(
             trainer.output_dir / "recipe.toml",
             {**recipe, "packing": packing},

@@ -8,6 +8,13 @@ from fastenc.train.recipe import check_options, read_recipe, recipe_names
 
 # What belongs to one run and not to a recipe.
 NOT_IN_RECIPES = {"train", "output", "resume", "recipe", "help"}
+# Options that count instead of one before them.
+INSTEAD = {
+    "epochs": "max_steps",
+    "accumulation": "global_batch_size",
+    "batch_tokens": "global_batch_size",
+    "warmup": "warmup_steps",
+}
 
 
 def use_recipe(context: typer.Context, name: str | None) -> str | None:
@@ -26,6 +33,22 @@ def use_recipe(context: typer.Context, name: str | None) -> str | None:
 def resolved(context: typer.Context) -> dict[str, Any]:
     """The command's options with their values, wherever those came from, as a recipe holds them."""
     return {key: context.params[name] for key, name in _options(context).items()}
+
+
+def give_way(context: typer.Context, settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings without what a recipe says of something that the command line says in other units."""
+
+    def comes_from(name: str, source: str) -> bool:
+        found = context.get_parameter_source(name)
+        return found is not None and found.name == source
+
+    gone = [
+        theirs
+        for ours, theirs in INSTEAD.items()
+        if comes_from(ours, "COMMANDLINE") and comes_from(theirs, "DEFAULT_MAP")
+    ]
+    context.params.update(dict.fromkeys(gone))
+    return {**settings, **dict.fromkeys(gone)}
 
 
 def show_recipes() -> None:

@@ -262,6 +262,10 @@ def _rows(
 def _copy(source, target, size: int) -> None:
     while size:
         piece = source.read(min(size, 2**20))
+        if not piece:
+            raise OSError(
+                f"{source.name} ended {size} bytes too early: is another process writing there?"
+            )
         target.write(piece)
         size -= len(piece)
 
@@ -274,7 +278,12 @@ def _read_json(path: Path) -> Any:
 
 
 def _damaged(path: Path, expected: Any, found: Any) -> ValueError:
-    return ValueError(
-        f"{path} is damaged: it should have {expected}, got {found}. Remove {path.parent} and run fastenc prepare "
-        "again with --resume, which writes it anew"
-    )
+    if path.name == MANIFEST:
+        remedy = (
+            f"Remove it and run fastenc prepare again with --resume, which writes {path.name} anew"
+        )
+    elif "packed" in path.parts:
+        remedy = f"Remove {path.parent}, which is made again when it is needed"
+    else:
+        remedy = f"Remove {path.parent} and run fastenc prepare again with --resume, which writes it anew"
+    return ValueError(f"{path} is damaged: it should have {expected}, got {found}. {remedy}")

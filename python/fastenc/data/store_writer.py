@@ -102,6 +102,9 @@ def write_store(
                 "output"
             )
     text = json.dumps({**settings, **counted, "shards": shards}, indent=1)
+    manifest = folder / MANIFEST
+    if not (manifest.is_file() and manifest.read_text(encoding="utf-8") == text):
+        shutil.rmtree(folder / "packed", ignore_errors=True)  # places in other shards
     write_atomically(folder / MANIFEST, lambda path: path.write_text(text, encoding="utf-8"))
     return TokenStore(folder)
 
