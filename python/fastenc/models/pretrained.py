@@ -35,6 +35,7 @@ class PretrainedModel(nn.Module):
     """
 
     architecture: ClassVar[str]  # transformers' class name without the family's part: "ForMaskedLM"
+    optional_parts: ClassVar[tuple[str, ...]] = ()  # of the head, that a checkpoint of it may lack
     tokenizer: Any = None
     base: str | None = None
     first_weights: frozenset[str] = frozenset()
@@ -106,8 +107,8 @@ class PretrainedModel(nn.Module):
         model.load_state_dict(state, strict=False, assign=True)
         missing = [name for name, value in model.named_parameters() if value.is_meta]
         model.first_weights = frozenset(missing)
-        # An aggregation of chunks may be new above a head that was trained without.
-        lost = [n for n in missing if not n.startswith(("encoder.", "aggregator."))]
+        optional = ("encoder", *cls.optional_parts)
+        lost = [name for name in missing if name.partition(".")[0] not in optional]
         if lost and architecture_of(checkpoint.read_config(folder)) == cls.architecture:
             raise ValueError(
                 f"{folder} is incomplete: its config.json says {values['architectures'][0]}, and it lacks the head's "

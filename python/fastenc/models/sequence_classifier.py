@@ -42,6 +42,7 @@ class SequenceClassifier(PretrainedModel):
     """
 
     architecture = "ForSequenceClassification"
+    optional_parts = ("aggregator",)
 
     def __init__(
         self,

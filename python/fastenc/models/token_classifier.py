@@ -32,6 +32,7 @@ class TokenClassifier(PretrainedModel):
     """
 
     architecture = "ForTokenClassification"
+    optional_parts = ("crf",)
 
     def __init__(
         self,
