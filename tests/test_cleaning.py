@@ -149,6 +149,18 @@ def test_scripts_without_spaces_or_with_their_own_marks_are_kept(language):
     assert outcome(["gopher"], short) == ([], {"document: not 50 to 100,000 words": 1})
 
 
+def test_spans_of_documents_that_a_later_step_drops_are_not_seen():
+    page = " ".join(f"{number} {GOOD}" for number in ("One", "Two", "Three"))
+    spoilt = f"{page}\n{'12345 ' * 80}."
+    kept, dropped = outcome(["c4", "gopher"], spoilt, page, page)
+    assert kept == [page]
+    assert dropped == {
+        "document: under 80 % of words have a letter": 1,
+        "sentence: in a span of three seen before": 3,
+        "document: fewer than three sentences": 1,
+    }
+
+
 def test_lines_of_menus_are_dropped_in_scripts_without_spaces():
     for language, line in (("zh", "首页 新闻"), ("zh", "点击这里。"), ("th", "หน้าแรก ข่าว")):
         kept, dropped = outcome(["c4"], f"{line}\n{ARTICLES[language]}")

@@ -38,9 +38,10 @@ class Cleaner:
 
     "exact": a document with the same words as an earlier one, whatever case and white space.
     "c4": citation markers are cut out; lines without a mark at their end, of fewer than five words, with "javascript"
-    or a policy notice are dropped; so is a span of three sentences that was seen before, and a document with lorem
-    ipsum, a curly bracket, a bad word, or fewer than three sentences left. C4's test for English is not made. Thai and
-    Lao have no marks that end sentences: there lines need none, and documents no three sentences.
+    or a policy notice are dropped; so is a span of three sentences that was seen before, here or in a document that was
+    kept, and a document with lorem ipsum, a curly bracket, a bad word, or fewer than three sentences left. C4's test
+    for English is not made. Thai and Lao have no marks that end sentences: there lines need none, and documents no
+    three sentences.
     "gopher": a document must have 50 to 100,000 words of 3 to 10 characters on average, at most one # or ellipsis for
     ten words, at most 90 % of lines with a bullet and 30 % with an ellipsis at the end, a letter in 80 % of its words
     and, if ``english``, two of eight stop words. Gopher's rules on repetition are not there.
@@ -73,9 +74,10 @@ class Cleaner:
             raise ValueError(f"steps must be some of {', '.join(STEPS)}, got {sorted(unknown)}")
         if not 0 < threshold < 1:
             raise ValueError(f"threshold must be a similarity in (0, 1), got {threshold}")
+        self.c4 = C4Rules(bad_words)
         rules = {
             "exact": ExactDuplicates(),
-            "c4": C4Rules(bad_words),
+            "c4": self.c4,
             "gopher": GopherRules(english),
             "near": NearDuplicates(threshold) if "near" in steps else None,
         }
@@ -95,6 +97,7 @@ class Cleaner:
                     break
             else:
                 self.documents["kept"] += 1
+                self.c4.remember_spans()
                 yield text  # type: ignore[misc]
 
     def report(self) -> dict[str, Any]:
@@ -129,6 +132,7 @@ class ExactDuplicates:
 class C4Rules:
     def __init__(self, bad_words: Iterable[str]):
         self.seen: set[int] = set()
+        self.latest: set[int] = set()  # spans of the last document
         self.bad_words = re.compile(
             rf"(?<!\w)(?:{'|'.join(map(re.escape, sorted(bad_words)))})(?!\w)", re.IGNORECASE
         )
@@ -161,14 +165,19 @@ class C4Rules:
             return drop("document: fewer than three sentences", text)
         return "\n".join("".join(sentences).strip() for sentences in kept if sentences)
 
+    def remember_spans(self) -> None:
+        """Those of the last document count as seen: not before it is kept, or its text would be lost altogether."""
+        self.seen |= self.latest
+
     def _without_repeated_spans(self, lines: list[list[str]], drop: Drop) -> list[list[str]]:
         every = [sentence.strip() for sentences in lines for sentence in sentences]
         spans = [_hash("\n".join(every[start : start + 3])) for start in range(len(every) - 2)]
         repeated: set[int] = set()
+        self.latest = set()
         for start, span in enumerate(spans):
-            if span in self.seen:
+            if span in self.seen or span in self.latest:
                 repeated.update(range(start, start + 3))
-            self.seen.add(span)
+            self.latest.add(span)
         for place in sorted(repeated):
             drop("sentence: in a span of three seen before", every[place])
         kept, place = [], 0
