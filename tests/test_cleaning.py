@@ -43,6 +43,7 @@ def test_documents_that_c4_drops(text, why):
     [
         ("Home and news and sport and more", "line: no mark at its end"),
         ("A line that is cut off ...", "line: no mark at its end"),
+        ("Another line that is cut off…", "line: no mark at its end"),
         ("Read more.", "line: fewer than five words"),
         ("Please enable Javascript to see this page.", "line: javascript"),
         ("By going on you accept our Privacy Policy.", "line: policy notice"),

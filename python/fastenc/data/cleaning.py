@@ -14,7 +14,7 @@ STEPS = ("exact", "c4", "gopher", "near")
 SHOWN, SHOWN_CHARACTERS = 3, 200
 Drop = Callable[[str, str], Any]  # (why, what); gives None
 
-TERMINAL = ("…", *SPACED_MARKS, *UNSPACED_MARKS, *"\"'”’»」』")
+TERMINAL = (*SPACED_MARKS, *UNSPACED_MARKS, *"\"'”’»」』")
 # Thai and Lao end sentences with a space, which stands in other places too.
 UNMARKED = re.compile("[\u0e00-\u0eff]")
 POLICIES = re.compile(
@@ -37,11 +37,11 @@ class Cleaner:
     """Drops documents and lines, one step after another, and counts what and why.
 
     "exact": a document with the same words as an earlier one, whatever case and white space.
-    "c4": citation markers are cut out; lines without a mark at their end, of fewer than five words, with "javascript"
-    or a policy notice are dropped; so is a span of three sentences that was seen before, here or in a document that was
-    kept, and a document with lorem ipsum, a curly bracket, a bad word, or fewer than three sentences left. C4's test
-    for English is not made. Thai and Lao have no marks that end sentences: there lines need none, and documents no
-    three sentences.
+    "c4": citation markers are cut out; lines without a mark (an ellipsis is none) at their end, of fewer than five
+    words, with "javascript" or a policy notice are dropped; so is a span of three sentences that was seen before, here
+    or in a document that was kept, and a document with lorem ipsum, a curly bracket, a bad word, or fewer than three
+    sentences left. C4's test for English is not made. Thai and Lao have no marks that end sentences: there lines need
+    none, and documents no three sentences.
     "gopher": a document must have 50 to 100,000 words of 3 to 10 characters on average, at most one # or ellipsis for
     ten words, at most 90 % of lines with a bullet and 30 % with an ellipsis at the end, a letter in 80 % of its words
     and, if ``english``, two of eight stop words. Gopher's rules on repetition are not there.
@@ -150,7 +150,7 @@ class C4Rules:
             if not line.strip():
                 continue
             line = CITATION.sub("", line).strip()
-            if line.endswith("...") or not (line.endswith(TERMINAL) or _unmarked(line)):
+            if line.endswith(ELLIPSES) or not (line.endswith(TERMINAL) or _unmarked(line)):
                 drop("line: no mark at its end", line)
             elif len(WORD.findall(line)) < 5:
                 drop("line: fewer than five words", line)
