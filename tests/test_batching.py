@@ -56,6 +56,18 @@ def test_batches_by_tokens_hold_what_fits():
     assert [i for batch in ordered.epoch(0) for i in batch] == list(range(1003))
 
 
+def test_orders_longer_than_what_is_computed_at_once():
+    """150,000 examples, 2^16 places at once: each example comes once, and any start goes on as the whole order does."""
+    lengths = [DRAW.randint(3, 100) for _ in range(150_000)]
+    for limits in ({"batch_size": 32}, {"batch_tokens": 2000}):
+        sampler = BatchSampler(lengths, shuffle=True, seed=1, **limits)
+        batches = list(sampler.epoch(0))
+        assert sampler.count(0) == len(batches)
+        assert sorted(index for batch in batches for index in batch) == list(range(150_000))
+        for start in (1, 1700, 2048, len(batches) - 1):
+            assert list(sampler.epoch(0, start=start)) == batches[start:]
+
+
 def test_groups_have_their_shares_and_no_example_comes_again_before_the_others():
     groups = [Group(0, 900, 0.6), Group(900, 1000, 0.35), Group(1000, 1003, 0.05)]
     sampler = BatchSampler(LENGTHS, 8, shuffle=True, groups=groups, seed=1)

@@ -43,6 +43,7 @@ def test_documents_that_c4_drops(text, why):
     [
         ("Home and news and sport and more", "line: no mark at its end"),
         ("A line that is cut off ...", "line: no mark at its end"),
+        ("Another line that is cut off…", "line: no mark at its end"),
         ("Read more.", "line: fewer than five words"),
         ("Please enable Javascript to see this page.", "line: javascript"),
         ("By going on you accept our Privacy Policy.", "line: policy notice"),
@@ -117,6 +118,54 @@ def test_what_gopher_keeps():
     assert outcome(["gopher"], GOOD, english=True) == ([GOOD], {})
     other = "quick foxes saw many people " * 12
     assert outcome(["gopher"], other) == ([other], {})
+
+
+# The first article of the Universal Declaration of Human Rights, and the beginnings of the next.
+ARTICLES = {
+    "zh": "人人生而自由，在尊严和权利上一律平等。他们赋有理性和良心，并应以兄弟关系的精神相对待。人人有资"
+    "格享有本宣言所载的一切权利和自由，不分种族、肤色、性别、语言、宗教、政治或其他见解、国籍或社会"
+    "出身、财产、出生或其他身分等任何区别。人人有权享有生命、自由和人身安全。",
+    "ja": "すべての人間は、生れながらにして自由であり、かつ、尊厳と権利とについて平等である。人間は、理性"
+    "と良心とを授けられており、互いに同胞の精神をもって行動しなければならない。すべて人は、生命、自"
+    "由及び身体の安全に対する権利を有する。何人も、奴隷にされ、又は苦役に服することはない。",
+    "th": "มนุษย์ทั้งหลายเกิดมามีอิสระและเสมอภาคกันในเกียรติศักดิ์และสิทธิ ต่างมีเหตุผลและมโนธรรม "
+    "และควรปฏิบัติต่อกันด้วยเจตนารมณ์แห่งภราดรภาพ คนทุกคนมีสิทธิในการดำรงชีวิต ในเสรีธรรม "
+    "และในความมั่นคงแห่งร่างกาย บุคคลใดจะถูกบังคับให้เป็นทาส หรืออยู่ในภาระจำยอมใดๆ มิได้",
+    "ar": "يولد جميع الناس أحراراً متساوين في الكرامة والحقوق. وقد وهبوا عقلاً وضميراً وعليهم أن يعامل "
+    "بعضهم بعضاً بروح الإخاء. لكل إنسان حق التمتع بكافة الحقوق والحريات الواردة في هذا الإعلان، دون "
+    "أي تمييز، كالتمييز بسبب العنصر أو اللون أو الجنس أو اللغة أو الدين أو الرأي السياسي أو أي رأي "
+    "آخر. فهل لكل فرد الحق في الحياة والحرية وسلامة شخصه؟",
+    "hi": "सभी मनुष्यों को गौरव और अधिकारों के मामले में जन्मजात स्वतन्त्रता और समानता प्राप्त है। उन्हें "
+    "बुद्धि और अन्तरात्मा की देन प्राप्त है और परस्पर उन्हें भाईचारे के भाव से बर्ताव करना चाहिए। "
+    "प्रत्येक व्यक्ति को जीवन, स्वाधीनता और वैयक्तिक सुरक्षा का अधिकार है। कोई भी गुलामी या दासता "
+    "की हालत में न रखा जाएगा।",
+}
+
+
+@pytest.mark.parametrize("language", ARTICLES)
+def test_scripts_without_spaces_or_with_their_own_marks_are_kept(language):
+    text = ARTICLES[language]
+    assert outcome(["exact", "c4", "gopher"], text) == ([text], {})
+    short = text[: len(text) // 6]
+    assert outcome(["gopher"], short) == ([], {"document: not 50 to 100,000 words": 1})
+
+
+def test_spans_of_documents_that_a_later_step_drops_are_not_seen():
+    page = " ".join(f"{number} {GOOD}" for number in ("One", "Two", "Three"))
+    spoilt = f"{page}\n{'12345 ' * 80}."
+    kept, dropped = outcome(["c4", "gopher"], spoilt, page, page)
+    assert kept == [page]
+    assert dropped == {
+        "document: under 80 % of words have a letter": 1,
+        "sentence: in a span of three seen before": 3,
+        "document: fewer than three sentences": 1,
+    }
+
+
+def test_lines_of_menus_are_dropped_in_scripts_without_spaces():
+    for language, line in (("zh", "首页 新闻"), ("zh", "点击这里。"), ("th", "หน้าแรก ข่าว")):
+        kept, dropped = outcome(["c4"], f"{line}\n{ARTICLES[language]}")
+        assert kept == [ARTICLES[language]] and sum(dropped.values()) == 1
 
 
 def test_near_duplicates_are_those_of_the_exact_similarity():

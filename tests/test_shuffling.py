@@ -11,6 +11,7 @@ def test_every_place_once(size):
     found = order(places)
     assert found.sort().values.equal(places)
     assert order(places.flip(0)).equal(found.flip(0)), "an entry depends on its place alone"
+    assert order(places[:, None]).equal(found[:, None]) and order(places[-1]).equal(found[-1])
 
 
 def test_orders_of_other_seeds_are_others():

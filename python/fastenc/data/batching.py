@@ -1,5 +1,6 @@
 """The order of batches: shuffled, by language, and startable anywhere."""
 
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, islice
@@ -11,6 +12,9 @@ from torch import Tensor
 from fastenc.data.shuffling import Permutation
 
 POOL = 50  # batches, about, that are cut from the order at once
+AHEAD = (
+    2**16
+)  # places of the order, about, that are computed at once: the cost of a call hardly depends on fewer
 
 
 class Group(NamedTuple):
@@ -85,20 +89,22 @@ class BatchSampler:
         """The batches of an epoch from the ``start``-th on."""
         # Pools of as many batches each need not be made to be passed over.
         passed = start // POOL if self.batch_tokens is None else 0
-        pools = range(passed * self.pool, self.size, self.pool)
-        every = (batch for first in pools for batch in self._batches(epoch, first))
+        pools = self._pools(epoch, passed * self.pool)
+        every = (batch for indices in pools for batch in self._cut(indices))
         return islice(every, start - passed * POOL, None)
 
     def _count(self, epoch: int) -> int:
         if self.batch_tokens is None:
             return -(-self.size // self.batch_size)  # type: ignore[operator]
-        return sum(len(self._batches(epoch, first)) for first in range(0, self.size, self.pool))
+        return sum(len(self._cut(indices)) for indices in self._pools(epoch, 0))
 
-    def _batches(self, epoch: int, first: int) -> list[list[int]]:
-        """The batches of the pool that begins at a place of the epoch's order."""
-        places = torch.arange(first, min(first + self.pool, self.size))
-        indices = self._order(epoch, places) if self.shuffle else places
-        return self._cut(indices)
+    def _pools(self, epoch: int, first: int) -> Iterator[Tensor]:
+        """The epoch's order, from a place on, in parts that batches are cut from."""
+        ahead = max(1, AHEAD // self.pool) * self.pool
+        for begin in range(first, self.size, ahead):
+            places = torch.arange(begin, min(begin + ahead, self.size))
+            indices = self._order(epoch, places) if self.shuffle else places
+            yield from indices.split(self.pool)
 
     def _order(self, epoch: int, places: Tensor) -> Tensor:
         """The examples at these places of the epoch's order."""
@@ -120,14 +126,15 @@ class BatchSampler:
         if self.batch_tokens is None:
             size: int = self.batch_size  # type: ignore[assignment]
             return [chosen[start : start + size] for start in range(0, len(chosen), size)]
+        ends = self.lengths[indices].cumsum(0).tolist()
+        most = len(chosen) if self.batch_size is None else self.batch_size
         batches: list[list[int]] = []
-        room = 0
-        for index, length in zip(chosen, self.lengths[indices].tolist(), strict=True):
-            if not batches or length > room or len(batches[-1]) == self.batch_size:
-                batches.append([])
-                room = self.batch_tokens
-            batches[-1].append(index)
-            room -= length
+        start = tokens = 0
+        while start < len(chosen):
+            fits = bisect_right(ends, tokens + self.batch_tokens, start)
+            stop = max(start + 1, min(fits, start + most))
+            batches.append(chosen[start:stop])
+            start, tokens = stop, ends[stop - 1]
         return batches
 
 

@@ -7,13 +7,16 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from fastenc._extras import require
-from fastenc.data.sentences import split_sentences
+from fastenc.data.fertility import UNSPACED
+from fastenc.data.sentences import SPACED_MARKS, UNSPACED_MARKS, split_sentences
 
 STEPS = ("exact", "c4", "gopher", "near")
 SHOWN, SHOWN_CHARACTERS = 3, 200
 Drop = Callable[[str, str], Any]  # (why, what); gives None
 
-TERMINAL = tuple(".!?…\"'”’»。！？」』।۔")
+TERMINAL = (*SPACED_MARKS, *UNSPACED_MARKS, *"\"'”’»」』")
+# Thai and Lao end sentences with a space, which stands in other places too.
+UNMARKED = re.compile("[\u0e00-\u0eff]")
 POLICIES = re.compile(
     r"terms of use|privacy policy|cookie policy|uses cookies|use of cookies|use cookies",
     re.IGNORECASE,
@@ -22,18 +25,28 @@ CITATION = re.compile(r"\[(?:\d*|edit|citation needed)\]")
 STOP_WORDS = {"the", "be", "to", "of", "and", "that", "have", "with"}
 BULLETS = ("•", "‣", "▪", "●", "-", "*")
 ELLIPSES = ("...", "…")
+# Words between white space; in scripts without spaces, runs of the length that words have on average: two characters
+# of Han and Kana, five of the scripts from Thai to Khmer, whose vowel signs count. Punctuation belongs to a run.
+_RANGES = UNSPACED.pattern[1:-1]
+WORD = re.compile(
+    rf"(?:(?:(?![\u0e00-\u17ff])[{_RANGES}]){{1,2}}|[{_RANGES}]{{1,5}})[^\w\s{_RANGES}]*|[^\s{_RANGES}]+"
+)
 
 
 class Cleaner:
     """Drops documents and lines, one step after another, and counts what and why.
 
     "exact": a document with the same words as an earlier one, whatever case and white space.
-    "c4": citation markers are cut out; lines without a mark at their end, of fewer than five words, with "javascript"
-    or a policy notice are dropped; so is a span of three sentences that was seen before, and a document with lorem
-    ipsum, a curly bracket, a bad word, or fewer than three sentences left. C4's test for English is not made.
+    "c4": citation markers are cut out; lines without a mark (an ellipsis is none) at their end, of fewer than five
+    words, with "javascript" or a policy notice are dropped; so is a span of three sentences that was seen before, here
+    or in a document that was kept, and a document with lorem ipsum, a curly bracket, a bad word, or fewer than three
+    sentences left. C4's test for English is not made. Thai and Lao have no marks that end sentences: there lines need
+    none, and documents no three sentences.
     "gopher": a document must have 50 to 100,000 words of 3 to 10 characters on average, at most one # or ellipsis for
     ten words, at most 90 % of lines with a bullet and 30 % with an ellipsis at the end, a letter in 80 % of its words
     and, if ``english``, two of eight stop words. Gopher's rules on repetition are not there.
+    In scripts without spaces two characters (Han and Kana) or five (Thai, Lao, Tibetan, Myanmar, Khmer) are a word for
+    both, and the average length of a document mostly in them is not tested.
     "near": a document whose five-word (where there are few spaces, five-character) shingles have an estimated Jaccard
     similarity of ``threshold`` or more with those of an earlier one that was kept.
 
@@ -61,9 +74,10 @@ class Cleaner:
             raise ValueError(f"steps must be some of {', '.join(STEPS)}, got {sorted(unknown)}")
         if not 0 < threshold < 1:
             raise ValueError(f"threshold must be a similarity in (0, 1), got {threshold}")
+        self.c4 = C4Rules(bad_words)
         rules = {
             "exact": ExactDuplicates(),
-            "c4": C4Rules(bad_words),
+            "c4": self.c4,
             "gopher": GopherRules(english),
             "near": NearDuplicates(threshold) if "near" in steps else None,
         }
@@ -83,6 +97,7 @@ class Cleaner:
                     break
             else:
                 self.documents["kept"] += 1
+                self.c4.remember_spans()
                 yield text  # type: ignore[misc]
 
     def report(self) -> dict[str, Any]:
@@ -117,6 +132,7 @@ class ExactDuplicates:
 class C4Rules:
     def __init__(self, bad_words: Iterable[str]):
         self.seen: set[int] = set()
+        self.latest: set[int] = set()  # spans of the last document
         self.bad_words = re.compile(
             rf"(?<!\w)(?:{'|'.join(map(re.escape, sorted(bad_words)))})(?!\w)", re.IGNORECASE
         )
@@ -134,9 +150,9 @@ class C4Rules:
             if not line.strip():
                 continue
             line = CITATION.sub("", line).strip()
-            if not line.endswith(TERMINAL) or line.endswith("..."):
+            if line.endswith(ELLIPSES) or not (line.endswith(TERMINAL) or _unmarked(line)):
                 drop("line: no mark at its end", line)
-            elif _few_words(line):
+            elif len(WORD.findall(line)) < 5:
                 drop("line: fewer than five words", line)
             elif "javascript" in line.lower():
                 drop("line: javascript", line)
@@ -145,18 +161,23 @@ class C4Rules:
             else:
                 lines.append(split_sentences(line))
         kept = self._without_repeated_spans(lines, drop)
-        if sum(map(len, kept)) < 3:
+        if sum(map(len, kept)) < (1 if _unmarked(text) else 3):
             return drop("document: fewer than three sentences", text)
         return "\n".join("".join(sentences).strip() for sentences in kept if sentences)
+
+    def remember_spans(self) -> None:
+        """Those of the last document count as seen: not before it is kept, or its text would be lost altogether."""
+        self.seen |= self.latest
 
     def _without_repeated_spans(self, lines: list[list[str]], drop: Drop) -> list[list[str]]:
         every = [sentence.strip() for sentences in lines for sentence in sentences]
         spans = [_hash("\n".join(every[start : start + 3])) for start in range(len(every) - 2)]
         repeated: set[int] = set()
+        self.latest = set()
         for start, span in enumerate(spans):
-            if span in self.seen:
+            if span in self.seen or span in self.latest:
                 repeated.update(range(start, start + 3))
-            self.seen.add(span)
+            self.latest.add(span)
         for place in sorted(repeated):
             drop("sentence: in a span of three seen before", every[place])
         kept, place = [], 0
@@ -171,13 +192,15 @@ class GopherRules:
         self.english = english
 
     def __call__(self, text: str, drop: Drop) -> str | None:
-        words = text.split()
+        words = WORD.findall(text)
+        unspaced = 2 * sum(UNSPACED.match(word) is not None for word in words) > len(words)
         lines = [line.strip() for line in text.split("\n") if line.strip()]
         symbols = max(text.count("#"), sum(text.count(mark) for mark in ELLIPSES))
         share = lambda flags, items: sum(flags) / max(len(items), 1)
         checks = {
             "document: not 50 to 100,000 words": 50 <= len(words) <= 100_000,
-            "document: mean word length not 3 to 10": 3 <= share(map(len, words), words) <= 10,
+            "document: mean word length not 3 to 10": unspaced
+            or 3 <= share(map(len, words), words) <= 10,
             "document: more than one # or ellipsis for ten words": symbols <= 0.1 * len(words),
             "document: over 90 % of lines with a bullet": share(
                 (line.startswith(BULLETS) for line in lines), lines
@@ -231,10 +254,9 @@ def shingles(text: str, length: int = 5) -> set[str]:
     return {" ".join(words[i : i + length]) for i in range(max(1, len(words) - length + 1))}
 
 
-def _few_words(line: str) -> bool:
-    """Fewer than five words; a script without spaces has them in more than 20 characters."""
-    words = line.split()
-    return len(words) < 5 and len(line) < 20 * max(len(words), 1)
+def _unmarked(text: str) -> bool:
+    """Most letters belong to a script without marks that end sentences."""
+    return 2 * len(UNMARKED.findall(text)) > sum(map(str.isalpha, text))
 
 
 def _hash(text: str) -> int:

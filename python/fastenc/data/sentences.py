@@ -9,8 +9,11 @@ from typing import Any
 from fastenc.data.progress import progress_bar
 from fastenc.data.tokenizers import special_tokens
 
-# After a mark that ends a sentence, and before a line break.
-SENTENCE_BREAK = re.compile(r"(?<=[.!?])(?=\s)|(?<=[。！？])|(?=\n)")
+# Marks that end a sentence: before white space (Latin and others, Arabic, Devanagari, Urdu, Ethiopic), or before
+# anything, where no white space need follow (Han and Kana, Myanmar, Khmer, Tibetan).
+SPACED_MARKS = ".!?؟।॥۔።"
+UNSPACED_MARKS = "。！？။។།"
+SENTENCE_BREAK = re.compile(rf"(?<=[{SPACED_MARKS}])(?=\s)|(?<=[{UNSPACED_MARKS}])|(?=\n)")
 
 
 @dataclass(frozen=True)

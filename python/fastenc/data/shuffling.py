@@ -2,7 +2,6 @@
 
 import hashlib
 
-import torch
 from torch import Tensor
 
 ROUNDS = 6
@@ -32,10 +31,13 @@ class Permutation:
 
     def __call__(self, places: Tensor) -> Tensor:
         """What stands at these places: int64, of the same shape."""
-        found = self._network(places)
-        while (outside := found >= self.size).any():
-            found = torch.where(outside, self._network(found), found)
-        return found
+        found = self._network(places.flatten())
+        outside = (found >= self.size).nonzero().squeeze(1)
+        while len(outside):
+            walked = self._network(found[outside])
+            found[outside] = walked
+            outside = outside[walked >= self.size]
+        return found.reshape(places.shape)
 
     def _network(self, values: Tensor) -> Tensor:
         low = (1 << self._half) - 1
