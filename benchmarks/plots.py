@@ -127,7 +127,9 @@ def roofline(device: str, results: dict[str, dict], path: Path) -> bool:
 def held_out_curves(data: dict) -> dict[str, dict[str, list]]:
     """{case: {run: [(step, held-out loss)]}}, of the cases that have any."""
     cases = {
-        case: {n: row["curve"] for n, row in rows.items() if isinstance(row, dict) and "curve" in row}
+        case: {
+            n: row["curve"] for n, row in rows.items() if isinstance(row, dict) and "curve" in row
+        }
         for case, rows in data["cases"].items()
     }
     return {case: rows for case, rows in cases.items() if rows}

@@ -14,6 +14,7 @@ import os
 import shutil
 import tempfile
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -47,16 +48,19 @@ def one_run(name: str, provider: str, seed: int, epochs: int, limit: int | None)
         result = theirs(chosen.task, train, dev, test, chosen.metric, config)
     else:
         task = replace(chosen.task, crf=True) if provider == OURS_CRF else chosen.task
-        result = ours(task, train, dev, test, chosen.metric, config)
+        result = ours(minilm_folder(), task, train, dev, test, chosen.metric, config)
     shutil.rmtree(scratch)
     if isinstance(chosen.task, QuestionAnswering):  # SQuAD's own scores are percentages
         result |= {part: result[part] / 100 for part in ("dev", "test") if part in result}
     return result
 
 
-def ours(task: Task, train, dev, test, metric: str, config: TrainConfig) -> dict:
+def ours(
+    start: Path, task: Task, train, dev, test, metric: str, config: TrainConfig
+) -> dict[str, float]:
+    """A checkpoint fine-tuned by fastenc; see :func:`one_run`."""
     torch.manual_seed(config.seed)
-    model = task.load(minilm_folder(), train)
+    model = task.load(start, train)
     trainer = task_trainer(task, model, train, config, dev=dev, metric=metric)
     with Stopwatch() as watch:
         result = {"dev": trainer.train()[metric]}
