@@ -138,7 +138,7 @@ def fine_tune(name: str, task: str, seed: int, folder: Path) -> dict:
     rate = fine_tuning_rate(WIDTH)
     with tempfile.TemporaryDirectory() as scratch:
         config = TrainConfig(scratch, epochs=EPOCHS, seed=seed, learning_rate=rate)
-        result = ours(start, chosen.task, *chosen.read(), chosen.metric, config)
+        result = ours(chosen.task, *chosen.read(), chosen.metric, config, start)
     return {"metric": chosen.metric, **result}
 
 

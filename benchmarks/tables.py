@@ -333,7 +333,7 @@ def compare_objectives(data: dict) -> str:
     tables = [_scores_of_starts(budget, starts) for budget, starts in budgets.items()]
     return section(
         "Pretraining objectives at equal compute: 4 layers of 128, wikipedia_en",
-        "FASTENC_DATA=... python -m benchmarks.compare_objectives",
+        "FASTENC_DATA=... python -m benchmarks.compare_objectives --tflop N",
         "The same FLOPs of matrix products for each objective, ELECTRA's generator and the teacher's forward counted. "
         "The teacher is the encoder that mlm gave, whose own training is not counted: a teacher must have a masked-LM "
         "head and the student's vocabulary and width, and MiniLM's checkpoint has none of the three. Held-out losses "

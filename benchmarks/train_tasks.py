@@ -48,7 +48,7 @@ def one_run(name: str, provider: str, seed: int, epochs: int, limit: int | None)
         result = theirs(chosen.task, train, dev, test, chosen.metric, config)
     else:
         task = replace(chosen.task, crf=True) if provider == OURS_CRF else chosen.task
-        result = ours(minilm_folder(), task, train, dev, test, chosen.metric, config)
+        result = ours(task, train, dev, test, chosen.metric, config)
     shutil.rmtree(scratch)
     if isinstance(chosen.task, QuestionAnswering):  # SQuAD's own scores are percentages
         result |= {part: result[part] / 100 for part in ("dev", "test") if part in result}
@@ -56,11 +56,11 @@ def one_run(name: str, provider: str, seed: int, epochs: int, limit: int | None)
 
 
 def ours(
-    start: Path, task: Task, train, dev, test, metric: str, config: TrainConfig
-) -> dict[str, float]:
-    """A checkpoint fine-tuned by fastenc; see :func:`one_run`."""
+    task: Task, train, dev, test, metric: str, config: TrainConfig, start: Path | None = None
+) -> dict:
+    """A checkpoint, MiniLM if none is given, fine-tuned by fastenc: see :func:`one_run`."""
     torch.manual_seed(config.seed)
-    model = task.load(start, train)
+    model = task.load(start or minilm_folder(), train)
     trainer = task_trainer(task, model, train, config, dev=dev, metric=metric)
     with Stopwatch() as watch:
         result = {"dev": trainer.train()[metric]}
