@@ -157,9 +157,10 @@ def step_memory(name: str, vocabulary: int, folder: Path) -> dict:
     return {"tokens": arguments["batch"].total_tokens, "parameters": parameters}
 
 
-def run_once(case: str, key: str, function: Any, *arguments: Any) -> None:
-    """``function(*arguments)`` in its own process, written at once; nothing where its result is there."""
-    if key in read_cases(RESULT).get(case, {}):
+def run_once(case: str, key: str, function: Any, *arguments: Any, made: Path | None = None) -> None:
+    """``function(*arguments)`` in its own process, written at once; nothing where its result, and the file that it
+    makes, are there."""
+    if key in read_cases(RESULT).get(case, {}) and (made is None or made.exists()):
         return
     row = isolated(function, *arguments)
     cases = read_cases(RESULT)
@@ -186,7 +187,8 @@ def main() -> None:
     for seed in options.seeds:
         for name in names:
             case = f"{name}: pretraining, {budget}"
-            run_once(case, f"seed {seed}", pretrain, name, seed, encoders, tflop)
+            made = encoder_folder(encoders, name, seed) / "model.safetensors"
+            run_once(case, f"seed {seed}", pretrain, name, seed, encoders, tflop, made=made)
     for name in names:
         for vocabulary in VOCABULARIES:
             case = f"{name}: memory of steps"

@@ -384,7 +384,7 @@ def _memory_of_steps(memory: dict[str, dict]) -> str:
         (small, large), sizes = rows.values(), [int(key.split()[1]) for key in rows]
         entries = sizes[1] - sizes[0]
         every_token = entries * large["tokens"] * 4 / 2**20
-        # float32 weights, gradient and AdamW's two moments
+        # float32 weights, gradient and AdamW's two moments; not the teacher's weights
         weights = 16 * (large["parameters"] - small["parameters"]) / 2**20
         cells = (
             *(f"{row['peak_memory']:,.0f}" for row in (small, large)),
@@ -396,7 +396,7 @@ def _memory_of_steps(memory: dict[str, dict]) -> str:
     if not lines:
         return ""
     columns = [f"vocabulary {size:,}" for size in sizes]
-    columns += ["growth", "of the weights", "vocabulary × all tokens × 4 bytes"]
+    columns += ["growth", "weights, gradient, moments", "vocabulary × all tokens × 4 bytes"]
     head = [
         f"| peak memory of steps of {large['tokens']:,} tokens, MiB | {' | '.join(columns)} |",
         "|---|" + "---:|" * len(columns),
