@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from benchmarks._harness import RESULTS, folder_of_device
 from fastenc.data import BatchSampler, full_sentence_blocks, read_texts, train_tokenizer
 from fastenc.models import EncoderConfig, LossPart
 from fastenc.objectives import Collator
@@ -16,7 +15,7 @@ from fastenc.objectives.parts import count_items, weighted_sum
 from fastenc.train import TrainConfig
 from fastenc.train.optimizer import build_optimizer, rate_factor
 
-BLOCK, BATCH, EVERY = 128, 16, 50
+BLOCK, EVERY = 128, 50
 
 
 class Side(NamedTuple):
@@ -28,19 +27,23 @@ class Side(NamedTuple):
 
 def corpus() -> tuple[Any, list, list]:
     """A tokenizer trained on wikipedia_en, training blocks and held-out blocks."""
+    documents, held_out = wikipedia()
+    tokenizer = train_tokenizer(documents, vocab_size=8000)
+    blocks = (full_sentence_blocks(texts, tokenizer, BLOCK) for texts in (documents, held_out))
+    return tokenizer, *blocks
+
+
+def wikipedia() -> tuple[list[str], list[str]]:
+    """Articles to train on, and held-out ones."""
     if "FASTENC_DATA" not in os.environ:
         raise SystemExit("set FASTENC_DATA to the folder of data sets")
     folder = Path(os.environ["FASTENC_DATA"]) / "wikipedia_en"
-    documents = read_texts(folder / "train.txt.gz")[:2500]
-    tokenizer = train_tokenizer(documents, vocab_size=8000)
-    held_out = full_sentence_blocks(read_texts(folder / "valid.txt.gz")[:60], tokenizer, BLOCK)
-    return tokenizer, full_sentence_blocks(documents, tokenizer, BLOCK), held_out
+    return read_texts(folder / "train.txt.gz")[:2500], read_texts(folder / "valid.txt.gz")[:60]
 
 
-def small_config(tokenizer: Any, **changes: Any) -> EncoderConfig:
-    """4 layers, 256 wide."""
-    sizes = dict(hidden_size=256, num_layers=4, num_heads=4, intermediate_size=1024)
-    vocabulary = tokenizer.get_vocab_size()
+def small_config(vocabulary: int, width: int = 256, **changes: Any) -> EncoderConfig:
+    """4 layers."""
+    sizes = dict(hidden_size=width, num_layers=4, num_heads=4, intermediate_size=4 * width)
     return EncoderConfig(vocab_size=vocabulary, max_positions=BLOCK, **{**sizes, **changes})
 
 
@@ -66,33 +69,37 @@ def train_both(
     held_out: Sequence[Any],
     held_out_collator: Collator,
     steps: int,
-) -> dict[str, list[tuple[int, float]]]:
-    """Held-out losses over steps of AdamW with linear warm-up and decay: {name: [(step, loss)]}."""
+    batch_size: int,
+) -> dict[str, dict[str, list]]:
+    """Steps of AdamW with linear warm-up and decay.
+
+    Returns: {name: {"curve": [(step, held-out loss)], "training": each step's loss}}.
+    """
     config = TrainConfig("unused", max_steps=steps, learning_rate=1e-3, warmup=0.1)
     optimizers = {name: build_optimizer(side.model, config) for name, side in sides.items()}
-    sampler = BatchSampler([len(block) for block in blocks], BATCH, shuffle=True)
+    sampler = BatchSampler([len(block) for block in blocks], batch_size, shuffle=True)
     batches = (indices for epoch in range(10**6) for indices in sampler.epoch(epoch))
-    curves: dict[str, list[tuple[int, float]]] = {name: [] for name in sides}
+    rows: dict[str, dict[str, list]] = {name: {"curve": [], "training": []} for name in sides}
     for step in range(steps + 1):
         if step % EVERY == 0 or step == steps:
             for name, side in sides.items():
-                curves[name].append((step, held_out_loss(side, held_out, held_out_collator)))
-            print(
-                f"step {step:5}: " + "  ".join(f"{n} {c[-1][1]:.4f}" for n, c in curves.items()),
-                flush=True,
-            )
+                loss = held_out_loss(side, held_out, held_out_collator)
+                rows[name]["curve"].append((step, loss))
+                print(f"step {step:5}: {name} {loss:.4f}", flush=True)
         if step == steps:
             break
         example = collator([blocks[i] for i in next(batches)], step)
         for name, (model, parts) in sides.items():
             model.train()
-            weighted_sum(parts(example)).backward()
+            loss = weighted_sum(parts(example))
+            loss.backward()
+            rows[name]["training"].append(loss.item())
             torch.nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm)
             for group in optimizers[name].param_groups:
                 group["lr"] = config.learning_rate * rate_factor(step, steps // 10, steps)
             optimizers[name].step()
             optimizers[name].zero_grad(set_to_none=True)
-    return curves
+    return rows
 
 
 @torch.inference_mode()
@@ -108,20 +115,3 @@ def held_out_loss(side: Side, held_out: Sequence[Any], collator: Collator) -> fl
             total[name] = total.get(name, 0.0) + weight * mean.item() * items[name]
             count[name] = count.get(name, 0) + items[name]
     return sum(total[name] / count[name] for name in total)
-
-
-def draw(curves: dict[str, list[tuple[int, float]]], result: str, loss: str) -> None:
-    """``result``.png beside the JSON files of this device."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axis = pyplot.subplots(figsize=(6, 4))
-    for (name, points), style in zip(curves.items(), ("-", "--"), strict=True):
-        axis.plot(*zip(*points, strict=True), style, label=name)
-    axis.set(xlabel="step", ylabel=loss, title="wikipedia_en, same weights and batches")
-    axis.legend()
-    axis.grid(alpha=0.3)
-    figure.tight_layout()
-    figure.savefig(RESULTS / folder_of_device() / f"{result}.png", dpi=120)

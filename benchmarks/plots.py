@@ -1,8 +1,8 @@
 """Pictures from the results' JSON alone: python -m benchmarks.plots [FOLDER]
 
 For each device with results: <benchmark>.png, bars of every provider's time with its share of the roofline, and
-roofline.png, each op's rate over its FLOPs a byte below the ceilings measured with it. FOLDER: where to write; without
-it beside the JSON files.
+roofline.png, each op's rate over its FLOPs a byte below the ceilings measured with it; of training runs their
+held-out losses. FOLDER: where to write; without it beside the JSON files.
 """
 
 import json
@@ -124,6 +124,42 @@ def roofline(device: str, results: dict[str, dict], path: Path) -> bool:
     return True
 
 
+def held_out_curves(data: dict) -> dict[str, dict[str, list]]:
+    """{case: {run: [(step, held-out loss)]}}, of the cases that have any."""
+    cases = {
+        case: {
+            n: row["curve"] for n, row in rows.items() if isinstance(row, dict) and "curve" in row
+        }
+        for case, rows in data["cases"].items()
+    }
+    return {case: rows for case, rows in cases.items() if rows}
+
+
+def draw_curves(result: Path, path: Path | None = None) -> None:
+    """The held-out losses of a result's JSON, a panel for each case; ``path``: without it beside the JSON."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    cases = held_out_curves(json.loads(result.read_text()))
+    columns = min(3, len(cases))
+    rows = -(-len(cases) // columns)
+    figure, axes = pyplot.subplots(
+        rows, columns, figsize=(1 + 4 * columns, 3.4 * rows), squeeze=False
+    )
+    for axis, (case, runs) in zip(axes.flat, cases.items(), strict=False):
+        for place, (name, points) in enumerate(runs.items()):
+            axis.plot(*zip(*points, strict=True), ("-", "--", ":")[place % 3], label=name)
+        axis.set(xlabel="step", ylabel="held-out loss (nats)")
+        axis.set_title(case, fontsize=9)
+        axis.legend(fontsize=7)
+        axis.grid(alpha=0.3)
+    for axis in axes.flat[len(cases) :]:
+        axis.remove()
+    save(figure, path or result.with_suffix(".png"))
+
+
 def main() -> int:
     import matplotlib
 
@@ -137,6 +173,8 @@ def main() -> int:
         for name, data in results.items():
             if any(timed(rows) for rows in data["cases"].values()):
                 bars(name, data, target / f"{name}.png")
+            if held_out_curves(data):
+                draw_curves(device / f"{name}.json", target / f"{name}.png")
         roofline(device.name, results, target / "roofline.png")
         print(f"pictures of {len(results)} benchmarks in {target}")
     return 0

@@ -281,29 +281,127 @@ def pretraining(objective: str, title: str):
 
 
 def _pretraining(data: dict, objective: str, title: str) -> str:
-    rows = data["cases"]["held-out loss"]
-    points = [points for points, _ in rows["fastenc"]["curve"]]
-    shown = [
-        points[i]
-        for i in sorted(
-            {0, len(points) // 4, len(points) // 2, 3 * len(points) // 4, len(points) - 1}
-        )
-    ]
-    lines = [
-        "| held-out loss at step | " + " | ".join(map(str, shown)) + " |",
-        "|---|" + "---:|" * len(shown),
-    ]
-    for name, row in rows.items():
-        values = dict(map(tuple, row["curve"]))
-        lines.append(f"| {name} | " + " | ".join(f"{values[step]:.3f}" for step in shown) + " |")
+    parts = []
+    for case, rows in data["cases"].items():
+        points = [points for points, _ in rows["fastenc"]["curve"]]
+        last = len(points) - 1
+        shown = [points[i] for i in sorted({0, last // 4, last // 2, 3 * last // 4, last})]
+        lines = [
+            f"| {case}: held-out loss at step | " + " | ".join(map(str, shown)) + " |",
+            "|---|" + "---:|" * len(shown),
+        ]
+        for name, row in rows.items():
+            values = dict(map(tuple, row["curve"]))
+            cells = " | ".join(f"{values[step]:.4f}" for step in shown)
+            lines.append(f"| {name} | {cells} |")
+        parts.append("\n".join(lines) + _largest_differences(rows))
     return section(
         f"{title}: wikipedia_en, the same first weights and batches",
         f"FASTENC_DATA=... python -m benchmarks.train_objectives {objective}",
-        "Dropout is each model's own. "
+        "Dropout is each model's own; without it both compute the same. "
         f"![Both curves](benchmarks/results/cpu-2-cores/train_{objective}.png)\n\n"
         + machine_line(data["machine"]),
-        "\n".join(lines),
+        "\n\n".join(parts),
     )
+
+
+def _largest_differences(rows: dict) -> str:
+    """Between the two sides' losses at the same steps, where each step's is there."""
+    first, second = rows.values()
+    if "training" not in first:
+        return ""
+    held_out = [(a, b) for (_, a), (_, b) in zip(first["curve"], second["curve"], strict=True)]
+    training = list(zip(first["training"], second["training"], strict=True))
+    apart, apart_trained = (max(abs(a - b) for a, b in pairs) for pairs in (held_out, training))
+    return (
+        f"\n\nLargest difference of the held-out losses {apart:.1e}, of the {len(training)} training steps' "
+        f"losses {apart_trained:.1e}."
+    )
+
+
+def compare_objectives(data: dict) -> str:
+    """Cases are "<start>: <what>, <budget>", and "<objective>: memory of steps"."""
+    memory: dict[str, dict] = {}
+    budgets: dict[str, dict[str, dict[str, list[dict]]]] = {}
+    for case, rows in data["cases"].items():
+        start, _, what = case.partition(": ")
+        if what == "memory of steps":
+            memory[start] = rows
+            continue
+        what, _, budget = what.rpartition(", ")
+        budgets.setdefault(budget, {}).setdefault(start, {})[what] = list(rows.values())
+    tables = [_scores_of_starts(budget, starts) for budget, starts in budgets.items()]
+    return section(
+        "Pretraining objectives at equal compute: 4 layers of 128, wikipedia_en",
+        "FASTENC_DATA=... python -m benchmarks.compare_objectives --tflop N",
+        "The same FLOPs of matrix products for each objective, ELECTRA's generator and the teacher's forward counted. "
+        "The teacher is the encoder that mlm gave, whose own training is not counted: a teacher must have a masked-LM "
+        "head and the student's vocabulary and width, and MiniLM's checkpoint has none of the three. Held-out losses "
+        "are each objective's own, comparable with nothing but themselves. Scores × 100 after fine-tuning with the "
+        "same settings. ![Held-out losses](benchmarks/results/cpu-2-cores/compare_objectives.png)\n\n"
+        + machine_line(data["machine"]),
+        "\n\n".join([*tables, *([_memory_of_steps(memory)] if memory else [])]),
+    )
+
+
+def _scores_of_starts(budget: str, starts: dict[str, dict[str, list[dict]]]) -> str:
+    sets = list(dict.fromkeys(w for found in starts.values() for w in found if w != "pretraining"))
+    metrics = [
+        next(found[name][0]["metric"] for found in starts.values() if name in found)
+        for name in sets
+    ]
+    columns = ["seeds", "steps", "tokens", "held-out loss"]
+    columns += [f"{name}, {metric}" for name, metric in zip(sets, metrics, strict=True)]
+    lines = [f"| {budget} | {' | '.join(columns)} |", "|---|" + "---:|" * len(columns)]
+    for start, found in sorted(starts.items(), key=lambda item: "pretraining" in item[1]):
+        cells = [str(max(map(len, found.values()))), "–", "–", "–"]
+        if runs := found.get("pretraining"):
+            steps, tokens = (statistics.mean(run[k] for run in runs) for k in ("steps", "tokens"))
+            first, last = ([run["curve"][place][1] for run in runs] for place in (0, -1))
+            cells[1:] = [
+                f"{steps:,.0f}",
+                f"{tokens / 1e3:,.0f} k",
+                f"{statistics.mean(first):.2f} → {_mean_and_deviation(last, 2)}",
+            ]
+        for name in sets:
+            scores = [100 * run.get("test", run["dev"]) for run in found.get(name, [])]
+            cells.append(_mean_and_deviation(scores, 1) if scores else "–")
+        lines.append(f"| {start} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _mean_and_deviation(values: list[float], digits: int) -> str:
+    deviation = f" ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
+    return f"{statistics.mean(values):.{digits}f}{deviation}"
+
+
+def _memory_of_steps(memory: dict[str, dict]) -> str:
+    """What the larger vocabulary adds to each objective's peak."""
+    lines = []
+    for name, rows in memory.items():
+        if len(rows) < 2:
+            continue
+        (small, large), sizes = rows.values(), [int(key.split()[1]) for key in rows]
+        entries = sizes[1] - sizes[0]
+        every_token = entries * large["tokens"] * 4 / 2**20
+        # float32 weights, gradient and AdamW's two moments; not the teacher's weights
+        weights = 16 * (large["parameters"] - small["parameters"]) / 2**20
+        cells = (
+            *(f"{row['peak_memory']:,.0f}" for row in (small, large)),
+            f"{large['peak_memory'] - small['peak_memory']:,.0f}",
+            f"{weights:,.0f}",
+            f"{every_token:,.0f}",
+        )
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    if not lines:
+        return ""
+    columns = [f"vocabulary {size:,}" for size in sizes]
+    columns += ["growth", "weights, gradient, moments", "vocabulary × all tokens × 4 bytes"]
+    head = [
+        f"| peak memory of steps of {large['tokens']:,} tokens, MiB | {' | '.join(columns)} |",
+        "|---|" + "---:|" * len(columns),
+    ]
+    return "\n".join(head + lines)
 
 
 MODELS = ("minilm", "bert-base", "bert-large", "xlm-r-base")
@@ -350,6 +448,7 @@ SECTIONS = {
     ),
     "train_mlm": pretraining("mlm", "Pretraining"),
     "train_electra": pretraining("electra", "Replaced-token detection"),
+    "compare_objectives": compare_objectives,
 }
 
 

@@ -1,10 +1,11 @@
 """Pretraining on wikipedia_en: fastenc and transformers from the same weights on the same batches.
 
-python -m benchmarks.train_objectives {mlm,electra} [--steps N]    (needs FASTENC_DATA; minutes on two cores)
+python -m benchmarks.train_objectives {mlm,electra} [--steps N] [--width N] [--batch N] [--dropout P]
+(needs FASTENC_DATA; minutes on two cores)
 
-A model of 4 layers, 256 wide; blocks of 128 tokens, batches of 16, the same masks, the same random numbers of the
-samples and the same AdamW. Dropout is on and each model's own. Writes both held-out losses at the same steps, and
-draws them.
+A model of 4 layers; blocks of 128 tokens, the same masks, the same random numbers of the samples and the same AdamW.
+Dropout is each model's own: with --dropout 0 both compute the same, and the curves differ by rounding alone. Writes
+both held-out losses at the same steps, and draws them.
 """
 
 import argparse
@@ -15,18 +16,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from benchmarks._harness import write
-from benchmarks._training import Side, corpus, draw, padded, small_config, train_both
+from benchmarks._harness import read_cases, write
+from benchmarks._training import Side, corpus, padded, small_config, train_both
+from benchmarks.plots import draw_curves
 from fastenc.models import LossPart
 from fastenc.objectives import OBJECTIVES
 from fastenc.objectives.electra import DETECTION_WEIGHT, GENERATOR_FOLDER
 from fastenc.objectives.parts import loss_parts
 from fastenc.reference import electra as reference
-
-LOSSES = {
-    "mlm": "held-out masked-LM loss (nats)",
-    "electra": "held-out generator's loss + 50 x discriminator's (nats)",
-}
 
 
 def masked_lm(folder: str) -> Side:
@@ -71,11 +68,17 @@ def main() -> None:
     )
     parser.add_argument("objective", choices=THEIRS)
     parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--width", type=int, default=256)
+    parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--dropout", type=float, default=0.1)
     arguments = parser.parse_args()
     name, objective = arguments.objective, OBJECTIVES[arguments.objective]
     tokenizer, blocks, held_out = corpus()
     torch.manual_seed(0)
-    ours = objective.model(small_config(tokenizer, family=objective.family))
+    dropout = dict.fromkeys(("hidden_dropout_p", "attention_dropout_p"), arguments.dropout)
+    vocabulary = tokenizer.get_vocab_size()
+    config = small_config(vocabulary, arguments.width, family=objective.family, **dropout)
+    ours = objective.model(config)
     with tempfile.TemporaryDirectory() as scratch:
         ours.save_pretrained(scratch)
         theirs = THEIRS[name](scratch)
@@ -87,9 +90,11 @@ def main() -> None:
         objective.collator(tokenizer, some, s) for s, some in enumerate((blocks, held_out))
     )
     collator, held_out_collator = collators
-    curves = train_both(sides, blocks, collator, held_out, held_out_collator, arguments.steps)
-    write(f"train_{name}", {"held-out loss": {n: {"curve": c} for n, c in curves.items()}})
-    draw(curves, f"train_{name}", LOSSES[name])
+    rows = train_both(
+        sides, blocks, collator, held_out, held_out_collator, arguments.steps, arguments.batch
+    )
+    case = f"4 × {arguments.width}, batches of {arguments.batch}, dropout {arguments.dropout:g}"
+    draw_curves(write(f"train_{name}", read_cases(f"train_{name}") | {case: rows}))
 
 
 if __name__ == "__main__":

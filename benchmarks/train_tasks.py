@@ -14,6 +14,7 @@ import os
 import shutil
 import tempfile
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -54,9 +55,12 @@ def one_run(name: str, provider: str, seed: int, epochs: int, limit: int | None)
     return result
 
 
-def ours(task: Task, train, dev, test, metric: str, config: TrainConfig) -> dict:
+def ours(
+    task: Task, train, dev, test, metric: str, config: TrainConfig, start: Path | None = None
+) -> dict:
+    """A checkpoint, MiniLM if none is given, fine-tuned by fastenc: see :func:`one_run`."""
     torch.manual_seed(config.seed)
-    model = task.load(minilm_folder(), train)
+    model = task.load(start or minilm_folder(), train)
     trainer = task_trainer(task, model, train, config, dev=dev, metric=metric)
     with Stopwatch() as watch:
         result = {"dev": trainer.train()[metric]}
