@@ -190,18 +190,19 @@ def small_config(config: EncoderConfig, size: float = GENERATOR_SIZE) -> Encoder
 
 @torch.no_grad()
 def sample_tokens(
-    hidden: Tensor, weight: Tensor, bias: Tensor, draws: Tensor, max_bytes: int = 2**28
+    hidden: Tensor, weight: Tensor, bias: Tensor, draws: Tensor, max_bytes: int = 2**26
 ) -> Tensor:
     """A token of each row's distribution softmax(hidden weight^T + bias), by its cumulative distribution.
 
     Args:
         hidden: (rows, width); weight: (vocabulary, width); bias: (vocabulary,).
         draws: float64 (rows,), uniform in [0, 1): the tokens are a function of them.
-        max_bytes: of the cumulative distributions that exist at a time; at least one row is always taken.
+        max_bytes: of the distributions that exist at a time, as logits, probabilities and sums; at least one row is
+            always taken.
     Returns: int64 (rows,). Nothing is read back from the device.
     Numerics: softmax in fp32, its sums in float64.
     """
-    rows = max(1, max_bytes // (8 * weight.shape[0]))
+    rows = max(1, max_bytes // (16 * weight.shape[0]))
     tokens = []
     for some, own_draws in zip(hidden.split(rows), draws.split(rows), strict=True):
         probabilities = torch.softmax(F.linear(some, weight, bias).float(), dim=1)
