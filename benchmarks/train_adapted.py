@@ -6,16 +6,14 @@ Each way has its own default learning rate. The epoch is chosen on dev, the scor
 run has a process of its own; results that are there already are kept, and with --limit nothing is written.
 """
 
-import argparse
-import os
 import shutil
 import tempfile
 from pathlib import Path
 
 import torch
 
-from benchmarks._harness import read_cases, write
-from benchmarks._process import Stopwatch, isolated
+from benchmarks._process import Stopwatch
+from benchmarks._runs import Run, collect, training_options
 from benchmarks.task_sets import SETS
 from fastenc.adapt import add_adaptation, freeze_encoder, trained_parameters
 from fastenc.demo.checkpoint import minilm_folder
@@ -54,32 +52,20 @@ def one_run(name: str, way: str, seed: int, epochs: int, limit: int | None) -> d
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    options = training_options(__doc__, "SET", SETS, ["sst2-5000", "rte"])
+    runs = (
+        Run(
+            f"{SETS[name].title}, {options.epochs} epochs, seed {seed}",
+            way,
+            SETS[name].metric,
+            one_run,
+            (name, way, seed, options.epochs, options.limit),
+        )
+        for seed in options.seeds
+        for name in options.chosen
+        for way in WAYS
     )
-    parser.add_argument("sets", nargs="*", default=["sst2-5000", "rte"], metavar="SET")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
-    parser.add_argument("--epochs", type=int, default=3)
-    parser.add_argument("--limit", type=int)
-    options = parser.parse_args()
-    if unknown := set(options.sets) - set(SETS):
-        parser.error(f"SET must be of {', '.join(SETS)}, got {', '.join(sorted(unknown))}")
-    if "FASTENC_DATA" not in os.environ:
-        raise SystemExit("set FASTENC_DATA to the folder of data sets")
-    cases = {} if options.limit else read_cases("train_adapted")
-    for seed in options.seeds:
-        for name in options.sets:
-            case = f"{SETS[name].title}, {options.epochs} epochs, seed {seed}"
-            rows = cases.setdefault(case, {})
-            for way in WAYS:
-                if way in rows:
-                    continue
-                row = isolated(one_run, name, way, seed, options.epochs, options.limit)
-                rows[way] = {"metric": SETS[name].metric, **row}
-                if options.limit is None:
-                    write("train_adapted", cases)
-                shown = "  ".join(f"{key} {value:.4g}" for key, value in row.items())
-                print(f"{case}  {way:22} {shown}", flush=True)
+    collect("train_adapted", runs, options.limit)
 
 
 if __name__ == "__main__":

@@ -11,13 +11,10 @@ keeps the head, and takes the batches of fastenc's head in their order. Each run
 not run again; with --limit only so many reviews of each set are used, and nothing is written.
 """
 
-import argparse
-import os
 import tempfile
 from dataclasses import replace
 
-from benchmarks._harness import read_cases, write
-from benchmarks._process import isolated
+from benchmarks._runs import Run, collect, training_options
 from benchmarks.task_sets import TaskSet
 from benchmarks.train_tasks import ours, theirs
 from fastenc.tasks import SequenceClassification
@@ -55,30 +52,19 @@ def one_run(variant: str, seed: int, epochs: int, limit: int | None) -> dict:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    options = training_options(__doc__, "VARIANT", VARIANTS, list(VARIANTS))
+    runs = (
+        Run(
+            f"{REVIEWS.title}, {options.epochs} epochs, seed {seed}",
+            variant,
+            REVIEWS.metric,
+            one_run,
+            (variant, seed, options.epochs, options.limit),
+        )
+        for seed in options.seeds
+        for variant in options.chosen
     )
-    parser.add_argument("variants", nargs="*", metavar="VARIANT", help="; ".join(VARIANTS))
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
-    parser.add_argument("--epochs", type=int, default=3)
-    parser.add_argument("--limit", type=int)
-    options = parser.parse_args()
-    if unknown := set(options.variants) - set(VARIANTS):
-        parser.error(f"VARIANT must be of {'; '.join(VARIANTS)}, got {'; '.join(sorted(unknown))}")
-    if "FASTENC_DATA" not in os.environ:
-        raise SystemExit("set FASTENC_DATA to the folder of data sets")
-    cases = {} if options.limit else read_cases("train_long_documents")
-    for seed in options.seeds:
-        case = f"{options.epochs} epochs, seed {seed}"
-        rows = cases.setdefault(case, {})
-        for variant in options.variants or VARIANTS:
-            if variant in rows:
-                continue
-            rows[variant] = isolated(one_run, variant, seed, options.epochs, options.limit)
-            if options.limit is None:
-                write("train_long_documents", cases)
-            shown = "  ".join(f"{key} {value:.4g}" for key, value in rows[variant].items())
-            print(f"{case}  {variant:28} {shown}", flush=True)
+    collect("train_long_documents", runs, options.limit)
 
 
 if __name__ == "__main__":

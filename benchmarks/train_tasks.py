@@ -9,8 +9,6 @@ whose results are there already are not run again; with --limit only so many exa
 nothing is written.
 """
 
-import argparse
-import os
 import shutil
 import tempfile
 from dataclasses import replace
@@ -19,8 +17,8 @@ from typing import Any
 
 import torch
 
-from benchmarks._harness import read_cases, write
-from benchmarks._process import Stopwatch, isolated
+from benchmarks._process import Stopwatch
+from benchmarks._runs import Run, collect, training_options
 from benchmarks._trainer import kind_of, transformers_trainer
 from benchmarks.task_sets import SETS, TaskSet
 from fastenc.demo.checkpoint import minilm_folder
@@ -96,32 +94,20 @@ def theirs(task: Any, train, dev, test, metric: str, config: TrainConfig) -> dic
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    options = training_options(__doc__, "SET", SETS, list(SETS))
+    runs = (
+        Run(
+            f"{SETS[name].title}, {options.epochs} epochs, seed {seed}",
+            provider,
+            SETS[name].metric,
+            one_run,
+            (name, provider, seed, options.epochs, options.limit),
+        )
+        for seed in options.seeds
+        for name in options.chosen
+        for provider in providers(SETS[name])
     )
-    parser.add_argument("sets", nargs="*", metavar="SET", help=f"of {', '.join(SETS)}; all if none")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
-    parser.add_argument("--epochs", type=int, default=3)
-    parser.add_argument("--limit", type=int)
-    options = parser.parse_args()
-    if unknown := set(options.sets) - set(SETS):
-        parser.error(f"SET must be of {', '.join(SETS)}, got {', '.join(sorted(unknown))}")
-    if "FASTENC_DATA" not in os.environ:
-        raise SystemExit("set FASTENC_DATA to the folder of data sets")
-    cases = {} if options.limit else read_cases("train_tasks")
-    for seed in options.seeds:
-        for name in options.sets or SETS:
-            case = f"{SETS[name].title}, {options.epochs} epochs, seed {seed}"
-            rows = cases.setdefault(case, {})
-            for provider in providers(SETS[name]):
-                if provider in rows:
-                    continue
-                row = isolated(one_run, name, provider, seed, options.epochs, options.limit)
-                rows[provider] = {"metric": SETS[name].metric, **row}
-                if options.limit is None:
-                    write("train_tasks", cases)
-                shown = "  ".join(f"{key} {value:.4g}" for key, value in row.items())
-                print(f"{case}  {provider:22} {shown}", flush=True)
+    collect("train_tasks", runs, options.limit)
 
 
 if __name__ == "__main__":

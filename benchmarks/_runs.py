@@ -1,0 +1,55 @@
+"""What the scripts that measure training share: their options, and runs whose results are kept."""
+
+import argparse
+import os
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+from benchmarks._harness import read_cases, write
+from benchmarks._process import isolated
+
+
+class Run(NamedTuple):
+    """``measure(*arguments)`` gives a row's scores and times; ``metric`` is the name of its scores."""
+
+    case: str
+    provider: str
+    metric: str
+    measure: Callable[..., dict]
+    arguments: tuple
+
+
+def training_options(
+    description: str | None, what: str, known: Iterable[str], default: Sequence[str]
+) -> argparse.Namespace:
+    """chosen (of ``known``), seeds, epochs, limit."""
+    known = list(known)
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("chosen", nargs="*", metavar=what, help=f"of {'; '.join(known)}")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--limit", type=int)
+    options = parser.parse_args()
+    if unknown := set(options.chosen) - set(known):
+        parser.error(f"{what} must be of {'; '.join(known)}, got {'; '.join(sorted(unknown))}")
+    if "FASTENC_DATA" not in os.environ:
+        raise SystemExit("set FASTENC_DATA to the folder of data sets")
+    options.chosen = options.chosen or list(default)
+    return options
+
+
+def collect(name: str, runs: Iterable[Run], limit: int | None) -> None:
+    """Each run in a process of its own, its row written at once; runs whose rows are there are left out. With a limit
+    nothing is kept."""
+    cases: dict[str, Any] = {} if limit else read_cases(name)
+    for case, provider, metric, function, arguments in runs:
+        rows = cases.setdefault(case, {})
+        if provider in rows:
+            continue
+        rows[provider] = {"metric": metric, **isolated(function, *arguments)}
+        if limit is None:
+            write(name, cases)
+        figures = [f"{k} {v:.4g}" for k, v in rows[provider].items() if not isinstance(v, str)]
+        print(f"{case}  {provider:28} {'  '.join(figures)}", flush=True)
