@@ -151,6 +151,7 @@ class Encoder(PretrainedModel):
     """
 
     architecture = "Model"
+    optional_parts = ("pooler",)
 
     def __init__(self, config: EncoderConfig):
         super().__init__(config)
