@@ -141,6 +141,16 @@ def test_a_pooler_that_the_encoder_lacked_is_trained_and_saved(method, tmp_path)
     assert torch.equal(loaded(BATCH).logits, model(BATCH).logits)
 
 
+def test_a_bare_encoder_keeps_the_pooler_that_it_lacked(tmp_path):
+    Encoder(CONFIG.replace(pooler=False)).save_pretrained(tmp_path / "bare")
+    encoder = Encoder.from_pretrained(tmp_path / "bare")
+    add_adaptation(encoder, Lora(rank=2))
+    disturb(encoder)
+    encoder.save_pretrained(tmp_path / "adapted")
+    loaded = Encoder.from_pretrained(tmp_path / "adapted")
+    assert torch.equal(loaded(BATCH).pooled, encoder(BATCH).pooled)
+
+
 def test_merging_is_exact_within_rounding_and_undone_bit_for_bit(base, tmp_path):
     add_adaptation(base, METHODS[0])
     disturb(base)

@@ -238,7 +238,6 @@ def parts_of(layer: EncoderLayer, name: str) -> LayerAdaptation:
 def head_parameters(model: PretrainedModel) -> dict[str, nn.Parameter]:
     """The parameters that are not the checkpoint's encoder, by name: the head's, and of an encoder what had to be given
     first weights, a pooler."""
-    if isinstance(model, Encoder):
-        return {}
-    own = lambda name: not name.startswith("encoder.") or name in model.first_weights
+    bare = isinstance(model, Encoder)
+    own = lambda name: name in model.first_weights or not (bare or name.startswith("encoder."))
     return {name: p for name, p in model.named_parameters() if own(name)}
