@@ -2,11 +2,12 @@
 
 import argparse
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from benchmarks._harness import read_cases, write
 from benchmarks._process import isolated
+from benchmarks.task_sets import SETS, TaskSet
 
 
 class Run(NamedTuple):
@@ -38,6 +39,20 @@ def training_options(
         raise SystemExit("set FASTENC_DATA to the folder of data sets")
     options.chosen = options.chosen or list(default)
     return options
+
+
+def runs_on_sets(
+    options: argparse.Namespace,
+    measure: Callable[..., dict],
+    providers: Callable[[TaskSet], Iterable[str]],
+) -> Iterator[Run]:
+    """Every provider on every chosen set with every seed: ``measure(set, provider, seed, epochs, limit)``."""
+    for seed in options.seeds:
+        for name in options.chosen:
+            case = f"{SETS[name].title}, {options.epochs} epochs, seed {seed}"
+            for provider in providers(SETS[name]):
+                arguments = (name, provider, seed, options.epochs, options.limit)
+                yield Run(case, provider, SETS[name].metric, measure, arguments)
 
 
 def collect(name: str, runs: Iterable[Run], limit: int | None) -> None:

@@ -17,6 +17,7 @@ of its own. Runs whose results are there already are not run again; encoders are
 
 import argparse
 import json
+import shutil
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
@@ -113,9 +114,10 @@ def pretrain(name: str, seed: int, folder: Path, tflop: float) -> dict:
     evaluate = lambda m: evaluate_objective(m, held_out, held_out_collator)
     first = evaluate(model)["loss"]
     lengths = [len(token_ids(example)) for example in examples]
+    shutil.rmtree(output, ignore_errors=True)  # going on with a part would measure the rest alone
     trainer = Trainer(model, config, examples, lengths, collator, evaluate=evaluate)
     with Stopwatch() as watch:
-        trainer.train(resume=True)
+        trainer.train()
     log = [json.loads(line) for line in (output / "log.jsonl").read_text().splitlines()]
     later = [(line["step"], line["eval_loss"]) for line in log if "eval_loss" in line]
     tokens = steps * BATCH * sum(lengths) / len(lengths)

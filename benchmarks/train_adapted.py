@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from benchmarks._process import Stopwatch
-from benchmarks._runs import Run, collect, training_options
+from benchmarks._runs import collect, runs_on_sets, training_options
 from benchmarks.task_sets import SETS
 from fastenc.adapt import add_adaptation, freeze_encoder, trained_parameters
 from fastenc.demo.checkpoint import minilm_folder
@@ -53,19 +53,7 @@ def one_run(name: str, way: str, seed: int, epochs: int, limit: int | None) -> d
 
 def main() -> None:
     options = training_options(__doc__, "SET", SETS, ["sst2-5000", "rte"])
-    runs = (
-        Run(
-            f"{SETS[name].title}, {options.epochs} epochs, seed {seed}",
-            way,
-            SETS[name].metric,
-            one_run,
-            (name, way, seed, options.epochs, options.limit),
-        )
-        for seed in options.seeds
-        for name in options.chosen
-        for way in WAYS
-    )
-    collect("train_adapted", runs, options.limit)
+    collect("train_adapted", runs_on_sets(options, one_run, lambda _: WAYS), options.limit)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from benchmarks._process import Stopwatch
-from benchmarks._runs import Run, collect, training_options
+from benchmarks._runs import collect, runs_on_sets, training_options
 from benchmarks._trainer import kind_of, transformers_trainer
 from benchmarks.task_sets import SETS, TaskSet
 from fastenc.demo.checkpoint import minilm_folder
@@ -95,19 +95,7 @@ def theirs(task: Any, train, dev, test, metric: str, config: TrainConfig) -> dic
 
 def main() -> None:
     options = training_options(__doc__, "SET", SETS, list(SETS))
-    runs = (
-        Run(
-            f"{SETS[name].title}, {options.epochs} epochs, seed {seed}",
-            provider,
-            SETS[name].metric,
-            one_run,
-            (name, provider, seed, options.epochs, options.limit),
-        )
-        for seed in options.seeds
-        for name in options.chosen
-        for provider in providers(SETS[name])
-    )
-    collect("train_tasks", runs, options.limit)
+    collect("train_tasks", runs_on_sets(options, one_run, providers), options.limit)
 
 
 if __name__ == "__main__":

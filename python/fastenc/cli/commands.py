@@ -20,6 +20,7 @@ from fastenc.data import (
     special_tokens,
     train_tokenizer,
 )
+from fastenc.data.store import HELD_OUT_ONE_IN
 from fastenc.data.tokenizers import KINDS
 from fastenc.models import Encoder, EncoderConfig, MaskedLM
 from fastenc.models.adaptations import METHODS
@@ -39,8 +40,6 @@ from fastenc.train import TrainConfig, Trainer, fine_tuning_rate, task_trainer
 from fastenc.train.checkpoint import check_free
 from fastenc.train.processes import on_main_process
 from fastenc.train.recipe import write_recipe
-
-HELD_OUT_ONE_IN = 20
 
 
 class NewModel(NamedTuple):
