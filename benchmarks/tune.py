@@ -15,6 +15,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -32,15 +33,23 @@ from fastenc.profiling.timing import KernelTimer, synchronize
 TOKENS, VOCABULARY = 16384, 30522
 GAIN = 0.98  # of the rule's time: less is noise
 REPEATS = 20
+TF32_TOLERANCE = TOLERANCES[torch.float16]  # as many bits of significand: 11
 Clock = Callable[[Callable, Callable | None], float]
 
 
 class Problem(NamedTuple):
-    """An op at a shape to tune for: op(*inputs, impl=...), differentiable in its inputs."""
+    """An op at a shape to tune for: op(*inputs, impl=...), differentiable in its inputs.
+
+    Fields:
+        mode: what it is tuned under, a context, such as deterministic backwards.
+        tolerance: largest ||result - truth|| / ||truth|| of a right result; that of the inputs' dtype if None.
+    """
 
     op: str
     run: Callable[..., Tensor]
     inputs: tuple[Tensor, ...]
+    mode: Callable[[], AbstractContextManager] = nullcontext
+    tolerance: float | None = None
 
 
 def problems() -> Iterator[Callable[[], Problem]]:
@@ -53,12 +62,26 @@ def problems() -> Iterator[Callable[[], Problem]]:
         for width in (3072, 4096, 1536):
             yield lambda: gelu_problem(TOKENS, width, dtype)
         yield lambda: glu_problem(TOKENS, 1152, dtype)
-        # Full float32 products compile for minutes, and nobody trains with them.
-        for dim in (64, 32) if dtype != torch.float32 else ():
-            for p in (0.1, 0.0):
-                for length in (512, 128, 256, 64, 32):
-                    lengths = [length] * (TOKENS // length)
-                    yield lambda: attention_problem(lengths, 12, dim, dtype, p)
+        yield from attention_problems(dtype, p=(0.1, 0.0))
+        # The deterministic backward's second kernel; its first has the atomic one's entries.
+        for length in (512, 256) if dtype != torch.float32 else ():
+            lengths = [length] * (TOKENS // length)
+            yield lambda: attention_problem(lengths, 12, 64, dtype, 0.1, mode=deterministic)
+    # Last, as candidates with full float32 products compile for up to a minute.
+    yield from attention_problems(torch.float32, p=(0.0,), full=True)
+
+
+def attention_problems(
+    dtype: torch.dtype, p: tuple[float, ...], full: bool = False
+) -> Iterator[Callable[[], Problem]]:
+    """full: float32 products, not TF32's."""
+    fast = {"mode": tf32, "tolerance": TF32_TOLERANCE}
+    options = fast if dtype == torch.float32 and not full else {}
+    for dim in (64, 32):
+        for probability in p:
+            for length in (512, 128, 256, 64, 32):
+                lengths = [length] * (TOKENS // length)
+                yield lambda: attention_problem(lengths, 12, dim, dtype, probability, **options)
 
 
 def random_inputs(dtype: torch.dtype, *shapes: tuple[int, ...]) -> tuple[Tensor, ...]:
@@ -94,15 +117,38 @@ def glu_problem(rows: int, width: int, dtype: torch.dtype) -> Problem:
     return Problem("bias_glu", partial(bias_glu, activation="gelu"), inputs)
 
 
+@contextmanager
+def tf32() -> Iterator[None]:
+    """float32 products in TF32."""
+    matmul = torch.backends.cuda.matmul
+    before = matmul.fp32_precision
+    matmul.fp32_precision = "tf32"
+    try:
+        yield
+    finally:
+        matmul.fp32_precision = before
+
+
+@contextmanager
+def deterministic() -> Iterator[None]:
+    torch.use_deterministic_algorithms(True, warn_only=True)  # the truth's products may be neither
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
 def attention_problem(
-    lengths: list[int], heads: int, dim: int, dtype: torch.dtype, p: float
+    lengths: list[int], heads: int, dim: int, dtype: torch.dtype, p: float, **options
 ) -> Problem:
+    """options: mode and tolerance, see :class:`Problem`."""
     batch = pack_sequences([[0] * length for length in lengths]).to(DEVICE)
 
     def run(qkv, impl):
         return attention(qkv, batch.cu_seqlens, batch.max_seqlen, dropout_p=p, impl=impl)
 
-    return Problem("attention", run, random_inputs(dtype, (sum(lengths), 3, heads, dim)))
+    inputs = random_inputs(dtype, (sum(lengths), 3, heads, dim))
+    return Problem("attention", run, inputs, **options)
 
 
 def kernel_clock() -> Clock:
@@ -137,6 +183,10 @@ class Tuner:
 
     def tune(self, problem: Problem, until: float = float("inf")) -> None:
         """Both directions; stops between launches once ``time.monotonic()`` is past ``until``."""
+        with problem.mode():
+            self._tune_both(problem, until)
+
+    def _tune_both(self, problem: Problem, until: float) -> None:
         exact = tuple(v.detach().double().requires_grad_() for v in problem.inputs)
         out = self._seeded(problem, exact, "reference")
         dout = torch.randn_like(out)
@@ -211,17 +261,18 @@ class Tuner:
         with launch.overruled(answer):
             try:
                 result = call(*(() if prepare is None else (prepare(),)))
-                right = self._right(result, truth, problem.inputs[0].dtype)
+                tolerance = problem.tolerance or TOLERANCES[problem.inputs[0].dtype]
+                right = self._right(result, truth, tolerance)
                 return self.clock(call, prepare) if right else math.inf
             except Exception:  # too much shared memory, a shape that the compiler refuses
                 return math.inf
 
     @staticmethod
-    def _right(result, truth: tuple[Tensor, ...], dtype: torch.dtype) -> bool:
+    def _right(result, truth: tuple[Tensor, ...], tolerance: float) -> bool:
         results = (result,) if isinstance(result, Tensor) else result
         # Written so that NaN is wrong.
         return all(
-            ((value.detach().double() - true).norm() <= TOLERANCES[dtype] * true.norm()).item()
+            ((value.detach().double() - true).norm() <= tolerance * true.norm()).item()
             for value, true in zip(results, truth, strict=True)
         )
 

@@ -370,10 +370,8 @@ def config(kernel: str, head_dim: int, precision: str, biased: bool) -> dict:
     so it takes 32 rows at a time; 64 spilled up to 800 bytes a thread.
     """
     if precision == "ieee":
-        # Unrolled fused multiply-adds: small tiles, or the compiler takes minutes. The kv kernel of wide heads spills
-        # even so.
-        wide_kv = kernel == "backward_kv" and head_dim > 64
-        return _launch(16, 16, 4) if wide_kv else _launch(32, 32, 8)
+        # Fused multiply-adds instead of matrix instructions: larger tiles of the kv kernel spill.
+        return _launch(16, 16, 8) if kernel == "backward_kv" else _launch(32, 32, 8)
     if head_dim > 64 and precision == "tf32":
         return _launch(32, 32, 4)
     if kernel == "backward_kv" and head_dim > 64:

@@ -23,6 +23,10 @@ def compiled(capability: int, *table: Path) -> dict[str, dict]:
     return json.loads(done.stdout)
 
 
+def takes_matrix_instructions(name: str) -> bool:
+    return name.startswith("attention") and "precision=ieee" not in name
+
+
 def misfits(binaries: dict[str, dict], capability: int) -> dict[str, dict]:
     wrong = {}
     for name, binary in binaries.items():
@@ -33,7 +37,7 @@ def misfits(binaries: dict[str, dict], capability: int) -> dict[str, dict]:
             (tuned or (binary["stack"] <= stack and (binary["spills"] == 0 or stack > 0)))
             and binary["shared"] <= SHARED[capability]
             and binary["registers"] * 32 * binary["warps"] <= 65536
-            and (binary["matrix"] > 0) == name.startswith("attention")
+            and (binary["matrix"] > 0) == takes_matrix_instructions(name)
         )
         if not fits:
             wrong[name] = binary

@@ -190,6 +190,23 @@ def test_each_op_asks_for_a_launch_forward_and_one_backward(triton_target, table
     assert [entry["op"] for entry in tuner.entries.values()] == [op, op]
 
 
+@pytest.mark.parametrize("mode", ["tf32", "deterministic"])
+def test_attention_is_tuned_in_modes_of_its_own(triton_target, tables, monkeypatch, mode):
+    monkeypatch.setattr(launch.registry["attention"], "grid", {})
+    made = tune.attention_problem(
+        [20, 9], 1, 32, torch.float32, 0.1, mode=getattr(tune, mode), tolerance=tune.TF32_TOLERANCE
+    )
+    tuner = tune.Tuner(tables / "sm_00.json", lambda call, prepare: 1.0, impl=triton_target.impl)
+    tuner.tune(made)
+    keys = [entry["key"] for entry in tuner.entries.values()]
+    asked = {(key["kernel"], key["precision"]) for key in keys}
+    if mode == "tf32":
+        assert asked == {("forward", "tf32"), ("backward_kv", "tf32")}
+    else:
+        assert {kernel for kernel, _ in asked} == {"forward", "backward_kv", "backward_q"}
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
 def test_every_problem_can_be_made(monkeypatch):
     monkeypatch.setattr(tune, "TOKENS", 512)
     monkeypatch.setattr(tune, "VOCABULARY", 20)

@@ -14,6 +14,9 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from functools import partial
+from itertools import islice
+from multiprocessing import Pool
 from pathlib import Path
 
 if __name__ == "__main__":
@@ -68,8 +71,7 @@ def attention_constants(key: dict) -> dict:
         "H": 12,
         "D": dim,
         "BLOCK_D": triton.next_power_of_2(dim),
-        # IEEE float32 has no matrix instructions.
-        "PRECISION": "tf32" if key["dtype"] == "float32" else "ieee",
+        "PRECISION": key["precision"] if key["dtype"] == "float32" else "ieee",
     }
     return constants if key["dropout"] else {**constants, "seed_ptr": None}
 
@@ -156,11 +158,11 @@ ELEMENTS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 def keys() -> Iterator[tuple[str, dict]]:
     """(op, key) that the kernels' own rules are compiled for."""
     for dim in (32, 64, 96, 128):
-        variants = [("bfloat16", False)]
+        variants = [("half", False), ("ieee", False)]
         if dim in (64, 128):
-            variants += [("bfloat16", True), ("float32", False)]
-        for dtype, biased in variants:
-            precision = "tf32" if dtype == "float32" else "half"
+            variants += [("half", True), ("tf32", False), ("ieee", True)]
+        for precision, biased in variants:
+            dtype = "bfloat16" if precision == "half" else "float32"
             shared = {"head_dim": dim, "precision": precision, "biased": biased, "dtype": dtype}
             for kernel in ("forward", "backward_kv", "backward_q"):
                 yield "attention", {"kernel": kernel, **shared, "dropout": True}
@@ -205,11 +207,14 @@ def variants(op: str, key: dict, parameters: dict, kind: str):
 def untuned_cases() -> Iterator[tuple[str, object, str, dict]]:
     """Kernels that take a small part of a step, whose rule no table overrules."""
     for dim in (64, 128):
-        kernel = attention_relative._attention_bwd_relative_kernel
-        constants = attention_constants({"head_dim": dim, "dtype": "bfloat16", "dropout": True})
-        constants |= {"WINDOW": True, "SAME_LENGTHS": True}
-        constants |= attention_relative.config(dim, "half")
-        yield f"attention backward_relative {dim} bf16", kernel, "bf16", constants
+        for precision in ("half", "tf32", "ieee"):
+            dtype = "bfloat16" if precision == "half" else "float32"
+            key = {"head_dim": dim, "precision": precision, "dtype": dtype, "dropout": True}
+            constants = attention_constants(key) | {"WINDOW": True, "SAME_LENGTHS": True}
+            constants |= attention_relative.config(dim, precision)
+            name = f"attention backward_relative {dim} precision={precision}"
+            kernel = attention_relative._attention_bwd_relative_kernel
+            yield name, kernel, ELEMENTS[dtype], constants
     for element in ("bf16", "fp32"):
         parameters = segment_pool.config(768)
         for mode in ("cls", "mean", "max"):
@@ -269,11 +274,18 @@ def compile_case(kernel, element: str, constants: dict, capability: int) -> dict
     }
 
 
+def compile_numbered(capability: int, table: Path, number: int) -> tuple[str, dict]:
+    name, *case = next(islice(cases(table), number, None))
+    return name, compile_case(*case, capability)
+
+
 def main() -> None:
     capability = int(sys.argv[1])
     table = Path(sys.argv[2]) if len(sys.argv) > 2 else launch.TABLES / f"sm_{capability}.json"
-    found = {name: compile_case(*case, capability) for name, *case in cases(table)}
-    print(json.dumps(found, indent=1))
+    with Pool() as pool:  # by number: kernels cannot be sent to another process
+        numbers = range(len(list(cases(table))))
+        found = pool.imap(partial(compile_numbered, capability, table), numbers)
+        print(json.dumps(dict(found), indent=1))
 
 
 if __name__ == "__main__":
