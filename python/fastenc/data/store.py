@@ -215,6 +215,11 @@ class StoredExamples(Sequence):
         tokens = self.store.shard(shard).tokens
         return self.plan.example(tokens, (start, split, stop, document), self.special)
 
+    def second_lengths(self, places: Tensor) -> Tensor:
+        """int32: tokens of the second segments of the pairs at these places."""
+        rows = self._rows[places]
+        return rows[:, 3] - rows[:, 2]
+
     def groups(self, alpha: float) -> list[Group]:
         """The languages, with shares smoothed by ``alpha``."""
         shares = smoothed_shares(self.languages, alpha)
