@@ -10,6 +10,8 @@ are written. Each encoder, and a randomly initialised one, is then fine-tuned wi
 
 "distill" needs a teacher of the student's vocabulary and width, with a masked-LM head: that is the encoder that "mlm"
 gave with the same seed. Its own training is not counted. The student begins with random weights like all others.
+"distill-minilm" is what DistilBERT did: the student begins with three of MiniLM's six layers, so it is 384 wide and has
+MiniLM's vocabulary. MiniLM has no masked-LM head: one is trained first for as many FLOPs, the encoder frozen.
 
 Between them, the peak memory of training steps with vocabularies of 8,000 and of 32,000 entries. Each run has a process
 of its own. Runs whose results are there already are not run again; encoders are kept in FOLDER.
@@ -32,19 +34,25 @@ from benchmarks._training import BLOCK, small_config, wikipedia
 from benchmarks.plots import draw_curves
 from benchmarks.task_sets import SETS
 from benchmarks.train_tasks import ours
+from fastenc.adapt import freeze_encoder
 from fastenc.data import load_tokenizer, train_tokenizer
 from fastenc.data.tokenizers import save_tokenizer
-from fastenc.models import MaskedLM
+from fastenc.demo.checkpoint import minilm_folder
+from fastenc.models import EncoderConfig, MaskedLM
+from fastenc.models.checkpoint import read_config
 from fastenc.models.pretrained import PretrainedModel
 from fastenc.objectives import OBJECTIVES, PACKINGS, Collator, evaluate_objective, token_ids
+from fastenc.objectives.distill import DistilledLM
 from fastenc.objectives.parts import loss_parts, weighted_sum
 from fastenc.profiling.costs import CountWork
 from fastenc.train import TrainConfig, Trainer, fine_tuning_rate
 from fastenc.train.optimizer import build_optimizer
 
 RESULT = "compare_objectives"
-RANDOM, TEACHER = "random start", "mlm"
-NAMES = ("mlm", "mlm+nsp", "span", "electra", "distill")
+RANDOM, TEACHER, MINILM = "random start", "mlm", "distill-minilm"
+FROM_NOTHING = ("mlm", "mlm+nsp", "span", "electra", "distill")
+NAMES = (*FROM_NOTHING, MINILM)
+MINILM_LAYERS = 3
 TASKS = {
     "sst2": replace(SETS["sst2"], title="SST-2, 8,000 phrases", most=8000),
     "cola": SETS["cola"],
@@ -69,10 +77,23 @@ def new_model(name: str, vocabulary: int, seed: int, teacher: MaskedLM | None) -
     return objective.model(config, **({"teacher": teacher} if objective.student else {}))
 
 
+def first_model(name: str, seed: int, folder: Path) -> PretrainedModel:
+    """What an objective begins with, its tokenizer with it."""
+    if name == MINILM:
+        teacher = MaskedLM.from_pretrained(folder / "minilm-teacher")
+        return DistilledLM.from_teacher(teacher, MINILM_LAYERS)
+    teacher = None
+    if OBJECTIVES[name].student:
+        teacher = MaskedLM.from_pretrained(encoder_folder(folder, TEACHER, seed))
+    model = new_model(name, VOCABULARY, seed, teacher)
+    model.tokenizer = load_tokenizer(folder.parent)
+    return model
+
+
 def examples_of(
     name: str, tokenizer: Any, documents: list[str], seed: int
 ) -> tuple[list, Collator]:
-    objective = OBJECTIVES[name]
+    objective = OBJECTIVES["distill" if name == MINILM else name]
     examples = PACKINGS[objective.packings[0]](documents, tokenizer, BLOCK)
     return examples, objective.collator(tokenizer, examples, seed)
 
@@ -87,25 +108,36 @@ def step_flops(model: PretrainedModel, examples: Sequence[Any], collator: Collat
     return sum(call.work.flops for call in count.calls) / 4
 
 
+def make_minilm_teacher(folder: Path, tflop: float) -> dict:
+    """MiniLM with a masked-LM head, which alone is trained."""
+    model = MaskedLM.from_pretrained(minilm_folder())
+    freeze_encoder(model)
+    return train(TEACHER, model, 0, folder / "minilm-teacher", tflop)
+
+
 def pretrain(name: str, seed: int, folder: Path, tflop: float) -> dict:
-    """{"curve": [(step, held-out loss)], "steps", "tokens", "TFLOP", times}; writes the encoder."""
-    tokenizer = load_tokenizer(folder.parent)
+    """See :func:`train`; writes the encoder."""
+    return train(
+        name, first_model(name, seed, folder), seed, encoder_folder(folder, name, seed), tflop
+    )
+
+
+def train(name: str, model: PretrainedModel, seed: int, output: Path, tflop: float) -> dict:
+    """{"curve": [(step, held-out loss)], "steps", "tokens", "TFLOP", times} of an objective."""
     documents, held_out_documents = wikipedia()
-    examples, collator = examples_of(name, tokenizer, documents, seed)
-    held_out, held_out_collator = examples_of(name, tokenizer, held_out_documents[:HELD_OUT], 10**6)
-    teacher = None
-    if OBJECTIVES[name].student:
-        teacher = MaskedLM.from_pretrained(encoder_folder(folder, TEACHER, seed))
-    model = new_model(name, VOCABULARY, seed, teacher)
-    model.tokenizer = tokenizer
+    examples, collator = examples_of(name, model.tokenizer, documents, seed)
+    held_out, held_out_collator = examples_of(
+        name, model.tokenizer, held_out_documents[:HELD_OUT], 10**6
+    )
     a_step = step_flops(model, examples, collator)
     steps = round(tflop * 1e12 / a_step)
-    output = encoder_folder(folder, name, seed)
     config = TrainConfig(
         str(output),
         max_steps=steps,
         batch_size=BATCH,
-        learning_rate=1e-3,
+        learning_rate=5e-4
+        if name == MINILM
+        else 1e-3,  # DistilBERT's, for weights that are trained
         warmup=0.1,
         seed=seed,
         eval_every=-(-steps // EVALUATIONS),
@@ -137,7 +169,7 @@ def fine_tune(name: str, task: str, seed: int, folder: Path) -> dict:
         model.tokenizer = load_tokenizer(folder.parent)
         model.save_pretrained(start)
     chosen = TASKS[task]
-    rate = fine_tuning_rate(WIDTH)
+    rate = fine_tuning_rate(EncoderConfig.from_hf(read_config(start)).hidden_size)
     with tempfile.TemporaryDirectory() as scratch:
         config = TrainConfig(scratch, epochs=EPOCHS, seed=seed, learning_rate=rate)
         result = ours(chosen.task, *chosen.read(), chosen.metric, config, start)
@@ -188,10 +220,12 @@ def main() -> None:
         isolated(make_tokenizer, folder)
     for seed in options.seeds:
         for name in names:
+            if name == MINILM and not (encoders / "minilm-teacher/model.safetensors").exists():
+                isolated(make_minilm_teacher, encoders, tflop)
             case = f"{name}: pretraining, {budget}"
             made = encoder_folder(encoders, name, seed) / "model.safetensors"
             run_once(case, f"seed {seed}", pretrain, name, seed, encoders, tflop, made=made)
-    for name in names:
+    for name in (name for name in names if name in FROM_NOTHING):
         for vocabulary in VOCABULARIES:
             case = f"{name}: memory of steps"
             run_once(case, f"vocabulary {vocabulary}", step_memory, name, vocabulary, folder)

@@ -335,10 +335,12 @@ def compare_objectives(data: dict) -> str:
         "Pretraining objectives at equal compute: 4 layers of 128, wikipedia_en",
         "FASTENC_DATA=... python -m benchmarks.compare_objectives --tflop N",
         "The same FLOPs of matrix products for each objective, ELECTRA's generator and the teacher's forward counted. "
-        "The teacher is the encoder that mlm gave, whose own training is not counted: a teacher must have a masked-LM "
-        "head and the student's vocabulary and width, and MiniLM's checkpoint has none of the three. Held-out losses "
-        "are each objective's own, comparable with nothing but themselves. Scores × 100 after fine-tuning with the "
-        "same settings. ![Held-out losses](benchmarks/results/cpu-2-cores/compare_objectives.png)\n\n"
+        "distill's teacher is the encoder that mlm gave, whose own training is not counted. distill-minilm begins "
+        "with three of MiniLM's six layers (384 wide, 30,522 word pieces) and learns from MiniLM, whose masked-LM "
+        "head was trained first with as many FLOPs, for its checkpoint has none: it stands on all that MiniLM was "
+        "trained on. Held-out losses are each objective's own, comparable with nothing but themselves. Scores × 100 "
+        "after fine-tuning with the same settings. "
+        "![Held-out losses](benchmarks/results/cpu-2-cores/compare_objectives.png)\n\n"
         + machine_line(data["machine"]),
         "\n\n".join([*tables, *([_memory_of_steps(memory)] if memory else [])]),
     )

@@ -22,6 +22,7 @@ from fastenc.kernels.attention_relative import relative_bias_gradient
 from fastenc.kernels.attention_tile import (
     LOG2_E,
     drop_keep,
+    head_rows,
     load_keys,
     load_rows,
     load_statistics,
@@ -35,8 +36,14 @@ from fastenc.kernels.launch import tunable
 from torch import Tensor
 
 # Numbers that change from batch to batch: compiling again for those that 16 divides would gain nothing.
-VARYING = ["total_q", "threshold", "span", "left", "right"]
+VARYING = ["total_q", "blocks", "threshold", "span", "left", "right"]
 UNLIMITED = 2**30  # tokens of a window
+
+
+@triton.jit
+def _program(blocks):
+    """(block, sequence, head) in a grid of (blocks * batch, heads): only its first axis is longer than 65,535."""
+    return tl.program_id(0) % blocks, tl.program_id(0) // blocks, tl.program_id(1)
 
 
 @triton.jit
@@ -93,6 +100,7 @@ def _attention_fwd_kernel(
     stride_v_token,
     stride_v_head,
     total_q,
+    blocks,  # of the longest sequence
     scale,
     threshold,
     drop_scale,
@@ -107,8 +115,8 @@ def _attention_fwd_kernel(
     WINDOW: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    sequence, head = tl.program_id(1), tl.program_id(2)
-    start_m = tl.program_id(0) * BLOCK_M
+    block, sequence, head = _program(blocks)
+    start_m = block * BLOCK_M
     first_q, length_q = sequence_bounds(cu_seqlens_q_ptr, sequence)
     if start_m >= length_q:
         return
@@ -122,7 +130,7 @@ def _attention_fwd_kernel(
     offs_m = start_m + tl.arange(0, BLOCK_M)
     mask_m = offs_m < length_q
     rows, tokens = offs_m + shift, first_q + offs_m
-    q_base = q_ptr + first_q.to(tl.int64) * stride_q_token + head * stride_q_head
+    q_base = head_rows(q_ptr, first_q, stride_q_token, head, stride_q_head)
     q = load_rows(q_base, offs_m, stride_q_token, mask_m, D, BLOCK_D)
     peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
@@ -198,6 +206,7 @@ def _attention_bwd_kv_kernel(
     stride_v_head,
     stride_grad,  # of tokens in dk and dv
     total_q,
+    blocks,  # of the longest sequence
     scale,
     threshold,
     drop_scale,
@@ -212,8 +221,8 @@ def _attention_bwd_kv_kernel(
     WINDOW: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    sequence, head = tl.program_id(1), tl.program_id(2)
-    start_n = tl.program_id(0) * BLOCK_N
+    block, sequence, head = _program(blocks)
+    start_n = block * BLOCK_N
     first_k, length_k = sequence_bounds(cu_seqlens_k_ptr, sequence)
     if start_n >= length_k:
         return
@@ -226,7 +235,7 @@ def _attention_bwd_kv_kernel(
     biases = (alibi_ptr, relative_ptr, key_bias_ptr, span, left, right, head, first_k)
     columns = start_n + tl.arange(0, BLOCK_N)
     k, v = load_keys(keys, columns, True, D, BLOCK_D)
-    q_base = q_ptr + first_q.to(tl.int64) * stride_q_token + head * stride_q_head
+    q_base = head_rows(q_ptr, first_q, stride_q_token, head, stride_q_head)
     dout_base = dout_ptr + first_q.to(tl.int64) * (H * D) + head * D
     statistics = head.to(tl.int64) * total_q + first_q
     dk = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
@@ -301,6 +310,7 @@ def _attention_bwd_q_kernel(
     stride_v_head,
     stride_grad,  # of tokens in dq
     total_q,
+    blocks,  # of the longest sequence
     scale,
     threshold,
     drop_scale,
@@ -315,8 +325,8 @@ def _attention_bwd_q_kernel(
     WINDOW: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    sequence, head = tl.program_id(1), tl.program_id(2)
-    start_m = tl.program_id(0) * BLOCK_M
+    block, sequence, head = _program(blocks)
+    start_m = block * BLOCK_M
     first_q, length_q = sequence_bounds(cu_seqlens_q_ptr, sequence)
     if start_m >= length_q:
         return
@@ -330,7 +340,7 @@ def _attention_bwd_q_kernel(
     offs_m = start_m + tl.arange(0, BLOCK_M)
     mask_m = offs_m < length_q
     rows, tokens = offs_m + shift, first_q + offs_m
-    q_base = q_ptr + first_q.to(tl.int64) * stride_q_token + head * stride_q_head
+    q_base = head_rows(q_ptr, first_q, stride_q_token, head, stride_q_head)
     dout_base = dout_ptr + first_q.to(tl.int64) * (H * D) + head * D
     statistics = head.to(tl.int64) * total_q + first_q
     q = load_rows(q_base, offs_m, stride_q_token, mask_m, D, BLOCK_D)
@@ -370,8 +380,10 @@ def config(kernel: str, head_dim: int, precision: str, biased: bool) -> dict:
     so it takes 32 rows at a time; 64 spilled up to 800 bytes a thread.
     """
     if precision == "ieee":
-        # Fused multiply-adds instead of matrix instructions: larger tiles of the kv kernel spill.
-        return _launch(16, 16, 8) if kernel == "backward_kv" else _launch(32, 32, 8)
+        # Fused multiply-adds instead of matrix instructions: larger tiles spill.
+        if kernel == "backward_kv":
+            return _launch(16, 16, 8)
+        return _launch(32, 32, 8) if head_dim <= 64 else _launch(32, 16, 8)
     if head_dim > 64 and precision == "tf32":
         return _launch(32, 32, 4)
     if kernel == "backward_kv" and head_dim > 64:
@@ -485,9 +497,10 @@ def attention_forward(q: Tensor, k: Tensor, v: Tensor, *call) -> tuple[Tensor, T
         attention_short.forward(out, lse, max_seqlen_q, arguments)
         return out, lse
     launch = _config("forward", max_seqlen_q, arguments)
-    grid = (triton.cdiv(max_seqlen_q, launch["BLOCK_M"]), cu_seqlens_q.shape[0] - 1, q.shape[1])
+    blocks = triton.cdiv(max_seqlen_q, launch["BLOCK_M"])
+    grid = (blocks * (cu_seqlens_q.shape[0] - 1), q.shape[1])
     if 0 not in grid:
-        _attention_fwd_kernel[grid](out_ptr=out, lse_ptr=lse, **arguments, **launch)
+        _attention_fwd_kernel[grid](out_ptr=out, lse_ptr=lse, blocks=blocks, **arguments, **launch)
     return out, lse
 
 
@@ -537,9 +550,11 @@ def attention_backward(
     deterministic = torch.are_deterministic_algorithms_enabled()
     wide_dq = None if deterministic else torch.zeros(q.shape, dtype=torch.float32, device=q.device)
     launch = _config("backward_kv", max_seqlen_k, arguments)
-    grid = (triton.cdiv(max_seqlen_k, launch["BLOCK_N"]), batch, heads)
+    blocks = triton.cdiv(max_seqlen_k, launch["BLOCK_N"])
+    grid = (blocks * batch, heads)
     if 0 not in grid:
         _attention_bwd_kv_kernel[grid](
+            blocks=blocks,
             wide_dq_ptr=wide_dq,
             dk_ptr=dk,
             dv_ptr=dv,
@@ -551,10 +566,11 @@ def attention_backward(
         dq.copy_(wide_dq)
     else:
         launch = _config("backward_q", max_seqlen_q, arguments)
-        grid = (triton.cdiv(max_seqlen_q, launch["BLOCK_M"]), batch, heads)
+        blocks = triton.cdiv(max_seqlen_q, launch["BLOCK_M"])
+        grid = (blocks * batch, heads)
         if 0 not in grid:
             _attention_bwd_q_kernel[grid](
-                dq_ptr=dq, stride_grad=dq.stride(0), **arguments, **launch
+                blocks=blocks, dq_ptr=dq, stride_grad=dq.stride(0), **arguments, **launch
             )
     if not wants_relative_bias:
         return (*results, nothing())

@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from fastenc.kernels.attention_tile import (
     LOG2_E,
+    head_rows,
     load_rows,
     load_statistics,
     score_gradients,
@@ -88,7 +89,7 @@ def _attention_bwd_relative_kernel(
             head,
         )
         biases = (alibi_ptr, relative_ptr, key_bias_ptr, span, left, right, head, first_k)
-        q_base = q_ptr + first_q.to(tl.int64) * stride_q_token + head * stride_q_head
+        q_base = head_rows(q_ptr, first_q, stride_q_token, head, stride_q_head)
         dout_base = dout_ptr + first_q.to(tl.int64) * (H * D) + head * D
         statistics = head.to(tl.int64) * total_q + first_q
         # Query block m meets keys m + shift + band * BLOCK and on, of which some must exist.

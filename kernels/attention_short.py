@@ -104,17 +104,18 @@ def _attention_short_fwd_kernel(
     if first >= last:
         return
     head = tl.program_id(1)
+    wide_head = head.to(tl.int64)  # strides of heads may be long
     dropout = (seed_ptr, head, threshold, drop_scale)
     keys = first + tl.arange(0, BLOCK)
     valid = keys < last
     starts = tl.load(starts_ptr + keys, mask=valid, other=-2)
-    k = load_rows(k_ptr + head * stride_k_head, keys, stride_k_token, valid, D, BLOCK_D)
-    v = load_rows(v_ptr + head * stride_v_head, keys, stride_v_token, valid, D, BLOCK_D)
+    k = load_rows(k_ptr + wide_head * stride_k_head, keys, stride_k_token, valid, D, BLOCK_D)
+    v = load_rows(v_ptr + wide_head * stride_v_head, keys, stride_v_token, valid, D, BLOCK_D)
     for start_m in tl.range(first, last, ROWS):
         tokens = start_m + tl.arange(0, ROWS)
         mask_m = tokens < last
         row_starts = tl.load(starts_ptr + tokens, mask=mask_m, other=-1)
-        q = load_rows(q_ptr + head * stride_q_head, tokens, stride_q_token, mask_m, D, BLOCK_D)
+        q = load_rows(q_ptr + wide_head * stride_q_head, tokens, stride_q_token, mask_m, D, BLOCK_D)
         p, peak, total = _probabilities(q, k, row_starts, starts, scale * LOG2_E, PRECISION)
         if seed_ptr is not None:
             p *= drop_keep(tokens[:, None], keys[None, :] - row_starts[:, None], dropout)
@@ -158,19 +159,20 @@ def _attention_short_bwd_kernel(
     if first >= last:
         return
     head = tl.program_id(1)
+    wide_head = head.to(tl.int64)  # strides of heads may be long
     dropout = (seed_ptr, head, threshold, drop_scale)
     keys = first + tl.arange(0, BLOCK)
     valid = keys < last
     starts = tl.load(starts_ptr + keys, mask=valid, other=-2)
-    k = load_rows(k_ptr + head * stride_k_head, keys, stride_k_token, valid, D, BLOCK_D)
-    v = load_rows(v_ptr + head * stride_v_head, keys, stride_v_token, valid, D, BLOCK_D)
+    k = load_rows(k_ptr + wide_head * stride_k_head, keys, stride_k_token, valid, D, BLOCK_D)
+    v = load_rows(v_ptr + wide_head * stride_v_head, keys, stride_v_token, valid, D, BLOCK_D)
     dk = tl.zeros([BLOCK, BLOCK_D], tl.float32)
     dv = tl.zeros([BLOCK, BLOCK_D], tl.float32)
     for start_m in tl.range(first, last, ROWS):
         tokens = start_m + tl.arange(0, ROWS)
         mask_m = tokens < last
         row_starts = tl.load(starts_ptr + tokens, mask=mask_m, other=-1)
-        q = load_rows(q_ptr + head * stride_q_head, tokens, stride_q_token, mask_m, D, BLOCK_D)
+        q = load_rows(q_ptr + wide_head * stride_q_head, tokens, stride_q_token, mask_m, D, BLOCK_D)
         dout = load_rows(dout_ptr + head * D, tokens, H * D, mask_m, D, BLOCK_D)
         p, _, _ = _probabilities(q, k, row_starts, starts, scale * LOG2_E, PRECISION)
         dp = tl.dot(dout, v.T, input_precision=PRECISION)
@@ -196,7 +198,8 @@ def config(head_dim: int, max_seqlen: int, backward: bool) -> dict:
     """
     rows = 64 if head_dim <= 64 and max_seqlen <= 64 else 32
     if backward:
-        rows = 32 if head_dim <= 64 else 16
+        # Narrow heads leave the compiler so much room in long tiles that it unrolls past the registers.
+        rows = 32 if head_dim <= 64 and (head_dim > 32 or max_seqlen <= 64) else 16
     block, warps = (64, 4) if max_seqlen <= 64 else (LONGEST, 8)
     return {"BLOCK": block, "ROWS": rows, "num_warps": warps, "num_stages": 1}
 

@@ -40,12 +40,18 @@ def sequence_bounds(cu_seqlens_ptr, sequence):
 
 
 @triton.jit
+def head_rows(pointer, first, stride_token, head, stride_head):
+    """Where a head's rows begin, from token `first` on; as far as 64 bits reach."""
+    return pointer + first.to(tl.int64) * stride_token + head.to(tl.int64) * stride_head
+
+
+@triton.jit
 def sequence_keys(
     k_ptr, v_ptr, stride_k_token, stride_k_head, stride_v_token, stride_v_head, first, length, head
 ):
     """The tuple of keys for one head of a sequence."""
-    k_base = k_ptr + first.to(tl.int64) * stride_k_token + head * stride_k_head
-    v_base = v_ptr + first.to(tl.int64) * stride_v_token + head * stride_v_head
+    k_base = head_rows(k_ptr, first, stride_k_token, head, stride_k_head)
+    v_base = head_rows(v_ptr, first, stride_v_token, head, stride_v_head)
     return k_base, v_base, stride_k_token, stride_v_token, length
 
 

@@ -216,7 +216,6 @@ def layer_norm_forward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """(y, h, mean, rstd) as the op fastenc::layer_norm_fwd returns them."""
     x = x.contiguous()
-    residual = None if residual is None else residual.contiguous()
     width = x.shape[-1]
     rows = x.numel() // width if width else 0
     fused = residual is not None or x_bias is not None or seed is not None
@@ -227,7 +226,7 @@ def layer_norm_forward(
         return y, h, mean, rstd
     threshold = int(dropout_p * 65536 + 0.5) if seed is not None else 0
     launch = config(width, False, like=x, dropout=threshold > 0)
-    some = lambda tensor: x if tensor is None else tensor
+    some = lambda tensor: x if tensor is None else tensor.contiguous()
     _layer_norm_fwd_kernel[(triton.cdiv(rows, launch["ROWS"]),)](
         x,
         some(residual),
@@ -287,7 +286,7 @@ def layer_norm_backward(
             h,
             mean,
             rstd,
-            h if weight is None else weight,
+            h if weight is None else weight.contiguous(),
             dh,
             dx,
             partial,

@@ -110,7 +110,7 @@ def config(width: int) -> dict:
 
 def segment_pool_forward(x: Tensor, cu_seqlens: Tensor, mode: int) -> tuple[Tensor, Tensor]:
     """(y, argmax int32, empty but for the maximum)."""
-    x = x.contiguous()
+    x, cu_seqlens = x.contiguous(), cu_seqlens.contiguous()
     batch, width = cu_seqlens.shape[0] - 1, x.shape[1]
     y = x.new_empty((batch, width))
     argmax = x.new_empty((batch, width) if mode == MAX.value else (0,), dtype=torch.int32)
@@ -124,7 +124,7 @@ def segment_pool_forward(x: Tensor, cu_seqlens: Tensor, mode: int) -> tuple[Tens
 def segment_pool_backward(
     dy: Tensor, argmax: Tensor, cu_seqlens: Tensor, total_tokens: int, mode: int
 ) -> Tensor:
-    dy = dy.contiguous()
+    dy, cu_seqlens = dy.contiguous(), cu_seqlens.contiguous()
     batch, width = dy.shape
     dx = dy.new_empty((total_tokens, width))
     if dx.numel() and batch:

@@ -99,16 +99,20 @@ def attention_short_binaries(key: dict) -> Iterator[Binary]:
 
 
 def layer_norm_binaries(key: dict) -> Iterator[Binary]:
-    flags = {"HAS_WEIGHT": True, "HAS_DROPOUT": key["dropout"], "RMS": False, "WIDTH": key["width"]}
+    flags = {"HAS_WEIGHT": True, "HAS_DROPOUT": key["dropout"], "WIDTH": key["width"]}
     chunk, count = layer_norm.chunks(key["width"])
     flags |= {"CHUNK": chunk, "CHUNKS": count}
     if key["backward"]:
-        wanted = {"WANTS_AFFINE": True, "WANTS_X_BIAS": True}
-        yield "", layer_norm._layer_norm_bwd_kernel, {**flags, **wanted}
+        kernel = layer_norm._layer_norm_bwd_kernel
+        flags |= {"WANTS_AFFINE": True, "WANTS_X_BIAS": True}
     else:
-        inputs = {"HAS_RESIDUAL": True, "HAS_X_BIAS": True, "HAS_BIAS": True}
-        saved = {"SAVE_H": True, "SAVE_STATISTICS": True}
-        yield "", layer_norm._layer_norm_fwd_kernel, {**flags, **inputs, **saved}
+        kernel = layer_norm._layer_norm_fwd_kernel
+        flags |= {"HAS_RESIDUAL": True, "HAS_X_BIAS": True, "SAVE_H": True, "SAVE_STATISTICS": True}
+    biased = {} if key["backward"] else {"HAS_BIAS": True}
+    yield "", kernel, {**flags, "RMS": False, **biased}
+    if key["width"] == 768:  # the root mean square leaves a sum out at every width alike
+        biased = {} if key["backward"] else {"HAS_BIAS": False}
+        yield " rms", kernel, {**flags, "RMS": True, **biased}
 
 
 ACTIVATIONS = {"erf": 0, "tanh": 1, "silu": 2}
@@ -158,26 +162,36 @@ ELEMENTS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 def keys() -> Iterator[tuple[str, dict]]:
     """(op, key) that the kernels' own rules are compiled for."""
     for dim in (32, 64, 96, 128):
-        variants = [("half", False), ("ieee", False)]
-        if dim in (64, 128):
-            variants += [("half", True), ("tf32", False), ("ieee", True)]
-        for precision, biased in variants:
+        for precision in ("half", "tf32", "ieee"):
             dtype = "bfloat16" if precision == "half" else "float32"
-            shared = {"head_dim": dim, "precision": precision, "biased": biased, "dtype": dtype}
-            for kernel in ("forward", "backward_kv", "backward_q"):
-                yield "attention", {"kernel": kernel, **shared, "dropout": True}
-        for length in (64, 128) if dim in (64, 128) else ():
+            # float32's biased kernels compile for long, and differ from its other ones alike at every width
+            for biased in (False, True) if precision == "half" or dim == 64 else (False,):
+                key = {"head_dim": dim, "precision": precision, "biased": biased, "dtype": dtype}
+                for kernel in ("forward", "backward_kv", "backward_q"):
+                    yield "attention", {"kernel": kernel, **key, "dropout": True}
+        for length in (64, 128):
             for backward in (False, True):
                 key = {"max_seqlen": length, "backward": backward, "head_dim": dim}
                 yield "attention_short", {**key, "dropout": True, "dtype": "bfloat16"}
+    for key in (
+        {"kernel": "forward", "head_dim": 64, "precision": "half", "biased": False},
+        {"kernel": "backward_kv", "head_dim": 64, "precision": "half", "biased": False},
+        {"max_seqlen": 128, "backward": False, "head_dim": 64},
+        {"max_seqlen": 128, "backward": True, "head_dim": 64},
+    ):
+        op = "attention" if "kernel" in key else "attention_short"
+        yield op, {**key, "dropout": False, "dtype": "float16"}
     for width in (128, 384, 768, 1024, 4096, 8192):
         for backward in (False, True):
-            key = {"width": width, "backward": backward, "dropout": True, "dtype": "bfloat16"}
-            yield "layer_norm", key
-    for width in (128, 768, 1024, 4096):
-        for backward in (False, True):
-            key = {"width": width, "backward": backward, "dropout": True, "dtype": "bfloat16"}
-            yield "embedding_layer_norm", key
+            for dtype in ("bfloat16", "float32"):
+                key = {"width": width, "backward": backward, "dropout": True, "dtype": dtype}
+                yield "layer_norm", key
+                if width < 8192:
+                    yield "embedding_layer_norm", key
+    for backward in (False, True):
+        key = {"width": 768, "backward": backward, "dropout": False, "dtype": "float16"}
+        yield "layer_norm", key
+        yield "embedding_layer_norm", key
     for op in ("bias_gelu", "bias_glu"):
         for width in (1536, 3072):
             for backward in (False, True):
@@ -206,8 +220,11 @@ def variants(op: str, key: dict, parameters: dict, kind: str):
 
 def untuned_cases() -> Iterator[tuple[str, object, str, dict]]:
     """Kernels that take a small part of a step, whose rule no table overrules."""
-    for dim in (64, 128):
-        for precision in ("half", "tf32", "ieee"):
+    for dim in (32, 64, 96, 128):
+        constants = {"H": 12, "D": dim, "BLOCK_D": triton.next_power_of_2(dim), "BLOCK_M": 64}
+        constants |= {"num_warps": 4}
+        yield f"delta {dim} bf16", attention._attention_delta_kernel, "bf16", constants
+        for precision in ("half", "tf32", "ieee") if dim == 64 else ("half",):
             dtype = "bfloat16" if precision == "half" else "float32"
             key = {"head_dim": dim, "precision": precision, "dtype": dtype, "dropout": True}
             constants = attention_constants(key) | {"WINDOW": True, "SAME_LENGTHS": True}
@@ -215,6 +232,8 @@ def untuned_cases() -> Iterator[tuple[str, object, str, dict]]:
             name = f"attention backward_relative {dim} precision={precision}"
             kernel = attention_relative._attention_bwd_relative_kernel
             yield name, kernel, ELEMENTS[dtype], constants
+    constants = {"BLOCK": 256, "num_warps": 4}
+    yield "sequence ends", attention_short._sequence_ends_kernel, "bf16", constants
     for element in ("bf16", "fp32"):
         parameters = segment_pool.config(768)
         for mode in ("cls", "mean", "max"):

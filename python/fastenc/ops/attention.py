@@ -58,7 +58,7 @@ def attention(
     A NaN or infinity stays in its sequence, save that on a GPU one in the values of a short half-precision sequence
     reaches its neighbours. Memory: C++ and Triton keep nothing of size length x length. Deterministic: yes; Triton's
     backward only under torch.use_deterministic_algorithms, for it is slower, or for half-precision sequences of at
-    most 128 tokens without window and bias.
+    most 128 tokens without window, bias and gradient through softmax_lse.
     Differentiable: qkv, relative_bias.
     Source: Vaswani et al. 2017, arXiv:1706.03762; Press et al. 2021, arXiv:2108.12409 (ALiBi); Raffel et al.
     2020, arXiv:1910.10683 (T5).

@@ -1,0 +1,38 @@
+"""Every op reads views, such as w[::2] or a transposed matrix, as their values are."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from fastenc.testing import CASES, numerics_report
+
+SMALL_ENOUGH = {"layer_norm", "rms_norm", "bias_gelu", "bias_glu", "segment_pool", "unpack"}
+
+
+def strided(value):
+    """The same values, with others between them."""
+    if not torch.is_tensor(value) or value.dim() == 0:
+        return value
+    return torch.stack([value, torch.full_like(value, 7)], dim=-1)[..., 0]
+
+
+def broken_quantities(case):
+    ours = lambda **inputs: case.ours(**{name: strided(v) for name, v in inputs.items()})
+    rows = numerics_report(dtypes=[torch.float32], cases=[replace(case, ours=ours)])
+    return [(row.quantity, row.error, row.allowed) for row in rows if not row.holds]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.op} {case.detail}".strip())
+def test_values_and_gradients_keep_the_budget(case):
+    assert broken_quantities(case) == []
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the test above runs them on the GPU")
+@pytest.mark.parametrize(
+    "case",
+    [case for case in CASES if case.op in SMALL_ENOUGH],
+    ids=lambda case: f"{case.op} {case.detail}".strip(),
+)
+def test_interpreted_kernels_keep_the_budget(triton_target, case):
+    assert broken_quantities(case) == []
