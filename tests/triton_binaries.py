@@ -29,6 +29,7 @@ from fastenc.kernels import (
     attention_short,
     bias_gelu,
     bias_glu,
+    crf,
     embedding_layer_norm,
     launch,
     layer_norm,
@@ -46,7 +47,9 @@ INTEGER_POINTERS = {
     **dict.fromkeys(("cu_seqlens", "cu_seqlens_q", "cu_seqlens_k", "starts", "ends"), "*i32"),
     "argmax": "*i32",
     **dict.fromkeys(("seed", "ids", "indices", "positions", "types", "order"), "*i64"),
-    **dict.fromkeys(("choices", "corrupted", "cutoffs", "labels"), "*i64"),
+    **dict.fromkeys(("choices", "corrupted", "cutoffs", "labels", "tags", "path"), "*i64"),
+    **dict.fromkeys(("seqused", "last"), "*i32"),
+    "pointers": "*u8",
     "special": "*i1",
 }
 FLOATS = {"scale", "eps", "drop_scale", "padding_value"}
@@ -243,6 +246,12 @@ def untuned_cases() -> Iterator[tuple[str, object, str, dict]]:
             name = f"segment pool backward {mode} {element}"
             yield name, segment_pool._segment_pool_bwd_kernel, element, constants
         yield f"unpack {element}", packing._unpack_kernel, element, packing.config(768)
+    for tags in (9, 25, 64):
+        for kernel in (crf._crf_fwd_kernel, crf._crf_bwd_kernel, crf._crf_best_kernel):
+            parameters = crf.config(tags, backward=kernel is crf._crf_bwd_kernel)
+            yield f"crf {tags} tags {kernel.__name__}", kernel, "fp32", parameters
+    constants = {"SEQUENCES": crf.SEQUENCES, "num_warps": 1}
+    yield "crf _crf_back_kernel", crf._crf_back_kernel, "fp32", constants
     kernel = mlm_corruption._mlm_corruption_kernel
     yield "mlm corruption", kernel, "i64", mlm_corruption.config()
     for width in (128, 768, 1024, 4096):

@@ -98,12 +98,13 @@ class CRF(nn.Module):
 
 class _Rows:
     """The sequences of a padded batch as the ops take them: where they lie if padding stands at their ends alone,
-    packed otherwise. On a GPU packing waits for the device, as the reference that computes there does."""
+    otherwise packed, or on a GPU, where packing would wait for the device, each row's real tokens moved to its front.
+    """
 
     def __init__(self, emissions: Tensor, mask: Tensor | None):
         batch, length, num_tags = emissions.shape
         device = emissions.device
-        self.seqused, self._real = None, None
+        self.seqused, self._real, self._order = None, None, None
         offsets = torch.arange(0, batch * length + 1, length or 1, dtype=torch.int32, device=device)
         self.cu_seqlens = offsets if length else offsets.new_zeros(batch + 1)
         self.emissions = emissions.reshape(batch * length, num_tags)
@@ -112,8 +113,14 @@ class _Rows:
             return
         real = mask if mask.dtype == torch.bool else mask != 0
         self.lengths = real.sum(1, dtype=torch.int32)
-        places = torch.arange(length, dtype=torch.int32, device=device)
-        if device.type == "cpu" and torch.equal(places < self.lengths[:, None], real):
+        if device.type != "cpu":
+            self.seqused = self.lengths
+            self._order = (~real).byte().argsort(dim=1, stable=True)
+            order = self._order[:, :, None].expand_as(emissions)
+            self.emissions = emissions.gather(1, order).reshape(batch * length, num_tags)
+            return
+        places = torch.arange(length, dtype=torch.int32)
+        if torch.equal(places < self.lengths[:, None], real):
             self.seqused = self.lengths
             return
         self._real, self.emissions = real, emissions[real]
@@ -121,4 +128,6 @@ class _Rows:
 
     def pick(self, values: Tensor) -> Tensor:
         """The values (batch, length) of the rows."""
+        if self._order is not None:
+            values = values.gather(1, self._order)
         return values.reshape(-1) if self._real is None else values[self._real]

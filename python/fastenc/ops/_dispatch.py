@@ -10,6 +10,7 @@ WITH_TRITON = {
     "attention",
     "bias_gelu",
     "bias_glu",
+    "crf",
     "embedding_layer_norm",
     "layer_norm",
     "mlm_corruption",

@@ -9,6 +9,8 @@ from fastenc.ops._library import define
 from fastenc.packing import check_cu_seqlens
 from fastenc.reference import crf as reference
 
+TRITON_MOST_TAGS = 64  # transitions and their gradient stay in registers
+
 
 def crf_log_likelihood(
     emissions: Tensor,
@@ -34,16 +36,17 @@ def crf_log_likelihood(
             number forbids.
         seqused: int32 (batch,), how many tokens of each sequence count, from its first on; the others are not read,
             and their gradient is 0. None: all. With it, rows of a padded batch are used where they lie.
-        impl: "auto", "cpp" or "reference".
+        impl: "auto", "cpp", "triton" (at most 64 tags) or "reference".
     Returns: float32 (batch,); 0 for an empty sequence.
     Raises: ValueError stating rule, received value, remedy.
-    Numerics: fp32. Rescaled probabilities where no transition is more than 60 below another, logarithms otherwise.
+    Numerics: fp32. C++: rescaled probabilities where no transition is more than 60 below another, logarithms
+    otherwise. Triton: rescaled logarithms.
     Deterministic: yes. Differentiable, once: emissions, start, end, transitions.
     Source: Lafferty et al. 2001, "Conditional random fields"; Rabiner 1989 for the rescaling.
     """
     _check(emissions, cu_seqlens, start, end, transitions, seqused)
     _check_tags(tags, emissions, cu_seqlens, seqused)
-    if choose("crf", impl, emissions) == "reference":
+    if _choose(impl, emissions) == "reference":
         return reference.log_likelihood(
             emissions, tags, cu_seqlens, start, end, transitions, seqused
         )
@@ -100,7 +103,7 @@ def crf_decode(
     Source: Viterbi 1967.
     """
     _check(emissions, cu_seqlens, start, end, transitions, seqused)
-    if choose("crf", impl, emissions) == "reference":
+    if _choose(impl, emissions) == "reference":
         return reference.decode(emissions, cu_seqlens, start, end, transitions, seqused)
     with torch.no_grad():
         parameters = (value.float() for value in (start, end, transitions))
@@ -130,12 +133,19 @@ def crf_decode_nbest(
         raise ValueError(
             f"crf: n must be from 1 to {2**24 // emissions.shape[1]} for {emissions.shape[1]} tags, got {n}"
         )
-    if choose("crf", impl, emissions) == "reference":
+    limit = "it finds the best path only, not the n best"
+    if choose("crf", impl, emissions, triton_limit=limit) == "reference":
         return reference.decode_nbest(emissions, cu_seqlens, start, end, transitions, n)
     with torch.no_grad():
         return torch.ops.fastenc.crf_nbest(
             emissions.float(), cu_seqlens, start, end, transitions, n
         )
+
+
+def _choose(impl: str, emissions: Tensor) -> str:
+    tags = emissions.shape[1]
+    limit = f"num_tags must be at most {TRITON_MOST_TAGS}, got {tags}"
+    return choose("crf", impl, emissions, triton_limit=limit if tags > TRITON_MOST_TAGS else None)
 
 
 def _check(emissions, cu_seqlens, start, end, transitions, seqused=None) -> None:
@@ -253,16 +263,19 @@ define(
     "crf_fwd(Tensor emissions, Tensor tags, Tensor cu_seqlens, Tensor? seqused, Tensor start, Tensor end, "
     "Tensor transitions) -> (Tensor, Tensor, Tensor)",
     _fake_forward,
+    triton="crf.crf_forward",
 )
 define(
     "crf_bwd(Tensor weights, Tensor emissions, Tensor tags, Tensor cu_seqlens, Tensor? seqused, Tensor start, "
     "Tensor end, Tensor transitions, Tensor alphas, Tensor norms) -> (Tensor, Tensor, Tensor, Tensor)",
     _fake_backward,
+    triton="crf.crf_backward",
 )
 define(
     "crf_viterbi(Tensor emissions, Tensor cu_seqlens, Tensor? seqused, Tensor start, Tensor end, "
     "Tensor transitions) -> (Tensor, Tensor)",
     _fake_viterbi,
+    triton="crf.crf_viterbi",
 )
 define(
     "crf_nbest(Tensor emissions, Tensor cu_seqlens, Tensor start, Tensor end, Tensor transitions, int n) "
