@@ -8,6 +8,8 @@ import torch
 
 torch.set_num_threads(min(2, torch.get_num_threads()))
 
+# cuBLAS is deterministic only when told so before its first use in a process.
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 # Without a GPU Triton's interpreter runs the kernels; Triton asks for it when a kernel is defined.
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
@@ -18,6 +20,12 @@ except ImportError:
     _C = None
 
 from fastenc.ops import _dispatch, _library  # noqa: E402
+
+
+def pytest_runtest_setup(item):
+    if item.get_closest_marker("gpu") and not torch.cuda.is_available():
+        pytest.skip("needs an NVIDIA GPU")
+
 
 needs_cpp = pytest.mark.skipif(_C is None, reason="the compiled extension is not available")
 

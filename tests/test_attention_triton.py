@@ -18,6 +18,7 @@ from attention_cases import (
 from fastenc.ops import attention
 from fastenc.reference.attention import attention as reference
 from fastenc.testing import assert_within_budget
+from gpu import deterministic
 
 
 @pytest.fixture(autouse=True)
@@ -30,25 +31,22 @@ def large_tiles():
     torch.backends.cuda.matmul.fp32_precision = before
 
 
-@pytest.fixture
-def gradients():
-    """Gradients of leaves in both modes of the backward: {mode: gradients}."""
+def gradients_of(out, leaves, dout):
+    """Of the mode that is on; 0 where there is none."""
+    return torch.autograd.grad(
+        out, leaves, dout, retain_graph=True, allow_unused=True, materialize_grads=True
+    )
 
-    def both(out, leaves, dout):
-        results = {}
-        for mode in ("atomic", "deterministic"):
-            torch.use_deterministic_algorithms(mode == "deterministic")
-            results[mode] = torch.autograd.grad(
-                out, leaves, dout, retain_graph=True, allow_unused=True, materialize_grads=True
-            )
-        return results
 
-    yield both
-    torch.use_deterministic_algorithms(False)
+def gradients(out, leaves, dout):
+    """In both modes of our backward, {mode: gradients}; what it is compared with may have no deterministic one."""
+    atomic = gradients_of(out, leaves, dout)
+    with deterministic():
+        return {"atomic": atomic, "deterministic": gradients_of(out, leaves, dout)}
 
 
 @pytest.mark.parametrize("dim", [16, 32, 64, 96, 128])
-def test_values_and_gradients_keep_the_budget_at_edge_lengths(triton_target, gradients, dim):
+def test_values_and_gradients_keep_the_budget_at_edge_lengths(triton_target, dim):
     lengths = (1, 0, 63, 64, 65, 129) if dim == 32 else (5, 0, 130)
     on_gpu = triton_target.device.type == "cuda"
     for dtype in triton_target.dtypes if on_gpu or dim == 32 else [torch.float16]:
@@ -114,7 +112,7 @@ def test_dropout_of_short_sequences_is_the_references(triton_target, lengths):
         torch.testing.assert_close(ours, theirs, rtol=1e-2, atol=1e-2)
 
 
-def test_dropout_mask_and_gradient_are_the_references(triton_target, gradients):
+def test_dropout_mask_and_gradient_are_the_references(triton_target):
     lengths = (5, 70, 17)
     qkv, cu_seqlens, longest = packed(lengths, 3, 32)
     qkv = qkv.detach().to(triton_target.device).requires_grad_()
@@ -160,7 +158,7 @@ def test_no_tokens_nan_in_another_sequence_and_huge_scores(triton_target):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_window_and_biases_keep_the_budget(triton_target, gradients, name):
+def test_window_and_biases_keep_the_budget(triton_target, name):
     case = CASES[name]
     on_gpu = triton_target.device.type == "cuda"
     for dtype in triton_target.dtypes if on_gpu else [torch.float32]:
@@ -172,8 +170,8 @@ def test_window_and_biases_keep_the_budget(triton_target, gradients, name):
         assert_within_budget(out, theirs, exact, f"{dtype} out")
         torch.testing.assert_close(lse.double(), exact_lse, rtol=1e-5, atol=1e-5)
         dout = torch.randn_like(out)
-        plain_grads = gradients(theirs, inputs.leaves(), dout)["atomic"]
-        exact_grads = gradients(exact, exact_inputs.leaves(), dout.double())["atomic"]
+        plain_grads = gradients_of(theirs, inputs.leaves(), dout)
+        exact_grads = gradients_of(exact, exact_inputs.leaves(), dout.double())
         for mode, grads in gradients(out, inputs.leaves(), dout).items():
             for place, values in enumerate(zip(grads, plain_grads, exact_grads, strict=True)):
                 assert_within_budget(*values, f"{dtype} {mode} gradient {place}")
@@ -188,7 +186,7 @@ def test_window_and_biases_keep_the_budget(triton_target, gradients, name):
     ],
     ids=["window", "relative", "cross, relative"],
 )
-def test_dropout_with_window_and_biases_is_the_references(triton_target, gradients, case):
+def test_dropout_with_window_and_biases_is_the_references(triton_target, case):
     inputs = inputs_of(case, 2, 32, device=triton_target.device)
     both = []
     for impl in (triton_target.impl, "reference"):

@@ -1,7 +1,6 @@
 """Whole models on a GPU: numbers, gradients, synchronisation, CUDA graphs, autocast, torch.compile, determinism."""
 
 import copy
-from contextlib import contextmanager
 
 import pytest
 import torch
@@ -12,26 +11,13 @@ from fastenc.models import Encoder, EncoderConfig, SequenceClassifier
 from fastenc.nn import encoder_layer
 from fastenc.packing import pack, pack_sequences
 from fastenc.train import TrainConfig, Trainer
+from gpu import deterministic, no_waiting
 from test_patch import assert_same_gradients, assert_same_outputs, labels_for
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
-]
+pytestmark = pytest.mark.gpu
 CUDA = torch.device("cuda")
 CONFIG = EncoderConfig(97, 64, 2, 2, 128, 40)
 EVERY_FAMILY = pytest.mark.parametrize("family", FAMILIES)
-
-
-@contextmanager
-def no_waiting():
-    """Inside, torch raises where the host would wait for the device."""
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 def a_batch(*lengths, seed=0):
@@ -211,19 +197,15 @@ def test_a_model_compiles_as_one_dynamic_graph():
             assert error <= 1e-4 * torch.maximum(expected.norm(), largest / 1000), name
 
 
-def test_training_is_deterministic_when_asked_for(monkeypatch):
-    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+def test_training_is_deterministic_when_asked_for():
     m, batch = Encoder(CONFIG).to(CUDA).train(), a_batch(5, 33, 1)
 
     def loss(m):
         torch.manual_seed(1)
         return m(batch).last_hidden_state.square().sum()
 
-    torch.use_deterministic_algorithms(True)
-    try:
+    with deterministic():
         first, second = gradients(m, loss), gradients(m, loss)
-    finally:
-        torch.use_deterministic_algorithms(False)
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 

@@ -7,23 +7,15 @@ import torch.nn.functional as F
 from cross_entropy import check_loss_and_gradient, labels_for
 from fastenc.ops import _library, linear_masked_cross_entropy, masked_cross_entropy
 from fastenc.testing import assert_within_budget
+from gpu import no_waiting
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU"),
     pytest.mark.skipif(not _library.HAS_CUDA, reason="the extension was compiled without CUDA"),
 ]
 DTYPES = pytest.mark.parametrize(
     "dtype", [torch.float32, torch.float16, torch.bfloat16], ids=["fp32", "fp16", "bf16"]
 )
-
-
-@pytest.fixture
-def nothing_waits():
-    """Any operation that waits for the GPU is an error while a test's body runs it."""
-    torch.cuda.synchronize()
-    yield lambda on: torch.cuda.set_sync_debug_mode("error" if on else "default")
-    torch.cuda.set_sync_debug_mode("default")
 
 
 @DTYPES
@@ -93,36 +85,33 @@ def linear_inputs(dtype, tokens=512, width=256, vocabulary=30522):
 
 @DTYPES
 @pytest.mark.parametrize("max_logits_bytes", [2**31, 2**20])
-def test_linear_form_keeps_the_budget_and_waits_for_nothing(nothing_waits, max_logits_bytes, dtype):
+def test_linear_form_keeps_the_budget_and_waits_for_nothing(max_logits_bytes, dtype):
     tensors, labels, number = linear_inputs(dtype)
     plain = F.cross_entropy(F.linear(*tensors), labels)
     wide = [t.detach().double().requires_grad_() for t in tensors]
     truth = F.cross_entropy(F.linear(*wide), labels)
     theirs, exact = torch.autograd.grad(plain, tensors), torch.autograd.grad(truth, wide)
     for limit in (None, number, number + 9):
-        nothing_waits(True)
-        loss = linear_masked_cross_entropy(
-            *tensors,
-            labels,
-            max_labelled=limit,
-            max_logits_bytes=max_logits_bytes,
-            impl="cuda",
-        )
-        ours = torch.autograd.grad(loss, tensors)
-        nothing_waits(False)
+        with no_waiting():
+            loss = linear_masked_cross_entropy(
+                *tensors,
+                labels,
+                max_labelled=limit,
+                max_logits_bytes=max_logits_bytes,
+                impl="cuda",
+            )
+            ours = torch.autograd.grad(loss, tensors)
         for name, *triple in zip(("dhidden", "dweight", "dbias"), ours, theirs, exact, strict=True):
             assert_within_budget(*triple, name)
     short = linear_masked_cross_entropy(*tensors, labels, max_labelled=number - 1, impl="cuda")
     assert short.isnan()
 
 
-def test_loss_and_gradient_wait_for_nothing(nothing_waits):
+def test_loss_and_gradient_wait_for_nothing():
     logits = torch.randn(300, 30522, device="cuda", requires_grad=True)
     labels = labels_for(300, 30522).cuda()
-    torch.cuda.synchronize()
-    nothing_waits(True)
-    masked_cross_entropy(logits, labels, impl="cuda").backward()
-    nothing_waits(False)
+    with no_waiting():
+        masked_cross_entropy(logits, labels, impl="cuda").backward()
     assert logits.grad.isfinite().all()
 
 

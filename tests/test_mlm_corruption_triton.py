@@ -39,7 +39,6 @@ def test_registration_passes_opcheck_and_compiles(triton_target):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need a GPU")
 def test_captured_in_a_cuda_graph(triton_target):
     arguments = on(triton_target.device, 300)
     seed = torch.tensor([1], device=triton_target.device)
