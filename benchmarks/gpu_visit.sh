@@ -10,8 +10,9 @@
 #   --seconds N  start no stage later than that, and end the last one then; the next call goes on
 #   STAGE        only these stages; a name may end in * ("bench_*")
 #
-# A stage that has finished is not run again; one that fails or runs out of its time does not stop the next. Everything
-# lands in gpu-visit/ (state, logs, results, summary.txt); with OUT set, also in $OUT as summary.txt and visit.tar.gz.
+# A stage that has finished is not run again; one that fails or runs out of its time does not stop the next, and one
+# that is unfinished goes on at the next call. Everything lands in gpu-visit/ (state, logs, results, tuned tables,
+# summary.txt); with OUT set, also in $OUT as summary.txt and visit.tar.gz.
 # Without a GPU the stages that need none run, and the others say that they are skipped.
 set -uo pipefail
 ROOT=$(cd "$(dirname "$0")/.." && pwd)
@@ -25,13 +26,14 @@ if [[ -z ${PYTHON:-} ]]; then
 fi
 
 NAMES=() LIMITS=() NEEDS=() COMMANDS=()
-stage() { # name, seconds, what it needs ("gpu", a program, or "-"), command line
+stage() { # name, seconds, what it needs ("gpu", "tables" of a finished tuning, a program, or "-"), command line
   NAMES+=("$1") LIMITS+=("$2") NEEDS+=("$3") COMMANDS+=("$4")
 }
 
-GPU= XDIST=
-if "$PYTHON" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' 2>/dev/null; then
-  GPU=1
+XDIST=
+# The compute capability: 90 and the like.
+GPU=$("$PYTHON" -c 'import torch; print("%d%d" % torch.cuda.get_device_capability())' 2>/dev/null)
+if [[ -n $GPU ]]; then
   # Most of the GPU tests' time is Triton compiling, on one core a process.
   "$PYTHON" -c 'import xdist' 2>/dev/null && XDIST="-n 8"
 fi
@@ -45,11 +47,18 @@ for file in tests/test_*_triton.py; do
   name=$(basename "$file" .py)
   stage "tests_${name#test_}" 560 - "$PYTEST $XDIST $file"
 done
-stage tests_binaries 560 - "$PYTEST tests/test_triton_binaries.py"
+stage tests_binaries 560 - "$PYTEST tests/test_triton_binaries.py -k 'not budget'"
+for capability in 80 90 100; do
+  stage "tests_binaries_$capability" 560 - "$PYTEST tests/test_triton_binaries.py -k 'budget and $capability'"
+done
+stage tests_cuda_binaries 300 - "$PYTEST tests/test_cuda_binaries.py"
 stage numerics 300 gpu "$PYTHON -m fastenc.cli info --numerics"
 stage memcheck 560 compute-sanitizer "$SANITIZER --tool memcheck $PYTHON tests/sanitize.py"
 stage racecheck 560 compute-sanitizer "$SANITIZER --tool racecheck $PYTHON tests/sanitize.py"
-stage tune 580 gpu "$PYTHON -m benchmarks.run --tune --seconds 540 && mkdir -p $FOLDER/tuned && cp kernels/tuned/*.json $FOLDER/tuned/"
+# A candidate may compile for a minute. What the table changes is tested again.
+stage tune 580 gpu "$PYTHON -m benchmarks.run --tune --seconds \$((STAGE_SECONDS > 120 ? STAGE_SECONDS - 60 : STAGE_SECONDS / 2))"
+stage tests_tuned 560 tables "$PYTEST $XDIST tests/test_*_triton.py"
+stage tests_tuned_binaries 560 tables "$PYTEST tests/test_triton_binaries.py -k 'budget and $GPU'"
 for file in benchmarks/bench_*.py; do
   name=$(basename "$file" .py)
   case ${name#bench_} in models | encoder | mlm_step) ;; # one stage a model below; the others are for CPUs
@@ -103,11 +112,18 @@ obstacle() { # why a stage that needs $1 cannot run here
   case $1 in
     -) return 1 ;;
     gpu) [[ -z $GPU ]] && echo "no GPU that $PYTHON's torch sees" ;;
+    tables) [[ ! -e $FOLDER/done/tune ]] && echo "tune has not finished" ;;
     *) if [[ -z $GPU ]]; then echo "no GPU"; elif ! command -v "$1" >/dev/null; then echo "$1 is not on the PATH"; else return 1; fi ;;
   esac
 }
 
 mkdir -p "$FOLDER/done" "$FOLDER/logs"
+keep_tables() { # tables of launch parameters from folder $1 that folder $2 lacks, or has older
+  compgen -G "$1/*.json" >/dev/null || return 0
+  mkdir -p "$2" && cp --update --preserve=timestamps "$1"/*.json "$2"
+}
+# The machine may be another one than the folder remembers.
+[[ -n $DRY ]] || keep_tables "$FOLDER/tuned" kernels/tuned
 LINES_OF_SUMMARY=() FAILED=0
 report() {
   local line
@@ -122,7 +138,6 @@ for place in "${!NAMES[@]}"; do
     report "$name" skipped 0 "$why"
     continue
   fi
-  # The machine may be another one than the folder of results remembers.
   [[ $name == build ]] && ! "$PYTHON" -c 'import fastenc._C' 2>/dev/null && rm -f "$FOLDER/done/build"
   if [[ -z $FORCE && -e $FOLDER/done/$name ]]; then
     report "$name" finished 0 "before; --force runs it again"
@@ -141,11 +156,13 @@ for place in "${!NAMES[@]}"; do
     ((left < limit)) && limit=$left
   fi
   start=$SECONDS
-  timeout --kill-after=15 "$limit" bash -c "${COMMANDS[place]}" >"$FOLDER/logs/$name.log" 2>&1
+  STAGE_SECONDS=$limit timeout --kill-after=15 "$limit" bash -c "${COMMANDS[place]}" >"$FOLDER/logs/$name.log" 2>&1
   code=$?
   if ((code == 0)); then
     touch "$FOLDER/done/$name"
     report "$name" passed $((SECONDS - start)) "$(tail -n 1 "$FOLDER/logs/$name.log" | cut -c 1-100)"
+  elif ((code == 75)); then
+    report "$name" unfinished $((SECONDS - start)) "the next call goes on here"
   else
     FAILED=1
     why="code $code: $(tail -n 1 "$FOLDER/logs/$name.log" | cut -c 1-100)"
@@ -155,6 +172,7 @@ for place in "${!NAMES[@]}"; do
 done
 
 [[ -n $DRY ]] && exit
+keep_tables kernels/tuned "$FOLDER/tuned"
 printf '%s\n' "${LINES_OF_SUMMARY[@]:+${LINES_OF_SUMMARY[@]}}" >"$FOLDER/summary.txt"
 echo
 echo "summary, logs and results in $FOLDER"

@@ -6,7 +6,7 @@ For every problem below it notes which launches the op asks about, and improves 
 parameter at a time, until no single change helps. A candidate that fails to compile, or whose result or gradient is
 not the reference's, is never timed; the rule keeps its place unless it is beaten by more than 2 %. The table is written
 after every launch, so an interrupted run goes on where it stopped; entries that are there are kept unless --force is
-given.
+given. The exit code is 75 where --seconds were up before everything was tuned.
 """
 
 import argparse
@@ -33,6 +33,7 @@ from fastenc.profiling.timing import KernelTimer, synchronize
 TOKENS, VOCABULARY = 16384, 30522
 GAIN = 0.98  # of the rule's time: less is noise
 REPEATS = 20
+UNFINISHED = 75  # exit code, EX_TEMPFAIL of sysexits.h
 TF32_TOLERANCE = TOLERANCES[torch.float16]  # as many bits of significand: 11
 Clock = Callable[[Callable, Callable | None], float]
 
@@ -181,12 +182,15 @@ class Tuner:
                 self.entries[entry["op"], tuple(sorted(entry["key"].items()))] = entry
         self.tuned: set[tuple[str, launch.Key]] = set(self.entries) if keep else set()
 
-    def tune(self, problem: Problem, until: float = float("inf")) -> None:
-        """Both directions; stops between launches once ``time.monotonic()`` is past ``until``."""
-        with problem.mode():
-            self._tune_both(problem, until)
+    def tune(self, problem: Problem, until: float = float("inf")) -> bool:
+        """Both directions; stops between launches once ``time.monotonic()`` is past ``until``.
 
-    def _tune_both(self, problem: Problem, until: float) -> None:
+        Returns: whether every launch has its entry.
+        """
+        with problem.mode():
+            return self._tune_both(problem, until)
+
+    def _tune_both(self, problem: Problem, until: float) -> bool:
         exact = tuple(v.detach().double().requires_grad_() for v in problem.inputs)
         out = self._seeded(problem, exact, "reference")
         dout = torch.randn_like(out)
@@ -194,14 +198,17 @@ class Tuner:
         low = dout.to(problem.inputs[0].dtype)
         forward = lambda: self._seeded(problem, problem.inputs, self.impl)
         backward = lambda y: torch.autograd.grad(y, problem.inputs, low)
-        self._tune(problem, forward, None, (out.detach(),), until)
-        self._tune(problem, backward, forward, truth, until)
+        return self._tune(problem, forward, None, (out.detach(),), until) and self._tune(
+            problem, backward, forward, truth, until
+        )
 
     def _seeded(self, problem: Problem, inputs: tuple[Tensor, ...], impl: str) -> Tensor:
         torch.manual_seed(0)  # the same dropout mask every time
         return problem.run(*inputs, impl=impl)
 
-    def _tune(self, problem: Problem, call, prepare, truth: tuple[Tensor, ...], until: float):
+    def _tune(
+        self, problem: Problem, call, prepare, truth: tuple[Tensor, ...], until: float
+    ) -> bool:
         asked: dict[tuple[str, launch.Key], dict] = {}
 
         def note(tunable, key, rule):
@@ -215,8 +222,9 @@ class Tuner:
             if place in self.tuned:
                 continue
             if time.monotonic() > until:
-                return
+                return False
             self._tune_launch(place, rule, problem, call, prepare, truth)
+        return True
 
     def _tune_launch(self, place, rule: dict, problem: Problem, call, prepare, truth) -> None:
         op, key = place
@@ -299,15 +307,17 @@ def main(arguments: list[str] | None = None) -> int:
     until = time.monotonic() + given.seconds
     path = launch.TABLES / f"{launch.architecture(torch.device('cuda', 0))}.json"
     tuner = Tuner(path, kernel_clock(), keep=not given.force)
+    finished = True
     for make in problems():
-        if time.monotonic() > until:
+        problem = make()
+        if given.ops and problem.op not in given.ops:
+            continue
+        finished = tuner.tune(problem, until)
+        if not finished:
             print("the time is up; the next run goes on here")
             break
-        problem = make()
-        if not given.ops or problem.op in given.ops:
-            tuner.tune(problem, until)
     print(f"{len(tuner.entries)} entries in {path}")
-    return 0
+    return 0 if finished else UNFINISHED
 
 
 if __name__ == "__main__":

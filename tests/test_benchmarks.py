@@ -245,7 +245,9 @@ def test_a_visits_dry_run_accounts_for_every_stage(tmp_path):
         assert re.search(r"skipped .*no GPU|would run .*at most \d+ s: ", line), line
         seconds = re.search(r"at most (\d+) s", line)
         assert seconds is None or int(seconds[1]) < 600
-        if name.startswith(("bench", "models", "profile", "tune", "memcheck", "tests_gpu")):
+        if name.startswith(
+            ("bench", "models", "profile", "tune", "memcheck", "tests_gpu", "tests_tuned")
+        ):
             assert "skipped" in line
     wanted = {p.stem for p in (ROOT / "benchmarks").glob("bench_*.py")}
     assert wanted - set(names) == {"bench_models", "bench_encoder", "bench_mlm_step"}
@@ -271,6 +273,12 @@ def test_a_visits_failed_stage_does_not_stop_the_next(tmp_path):
     done = visit("build", "tables", "plots", folder=tmp_path, PYTHON="false")
     assert done.returncode == 1
     assert [line.split()[1] for line in done.stdout.splitlines()[:3]] == ["FAILED"] * 3
+    assert not list((tmp_path / "done").iterdir())
+    program = tmp_path / "unfinished"
+    program.write_text("#!/bin/sh\nexit 75\n")
+    program.chmod(0o755)
+    unfinished = visit("build", folder=tmp_path, PYTHON=str(program))
+    assert unfinished.returncode == 0 and unfinished.stdout.split()[1] == "unfinished"
     assert not list((tmp_path / "done").iterdir())
     late = visit("--seconds", "0", "tables", folder=tmp_path)
     assert "not begun" in late.stdout

@@ -1,6 +1,7 @@
 """The tuner and the tables it fills: on interpreted kernels, with a clock that prefers what the test wants."""
 
 import json
+from functools import partial
 
 import pytest
 import torch
@@ -131,15 +132,16 @@ def test_less_than_two_percent_is_noise(triton_target, tables):
 def test_an_interrupted_run_goes_on_and_keeps_what_is_there(triton_target, tables):
     path, made = tables / "sm_00.json", problem()
     first = tune.Tuner(path, lambda call, prepare: 1.0, impl=triton_target.impl)
-    first.tune(made, until=0.0)
+    assert not first.tune(made, until=0.0)
     assert not path.exists(), "the time was up before the first launch"
-    first.tune(made)
+    assert first.tune(made)
     before = path.read_text()
 
     def no_clock(call, prepare):
         raise AssertionError("timed again")
 
-    tune.Tuner(path, no_clock, impl=triton_target.impl).tune(made)
+    again = tune.Tuner(path, no_clock, impl=triton_target.impl)
+    assert again.tune(made, until=0.0), "there was nothing left to do"
     assert path.read_text() == before
     forced = tune.Tuner(
         path, clock_of(distance, made.inputs[0]), impl=triton_target.impl, keep=False
@@ -169,6 +171,16 @@ def test_lengths_go_by_buckets(tables):
     assert ask(512, False) == ask(257, False) == entry["launch"]
     assert ask(256, False) == ask(512, True) == attention.config(*kind)
     assert [launch.bucket(n) for n in (0, 1, 16, 17, 512, 513)] == [16, 16, 16, 32, 512, 1024]
+
+
+def test_a_run_that_is_not_finished_says_so(triton_target, tables, monkeypatch, capsys):
+    monkeypatch.setattr(tune, "ON_GPU", True)
+    monkeypatch.setattr(tune, "kernel_clock", lambda: lambda call, prepare: 1.0)
+    monkeypatch.setattr(tune, "problems", lambda: iter([problem]))
+    monkeypatch.setattr(tune, "Tuner", partial(tune.Tuner, impl=triton_target.impl))
+    assert tune.main(["--seconds", "0"]) == tune.UNFINISHED
+    assert "the next run goes on here" in capsys.readouterr().out
+    assert tune.main([]) == 0 and (tables / "sm_00.json").exists()
 
 
 SMALL = {
