@@ -7,12 +7,24 @@ import torch
 
 import fastenc
 from families import FAMILIES, model, padded_batch
-from fastenc.models import Encoder, EncoderConfig, SequenceClassifier
+from fastenc.integrations.transformers import base_model, patching
+from fastenc.integrations.transformers.batch_facts import read_facts
+from fastenc.models import (
+    Encoder,
+    EncoderConfig,
+    QuestionAnswerer,
+    SequenceClassifier,
+    SpanClassifier,
+    TokenClassifier,
+)
 from fastenc.nn import encoder_layer
+from fastenc.objectives import OBJECTIVES, PACKINGS
+from fastenc.ops import _library
 from fastenc.packing import pack, pack_sequences
 from fastenc.train import TrainConfig, Trainer
 from gpu import deterministic, no_waiting
 from test_patch import assert_same_gradients, assert_same_outputs, labels_for
+from training_run import documents, small_model, word_tokenizer
 
 pytestmark = pytest.mark.gpu
 CUDA = torch.device("cuda")
@@ -27,7 +39,7 @@ def a_batch(*lengths, seed=0):
 
 
 def moved(batch):
-    return {name: value.to(CUDA) for name, value in batch.items()}
+    return {k: v.to(CUDA) if hasattr(v, "to") else v for k, v in batch.items()}
 
 
 def gradients(m, loss):
@@ -135,6 +147,66 @@ def test_a_training_step_does_not_wait():
     with no_waiting():
         losses = [step() for _ in range(3)]
     assert torch.stack(losses).isfinite().all()
+
+
+def check_steps_do_not_wait(m, arguments):
+    """Autocast, loss, gradients and an optimiser's step, after one that compiles the kernels."""
+    optimizer = torch.optim.AdamW(m.parameters(), fused=True)
+
+    def step():
+        with torch.autocast("cuda", torch.bfloat16):
+            loss = m(**arguments).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return loss.detach()
+
+    step()
+    with no_waiting():
+        losses = [step() for _ in range(2)]
+    assert torch.stack(losses).isfinite().all()
+
+
+@pytest.mark.skipif(not _library.HAS_CUDA, reason="the extension was compiled without CUDA")
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_steps_of_every_objective_do_not_wait(name):
+    tokenizer, chosen = word_tokenizer(), OBJECTIVES[name]
+    examples = PACKINGS[chosen.packings[0]](documents(20), tokenizer, 32, show_progress=False)
+    arguments = chosen.collator(tokenizer, examples, 0, probability=0.3)(examples[:4], 0)
+    m = small_model(name, tokenizer, dropout=0.1).to(CUDA).train()
+    check_steps_do_not_wait(m, moved(arguments))
+
+
+@pytest.mark.parametrize("make", [QuestionAnswerer, TokenClassifier, SpanClassifier])
+def test_steps_of_every_task_do_not_wait(make):
+    batch = a_batch(5, 33, 1)
+    named = {} if make is QuestionAnswerer else {"label_names": ["O", "X"]}
+    index = lambda *values: torch.tensor(values, device=CUDA)
+    arguments = {
+        QuestionAnswerer: {"labels": index([0, 1], [3, 30], [0, 0])},
+        TokenClassifier: {"labels": torch.arange(39, device=CUDA) % 2},
+        SpanClassifier: {
+            "labels": index(0, 1, 0),
+            "word_rows": index(1, 6, 7),
+            "windows": index([0, 0], [1, 2], [2, 2]),
+            "starts": index(0, 1, 1),
+            "ends": index(0, 1, 2),
+        },
+    }[make]
+    check_steps_do_not_wait(make(CONFIG, **named).to(CUDA).train(), {"batch": batch, **arguments})
+
+
+@EVERY_FAMILY
+def test_patched_training_waits_for_the_mask_alone(family, monkeypatch):
+    """The five numbers of mask and labels are read once a forward; they are given here, and nothing else is read."""
+    m = fastenc.patch(model(family, "ForSequenceClassification")).to(CUDA).train()
+    padded = padded_batch(family)
+    facts = read_facts(padded["attention_mask"], None)
+    for module in (patching, base_model):
+        monkeypatch.setattr(
+            module, "read_facts", lambda mask, labels: None if mask is None else facts
+        )
+    check_steps_do_not_wait(m, moved({**padded, "labels": torch.zeros(4, dtype=torch.long)}))
 
 
 def test_the_trainers_steps_do_not_wait(tmp_path):

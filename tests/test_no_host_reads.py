@@ -21,11 +21,14 @@ from fastenc.models import (
     Encoder,
     EncoderConfig,
     MaskedLM,
+    QuestionAnswerer,
     SentenceEmbedder,
     SequenceClassifier,
     SpanClassifier,
+    TokenClassifier,
 )
 from fastenc.models.span_classifier import REPRESENTATIONS
+from fastenc.objectives import Electra
 from fastenc.ops import _dispatch, linear_masked_cross_entropy, masked_cross_entropy
 from fastenc.packing import pack, pack_documents, pack_sequences
 from fastenc.train import TrainConfig, Trainer
@@ -105,6 +108,26 @@ def test_span_classifier(representation):
     spans = dict(word_rows=index(1, 5, 6), windows=index([0, 0], [1, 2], [2, 2]))
     spans |= dict(starts=index(0, 1, 1, 2), ends=index(0, 1, 2, 2))
     m(a_batch(), index(0, 1, 0, 2), **spans).loss.backward()
+    assert all(p.grad is not None for p in m.parameters())
+
+
+def test_token_classifier_and_question_answerer():
+    tags = torch.zeros(8, dtype=torch.long, device=META)
+    places = torch.zeros((3, 2), dtype=torch.long, device=META)
+    for m, labels in (
+        (on_meta(TokenClassifier, label_names=["O", "X"]).train(), tags),
+        (on_meta(QuestionAnswerer).train(), places),
+    ):
+        m(a_batch(), labels).loss.backward()
+        assert all(p.grad is not None for p in m.parameters())
+        with torch.no_grad():
+            assert m.eval()(a_batch()).logits.shape == (8, 2)
+
+
+def test_electra():
+    m = on_meta(Electra, EncoderConfig(*SIZES, family="electra", embedding_size=16)).train()
+    labels = torch.zeros(8, dtype=torch.long, device=META)
+    m(a_batch(), labels, torch.zeros(5, dtype=torch.float64, device=META)).loss.backward()
     assert all(p.grad is not None for p in m.parameters())
 
 
