@@ -112,7 +112,7 @@ obstacle() { # why a stage that needs $1 cannot run here
   case $1 in
     -) return 1 ;;
     gpu) [[ -z $GPU ]] && echo "no GPU that $PYTHON's torch sees" ;;
-    tables) [[ ! -e $FOLDER/done/tune ]] && echo "tune has not finished" ;;
+    tables) if [[ -z $GPU ]]; then echo "no GPU"; elif [[ ! -e $FOLDER/done/tune ]]; then echo "tune has not finished"; else return 1; fi ;;
     *) if [[ -z $GPU ]]; then echo "no GPU"; elif ! command -v "$1" >/dev/null; then echo "$1 is not on the PATH"; else return 1; fi ;;
   esac
 }
