@@ -1,4 +1,4 @@
-"""LayerNorm(residual + dropout(x + bias)), forward and backward, at encoders' widths."""
+"""LayerNorm(residual + dropout(x + bias)) and RMSNorm(x), forward and backward, at encoders' widths."""
 
 from functools import partial
 
@@ -15,12 +15,13 @@ from benchmarks._harness import (
     peer,
     write,
 )
-from fastenc.ops import layer_norm
+from fastenc.ops import layer_norm, rms_norm
 
 ROWS = 16384 if ON_GPU else 4096
 WIDTHS = {"MiniLM": 384, "BERT-base": 768, **({"BERT-large": 1024} if ON_GPU else {})}
 DROPOUTS = (0.0, 0.1) if ON_GPU else (0.0,)
 EPS = 1e-5
+LIGER = "liger_kernel.transformers.functional"
 
 
 def eager(x, residual, weight, bias, x_bias, p=0.0):
@@ -28,43 +29,78 @@ def eager(x, residual, weight, bias, x_bias, p=0.0):
     return F.layer_norm(h, x.shape[-1:], weight, bias, EPS)
 
 
+def layer_norm_cases(name: str, width: int, dtype: torch.dtype) -> dict[str, dict]:
+    new = lambda *shape: torch.randn(*shape, device=DEVICE).to(dtype)
+    shapes = ((ROWS, width), (ROWS, width), (width,), (width,), (width,))
+    inputs = tuple(new(*shape).requires_grad_() for shape in shapes)
+    dy = new(ROWS, width)
+    one = ROWS * width * dtype.itemsize
+    cases = {}
+    for p in DROPOUTS:
+
+        def liger(module, p=p):
+            norm = module.liger_layer_norm
+            return lambda x, residual, weight, bias, x_bias: norm(
+                residual + F.dropout(x + x_bias, p), weight, bias, EPS
+            )
+
+        def ours(x, residual, weight, bias, x_bias, p=p):
+            fused = {"residual": residual, "x_bias": x_bias, "dropout_p": p}
+            return layer_norm(x, weight, bias, eps=EPS, **fused)
+
+        plain = partial(eager, p=p)
+        functions = {"fastenc": ours, "eager": plain, "torch.compile": compiled(plain)}
+        if ON_GPU:
+            functions["liger-kernel"] = peer(LIGER, liger)
+        cases |= compare_functions(
+            name + (f", dropout {p}" if p else ""),
+            functions,
+            inputs,
+            dy,
+            forward=Work(3 * one, dtype=dtype),  # x and residual read, y written
+            # dy and h read, dh written; with dropout also dx, which is another one then
+            backward=Work((4 if p else 3) * one, dtype=dtype),
+            checked=not p,
+        )
+    return cases
+
+
+def rms_norm_cases(name: str, width: int, dtype: torch.dtype) -> dict[str, dict]:
+    """Of x alone: the encoders that have it normalise before a sublayer, beside a residual that goes on as it is."""
+    x, dy = (torch.randn(ROWS, width, device=DEVICE).to(dtype) for _ in range(2))
+    weight = torch.randn(width, device=DEVICE).to(dtype)
+    one = ROWS * width * dtype.itemsize
+
+    def plain(x, weight):  # what torch.nn.RMSNorm calls
+        return F.rms_norm(x, weight.shape, weight, EPS)
+
+    def liger(module):  # in place it would write into dy
+        return lambda x, weight: module.liger_rms_norm(x, weight, EPS, in_place=False)
+
+    functions = {
+        "fastenc": lambda x, weight: rms_norm(x, weight, eps=EPS),
+        "eager": plain,
+        "torch.compile": compiled(plain),
+    }
+    if ON_GPU:
+        functions["liger-kernel"] = peer(LIGER, liger)
+    return compare_functions(
+        f"RMSNorm, {name}",
+        functions,
+        (x.requires_grad_(), weight.requires_grad_()),
+        dy,
+        forward=Work(2 * one, dtype=dtype),
+        backward=Work(3 * one, dtype=dtype),  # dy and x read, dx written
+    )
+
+
 def main() -> None:
     cases = {}
-    for model, width in WIDTHS.items():
-        for dtype in (torch.float32, torch.bfloat16):
-            new = lambda *shape: torch.randn(*shape, device=DEVICE).to(dtype)
-            shapes = ((ROWS, width), (ROWS, width), (width,), (width,), (width,))
-            inputs = tuple(new(*shape).requires_grad_() for shape in shapes)
-            dy = new(ROWS, width)
-            one = ROWS * width * dtype.itemsize
-            for p in DROPOUTS:
-
-                def liger(module):
-                    norm = module.liger_layer_norm
-                    return lambda x, residual, weight, bias, x_bias: norm(
-                        residual + F.dropout(x + x_bias, p), weight, bias, EPS
-                    )
-
-                def ours(x, residual, weight, bias, x_bias):
-                    fused = {"residual": residual, "x_bias": x_bias, "dropout_p": p}
-                    return layer_norm(x, weight, bias, eps=EPS, **fused)
-
-                plain = partial(eager, p=p)
-                functions = {"fastenc": ours, "eager": plain, "torch.compile": compiled(plain)}
-                if ON_GPU:
-                    module = "liger_kernel.transformers.functional"
-                    functions["liger-kernel"] = peer(module, liger)
-                cases |= compare_functions(
-                    f"{model} {ROWS:,} x {width:,} {dtype_name(dtype)}"
-                    + (f", dropout {p}" if p else ""),
-                    functions,
-                    inputs,
-                    dy,
-                    forward=Work(3 * one, dtype=dtype),  # x and residual read, y written
-                    # dy and h read, dh written; with dropout also dx, which is another one then
-                    backward=Work((4 if p else 3) * one, dtype=dtype),
-                    checked=not p,
-                )
+    for make in (layer_norm_cases, rms_norm_cases):
+        for model, width in WIDTHS.items():
+            for dtype in (torch.float32, torch.bfloat16):
+                name = f"{model} {ROWS:,} x {width:,} {dtype_name(dtype)}"
+                cases |= make(name, width, dtype)
     write("layer_norm", cases)
 
 

@@ -420,7 +420,7 @@ SECTIONS = {
         "linear_masked_cross_entropy",
     ),
     "attention": ops("Attention over packed sequences, 12 heads of 32", "attention"),
-    "layer_norm": ops("LayerNorm(residual + x + bias)", "layer_norm"),
+    "layer_norm": ops("LayerNorm(residual + x + bias) and RMSNorm(x)", "layer_norm"),
     "bias_gelu": ops("GELU(x + bias)", "bias_gelu"),
     "bias_glu": ops("GeGLU and SwiGLU of x + bias", "bias_glu"),
     "embedding_layer_norm": ops(
