@@ -1,9 +1,21 @@
-"""Packed attention against padded sdpa and its backends, a loop over the sequences, and torch's varlen_attn."""
+"""Packed attention against padded sdpa and its backends, a loop over the sequences, torch's varlen_attn and, where
+something is added to the scores, flex_attention.
+
+python -m benchmarks.bench_attention [plain | variants]
+
+plain: real and equal lengths; other dtypes, sizes of the heads and dropout on some of them. variants: a window, biases,
+and queries of other sequences than the keys, in results of their own. 12 heads of 64, on a CPU of 32.
+"""
 
 import random
+import sys
+from collections.abc import Callable
+from functools import cache, partial
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from benchmarks._harness import (
@@ -17,12 +29,15 @@ from benchmarks._harness import (
     peer,
     write,
 )
-from fastenc.ops import attention, unpack
-from fastenc.packing import pack_sequences
+from benchmarks.lengths import NAMES
+from benchmarks.lengths import lengths as real_lengths
+from fastenc.ops import attention, cross_attention, unpack
+from fastenc.packing import PackedBatch, pack_sequences
 
+TOKENS = 16384  # of a batch on a GPU
 HEADS, HEAD_DIM = (12, 64) if ON_GPU else (12, 32)
-DTYPES = (torch.bfloat16,) if ON_GPU else (torch.float32, torch.bfloat16)
-DROPOUTS = (0.0, 0.1) if ON_GPU else (0.0,)
+WINDOW = 64  # to each side, as in ModernBERT's local layers (Warner et al. 2024, arXiv:2412.13663)
+FARTHEST = 128  # distance in T5's table
 BACKENDS = {
     "flash": SDPBackend.FLASH_ATTENTION,
     "cuDNN": SDPBackend.CUDNN_ATTENTION,
@@ -31,17 +46,53 @@ BACKENDS = {
 }
 
 
-def corpora() -> dict[str, list[int]]:
-    """Lengths of the sequences of a batch: 16,384 tokens or so on a GPU, fewer on a CPU."""
-    draw = random.Random(0)
+class Case(NamedTuple):
+    """A batch to attend over, and how."""
+
+    batch: str  # what the lengths are of
+    lengths: list[int]
+    key_lengths: list[int] | None = None  # of keys and values in tensors of their own
+    variant: str = ""  # "window", "ALiBi", "relative bias" or "key bias"
+    dtype: torch.dtype = torch.bfloat16 if ON_GPU else torch.float32
+    heads: int = HEADS
+    head_dim: int = HEAD_DIM
+    dropout_p: float = 0.0
+
+    @property
+    def name(self) -> str:
+        usual = (self.heads, self.head_dim) == (HEADS, HEAD_DIM)
+        parts = (
+            self.batch,
+            self.variant,
+            "" if usual else f"{self.heads} x {self.head_dim}",
+            dtype_name(self.dtype),
+            f"dropout {self.dropout_p}" if self.dropout_p else "",
+        )
+        return ", ".join(part for part in parts if part)
+
+    def work(self) -> tuple[Work, Work]:
+        """Forward: q, k, v read, out written; the products q k^T and p v. Backward: these, out and dout read, dq, dk
+        and dv written; the scores once more and four products of gradients."""
+        keys = self.key_lengths or self.lengths
+        pairs = sum(n * m for n, m in zip(self.lengths, keys, strict=True))
+        if self.variant == "window":
+            pairs = sum(
+                min(i, WINDOW) + 1 + min(n - 1 - i, WINDOW) for n in self.lengths for i in range(n)
+            )
+        moved = (sum(self.lengths) + sum(keys)) * self.heads * self.head_dim * self.dtype.itemsize
+        product = 2 * self.heads * self.head_dim * pairs
+        return (
+            Work(2 * moved, 2 * product, self.dtype),
+            Work(4 * moved, 5 * product, self.dtype),
+        )
+
+
+def batches() -> dict[str, list[int]]:
+    """Lengths of the sequences of a batch."""
     if ON_GPU:
-        ragged = lambda low, high: [
-            draw.randint(low, high) for _ in range(2 * 16384 // (low + high))
-        ]
-        same = {f"{16384 // n} sequences of {n}": [n] * (16384 // n) for n in (64, 128, 512, 2048)}
-        return {
-            f"lengths {low} to {high}": ragged(low, high) for low, high in ((8, 40), (10, 512))
-        } | same
+        same = {f"{TOKENS // n} sequences of {n}": [n] * (TOKENS // n) for n in (128, 2048)}
+        return {name: real_lengths(name, TOKENS) for name in NAMES} | same
+    draw = random.Random(0)
     return {
         "32 sequences of 8 to 40": [draw.randint(8, 40) for _ in range(32)],
         "32 sequences of 10 to 256": [draw.randint(10, 256) for _ in range(32)],
@@ -50,83 +101,301 @@ def corpora() -> dict[str, list[int]]:
     }
 
 
-def forward_work(lengths: list[int], heads: int, dim: int, dtype: torch.dtype) -> Work:
-    """qkv read, out written; the products q k^T and p v."""
-    moved = 4 * sum(lengths) * heads * dim * dtype.itemsize
-    return Work(moved, 4 * heads * dim * sum(n**2 for n in lengths), dtype)
+def plain_cases() -> list[Case]:
+    found = batches()
+    if not ON_GPU:
+        dtypes = (torch.float32, torch.bfloat16)
+        return [Case(n, sizes, dtype=dtype) for n, sizes in found.items() for dtype in dtypes]
+    others: tuple[dict, ...] = (
+        {"dropout_p": 0.1},
+        {"dtype": torch.float16},
+        {"head_dim": 32},  # MiniLM's
+        {"heads": 8, "head_dim": 128},
+    )
+    chosen = ("SST-2", "Wikipedia", "full 512")
+    return [Case(name, sizes) for name, sizes in found.items()] + [
+        Case(name, found[name], **other) for other in others for name in chosen
+    ]
 
 
-def backward_work(lengths: list[int], heads: int, dim: int, dtype: torch.dtype) -> Work:
-    """qkv, out and dout read, dqkv written; the scores once more and four products of gradients."""
-    moved = 8 * sum(lengths) * heads * dim * dtype.itemsize
-    return Work(moved, 10 * heads * dim * sum(n**2 for n in lengths), dtype)
-
-
-def sdpa(qkv, mask=None, dropout_p=0.0, backend=None):
-    """(batch, length, 3, heads, dim) → (batch, length, heads, dim)."""
-    q, k, v = qkv.permute(2, 0, 3, 1, 4)
-    if backend is None:
-        return F.scaled_dot_product_attention(q, k, v, mask, dropout_p).transpose(1, 2)
-    with sdpa_kernel(backend):
-        return F.scaled_dot_product_attention(q, k, v, mask, dropout_p).transpose(1, 2)
-
-
-def providers(lengths: list[int], dtype: torch.dtype, p: float) -> tuple[dict, Provider]:
-    """Every way to attend over the batch, and the truth. Padding and its removal are the caller's own, as in a padded
-    model: not timed."""
-    tokens = sum(lengths)
-    batch = pack_sequences([[0] * length for length in lengths]).to(DEVICE)
-    qkv = torch.randn(tokens, 3, HEADS, HEAD_DIM, device=DEVICE).to(dtype).requires_grad_()
-    dout = torch.randn(tokens, HEADS, HEAD_DIM, device=DEVICE).to(dtype)
-    real = unpack(torch.ones(tokens, device=DEVICE), batch) != 0
-    mask = None if len(set(lengths)) == 1 else real[:, None, None, :]
-    padded, dout_padded = unpack(qkv.detach(), batch).requires_grad_(), unpack(dout, batch)
-
-    def on_padded(call) -> Provider:
-        return Provider(call, (padded,), dout_padded, lambda tensor: tensor[real])
-
-    def loop(values):
-        return torch.cat([sdpa(part[None], None, p)[0] for part in values.split(lengths)])
-
-    def varlen(module):
-        q, k, v = qkv.unbind(1)
-        offsets, longest = batch.cu_seqlens, batch.max_seqlen
-        call = lambda: module.varlen_attn(q, k, v, offsets, offsets, longest, longest)
-        return "no dropout" if p else Provider(call, (qkv,), dout)
-
-    found = {"sdpa, padded": on_padded(lambda: sdpa(padded, mask, p))}
+def variant_cases() -> list[Case]:
+    found = batches()
     if ON_GPU:
-        for name, backend in BACKENDS.items():
-            call = lambda backend=backend: sdpa(padded, mask, p, backend)
-            found[f"sdpa {name}, padded"] = on_padded(call)
-        fused = compiled(sdpa)
-        found["torch.compile of sdpa, padded"] = on_padded(lambda: fused(padded, mask, p))
-        found["varlen_attn"] = peer("torch.nn.attention.varlen", varlen)
+        ragged, even, long = "Wikipedia", "full 512", "8 sequences of 2048"
+        queries, keys = "SST-2", "Wikipedia"
     else:
-        found["sdpa, a loop"] = Provider(lambda: loop(qkv), (qkv,), dout)
-    ours = lambda: attention(qkv, batch.cu_seqlens, batch.max_seqlen, dropout_p=p)
-    found["fastenc"] = Provider(ours, (qkv,), dout)
-    wide = qkv.detach().double().requires_grad_()
-    parts = lambda: torch.cat([sdpa(part[None])[0] for part in wide.split(lengths)])
-    return found, Provider(parts, (wide,), dout.double())
+        ragged, even, long = "32 sequences of 8 to 40", "16 sequences of 128", "4 sequences of 512"
+        queries, keys = "32 sequences of 8 to 40", "32 sequences of 10 to 256"
+    alone = (
+        (long, "window"),
+        (ragged, "ALiBi"),
+        # Without padding, whose mask the padded peers would have to join with the table's bias at every call.
+        (even, "relative bias"),
+        (ragged, "key bias"),
+    )
+    cases = [Case(name, found[name], variant=variant) for name, variant in alone]
+    asking = found[queries][: len(found[keys])]
+    return [*cases, Case(f"queries: {queries}, keys: {keys}", asking, found[keys])]
+
+
+class Variant(NamedTuple):
+    """What is added to the scores, as each provider takes it.
+
+    Fields:
+        arguments: fastenc's, from the parameters.
+        bias: (1 or batch, 1 or heads, queries, keys) from the distances (queries, keys), the keys' places in the packed
+            batch (batch, keys) and the parameters.
+        score: one score with it, from the score, the head, the distance, the key's place and the parameters.
+        parameters: what has a gradient beside q, k and v.
+        window: how many tokens are seen on each side.
+    """
+
+    arguments: Callable[..., dict] = lambda: {}
+    bias: Callable[..., Tensor] | None = None
+    score: Callable[..., Tensor] | None = None
+    parameters: tuple[Tensor, ...] = ()
+    window: int | None = None
+
+
+def make_variant(case: Case) -> Variant:
+    if case.variant == "window":
+        return Variant(
+            lambda: {"window_size": (WINDOW, WINDOW)},
+            lambda distance, keys: torch.zeros(distance.shape, device=DEVICE).masked_fill(
+                distance.abs() > WINDOW, -torch.inf
+            )[None, None],
+            window=WINDOW,
+        )
+    if case.variant == "ALiBi":
+        slopes = 2 ** (-8 * torch.arange(1.0, case.heads + 1, device=DEVICE) / case.heads)
+        return Variant(
+            lambda: {"alibi_slopes": slopes},
+            lambda distance, keys: -slopes[None, :, None, None] * distance.abs(),
+            lambda score, head, distance, key: score - slopes[head] * distance.abs(),
+        )
+    if case.variant == "relative bias":
+        place = lambda distance: distance.clamp(-FARTHEST, FARTHEST) + FARTHEST
+        return Variant(
+            lambda weight: {"relative_bias": weight.T},
+            lambda distance, keys, weight: F.embedding(place(distance), weight).permute(2, 0, 1)[
+                None
+            ],
+            lambda score, head, distance, key, weight: score + weight[place(distance), head],
+            (torch.randn(2 * FARTHEST + 1, case.heads, device=DEVICE).requires_grad_(),),
+        )
+    if case.variant == "key bias":
+        values = torch.randn(sum(case.lengths), device=DEVICE)
+        return Variant(
+            lambda: {"key_bias": values},
+            lambda distance, keys: values[keys][:, None, None],
+            lambda score, head, distance, key: score + values[key],
+        )
+    return Variant()
+
+
+def split(qkv: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """q, k and v of one tensor (..., 3, heads, head_dim), or the three."""
+    return qkv[0].unbind(-3) if len(qkv) == 1 else qkv
+
+
+def distances(queries: int, keys: int) -> Tensor:
+    return torch.arange(keys, device=DEVICE) - torch.arange(queries, device=DEVICE)[:, None]
+
+
+def sdpa(qkv, mask=None, dropout_p=0.0):
+    """(batch, length, heads, head_dim) each → (batch, length, heads, head_dim)."""
+    q, k, v = (x.transpose(1, 2) for x in split(qkv))
+    mask = mask if mask is None or mask.dtype == torch.bool else mask.to(q.dtype)
+    return F.scaled_dot_product_attention(q, k, v, mask, dropout_p).transpose(1, 2)
+
+
+class Batch:
+    """A case's tensors, packed and padded, and every way to attend over them.
+
+    Padding and its removal are the caller's own, as in a padded model, and so are masks without a gradient: not timed.
+    """
+
+    def __init__(self, case: Case):
+        pack = lambda sizes: pack_sequences([[0] * size for size in sizes]).to(DEVICE)
+        self.case, self.variant = case, make_variant(case)
+        self.queries = self.keys = pack(case.lengths)
+        if case.key_lengths is not None:
+            self.keys = pack(case.key_lengths)
+        new = lambda batch, *shape: torch.randn(
+            batch.total_tokens, *shape, case.heads, case.head_dim, device=DEVICE
+        ).to(case.dtype)
+        owners: tuple[PackedBatch, ...] = (self.queries,)
+        if case.key_lengths is None:
+            self.packed: tuple[Tensor, ...] = (new(self.queries, 3).requires_grad_(),)
+        else:
+            owners = (self.queries, self.keys, self.keys)
+            self.packed = tuple(new(owner).requires_grad_() for owner in owners)
+        self.dout = new(self.queries)
+        self.padded = tuple(
+            unpack(x.detach(), owner).requires_grad_()
+            for x, owner in zip(self.packed, owners, strict=True)
+        )
+        self.dout_padded = unpack(self.dout, self.queries)
+        real = lambda batch: unpack(torch.ones(batch.total_tokens, device=DEVICE), batch) != 0
+        self.real, self.real_keys = real(self.queries), real(self.keys)
+        self.constant_mask = None if self.variant.parameters else self.mask()
+
+    def mask(self, *parameters: Tensor) -> Tensor | None:
+        """What padded attention adds to the scores, or where it looks."""
+        variant, lengths = self.variant, self.case.key_lengths or self.case.lengths
+        even, real = len(set(lengths)) == 1, self.real_keys[:, None, None]
+        if variant.bias is None:
+            return None if even else real
+        places = unpack(torch.arange(self.keys.total_tokens, device=DEVICE), self.keys)
+        distance = distances(self.queries.max_seqlen, self.keys.max_seqlen)
+        bias = variant.bias(distance, places, *parameters)
+        # As in transformers no -inf: a row of padding that sees no key would be NaN, and so would gradients.
+        least = torch.finfo(self.case.dtype).min
+        return bias.clamp(min=least) if even else bias.masked_fill(~real, least).clamp(min=least)
+
+    def padded_call(self, qkv: tuple[Tensor, ...], parameters: tuple[Tensor, ...]) -> Tensor:
+        mask = self.mask(*parameters) if parameters else self.constant_mask
+        return sdpa(qkv, mask, self.case.dropout_p)
+
+    def on_padded(self, attend: Callable[..., Tensor]) -> Provider:
+        chosen = {tuple(real.shape): real for real in (self.real, self.real_keys)}
+        inputs = (*self.padded, *self.variant.parameters)
+
+        def to_truth(x: Tensor) -> Tensor:
+            return x[chosen[tuple(x.shape[:2])]] if tuple(x.shape[:2]) in chosen else x
+
+        call = lambda: attend(self.padded, self.variant.parameters)
+        return Provider(call, inputs, self.dout_padded, to_truth)
+
+    def with_backend(self, backend: SDPBackend, qkv, parameters) -> Tensor:
+        with sdpa_kernel(backend):
+            return self.padded_call(qkv, parameters)
+
+    def one_by_one(self, *inputs: Tensor) -> Tensor:
+        """Every sequence alone."""
+        count = len(self.packed)
+        q, k, v = split(inputs[:count])
+        lengths, key_lengths = self.case.lengths, self.case.key_lengths or self.case.lengths
+        places = torch.arange(k.shape[0], device=DEVICE).split(key_lengths)
+        outs = []
+        parts = (q.split(lengths), k.split(key_lengths), v.split(key_lengths), places)
+        for q_part, k_part, v_part, place in zip(*parts, strict=True):
+            bias = None
+            if self.variant.bias is not None:
+                distance = distances(len(q_part), len(k_part))
+                bias = self.variant.bias(distance, place[None], *inputs[count:])
+            outs.append(sdpa((q_part[None], k_part[None], v_part[None]), bias)[0])
+        return torch.cat(outs)
+
+    def varlen(self, module) -> Provider | str:
+        if self.case.dropout_p:
+            return "no dropout"
+        if self.variant.score is not None:
+            return "no bias"
+        window = self.variant.window
+        options = {} if window is None else {"window_size": (window, window)}
+        offsets = (self.queries.cu_seqlens, self.keys.cu_seqlens)
+        longest = (self.queries.max_seqlen, self.keys.max_seqlen)
+        call = lambda: module.varlen_attn(*split(self.packed), *offsets, *longest, **options)
+        return Provider(call, self.packed, self.dout)
+
+    def flex(self, module, prepare: Callable[[Callable], Callable] = compiled) -> Provider:
+        """The packed batch as one sequence, in which only tokens of the same text see each other."""
+        parameters, window, added = (
+            self.variant.parameters,
+            self.variant.window,
+            self.variant.score,
+        )
+        lengths, key_lengths = self.case.lengths, self.case.key_lengths or self.case.lengths
+        text = lambda sizes: torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
+        text_q, text_k = text(lengths).to(DEVICE), text(key_lengths).to(DEVICE)
+
+        def seen(batch, head, i, j):
+            same = text_q[i] == text_k[j]
+            return same if window is None else same & ((j - i).abs() <= window)
+
+        def score(value, batch, head, i, j):
+            return added(value, head, j - i, j, *parameters)
+
+        @cache  # at the first call, where a failure is this provider's
+        def blocks():
+            shape = (self.queries.total_tokens, self.keys.total_tokens)
+            return module.create_block_mask(seen, None, None, *shape, device=DEVICE)
+
+        fused = prepare(module.flex_attention)
+
+        def call():
+            q, k, v = (x.transpose(0, 1)[None] for x in split(self.packed))
+            change = None if added is None else score
+            return fused(q, k, v, score_mod=change, block_mask=blocks())[0].transpose(0, 1)
+
+        return Provider(call, (*self.packed, *parameters), self.dout)
+
+    def ours(self) -> Tensor:
+        options = self.variant.arguments(*self.variant.parameters)
+        options["dropout_p"] = self.case.dropout_p
+        if self.case.key_lengths is None:
+            offsets = (self.queries.cu_seqlens, self.queries.max_seqlen)
+            return attention(*self.packed, *offsets, **options)
+        return cross_attention(
+            *self.packed,
+            self.queries.cu_seqlens,
+            self.keys.cu_seqlens,
+            self.queries.max_seqlen,
+            self.keys.max_seqlen,
+            **options,
+        )
+
+    def providers(self) -> dict[str, Provider | str]:
+        inputs = (*self.packed, *self.variant.parameters)
+        found: dict[str, Provider | str] = {"sdpa, padded": self.on_padded(self.padded_call)}
+        if ON_GPU:
+            for name, backend in BACKENDS.items():
+                attend = partial(self.with_backend, backend)
+                found[f"sdpa {name}, padded"] = self.on_padded(attend)
+            found["torch.compile of sdpa, padded"] = self.on_padded(compiled(self.padded_call))
+            found["varlen_attn"] = peer("torch.nn.attention.varlen", self.varlen)
+            if self.case.variant or self.case.key_lengths:
+                found["flex_attention"] = peer("torch.nn.attention.flex_attention", self.flex)
+        else:
+            found["sdpa, a loop"] = Provider(lambda: self.one_by_one(*inputs), inputs, self.dout)
+        found["fastenc"] = Provider(self.ours, inputs, self.dout)
+        return found
+
+    def truth(self) -> Provider:
+        inputs = (*self.packed, *self.variant.parameters)
+        wide = tuple(x.detach().double().requires_grad_() for x in inputs)
+        return Provider(lambda: self.one_by_one(*wide), wide, self.dout.double())
+
+
+def measure(case: Case) -> dict[str, dict]:
+    batch = Batch(case)
+    forward, backward = case.work()
+    return compare_op(
+        case.name,
+        batch.providers(),
+        batch.truth(),
+        baseline="sdpa, padded",
+        forward=forward,
+        backward=backward,
+        checked=not case.dropout_p,
+    )
 
 
 def main() -> None:
-    cases = {}
-    for case, lengths in corpora().items():
-        for dtype in DTYPES:
-            for p in DROPOUTS:
-                found, truth = providers(lengths, dtype, p)
-                cases |= compare_op(
-                    f"{case}, {dtype_name(dtype)}" + (f", dropout {p}" if p else ""),
-                    found,
-                    truth,
-                    baseline="sdpa, padded",
-                    forward=forward_work(lengths, HEADS, HEAD_DIM, dtype),
-                    backward=backward_work(lengths, HEADS, HEAD_DIM, dtype),
-                    checked=not p,
-                )
-    write("attention", cases)
+    groups = {
+        "plain": ("attention", plain_cases),
+        "variants": ("attention_variants", variant_cases),
+    }
+    unknown = set(sys.argv[1:]) - set(groups)
+    if unknown:
+        raise SystemExit(f"give {' or '.join(groups)}, got {', '.join(unknown)}")
+    for group in sys.argv[1:] or groups:
+        name, make = groups[group]
+        cases: dict = {}
+        for case in make():
+            cases |= measure(case)
+        write(name, cases)
 
 
 if __name__ == "__main__":

@@ -62,6 +62,7 @@ stage tests_tuned_binaries 560 tables "$PYTEST tests/test_triton_binaries.py -k 
 for file in benchmarks/bench_*.py; do
   name=$(basename "$file" .py)
   case ${name#bench_} in models | encoder | mlm_step) ;; # one stage a model below; the others are for CPUs
+    attention) for part in plain variants; do stage "${name}_$part" 560 gpu "$PYTHON -m benchmarks.$name $part"; done ;;
     *) stage "$name" 560 gpu "$PYTHON -m benchmarks.$name" ;;
   esac
 done

@@ -419,7 +419,12 @@ SECTIONS = {
         "Masked-LM head: product and loss, 15 % labelled, with gradients",
         "linear_masked_cross_entropy",
     ),
-    "attention": ops("Attention over packed sequences, 12 heads of 32", "attention"),
+    "attention": ops(
+        "Attention over packed sequences: 12 heads of 32 on a CPU, of 64 on a GPU", "attention"
+    ),
+    "attention_variants": ops(
+        "Attention with a window, with biases, and to other keys", "attention"
+    ),
     "layer_norm": ops("LayerNorm(residual + x + bias) and RMSNorm(x)", "layer_norm"),
     "bias_gelu": ops("GELU(x + bias)", "bias_gelu"),
     "bias_glu": ops("GeGLU and SwiGLU of x + bias", "bias_glu"),

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from benchmarks import _harness, bench_models, lengths, plots, tables
+from benchmarks import _harness, bench_attention, bench_models, lengths, plots, tables
 from benchmarks._harness import NOT_INSTALLED, Provider, Work, compare, compare_op, peer, rates
+from torch.nn.attention import flex_attention
 
 from fastenc.models import EncoderConfig
 from fastenc.profiling import Ceilings, models
@@ -107,6 +108,44 @@ def test_compare_op_checks_the_result_and_every_gradient(gradient_off):
         assert both["ours"] == {"wrong": "gradient 1: relative error 0.01"}
     else:
         assert both["ours"]["bytes"] == 7
+
+
+FEW = bench_attention.Case("few", [3, 70, 1], heads=2, head_dim=16)
+ATTENTION = {
+    **{
+        name: FEW._replace(variant=name)
+        for name in ("window", "ALiBi", "relative bias", "key bias")
+    },
+    "no padding": FEW._replace(lengths=[70, 70], variant="relative bias"),
+    "other keys": FEW._replace(key_lengths=[90, 2, 1]),
+}
+
+
+@pytest.mark.parametrize("case", ATTENTION.values(), ids=ATTENTION)
+def test_attentions_providers_agree(case):
+    for rows in bench_attention.measure(case).values():
+        assert all("median_ms" in row for row in rows.values()), rows
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize("case", ATTENTION.values(), ids=ATTENTION)
+def test_flex_attention_is_asked_for_the_same(case):
+    batch = bench_attention.Batch(case)
+    # On a CPU it has no gradients, nor takes inputs that want them.
+    batch.packed = tuple(x.detach() for x in batch.packed)
+    constant = tuple(x.detach() for x in batch.variant.parameters)
+    batch.variant = batch.variant._replace(parameters=constant)
+    flex = batch.flex(flex_attention, lambda function: function)
+    torch.testing.assert_close(
+        flex.call().double(), batch.truth().call().detach(), atol=1e-5, rtol=1e-4
+    )
+
+
+def test_a_windows_work_is_that_of_the_tokens_it_shows():
+    seen = sum((bench_attention.distances(n, n).abs() <= 64).sum().item() for n in FEW.lengths)
+    forward, _ = FEW._replace(variant="window").work()
+    assert forward.flops == 4 * 2 * 16 * seen
+    assert FEW.work()[0].flops == 4 * 2 * 16 * sum(n * n for n in FEW.lengths)
 
 
 def test_results_are_written_with_the_ceilings_and_our_failures_end_in_an_error(quick):
@@ -250,7 +289,13 @@ def test_a_visits_dry_run_accounts_for_every_stage(tmp_path):
         ):
             assert "skipped" in line
     wanted = {p.stem for p in (ROOT / "benchmarks").glob("bench_*.py")}
-    assert wanted - set(names) == {"bench_models", "bench_encoder", "bench_mlm_step"}
+    assert wanted - set(names) == {
+        "bench_models",
+        "bench_encoder",
+        "bench_mlm_step",
+        "bench_attention",
+    }
+    assert {"bench_attention_plain", "bench_attention_variants"} < set(names)
     assert {f"tests_{p.stem[5:]}" for p in (ROOT / "tests").glob("test_*_triton.py")} < set(names)
     assert not list((tmp_path / "done").iterdir()), "a dry run does nothing"
 
