@@ -124,7 +124,8 @@ def variant_cases() -> list[Case]:
         ragged, even, long = "Wikipedia", "full 512", "8 sequences of 2048"
         queries, keys = "SST-2", "Wikipedia"
     else:
-        ragged, even, long = "32 sequences of 8 to 40", "16 sequences of 128", "4 sequences of 512"
+        ragged, even = "32 sequences of 8 to 40", "16 sequences of 128"
+        long = even  # fastenc has no kernel for a window on a CPU: the reference's time grows with the square
         queries, keys = "32 sequences of 8 to 40", "32 sequences of 10 to 256"
     alone = (
         (long, "window"),
