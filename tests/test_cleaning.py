@@ -217,3 +217,7 @@ def test_bad_input_is_named(tmp_path, capsys):
     bad = ("clean", tmp_path / "bad.txt", "-o", tmp_path / "p")
     assert "bad.txt, line 1: not UTF-8" in failure(capsys, *bad)
     assert not list((tmp_path / "p").iterdir()), "half of an output is left"
+    (tmp_path / "empty.jsonl").write_text('{"text": ""}\n{"text": " "}\n')
+    message = "none of 2 documents was kept (2 document: empty): look at the texts"
+    assert message in failure(capsys, "clean", tmp_path / "empty.jsonl", "-o", tmp_path / "q")
+    assert not (tmp_path / "q").exists()

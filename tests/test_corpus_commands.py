@@ -144,7 +144,7 @@ def test_errors_are_one_line(folder, store, tmp_path, capsys):
         (("pretrain", store, "-o", tmp_path / "x", *MODEL, "--alpha", 2), "alpha must be in"),
         (
             ("tokenizer", folder / "en.txt", "--vocab-size", 3, "-o", tmp_path / "y"),
-            "vocab_size must hold every character of the texts, got 3",
+            "vocab_size must hold the 5 special tokens and every character of the texts, got 3",
         ),
         (("tokens", tmp_path / "other"), "give --language name=file, got none"),
     ):

@@ -38,7 +38,16 @@ def test_packing_is_chosen(text, tmp_path):
     assert state["settings"]["packing"] == "doc-sentences"
 
 
+def test_empty_documents_are_counted(tmp_path):
+    path = tmp_path / "text.jsonl"
+    rows = [*documents(60), "", " \n"]
+    path.write_text("\n".join(json.dumps({"text": row}) for row in rows))
+    output = run("pretrain", path, "-o", tmp_path / "run", *SMALL, "--max-steps", 1)
+    assert "2 of 62 documents were empty" in output
+
+
 def test_errors_are_one_line(text, tmp_path, capsys):
+    (tmp_path / "empty.jsonl").write_text('{"text": ""}\n{"text": " "}\n')
     (tmp_path / "one.txt").write_text("One sentence. Another one. A third.")
     few = ("pretrain", tmp_path / "one.txt", "--dev", text, "-o", tmp_path / "x")
     for command, message in (
@@ -55,12 +64,20 @@ def test_errors_are_one_line(text, tmp_path, capsys):
             "--teacher is for --objective distill, which needs it, got None for distill",
         ),
         (
+            ("pretrain", tmp_path / "empty.jsonl", "-o", tmp_path / "x"),
+            "empty.jsonl: every one of 2 documents is empty, give some with text",
+        ),
+        (
+            ("pretrain", text, "--dev", tmp_path / "empty.jsonl", "-o", tmp_path / "x"),
+            "empty.jsonl: every one of 2 documents is empty, give some with text",
+        ),
+        (
             (*few, *SMALL, "--objective", "mlm+nsp"),
             "from another document, got pairs of one document",
         ),
         (
             ("pretrain", text, "-o", tmp_path / "x", *SMALL[:-4], "--vocab-size", 4),
-            "vocab_size must hold every character of the texts, got 4: give more",
+            "vocab_size must hold the 5 special tokens and every character of the texts, got 4: give more",
         ),
     ):
         assert message in failure(capsys, *command)

@@ -76,8 +76,14 @@ def test_bad_input_is_named(tmp_path):
     for options, message in (
         (dict(kind="char"), "kind must be one of .* got 'char'"),
         (dict(kind="bpe", vocab_size=100), r"vocab_size must hold .* got 100.*at least 261"),
-        (dict(kind="wordpiece", vocab_size=20), "vocab_size must hold every character .* got 20"),
-        (dict(kind="unigram", vocab_size=10), "vocab_size must hold every character .* got 10"),
+        (
+            dict(kind="wordpiece", vocab_size=20),
+            "vocab_size must hold the 5 special tokens and every character .* got 20",
+        ),
+        (
+            dict(kind="unigram", vocab_size=10),
+            "vocab_size must hold the 5 special tokens and every character .* got 10",
+        ),
     ):
         with pytest.raises(ValueError, match=message):
             train_tokenizer(TEXTS, **options)

@@ -38,7 +38,7 @@ from fastenc.objectives import (
 from fastenc.tasks import predict_file, task_named, task_of
 from fastenc.train import TrainConfig, Trainer, fine_tuning_rate, task_trainer
 from fastenc.train.checkpoint import check_free
-from fastenc.train.processes import on_main_process
+from fastenc.train.processes import on_main_process, process_state
 from fastenc.train.recipe import write_recipe
 
 
@@ -165,7 +165,7 @@ def pretrain(
         stored = store.examples(*key)
         examples, held_out_examples = stored, store.examples(*key, part="held_out")
         if dev is not None:
-            held_out_examples = pack(read_texts(dev, column))
+            held_out_examples = pack(_not_empty([dev], column))
         if not len(held_out_examples):
             raise ValueError(f"{store.folder} is too small to hold examples out: give --dev")
         lengths: Any = stored.lengths
@@ -361,9 +361,9 @@ def _store(train: list[str]) -> TokenStore | None:
 
 def _split(train: list[str], dev: str | None, column: str | None) -> tuple[list[str], list[str]]:
     """The documents to train on, and those held out."""
-    documents = [document for path in train for document in read_texts(path, column)]
+    documents = _not_empty(train, column)
     if dev is not None:
-        return documents, read_texts(dev, column)
+        return documents, _not_empty([dev], column)
     held_out = documents[::HELD_OUT_ONE_IN]
     documents = [d for place, d in enumerate(documents) if place % HELD_OUT_ONE_IN]
     if not documents:
@@ -371,6 +371,19 @@ def _split(train: list[str], dev: str | None, column: str | None) -> tuple[list[
             "one document cannot be both trained on and held out: give --dev, or more documents"
         )
     return documents, held_out
+
+
+def _not_empty(paths: list[str], column: str | None) -> list[str]:
+    """The documents that hold text; says how many do not."""
+    read = [document for path in paths for document in read_texts(path, column)]
+    documents = [document for document in read if document.strip()]
+    if not documents:
+        raise ValueError(
+            f"{' '.join(paths)}: every one of {len(read):,} documents is empty, give some with text"
+        )
+    if len(documents) < len(read) and process_state().is_main_process:
+        print(f"{len(read) - len(documents):,} of {len(read):,} documents were empty")
+    return documents
 
 
 def _tokenizer(new: NewModel, documents: list[str]) -> Any:

@@ -139,6 +139,16 @@ def clean(
         target = output / f"{language or 'text'}.jsonl"
         write_atomically(target, partial(write, paths))
     report = cleaner.report()
+    if not report["documents"].get("kept"):
+        for language in files:
+            (output / f"{language or 'text'}.jsonl").unlink()
+        if not any(output.iterdir()):
+            output.rmdir()
+        reasons = ", ".join(f"{number:,} {why}" for why, number in report["dropped"].items())
+        raise ValueError(
+            f"none of {report['documents']['read']:,} documents was kept ({reasons}): look at the texts, or take "
+            "fewer --steps"
+        )
     text = json.dumps(report, indent=1, ensure_ascii=False) + "\n"
     write_atomically(output / "report.json", lambda path: path.write_text(text, encoding="utf-8"))
     for why, number in report["dropped"].items():

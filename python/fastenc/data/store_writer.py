@@ -8,6 +8,7 @@ import shutil
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
+from itertools import chain
 from pathlib import Path
 from threading import Thread
 from typing import Any, NamedTuple
@@ -28,6 +29,7 @@ from fastenc.data.store import (
 from fastenc.data.tokenizers import load_tokenizer, save_tokenizer, special_tokens
 
 SHARD_CHARACTERS = 2**25
+NO_TEXT = "there is no text to prepare: every document is empty"
 
 
 class _Piece(NamedTuple):
@@ -69,7 +71,7 @@ def write_store(
         tokenizer: its tokens are stored, 2 bytes each for vocabularies up to 65,536, else 4.
         processes: that tokenise; 1 works in this process.
     Raises: ValueError when the folder is not empty and ``resume`` is False, for another tokenizer or other settings
-        than it was begun with, for texts that have changed since, or no text.
+        than it was begun with, for texts that have changed since, or no text, which leaves no folder behind.
     """
     folder = Path(folder)
     for name, value in (("processes", processes), ("shard_characters", shard_characters)):
@@ -87,14 +89,17 @@ def write_store(
         "shard_characters": shard_characters,
         "languages": list(texts),
     }
-    _begin(folder, settings, tokenizer, resume)
+    _check_begun(folder, settings, resume)
     counted = {"empty documents": 0}
-    pieces = progress_bar(
-        _pieces(texts, shard_characters, counted), "preparing", "shard", show_progress
-    )
-    shards = list(_write_shards(folder, pieces, tokenizer, processes))
-    if not sum(entry["tokens"] for entry in shards):
-        raise ValueError("there is no text to prepare: every document is empty")
+    pieces = _pieces(texts, shard_characters, counted)
+    if (first := next(pieces, None)) is None:
+        raise ValueError(NO_TEXT)
+    _begin(folder, settings, tokenizer)
+    bar = progress_bar(chain([first], pieces), "preparing", "shard", show_progress)
+    shards = list(_write_shards(folder, bar, tokenizer, processes))
+    if not sum(entry["tokens"] for entry in shards):  # such as control characters alone
+        shutil.rmtree(folder)
+        raise ValueError(NO_TEXT)
     for path in folder.glob("shard-*"):
         if path.name not in {entry["name"] for entry in shards}:
             raise ValueError(
@@ -109,24 +114,26 @@ def write_store(
     return TokenStore(folder)
 
 
-def _begin(folder: Path, settings: dict[str, Any], tokenizer: Any, resume: bool) -> None:
-    path = folder / SETTINGS
-    if folder.is_dir() and any(folder.iterdir()):
-        if not path.is_file():
-            raise ValueError(f"{folder} must be an empty folder or a store, got one with files")
-        if not resume:
-            raise ValueError(f"{folder} holds a store: resume it, or give another output")
-        begun = json.loads(path.read_text(encoding="utf-8"))
-        for name, value in settings.items():
-            if begun.get(name) != value:
-                raise ValueError(
-                    f"{folder} was begun with {name}={begun.get(name)!r}, now it is {value!r}: use the same, or "
-                    "another output"
-                )
-    else:
-        folder.mkdir(parents=True, exist_ok=True)
-        text = json.dumps(settings, indent=1)
-        write_atomically(path, lambda file: file.write_text(text, encoding="utf-8"))
+def _check_begun(folder: Path, settings: dict[str, Any], resume: bool) -> None:
+    if not folder.is_dir() or not any(folder.iterdir()):
+        return
+    if not (folder / SETTINGS).is_file():
+        raise ValueError(f"{folder} must be an empty folder or a store, got one with files")
+    if not resume:
+        raise ValueError(f"{folder} holds a store: resume it, or give another output")
+    begun = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
+    for name, value in settings.items():
+        if begun.get(name) != value:
+            raise ValueError(
+                f"{folder} was begun with {name}={begun.get(name)!r}, now it is {value!r}: use the same, or "
+                "another output"
+            )
+
+
+def _begin(folder: Path, settings: dict[str, Any], tokenizer: Any) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(settings, indent=1)
+    write_atomically(folder / SETTINGS, lambda path: path.write_text(text, encoding="utf-8"))
     save_tokenizer(tokenizer, folder)
 
 

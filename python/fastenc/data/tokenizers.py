@@ -85,7 +85,8 @@ def train_tokenizer(
     Returns: a ``tokenizers.Tokenizer`` that adds the family's special tokens around one and two texts.
     Numerics: the same texts give the same WordPiece or BPE tokenizer, to the bit. The library sums Unigram's
         probabilities in an order of its own: its pieces' scores, and pieces of almost equal score, may differ.
-    Raises: ValueError for an unknown kind, no text, or a vocabulary below the alphabet's size.
+    Raises: ValueError for an unknown kind, no text, or a vocabulary too small for
+        the special tokens and the alphabet.
     Source: Sennrich et al. 2016, arXiv:1508.07909 (BPE); Kudo 2018, arXiv:1804.10959 (Unigram);
         Wu et al. 2016, arXiv:1609.08144 (WordPiece).
     """
@@ -99,7 +100,10 @@ def train_tokenizer(
     show = sys.stderr.isatty() if show_progress is None else show_progress
     parts = {"wordpiece": _wordpiece, "bpe": _byte_level_bpe, "unigram": _unigram}[kind]
     tokenizer, trainer = parts(library, lowercase, texts, vocab_size=vocab_size, show_progress=show)
-    too_small = f"vocab_size must hold every character of the texts, got {vocab_size}: give more"
+    too_small = (
+        f"vocab_size must hold the {len(BERT_TOKENS)} special tokens and every character of the texts, got "
+        f"{vocab_size}: give more"
+    )
     try:
         tokenizer.train_from_iterator(texts, trainer, length=len(texts))
     except Exception as error:  # the library raises bare Exception
