@@ -69,10 +69,13 @@ def with_full_disk(run):
 
 
 if __name__ == "__main__":
-    results = []
+    state, results = process_state(), []
     for folder, options in json.loads(sys.argv[1]):
         results.append(start(folder, **options))
-    print(json.dumps({"index": process_state().process_index, "results": results}), flush=True)
+    group = torch.distributed.distributed_c10d._get_default_group()
+    timeout = group._get_backend(torch.device("cpu")).options._timeout.total_seconds()
+    own = {"index": state.process_index, "timeout": timeout, "results": results}
+    print(json.dumps(own), flush=True)
     torch.distributed.barrier()
     # A busy machine showed torch's communication threads abort a process on its way out, its work done and written.
     os._exit(0)

@@ -143,6 +143,14 @@ def test_errors_are_one_line(folder, store, tmp_path, capsys):
         ),
         (("pretrain", store, "-o", tmp_path / "x", *MODEL, "--alpha", 2), "alpha must be in"),
         (
+            ("pretrain", store, "-o", tmp_path / "x", *MODEL, "--vocab-size", 60),
+            "the tokenizer that it was prepared with, got --vocab-size: leave it out",
+        ),
+        (
+            ("pretrain", store, "-o", tmp_path / "x", "--tokenizer", "bpe"),
+            "the tokenizer that it was prepared with, got --tokenizer: leave it out",
+        ),
+        (
             ("tokenizer", folder / "en.txt", "--vocab-size", 3, "-o", tmp_path / "y"),
             "vocab_size must hold the 5 special tokens and every character of the texts, got 3",
         ),

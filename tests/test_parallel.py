@@ -12,11 +12,20 @@ import pytest
 import torch
 from safetensors import safe_open
 
+from fastenc.data import write_store
 from fastenc.objectives import OBJECTIVES
 from fastenc.train import checkpoint as checkpoints
 from fastenc.train.log import read_log
+from fastenc.train.processes import PATIENCE
 from parallel_runs import start
-from training_run import assert_bitwise_equal, build_objective, weights
+from test_cli import run
+from training_run import (
+    assert_bitwise_equal,
+    build_objective,
+    documents,
+    weights,
+    word_tokenizer,
+)
 
 PARALLEL = ("ddp", "fsdp")
 TASKS = (
@@ -39,6 +48,9 @@ DROPS = dict(objective="mlm+nsp", global_batch_size=8, max_steps=6, save_every=2
 RESUMED = dict(objective="electra", **SAME)
 
 
+LAUNCH = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2")
+
+
 def folder_of(root, *names):
     folder = root / "-".join(names).replace("+", "_")
     folder.mkdir(exist_ok=True)
@@ -55,6 +67,19 @@ def consumed(folder, resumed=False):
     files = folder.glob(f"consumed-{resumed:d}-*.json")
     rows = [(s, tuple(places)) for path in files for s, places in json.loads(path.read_text())]
     return dict(sorted(set(rows)))
+
+
+def on_two_processes(*arguments):
+    """What they print."""
+    done = subprocess.run(
+        [*LAUNCH, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=400,
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr[-8000:]
+    return done.stdout
 
 
 @pytest.fixture(scope="module")
@@ -77,22 +102,10 @@ def root(tmp_path_factory):
         runs.append((own("cut"), drops | {"resume": True}))
         runs.append((own("poisoned"), drops | dict(poison_at=2, eval_every=2)))
     runs.append((str(folder_of(root, "full")), DROPS | dict(parallel="fsdp", full_disk=True)))
-    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    done = subprocess.run(
-        [
-            sys.executable,
-            *launch,
-            str(Path(__file__).with_name("parallel_runs.py")),
-            json.dumps(runs),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=400,
-        env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == 0, done.stderr[-8000:]
-    printed = [json.loads(text) for text in re.findall(r'\{"index".*?\]\}', done.stdout)]
+    output = on_two_processes(Path(__file__).with_name("parallel_runs.py"), json.dumps(runs))
+    printed = [json.loads(text) for text in re.findall(r'\{"index".*?\]\}', output)]
     assert sorted(one["index"] for one in printed) == [0, 1]
+    assert {one["timeout"] for one in printed} == {PATIENCE.total_seconds()}
     results = printed[0]["results"]
     assert results == printed[1]["results"], "both have the main process's metrics, and the error"
     (root / "full" / "error.txt").write_text(results[-1])
@@ -134,6 +147,20 @@ def test_two_processes_are_one_with_twice_the_micro_batches(name, parallel, root
     two = folder_of(root, "two", name, parallel)
     assert_same_run(alone(name), two)
     assert consumed(two) == consumed(alone(name))
+
+
+def test_two_processes_pretrain_on_a_store_as_one_does(tmp_path):
+    """The first to need its examples packs them, the main process while the other waits."""
+    texts = {"en": documents(120), "mt": documents(30)[::-1]}
+    store = write_store(tmp_path / "store", texts, word_tokenizer(), shard_characters=4000)
+    model = ("--layers", 2, "--hidden", 32, "--heads", 2, "--block-size", 32, "--dropout", 0)
+    command = (
+        *("pretrain", store.folder, *model, "--replacement", "unigram", "--alpha", 0.5),
+        *("--batch-tokens", 128, "--max-steps", 12, "--eval-every", 4, "--adam-eps", 1e-4),
+    )
+    on_two_processes("-m", "fastenc.cli", *command, "-o", tmp_path / "two")
+    run(*command, "--accumulation", 2, "-o", tmp_path / "one")
+    assert_same_run(tmp_path / "one", tmp_path / "two")
 
 
 @pytest.mark.parametrize("parallel", PARALLEL)

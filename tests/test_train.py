@@ -38,6 +38,17 @@ def test_loss_falls_and_the_best_model_is_left(uninterrupted):
     assert files == {".safetensors", ".json", ".jsonl", ".png"}, "no pickles"
 
 
+def test_the_log_counts_passes_that_are_done(tmp_path):
+    trainer = build(tmp_path, batch_size=None, batch_tokens=30)
+    trainer.train()
+    steps = [trainer._steps(epoch) for epoch in range(3)]
+    expected = [e + done / steps[e] for e in range(3) for done in range(1, steps[e] + 1)]
+    lines = read_log(tmp_path / "log.jsonl")
+    assert [line["epoch"] for line in lines if "epoch" in line] == expected
+    assert expected[-1] == 3.0
+    assert trainer.sampler._counts.keys() == {0, 1, 2}, "counting an epoch costs a pass over it"
+
+
 def test_the_result_loads_in_transformers(uninterrupted):
     from transformers import AutoModelForMaskedLM, AutoTokenizer
 

@@ -101,7 +101,7 @@ def pretrain(
     tokenizer: Annotated[
         str,
         typer.Option(
-            help="Kind to train (wordpiece, bpe or unigram), or a folder with a tokenizer.json."
+            help="Kind to train (wordpiece, bpe or unigram), or a folder with a tokenizer.json; not for a store."
         ),
     ] = "wordpiece",
     vocab_size: Annotated[int, typer.Option(help="Tokens of the trained vocabulary.")] = 16000,
@@ -213,6 +213,7 @@ def pretrain(
       (a process for each GPU)
     """
     settings = recipes.give_way(context, _settings(locals()))
+    commands.check_tokenizer_options(train, recipes.given(context))
     commands.pretrain(
         train,
         dev,

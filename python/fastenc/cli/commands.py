@@ -350,6 +350,16 @@ def embed(
     print(f"{vectors.shape[0]} vectors of {vectors.shape[1]} numbers in {output}")
 
 
+def check_tokenizer_options(train: list[str], given: list[str]) -> None:
+    """Raises: ValueError when a tokenizer is chosen on the command line for a store, which has its own."""
+    chosen = [option for option in ("tokenizer", "vocab-size", "lowercase") if option in given]
+    if chosen and any(map(is_store, train)):
+        raise ValueError(
+            f"a store's tokens have the tokenizer that it was prepared with, got --{chosen[0]}: leave it out, or "
+            "prepare the texts with another"
+        )
+
+
 def _store(train: list[str]) -> TokenStore | None:
     """The store that is to be trained on, or None where texts are given."""
     if not any(map(is_store, train)):

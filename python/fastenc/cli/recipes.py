@@ -35,17 +35,17 @@ def resolved(context: typer.Context) -> dict[str, Any]:
     return {key: context.params[name] for key, name in _options(context).items()}
 
 
+def given(context: typer.Context) -> list[str]:
+    """The options, as in a recipe, that stand on the command line."""
+    return [key for key, name in _options(context).items() if _from(context, name, "COMMANDLINE")]
+
+
 def give_way(context: typer.Context, settings: dict[str, Any]) -> dict[str, Any]:
     """Settings without what a recipe says of something that the command line says in other units."""
-
-    def comes_from(name: str, source: str) -> bool:
-        found = context.get_parameter_source(name)
-        return found is not None and found.name == source
-
     gone = [
         theirs
         for ours, theirs in INSTEAD.items()
-        if comes_from(ours, "COMMANDLINE") and comes_from(theirs, "DEFAULT_MAP")
+        if _from(context, ours, "COMMANDLINE") and _from(context, theirs, "DEFAULT_MAP")
     ]
     context.params.update(dict.fromkeys(gone))
     return {**settings, **dict.fromkeys(gone)}
@@ -54,6 +54,11 @@ def give_way(context: typer.Context, settings: dict[str, Any]) -> dict[str, Any]
 def show_recipes() -> None:
     for name in recipe_names():
         print(f"{name:16} {read_recipe(name).description}")
+
+
+def _from(context: typer.Context, name: str, source: str) -> bool:
+    found = context.get_parameter_source(name)
+    return found is not None and found.name == source
 
 
 def _options(context: typer.Context) -> dict[str, str]:

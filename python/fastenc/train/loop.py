@@ -66,8 +66,8 @@ class Trainer:
         settings: what else the result depends on (masking, names of the labels), as JSON values; like the
             configuration, a resumed run must have the same.
         show_progress: None asks whether stderr is a terminal.
-    Files in ``config.output_dir``: checkpoint-*/, log.jsonl, curves.png and, at the end, the best model and its
-    metrics.json.
+    Files in ``config.output_dir``: checkpoint-*/, log.jsonl (its ``epoch`` counts the passes over the data that are
+    done, 3.0 at the end of three), curves.png and, at the end, the best model and its metrics.json.
     """
 
     def __init__(
@@ -180,10 +180,11 @@ class Trainer:
             self._optimiser_step(batches)
             self.step += 1
             last = self.step == self.total_steps
-            epoch, place = self._place()
+            epoch, done = self._place()
+            steps = self._steps(epoch)
             logs = self.step % config.log_every == 0 or last
-            due = self.step % config.eval_every if config.eval_every else place
-            evaluates = due == 0 or last
+            due = self.step % config.eval_every == 0 if config.eval_every else done == steps
+            evaluates = due or last
             saves = evaluates or (config.save_every and self.step % config.save_every == 0)
             if logs or saves:
                 self._read_window()
@@ -193,7 +194,7 @@ class Trainer:
                 if hasattr(bar, "set_postfix"):
                     bar.set_postfix({name: _short(value) for name, value in line.items()})
                 self._write(
-                    epoch=epoch + place / self._steps(epoch),
+                    epoch=epoch + done / steps,
                     learning_rate=max(group["lr"] for group in self.optimizer.param_groups),
                     **line,
                 )
@@ -210,8 +211,8 @@ class Trainer:
 
         None crosses an epoch, whose last step may have fewer.
         """
-        first, place = self._place()
-        start = place * self.window_size
+        first, done = self._place()
+        start = done * self.window_size
         for epoch in count(first):
             batches = self.sampler.epoch(epoch, start if epoch == first else 0)
             while window := list(islice(batches, self.window_size)):
@@ -222,8 +223,8 @@ class Trainer:
         return -(-self.sampler.count(epoch) // self.window_size)
 
     def _place(self) -> tuple[int, int]:
-        """The epoch of the next step, and how many of the epoch's steps are done."""
-        while self.step >= self._epoch_start + self._steps(self._epoch):
+        """The epoch of the last step, and how many of the epoch's steps are done: all, at its end."""
+        while self.step > self._epoch_start + self._steps(self._epoch):
             self._epoch_start += self._steps(self._epoch)
             self._epoch += 1
         return self._epoch, self.step - self._epoch_start

@@ -3,6 +3,7 @@
 import atexit
 import os
 from collections.abc import Callable
+from datetime import timedelta
 from functools import cache
 from typing import Any, TypeVar
 
@@ -12,6 +13,10 @@ from fastenc._extras import require
 
 Value = TypeVar("Value")
 TRUE = ("1", "true", "yes")
+# How long processes wait for one another before the run is given up. The main one packs a store, learns a vocabulary
+# and evaluates while the others wait; NCCL's own ten minutes are short for the first of a large corpus. A process that
+# ends makes torchrun end the others at once, so that the limit is for those that hang alone.
+PATIENCE = timedelta(hours=12)
 
 
 def process_state() -> Any:
@@ -29,7 +34,7 @@ def process_state() -> Any:
             )
     wanted = os.environ.get("ACCELERATE_USE_CPU", "").lower() in TRUE
     cpu = wanted or not torch.accelerator.is_available()
-    state = require("accelerate", extra="train").PartialState(cpu=cpu)
+    state = require("accelerate", extra="train").PartialState(cpu=cpu, timeout=PATIENCE)
     if state.num_processes > 1:
         _leave_in_order()
     return state
