@@ -70,7 +70,7 @@ def consumed(folder, resumed=False):
 
 
 def on_two_processes(*arguments):
-    """What they print."""
+    """What they print: (stdout, stderr)."""
     done = subprocess.run(
         [*LAUNCH, *map(str, arguments)],
         capture_output=True,
@@ -79,7 +79,7 @@ def on_two_processes(*arguments):
         env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
     )
     assert done.returncode == 0, done.stderr[-8000:]
-    return done.stdout
+    return done.stdout, done.stderr
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +102,7 @@ def root(tmp_path_factory):
         runs.append((own("cut"), drops | {"resume": True}))
         runs.append((own("poisoned"), drops | dict(poison_at=2, eval_every=2)))
     runs.append((str(folder_of(root, "full")), DROPS | dict(parallel="fsdp", full_disk=True)))
-    output = on_two_processes(Path(__file__).with_name("parallel_runs.py"), json.dumps(runs))
+    output, _ = on_two_processes(Path(__file__).with_name("parallel_runs.py"), json.dumps(runs))
     printed = [json.loads(text) for text in re.findall(r'\{"index".*?\]\}', output)]
     assert sorted(one["index"] for one in printed) == [0, 1]
     assert {one["timeout"] for one in printed} == {PATIENCE.total_seconds()}
@@ -158,7 +158,8 @@ def test_two_processes_pretrain_on_a_store_as_one_does(tmp_path):
         *("pretrain", store.folder, *model, "--replacement", "unigram", "--alpha", 0.5),
         *("--batch-tokens", 128, "--max-steps", 12, "--eval-every", 4, "--adam-eps", 1e-4),
     )
-    on_two_processes("-m", "fastenc.cli", *command, "-o", tmp_path / "two")
+    _, shown = on_two_processes("-m", "fastenc.cli", *command, "-o", tmp_path / "two")
+    assert shown.count("steps_per_day ") == 2, "the main process's lines alone, at steps 10 and 12"
     run(*command, "--accumulation", 2, "-o", tmp_path / "one")
     assert_same_run(tmp_path / "one", tmp_path / "two")
 

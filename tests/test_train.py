@@ -49,6 +49,17 @@ def test_the_log_counts_passes_that_are_done(tmp_path):
     assert trainer.sampler._counts.keys() == {0, 1, 2}, "counting an epoch costs a pass over it"
 
 
+def test_without_a_terminal_the_logs_lines_are_printed(tmp_path, capsys):
+    trainer = build(tmp_path, max_steps=4, eval_every=4, log_every=2)
+    trainer.show_progress = None
+    trainer.train()
+    lines = capsys.readouterr().err.splitlines()
+    assert [line[:11] for line in lines] == ["step 2 of 4", "step 4 of 4", "step 4 of 4"]
+    for name in ("epoch 0.2857", "loss ", "tokens_per_s ", "steps_per_day "):
+        assert name in lines[0]
+    assert "eval_loss " in lines[2]
+
+
 def test_the_result_loads_in_transformers(uninterrupted):
     from transformers import AutoModelForMaskedLM, AutoTokenizer
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+import sys
 import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -65,7 +66,7 @@ class Trainer:
         metric: the metric that chooses the best checkpoint; ``higher_is_better``: in which direction.
         settings: what else the result depends on (masking, names of the labels), as JSON values; like the
             configuration, a resumed run must have the same.
-        show_progress: None asks whether stderr is a terminal.
+        show_progress: None: a bar if stderr is a terminal, else the log's lines there; False: neither.
     Files in ``config.output_dir``: checkpoint-*/, log.jsonl (its ``epoch`` counts the passes over the data that are
     done, 3.0 at the end of three), curves.png and, at the end, the best model and its metrics.json.
     """
@@ -176,6 +177,8 @@ class Trainer:
             initial=self.step,
             total=self.total_steps,
         )
+        shows_bar = hasattr(bar, "set_postfix")
+        self.prints_lines = self.show_progress is None and not shows_bar
         for batches in bar:
             self._optimiser_step(batches)
             self.step += 1
@@ -191,7 +194,7 @@ class Trainer:
             if logs:
                 line = self.window.close()
             if logs and main:
-                if hasattr(bar, "set_postfix"):
+                if shows_bar:
                     bar.set_postfix({name: _short(value) for name, value in line.items()})
                 self._write(
                     epoch=epoch + done / steps,
@@ -338,9 +341,13 @@ class Trainer:
                     )
 
     def _write(self, **values: float) -> None:
-        """A line of the log, and of the trackers."""
+        """A line of the log, of the trackers and, where there is no bar, of stderr."""
         self.log.write(step=self.step, **values)
         self.accelerator.log(values, step=self.step)
+        if self.prints_lines:
+            text = "  ".join(f"{name} {_short(value)}" for name, value in values.items())
+            place = f"step {self.step:,} of {self.total_steps:,}"
+            print(f"{place}  {text}", file=sys.stderr, flush=True)
 
     def _evaluate(self) -> None:
         """Log the metrics, and note this step if they are the best so far."""
