@@ -2,10 +2,11 @@ import json
 
 import pytest
 
+from fastenc.data import save_tokenizer
 from fastenc.models import Encoder
 from fastenc.objectives import OBJECTIVES
 from test_cli import failure, run
-from training_run import documents
+from training_run import documents, word_tokenizer
 
 SMALL = ("--layers", 2, "--hidden", 32, "--heads", 2, "--vocab-size", 60, "--block-size", 32)
 
@@ -44,6 +45,30 @@ def test_empty_documents_are_counted(tmp_path):
     path.write_text("\n".join(json.dumps({"text": row}) for row in rows))
     output = run("pretrain", path, "-o", tmp_path / "run", *SMALL, "--max-steps", 1)
     assert "2 of 62 documents were empty" in output
+
+
+def test_a_run_goes_on_with_the_same_texts_only(tmp_path, capsys):
+    """A word in the place of another: as many examples, of the same lengths."""
+    changed = [text.replace("cat", "\0").replace("dog", "cat") for text in documents(60)]
+    changed = [text.replace("\0", "dog") for text in changed]
+    save_tokenizer(word_tokenizer(), tmp_path / "tokenizer")
+    for name, own in (("same", documents(60)), ("changed", changed)):
+        (tmp_path / f"{name}.txt").write_text("\n\n".join(own))
+        prepare = ("prepare", tmp_path / f"{name}.txt", "--tokenizer", tmp_path / "tokenizer")
+        run(*prepare, "-o", tmp_path / name)
+    same, other, dev = (tmp_path / name for name in ("same.txt", "changed.txt", "changed.txt"))
+    options = (*SMALL[:-4], "--block-size", 32, "--max-steps", 1)
+    own = (*options, "--tokenizer", tmp_path / "tokenizer")
+    for trained, instead, settings, name in (
+        ((same, "--dev", dev), (other, "--dev", dev), own, "train texts='checksum"),
+        ((same, "--dev", dev), (same, "--dev", same), own, "held-out texts='checksum"),
+        ((tmp_path / "same",), (tmp_path / "changed",), options, "train texts='store"),
+    ):
+        output = ("-o", tmp_path / f"run-{instead[0].name}-{name[:5]}")
+        run("pretrain", *trained, *output, *settings)
+        message = failure(capsys, "pretrain", *instead, *output, *settings, "--resume")
+        assert f"checkpoint-00000001 was written with {name}" in message
+        run("pretrain", *trained, *output, *settings, "--resume")
 
 
 def test_errors_are_one_line(text, tmp_path, capsys):

@@ -20,7 +20,7 @@ from fastenc.data import (
     special_tokens,
     train_tokenizer,
 )
-from fastenc.data.store import HELD_OUT_ONE_IN
+from fastenc.data.store import HELD_OUT_ONE_IN, MANIFEST, file_checksum
 from fastenc.data.tokenizers import KINDS
 from fastenc.models import Encoder, EncoderConfig, MaskedLM
 from fastenc.models.adaptations import METHODS
@@ -38,6 +38,7 @@ from fastenc.objectives import (
 from fastenc.tasks import predict_file, task_named, task_of
 from fastenc.train import TrainConfig, Trainer, fine_tuning_rate, task_trainer
 from fastenc.train.checkpoint import check_free
+from fastenc.train.config import tokens_checksum
 from fastenc.train.processes import on_main_process, process_state
 from fastenc.train.recipe import write_recipe
 
@@ -170,9 +171,11 @@ def pretrain(
             raise ValueError(f"{store.folder} is too small to hold examples out: give --dev")
         lengths: Any = stored.lengths
         groups = stored.groups(wanted.alpha)
+        texts = f"store {file_checksum(store.folder / MANIFEST)[:12]}"
     else:
         examples, held_out_examples = pack(documents), pack(held_out)
         lengths, groups = [len(token_ids(example)) for example in examples], None
+        texts = tokens_checksum(map(token_ids, examples))
     counts = None
     if wanted.replacement == "unigram":
         size = model.tokenizer.get_vocab_size()
@@ -203,7 +206,9 @@ def pretrain(
             **wanted._asdict(),
             "packing": packing,
             **({} if start else new._asdict()),
+            "train texts": texts,
             "held_out": len(held_out_examples),
+            "held-out texts": tokens_checksum(map(token_ids, held_out_examples)),
         },
     )
     if trainer.accelerator.is_main_process and found is None:

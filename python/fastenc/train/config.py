@@ -1,6 +1,9 @@
 """What a training run is: every number that its result depends on."""
 
 import math
+import zlib
+from array import array
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -155,6 +158,14 @@ class TrainConfig:
     def decisive(self) -> dict[str, Any]:
         """The fields that the weights depend on."""
         return {name: value for name, value in asdict(self).items() if name not in FREE | SPLIT}
+
+
+def tokens_checksum(sequences: Iterable[Sequence[int]]) -> str:
+    """A checksum of all token ids, for the settings that a resumed run must share."""
+    checksum = 0
+    for ids in sequences:
+        checksum = zlib.crc32(array("i", ids), checksum)
+    return f"checksum {checksum:08x}"
 
 
 def check_same(stored: dict[str, Any], current: dict[str, Any], where: str) -> None:

@@ -10,7 +10,7 @@ import torch
 from fastenc.adapt import cache_features
 from fastenc.tasks import Task
 from fastenc.tasks.base import Fill
-from fastenc.train.config import TrainConfig
+from fastenc.train.config import TrainConfig, tokens_checksum
 from fastenc.train.loop import Trainer
 from fastenc.train.processes import process_state
 
@@ -74,7 +74,9 @@ def task_trainer(
             "task": task.name,
             **asdict(task),
             **task.model_options(train),
+            "train texts": tokens_checksum(example.input_ids for example in examples),
             "held_out": len(held_out),
+            "held-out texts": tokens_checksum(example.input_ids for example in held_out),
             **({} if features is None else {"features": str(features_dtype)}),
         },
     )
