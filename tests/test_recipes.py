@@ -151,6 +151,47 @@ def test_each_published_value_names_its_source_and_makes_a_configuration(name):
     assert {"learning_rate", "betas", "adam_eps", "weight_decay", "max_grad_norm"} <= known.keys()
 
 
+# (learning rate, warm-up, betas, epsilon, weight decay, steps or epochs, sequences a step, tokens a sequence, dropout,
+# share of tokens to predict), and where the numbers stand.
+PUBLISHED = {
+    # Devlin et al. 2018, arXiv:1810.04805, appendix A.2; epsilon: optimization.py of google-research/bert
+    "bert-base": (1e-4, 10_000, (0.9, 0.999), 1e-6, 0.01, 1_000_000, 256, 512, 0.1, 0.15),
+    # Liu et al. 2019, arXiv:1907.11692, table 9, column "BASE"; sections 2.3 and 3.1 for the last and the length
+    "roberta-base": (6e-4, 24_000, (0.9, 0.98), 1e-6, 0.01, 500_000, 8192, 512, 0.1, 0.15),
+    # Conneau et al. 2019, arXiv:1911.02116, section 5.2: steps and batch; the others are RoBERTa-base's
+    "xlm-r-base": (6e-4, 24_000, (0.9, 0.98), 1e-6, 0.01, 1_500_000, 8192, 512, 0.1, 0.15),
+    # Joshi et al. 2019, arXiv:1907.10529, section 4.2 and, for the share, section 3.1
+    "spanbert-base": (1e-4, 10_000, (0.9, 0.999), 1e-8, 0.1, 2_400_000, 256, 512, 0.1, 0.15),
+    # Clark et al. 2020, arXiv:2003.10555, table 6; lengths: section 3.4, configure_pretraining.py
+    "electra-small": (5e-4, 10_000, (0.9, 0.999), 1e-6, 0.01, 1_000_000, 128, 128, 0.1, 0.15),
+    "electra-base": (2e-4, 10_000, (0.9, 0.999), 1e-6, 0.01, 766_000, 256, 512, 0.1, 0.15),
+    # Sanh et al. 2019, arXiv:1910.01108, section 3: the batch; the others are defaults of train.py in transformers'
+    # examples/research_projects/distillation: epochs, and the warm-up is a share of the steps
+    "distilbert-base": (5e-4, 0.05, (0.9, 0.98), 1e-6, 0.0, 3, 4000, 512, None, 0.15),
+}
+NORMS = {"roberta-base": 0.0, "xlm-r-base": 0.0, "distilbert-base": 5.0}  # RoBERTa's table 9
+
+
+@EVERY
+def test_the_values_are_the_published_ones(name):
+    values = read_recipe(name).values
+    first = lambda *keys: next((values[key] for key in keys if key in values), None)
+    found = (
+        values["learning-rate"],
+        first("warmup-steps", "warmup"),
+        tuple(values["betas"]),
+        values["adam-eps"],
+        values["weight-decay"],
+        first("max-steps", "epochs"),
+        values["global-batch-size"],
+        values["block-size"],
+        first("dropout"),
+        values["probability"],
+    )
+    assert found == PUBLISHED[name]
+    assert values["max-grad-norm"] == NORMS.get(name, 1.0)
+
+
 def test_the_command_line_has_the_last_word_in_other_units_too(text, tmp_path, monkeypatch):
     taken = {}
     monkeypatch.setattr(commands, "pretrain", lambda *arguments: taken.update(arguments[6]))
