@@ -1,9 +1,13 @@
 import json
 import random
+import re
+import signal
+import subprocess
+import sys
 
 import pytest
 
-from fastenc.data import read_texts
+from fastenc.data import clean_files, read_texts
 from fastenc.data.cleaning import Cleaner, shingles
 from test_cli import failure, run
 
@@ -208,6 +212,103 @@ def test_the_command_writes_texts_and_a_report_and_the_same_again(tmp_path):
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
 
 
+STEPS_OF_THE_KILLED = "exact,c4,near"
+
+
+def pages(count):
+    """Half of them seen before: exactly, in three sentences, or nearly."""
+    draw = random.Random(1)
+    words = [f"word{i}" for i in range(300)]
+    sentence = lambda: " ".join(draw.choices(words, k=9)) + "."
+    made: list[str] = []
+    while len(made) < count:
+        made.append(" ".join(sentence() for _ in range(20)))
+        again = draw.choice(made)
+        change = draw.randrange(6)
+        if change == 0:
+            made.append(again)
+        elif change == 1:
+            made.append(" ".join([*re.split(r"(?<=\.) ", again)[:3], *map(str, made[-1:])]))
+        elif change == 2:
+            made.append(again.replace("word1 ", "word2 "))
+    return made[:count]
+
+
+KILLED = """
+import os, signal, sys
+from fastenc.cli import main
+from fastenc.data import clean_files
+clean_files.PART = 20
+owner = clean_files if {name!r} != "replace" else clean_files.os
+real, calls = getattr(owner, {name!r}), [0]
+def kill(*arguments, **options):
+    calls[0] += 1
+    if calls[0] == {call}:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return real(*arguments, **options)
+setattr(owner, {name!r}, kill)
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        ("_append", 14),  # between two files of a part
+        ("_note", 3),  # all files of a part are written, not noted
+        ("replace", 13),  # notes are replaced too: one of two files is published
+    ],
+)
+def test_a_killed_cleaning_goes_on_without_losing_or_repeating(
+    name, call, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(clean_files, "PART", 20)
+    every = pages(200)
+    for language, own in (("en", every[:120]), ("mt", every[120:])):
+        (tmp_path / f"{language}.txt").write_text("\n\n".join(own))
+    command = ["clean", "--steps", STEPS_OF_THE_KILLED]
+    for language in ("en", "mt"):
+        command += ["--language", f"{language}={tmp_path / language}.txt"]
+    run(*command, "-o", tmp_path / "whole")
+    killed = [*command, "-o", str(tmp_path / "killed")]
+    code = KILLED.format(name=name, call=call)
+    done = subprocess.run([sys.executable, "-c", code, *killed], capture_output=True, timeout=300)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    if (tmp_path / "killed" / "unfinished" / "progress.json").exists():
+        assert "holds a cleaning that did not end: resume it" in failure(capsys, *killed)
+        other = failure(capsys, *killed, "--threshold", 0.7, "--resume")
+        assert "was begun with threshold=0.8, now it is 0.7" in other
+    run(*killed, "--resume")
+    names = {path.name for path in (tmp_path / "killed").iterdir()}
+    assert names == {"en.jsonl", "mt.jsonl", "report.json"}
+    for file in names:
+        expected = (tmp_path / "whole" / file).read_bytes()
+        assert (tmp_path / "killed" / file).read_bytes() == expected
+    dropped = json.loads((tmp_path / "whole" / "report.json").read_text())["dropped"]
+    assert len(dropped) == 3 and min(dropped.values()) > 3, "every step has something to remember"
+
+
+def test_a_cleaning_goes_on_with_the_same_texts_only(tmp_path, monkeypatch):
+    monkeypatch.setattr(clean_files, "PART", 20)
+
+    def broken():
+        yield from pages(50)
+        raise ValueError("x.txt, line 9: not UTF-8")
+
+    clean = lambda texts, resume: clean_files.clean_files(
+        Cleaner(["exact"]), {"": texts}, tmp_path, {"steps": ["exact"]}, resume=resume
+    )
+    with pytest.raises(ValueError, match="line 9"):
+        clean(broken(), False)
+    for texts in (["another", *pages(50)[1:]], pages(50)[:30]):
+        with pytest.raises(ValueError, match="was begun with other texts than those given now"):
+            clean(texts, True)
+    report = clean(pages(60), True)
+    kept, dropped = outcome(["exact"], *pages(60))
+    assert report["documents"] == {"read": 60, "kept": len(kept)} and report["dropped"] == dropped
+    assert read_texts(tmp_path / "text.jsonl") == kept
+
+
 def test_bad_input_is_named(tmp_path, capsys):
     (tmp_path / "a.txt").write_text("text")
     command = ("clean", tmp_path / "a.txt", "-o", tmp_path / "o")
@@ -216,7 +317,7 @@ def test_bad_input_is_named(tmp_path, capsys):
     (tmp_path / "bad.txt").write_bytes(b"\xff")
     bad = ("clean", tmp_path / "bad.txt", "-o", tmp_path / "p")
     assert "bad.txt, line 1: not UTF-8" in failure(capsys, *bad)
-    assert not list((tmp_path / "p").iterdir()), "half of an output is left"
+    assert not (tmp_path / "p").exists(), "half of an output is left"
     (tmp_path / "empty.jsonl").write_text('{"text": ""}\n{"text": " "}\n')
     message = "none of 2 documents was kept (2 document: empty): look at the texts"
     assert message in failure(capsys, "clean", tmp_path / "empty.jsonl", "-o", tmp_path / "q")

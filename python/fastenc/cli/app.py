@@ -339,6 +339,9 @@ def clean(
     bad_words: Annotated[
         Path | None, typer.Option(help="File of words, one a line, that drop a document.")
     ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with a cleaning of --output that was killed.")
+    ] = False,
 ) -> None:
     """Drop duplicates and text that is none, by the rules of C4 and Gopher, and report what and why.
 
@@ -348,7 +351,9 @@ def clean(
 
     - `fastenc clean --language en=en/ --language mt=mt/ --steps exact,near -o clean`
     """
-    corpus.clean(texts, language, column, output, steps.split(","), threshold, english, bad_words)
+    corpus.clean(
+        texts, language, column, output, steps.split(","), threshold, english, bad_words, resume
+    )
 
 
 @app.command()

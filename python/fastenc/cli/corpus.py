@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 from fastenc._extras import require
@@ -18,6 +17,7 @@ from fastenc.data import (
     train_tokenizer,
     write_store,
 )
+from fastenc.data.clean_files import clean_files
 from fastenc.data.cleaning import Cleaner
 from fastenc.data.fertility import Fertility, plot_fertility
 from fastenc.data.languages import text_files
@@ -124,33 +124,19 @@ def clean(
     threshold: float,
     english: bool,
     bad_words: Path | None,
+    resume: bool,
 ) -> None:
     files = _files(texts, languages)
     listed = set() if bad_words is None else {line for _, line in numbered_lines(bad_words) if line}
+    settings = {
+        "steps": steps,
+        "threshold": threshold,
+        "english": english,
+        "bad words": sorted(listed),
+    }
     cleaner = Cleaner(steps, threshold=threshold, english=english, bad_words=listed)
-    output.mkdir(parents=True, exist_ok=True)
-
-    def write(paths: list[str], path: Path) -> None:
-        with open(path, "w", encoding="utf-8") as file:
-            for text in cleaner.clean(_stream(paths, column)):
-                file.write(json.dumps({"text": text}, ensure_ascii=False) + "\n")
-
-    for language, paths in files.items():
-        target = output / f"{language or 'text'}.jsonl"
-        write_atomically(target, partial(write, paths))
-    report = cleaner.report()
-    if not report["documents"].get("kept"):
-        for language in files:
-            (output / f"{language or 'text'}.jsonl").unlink()
-        if not any(output.iterdir()):
-            output.rmdir()
-        reasons = ", ".join(f"{number:,} {why}" for why, number in report["dropped"].items())
-        raise ValueError(
-            f"none of {report['documents']['read']:,} documents was kept ({reasons}): look at the texts, or take "
-            "fewer --steps"
-        )
-    text = json.dumps(report, indent=1, ensure_ascii=False) + "\n"
-    write_atomically(output / "report.json", lambda path: path.write_text(text, encoding="utf-8"))
+    streams = {language: _stream(paths, column) for language, paths in files.items()}
+    report = clean_files(cleaner, streams, output, settings, resume=resume)
     for why, number in report["dropped"].items():
         print(f"{number:>9,}  {why}   e.g. {report['examples'][why][0][:60]!r}")
     print(f"{report['documents']['kept']:,} of {report['documents']['read']:,} documents kept")

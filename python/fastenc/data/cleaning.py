@@ -2,8 +2,9 @@
 
 import hashlib
 import re
+from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from fastenc._extras import require
@@ -57,6 +58,9 @@ class Cleaner:
         steps: some of "exact", "c4", "gopher", "near"; they run in this order.
         threshold: similarity, in (0, 1).
         bad_words: words, in any case, that drop a document; C4's own list is not included.
+    Fields:
+        memories: {step: what it knows of earlier documents}, each with ``new``, an array of the 8-byte numbers that
+            came since they were last taken out, and ``recall(numbers)``.
     Raises: ValueError for an unknown step or a threshold out of range; ImportError without datasketch for "near".
     Source: Raffel et al. 2020, arXiv:1910.10683, section 2.2; Rae et al. 2021, arXiv:2112.11446, appendix A.1.1;
         Broder 1997 (MinHash).
@@ -82,6 +86,9 @@ class Cleaner:
             "near": NearDuplicates(threshold) if "near" in steps else None,
         }
         self.rules: list[Any] = [rules[name] for name in STEPS if name in steps]
+        self.memories: dict[str, Any] = {
+            name: rules[name].seen for name in STEPS if name in steps and name != "gopher"
+        }
         self.documents: Counter[str] = Counter(read=0, kept=0)
         self.dropped: Counter[str] = Counter()
         self.examples: dict[str, list[str]] = {}
@@ -100,6 +107,14 @@ class Cleaner:
                 self.c4.remember_spans()
                 yield text  # type: ignore[misc]
 
+    def restore(self, report: Mapping[str, Any], memories: Mapping[str, array]) -> None:
+        """Go on as the cleaner whose report and memories these are."""
+        self.documents.update(report["documents"])
+        self.dropped.update(report["dropped"])
+        self.examples.update(report["examples"])
+        for name, numbers in memories.items():
+            self.memories[name].recall(numbers)
+
     def report(self) -> dict[str, Any]:
         """Documents read and kept; how many documents, lines and sentences were dropped for each reason; examples."""
         return {
@@ -115,9 +130,28 @@ class Cleaner:
             shown.append(what[:SHOWN_CHARACTERS])
 
 
+class Hashes:
+    """A set of hashes."""
+
+    def __init__(self) -> None:
+        self.known: set[int] = set()
+        self.new = array("Q")
+
+    def __contains__(self, key: int) -> bool:
+        return key in self.known
+
+    def add(self, key: int) -> None:
+        if key not in self.known:
+            self.known.add(key)
+            self.new.append(key)
+
+    def recall(self, numbers: array) -> None:
+        self.known.update(numbers)
+
+
 class ExactDuplicates:
     def __init__(self) -> None:
-        self.seen: set[int] = set()
+        self.seen = Hashes()
 
     def __call__(self, text: str, drop: Drop) -> str | None:
         words = " ".join(text.lower().split())
@@ -131,7 +165,7 @@ class ExactDuplicates:
 
 class C4Rules:
     def __init__(self, bad_words: Iterable[str]):
-        self.seen: set[int] = set()
+        self.seen = Hashes()
         self.latest: set[int] = set()  # spans of the last document
         self.bad_words = re.compile(
             rf"(?<!\w)(?:{'|'.join(map(re.escape, sorted(bad_words)))})(?!\w)", re.IGNORECASE
@@ -167,7 +201,8 @@ class C4Rules:
 
     def remember_spans(self) -> None:
         """Those of the last document count as seen: not before it is kept, or its text would be lost altogether."""
-        self.seen |= self.latest
+        for span in self.latest:
+            self.seen.add(span)
 
     def _without_repeated_spans(self, lines: list[list[str]], drop: Drop) -> list[list[str]]:
         every = [sentence.strip() for sentences in lines for sentence in sentences]
@@ -226,23 +261,56 @@ class GopherRules:
 class NearDuplicates:
     """MinHash with 128 permutations; bands of them find candidates, all of them estimate the similarity."""
 
-    PERMUTATIONS = 128
+    def __init__(self, threshold: float):
+        self.seen = Sketches(threshold)
+
+    def __call__(self, text: str, drop: Drop) -> str | None:
+        sketch = self.seen.sketch(shingles(text))
+        if self.seen.holds_similar(sketch):
+            return drop("document: near duplicate", text)
+        self.seen.add(sketch)
+        return text
+
+
+class Sketches:
+    """The sketches of documents, and an index of their bands."""
+
+    PERMUTATIONS, SEED = 128, 1
 
     def __init__(self, threshold: float):
         self.library = require("datasketch", extra="clean")
         self.threshold = threshold
         self.index = self.library.MinHashLSH(threshold=threshold, num_perm=self.PERMUTATIONS)
-        self.kept: list[Any] = []
+        self.known: list[Any] = []
+        self.new = array("Q")
 
-    def __call__(self, text: str, drop: Drop) -> str | None:
-        sketch = self.library.MinHash(num_perm=self.PERMUTATIONS, seed=1)
-        sketch.update_batch([shingle.encode("utf-8", "replace") for shingle in shingles(text)])
-        for place in self.index.query(sketch):
-            if sketch.jaccard(self.kept[place]) >= self.threshold:
-                return drop("document: near duplicate", text)
-        self.index.insert(len(self.kept), sketch)
-        self.kept.append(self.library.LeanMinHash(sketch))
-        return text
+    def sketch(self, items: Iterable[str]) -> Any:
+        sketch = self._blank()
+        sketch.update_batch([item.encode("utf-8", "replace") for item in items])
+        return sketch
+
+    def holds_similar(self, sketch: Any) -> bool:
+        candidates = (self.known[place] for place in self.index.query(sketch))
+        return any(sketch.jaccard(known) >= self.threshold for known in candidates)
+
+    def add(self, sketch: Any) -> None:
+        self.new.extend(sketch.hashvalues.tolist())
+        self._index(self.library.LeanMinHash(sketch))
+
+    def recall(self, numbers: array) -> None:
+        numpy = require("numpy", extra="train")
+        rows = numpy.frombuffer(numbers, dtype=numpy.uint64).reshape(-1, self.PERMUTATIONS)
+        for row in rows:
+            sketch = self._blank()
+            sketch.hashvalues = row
+            self._index(self.library.LeanMinHash(sketch))
+
+    def _blank(self) -> Any:
+        return self.library.MinHash(num_perm=self.PERMUTATIONS, seed=self.SEED)
+
+    def _index(self, lean: Any) -> None:
+        self.index.insert(len(self.known), lean)
+        self.known.append(lean)
 
 
 def shingles(text: str, length: int = 5) -> set[str]:
