@@ -39,12 +39,16 @@ def test_lines_come_in_smoothed_shares_each_before_any_again():
     shares = smoothed_shares(sizes, 0.3)
     for name, own in drawn.items():
         expected = shares[name] * sum(sizes.values())
-        assert expected <= sum(map(len, own)) < expected + max(map(len, lines[name]))
+        assert own.drawn == sum(map(len, own)) and own.characters == sizes[name]
+        assert expected <= own.drawn < expected + max(map(len, lines[name]))
         seen, whole = Counter(own), Counter(lines[name])
         rounds = [seen[line] / whole[line] for line in whole]
         assert max(rounds) - min(rounds) <= 1 and set(seen) <= set(whole)
-    assert drawn == sample_lines(DOCUMENTS, alpha=0.3, seed=3)
-    assert drawn["en"] != sample_lines(DOCUMENTS, alpha=0.3, seed=4)["en"]
+    listed = lambda seed: {
+        name: list(own) for name, own in sample_lines(DOCUMENTS, alpha=0.3, seed=seed).items()
+    }
+    assert listed(3) == {name: list(own) for name, own in drawn.items()}
+    assert listed(4)["en"] != listed(3)["en"]
 
 
 @pytest.mark.parametrize("kind", ["wordpiece", "bpe"])

@@ -64,6 +64,44 @@ def test_rare_characters_do_not_crowd_out_words():
     assert "encyclopedia" in tokenizer.get_vocab()
 
 
+class Watched(str):
+    """A text that counts how many of its kind are in memory."""
+
+    alive = most = 0
+
+    def __new__(cls, text):
+        cls.alive += 1
+        cls.most = max(cls.most, cls.alive)
+        return super().__new__(cls, text)
+
+    def __del__(self):
+        Watched.alive -= 1
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "bpe", "unigram"])
+def test_texts_that_can_be_read_again_are_never_held_together(kind):
+    class Texts:
+        def __iter__(self):
+            return map(Watched, TEXTS * 50)
+
+    Watched.most = 0
+    trained = train_tokenizer(Texts(), kind=kind, vocab_size=320)
+    assert 0 < Watched.most < 1000 < len(TEXTS * 50)
+    listed = train_tokenizer(iter(TEXTS * 50), kind=kind, vocab_size=320)
+    assert kind == "unigram" or trained.to_str() == listed.to_str()
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "bpe", "unigram"])
+def test_errors_of_the_texts_are_their_own(kind):
+    class Texts:
+        def __iter__(self):
+            yield from TEXTS
+            raise ValueError("x.txt, line 9: not UTF-8")
+
+    with pytest.raises(ValueError, match=r"^x\.txt, line 9"):
+        train_tokenizer(Texts(), kind=kind, vocab_size=320)
+
+
 def test_real_tokenizer_keeps_its_ids(tmp_path):
     save_tokenizer(load_tokenizer(minilm_folder()), tmp_path)
     texts = ["Déjà vu, isn't it?", "日本 unbelievable"]

@@ -1,13 +1,12 @@
 """What the commands before pretraining do: tokenizer, tokens, prepare and clean."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 from fastenc._extras import require
 from fastenc._files import write_atomically
 from fastenc.data import (
-    iterate_texts,
     language_files,
     load_tokenizer,
     measure_fertility,
@@ -20,8 +19,8 @@ from fastenc.data import (
 from fastenc.data.clean_files import clean_files
 from fastenc.data.cleaning import Cleaner
 from fastenc.data.fertility import Fertility, plot_fertility
-from fastenc.data.languages import text_files
-from fastenc.data.readers import numbered_lines
+from fastenc.data.languages import Chained, text_files
+from fastenc.data.readers import FileTexts, numbered_lines
 
 Arguments = list[str] | None
 
@@ -39,14 +38,13 @@ def tokenizer(
     seed: int,
 ) -> None:
     files = _files(texts, languages)
-    documents = read_languages(files, column)
+    documents = {language: FileTexts(paths, column) for language, paths in files.items()}
     if languages:
         drawn = sample_lines(documents, alpha=alpha, seed=seed)
-        lines = [line for own in drawn.values() for line in own]
         lowercase = bool(lowercase)
         for language, own in drawn.items():
-            before, after = (sum(map(len, part)) for part in (documents[language], own))
-            print(f"{language}: {before:,} characters, drawn {after:,}")
+            print(f"{language}: {own.characters:,} characters, drawn {own.drawn:,}")
+        lines: Iterable[str] = Chained(drawn.values())
     else:
         lines = documents[""]
     trained = train_tokenizer(lines, kind=kind, vocab_size=vocab_size, lowercase=lowercase)
@@ -99,7 +97,7 @@ def prepare(
     resume: bool,
 ) -> None:
     streams = {
-        language: _stream(paths, column) for language, paths in _files(texts, languages).items()
+        language: FileTexts(paths, column) for language, paths in _files(texts, languages).items()
     }
     store = write_store(
         output,
@@ -135,7 +133,7 @@ def clean(
         "bad words": sorted(listed),
     }
     cleaner = Cleaner(steps, threshold=threshold, english=english, bad_words=listed)
-    streams = {language: _stream(paths, column) for language, paths in files.items()}
+    streams = {language: FileTexts(paths, column) for language, paths in files.items()}
     report = clean_files(cleaner, streams, output, settings, resume=resume)
     for why, number in report["dropped"].items():
         print(f"{number:>9,}  {why}   e.g. {report['examples'][why][0][:60]!r}")
@@ -149,8 +147,3 @@ def _files(texts: Arguments, languages: Arguments) -> dict[str, list[str]]:
     if languages:
         return language_files(languages)
     return {"": [file for path in texts or [] for file in text_files(path)]}
-
-
-def _stream(paths: list[str], column: str | None) -> Iterator[str]:
-    for path in paths:
-        yield from iterate_texts(path, column)

@@ -69,6 +69,17 @@ def iterate_texts(path: str | Path, column: str | None = None) -> Iterator[str]:
         )
 
 
+class FileTexts:
+    """The documents of files, one file after another, read anew at each iteration: nobody holds them."""
+
+    def __init__(self, paths: Iterable[str | Path], column: str | None = None):
+        self.paths, self.column = list(paths), column
+
+    def __iter__(self) -> Iterator[str]:
+        for path in self.paths:
+            yield from iterate_texts(path, self.column)
+
+
 def read_labelled(
     path: str | Path,
     text: Sequence[str] = ("sentence",),

@@ -3,7 +3,7 @@
 import json
 import sys
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sized
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -77,6 +77,7 @@ def train_tokenizer(
     """Learn a vocabulary from texts.
 
     Args:
+        texts: read up to three times and never held together; an iterator, which can be read once only, is.
         kind: "wordpiece" (BERT), "bpe" (byte-level, RoBERTa) or "unigram" (XLM-R).
         vocab_size: largest number of tokens, special tokens included. WordPiece keeps the most frequent characters
             in an eighth of it (but 1000), so that rare scripts do not crowd out words.
@@ -92,7 +93,8 @@ def train_tokenizer(
     """
     if kind not in KINDS:
         raise ValueError(f"kind must be one of {KINDS}, got {kind!r}")
-    texts = list(texts)
+    if isinstance(texts, Iterator):
+        texts = list(texts)
     if not any(text.strip() for text in texts):
         raise ValueError("a tokenizer needs texts to learn from, got none that is not empty")
     library = require("tokenizers", extra="models")
@@ -105,8 +107,11 @@ def train_tokenizer(
         f"{vocab_size}: give more"
     )
     try:
-        tokenizer.train_from_iterator(texts, trainer, length=len(texts))
-    except Exception as error:  # the library raises bare Exception
+        length = len(texts) if isinstance(texts, Sized) else None
+        tokenizer.train_from_iterator(texts, trainer, length=length)
+    except Exception as error:
+        if type(error) is not Exception:  # of the texts; the library raises bare Exception
+            raise
         raise ValueError(f"{too_small} ({error})") from error
     if tokenizer.get_vocab_size() > vocab_size:
         raise ValueError(f"{too_small} (at least {tokenizer.get_vocab_size()})")
@@ -116,7 +121,7 @@ def train_tokenizer(
     return tokenizer
 
 
-def _wordpiece(library, lowercase: bool, texts: list[str], **options):
+def _wordpiece(library, lowercase: bool, texts: Iterable[str], **options):
     tokenizer = library.Tokenizer(library.models.WordPiece(unk_token="[UNK]"))
     tokenizer.normalizer = library.normalizers.BertNormalizer(lowercase=lowercase)
     tokenizer.pre_tokenizer = library.pre_tokenizers.BertPreTokenizer()
@@ -132,7 +137,7 @@ def _wordpiece(library, lowercase: bool, texts: list[str], **options):
     )
 
 
-def _alphabet(tokenizer, texts: list[str], limit: int) -> tuple[list[str], list[str]]:
+def _alphabet(tokenizer, texts: Iterable[str], limit: int) -> tuple[list[str], list[str]]:
     """The most frequent characters, sorted, and those of them that do not only begin words."""
     words: Counter[str] = Counter()
     for text in texts:
@@ -158,7 +163,7 @@ def _only_special(library, trained, names: tuple[str, ...]):
     return tokenizer
 
 
-def _byte_level_bpe(library, lowercase: bool, texts: list[str], **options):
+def _byte_level_bpe(library, lowercase: bool, texts: Iterable[str], **options):
     tokenizer = library.Tokenizer(library.models.BPE())
     if lowercase:
         tokenizer.normalizer = _lowercase(library, library.normalizers.NFD())
@@ -171,7 +176,7 @@ def _byte_level_bpe(library, lowercase: bool, texts: list[str], **options):
     )
 
 
-def _unigram(library, lowercase: bool, texts: list[str], **options):
+def _unigram(library, lowercase: bool, texts: Iterable[str], **options):
     tokenizer = library.Tokenizer(library.models.Unigram())
     tokenizer.normalizer = (
         _lowercase(library, library.normalizers.NFKD()) if lowercase else library.normalizers.NFKC()
