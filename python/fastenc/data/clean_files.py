@@ -93,7 +93,7 @@ def _clean(
     return done
 
 
-def _begun(folder: Path, settings: dict[str, Any], resume: bool) -> dict[str, Any]:
+def _begun(folder: Path, settings: Mapping[str, Any], resume: bool) -> dict[str, Any]:
     """How far an earlier run came; what it wrote after its last note is cut off."""
     if not (folder / PROGRESS).is_file():
         shutil.rmtree(folder, ignore_errors=True)

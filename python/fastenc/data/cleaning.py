@@ -79,13 +79,13 @@ class Cleaner:
         if not 0 < threshold < 1:
             raise ValueError(f"threshold must be a similarity in (0, 1), got {threshold}")
         self.c4 = C4Rules(bad_words)
-        rules = {
+        rules: dict[str, Any] = {
             "exact": ExactDuplicates(),
             "c4": self.c4,
             "gopher": GopherRules(english),
             "near": NearDuplicates(threshold) if "near" in steps else None,
         }
-        self.rules: list[Any] = [rules[name] for name in STEPS if name in steps]
+        self.rules = [rules[name] for name in STEPS if name in steps]
         self.memories: dict[str, Any] = {
             name: rules[name].seen for name in STEPS if name in steps and name != "gopher"
         }

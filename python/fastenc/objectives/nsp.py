@@ -1,7 +1,7 @@
 """Masked LM with a second task over pairs of segments: next-sentence or sentence-order prediction."""
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
@@ -82,7 +82,8 @@ class OtherSegments:
     def __init__(self, pairs: Sequence[SegmentPair]):
         if isinstance(pairs, StoredExamples):
             self.pairs: Sequence[SegmentPair] = pairs
-            self._documents, self._lengths = pairs.documents, pairs.second_lengths
+            self._documents: Any = pairs.documents  # a list or an array
+            self._lengths: Callable[[Tensor], Tensor] = pairs.second_lengths
             self._bounds = [0, *accumulate(pairs.languages.values())]
         else:
             self.pairs = sorted(pairs, key=lambda pair: pair.document)
