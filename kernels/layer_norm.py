@@ -304,7 +304,7 @@ def layer_norm_backward(
         )
         if seed is not None and not threshold:
             dx.copy_(dh)
-    sums = partial.sum(0)
-    empty = sums.new_empty((0,))
-    dweight, dbias = (sums[0], sums[1]) if wants_affine else (empty, empty)
-    return dh, dx, dweight, dbias, sums[2] if wants_x_bias else empty
+    # Tensors of their own: an op's results must not share memory.
+    total = lambda place, wanted: partial[:, place].sum(0) if wanted else partial.new_empty((0,))
+    dweight, dbias = total(0, wants_affine), total(1, wants_affine)
+    return dh, dx, dweight, dbias, total(2, wants_x_bias)
