@@ -296,15 +296,7 @@ class Calls(TorchDispatchMode):
         return function(*arguments, **(options or {}))
 
 
-ALIASED = pytest.mark.xfail(
-    strict=True, reason="the norm's dweight, dbias and dx_bias are views of one tensor of sums"
-)
-
-
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=[ALIASED] * (name in ("layer_norm", "rms_norm"))) for name in OPS],
-)
+@pytest.mark.parametrize("name", OPS)
 def test_registrations_pass_opcheck(triton_target, name):
     op, dtype = OPS[name], dtypes(name, triton_target)[-1]
     inputs = inputs_of(op, SMALL, triton_target.device, dtype)
