@@ -387,7 +387,8 @@ def embedding_layer_norm_backward(
     dh = torch.empty_like(dy)
     columns = width if wants_affine else 0
     if not dh.numel():
-        return dh, *torch.zeros((2, columns), dtype=torch.float32, device=dy.device)
+        dweight, dbias = (torch.zeros(columns, device=dy.device) for _ in range(2))
+        return dh, dweight, dbias
     threshold, drop_scale = _dropout(dropout_p, seed)
     launch = config(width, True, like=word, dropout=threshold > 0)
     # The order of the sums depends on the number of programs, so on the kind of device, and on nothing else.
@@ -421,8 +422,8 @@ def embedding_layer_norm_backward(
         WANTS_AFFINE=wants_affine,
         **launch,
     )
-    dweight, dbias = partial.sum(0)
-    return dh, dweight, dbias
+    # Each a tensor of its own: an op's results must not share memory.
+    return dh, partial[:, 0].sum(0), partial[:, 1].sum(0)
 
 
 def add_rows_in_place(
