@@ -74,7 +74,7 @@ def test_lengths_are_geometric():
 
     draw = Random(0)
     for _ in range(300):
-        for start, end in spans._spans(ids, draw)[:-1]:
+        for start, end in spans._spans(ids, 60, draw)[:-1]:
             lengths[int(words[end - 1] - words[start]) + 1] += 1
     total = lengths.total()
     weights = [0.2 * 0.8**i for i in range(10)]
@@ -208,11 +208,19 @@ def test_checkpoints_hold_the_boundary_head_and_load_in_transformers(tmp_path):
     torch.testing.assert_close(model(pack(batch)).logits, expected, rtol=0, atol=1e-5)
 
 
+def test_a_batch_without_room_for_its_words_warns():
+    word = [2000, *PIECES[:9].tolist()]
+    rows = [[SPECIAL.cls, *word, *word, SPECIAL.sep]] * 3
+    with pytest.warns(UserWarning, match="mask less than half of the tokens that they should"):
+        assert collator()(rows, 0)["max_labelled"] == 0
+    assert collator(probability=0.5)(rows, 0)["max_labelled"] == 30
+
+
 def test_bad_input_is_named():
     with pytest.raises(ValueError, match="max_words must be at least 1, got 0"):
         collator(max_words=0)
     with pytest.raises(ValueError, match="make masks with whole_word=True"):
         SpanCollator(MlmCollator(TOKENIZER))
-    message = "longer than a span, of up to 10 words, got blocks of at most 6 tokens"
+    message = "longer than a span, of up to 10 words, got blocks of at most 6 words"
     with pytest.raises(ValueError, match=message):
         OBJECTIVES["span"].collator(TOKENIZER, [[101, *range(2000, 2006), 102]], 0)

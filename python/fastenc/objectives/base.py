@@ -27,14 +27,6 @@ def token_ids(example: Any) -> Sequence[int]:
     return getattr(example, "ids", example)
 
 
-def longest(examples: Sequence[Any]) -> int:
-    """Tokens of the longest example; a store's are not read for it."""
-    lengths = getattr(examples, "lengths", None)
-    if lengths is None:
-        return max(len(token_ids(example)) for example in examples)
-    return int(lengths.max())
-
-
 @dataclass(frozen=True)
 class Objective:
     """One way to pretrain: an instance in a file of this folder, and its name in ``OBJECTIVES``.

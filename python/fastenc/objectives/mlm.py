@@ -11,6 +11,7 @@ from torch import Tensor
 from fastenc.data.tokenizers import special_tokens
 from fastenc.models import MaskedLM
 from fastenc.objectives.base import Objective
+from fastenc.objectives.word_starts import WordStarts
 from fastenc.packing import PackedBatch, pack_sequences
 
 IGNORED = -100
@@ -31,7 +32,7 @@ class MlmCollator:
         probability: share of tokens to predict.
         replacement: random tokens are drawn "uniform"ly, or by "unigram" frequency; never a special token.
         unigram_counts: (vocabulary,) occurrences of each token in the corpus, for "unigram".
-        whole_word: select words, with all of their tokens ("##x" of WordPiece; "Ġx" and "▁x" begin a word).
+        whole_word: select words, with all of their tokens, as ``WordStarts`` finds them.
         static: one mask for each sequence.
         mask_share, random_share: of the selected tokens, those that become the mask token, or a random one.
     Raises: ValueError for a value out of range, counts missing or of another size, a vocabulary with nothing but
@@ -66,7 +67,7 @@ class MlmCollator:
         cumulative = replacement_weights(tokenizer, replacement, unigram_counts).cumsum(0)
         self.is_special = special_mask(tokenizer)
         self._cumulative = cumulative / cumulative[-1]  # ends in exactly 1, above every draw
-        self.begins_word = _word_starts(tokenizer) if whole_word else None
+        self.word_starts = WordStarts(tokenizer, self.is_special) if whole_word else None
 
     def __call__(self, sequences: Sequence[Sequence[int]], step: int) -> dict[str, Any]:
         """{"batch": PackedBatch of corrupted ids, "labels": int64 (total_tokens,), -100 where not selected,
@@ -93,11 +94,9 @@ class MlmCollator:
         draw = lambda: torch.rand(ids.shape, generator=generator, dtype=torch.float64)
         selectable = ~self.is_special[ids]
         chance = draw()
-        if self.begins_word is not None:
+        if self.word_starts is not None:
             # Every token takes the draw of its word's first token.
-            first = self.begins_word[ids] | ~selectable
-            if first.numel():
-                first[0] = True
+            first = self.word_starts(ids)
             chance = chance[first][first.long().cumsum(0) - 1]
         selected = selectable & (chance < self.probability)
         labels = torch.where(selected, ids, IGNORED)
@@ -174,21 +173,6 @@ def mix(seed: int, *keys: int | str, size: int = 4) -> int:
     text = " ".join(map(str, (seed, *keys)))
     digest = hashlib.blake2b(text.encode(), digest_size=size).digest()
     return int.from_bytes(digest, "little")
-
-
-def _word_starts(tokenizer: Any) -> Tensor:
-    """bool (vocabulary,): whether a token begins a word."""
-    pieces = [tokenizer.id_to_token(place) or "" for place in range(tokenizer.get_vocab_size())]
-    # By the model and not the pieces: "##" is also a piece of many BPE vocabularies.
-    if type(tokenizer.model).__name__ == "WordPiece":
-        return torch.tensor([not piece.startswith("##") for piece in pieces])
-    starts = torch.tensor([piece.startswith(("Ġ", "▁")) for piece in pieces])
-    if not starts.any():
-        raise ValueError(
-            "whole_word needs a vocabulary that marks words (## of WordPiece, Ġ of byte-level BPE, ▁ of "
-            f"Unigram), got a {type(tokenizer.model).__name__} without: set whole_word=False"
-        )
-    return starts
 
 
 MLM = Objective(

@@ -1,6 +1,7 @@
 """Span masking and the span-boundary objective: contiguous words are hidden together."""
 
 import math
+import warnings
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from fastenc.models import EncoderConfig, LossPart, MaskedLM, ModelOutput
 from fastenc.nn import LayerNorm
 from fastenc.nn.encoder_layer import activate
-from fastenc.objectives.base import Objective, longest
+from fastenc.objectives.base import Objective
 from fastenc.objectives.mlm import IGNORED, MlmCollator, mix
 from fastenc.objectives.parts import weighted_sum
 from fastenc.ops import linear_masked_cross_entropy
@@ -25,6 +26,7 @@ GEOMETRIC_P, MAX_WORDS = 0.2, 10
 # Tokens of a span that the boundary objective predicts, and the width of its position embeddings.
 MAX_PLACES, POSITION_SIZE = 20, 200
 TRIES = 100
+SAMPLE = 100  # blocks, about, whose words are counted before training
 FREE, MASKED, BARRIER = range(3)
 
 
@@ -46,16 +48,17 @@ class SpanCollator:
 
     Args:
         masks: a collator made with ``whole_word=True``; its probability, replacements, seed and ``static`` are used.
-    Raises: ValueError for max_words below 1, or ``masks`` without words.
+    Raises: ValueError for max_words below 1, or ``masks`` without words. Warns where less than half of a batch's
+        budget is masked.
     Source: Joshi et al. 2019, arXiv:1907.10529, section 3.1.
     """
 
     def __init__(self, masks: MlmCollator, max_words: int = MAX_WORDS):
         if max_words < 1:
             raise ValueError(f"max_words must be at least 1, got {max_words}")
-        if masks.begins_word is None:
+        if masks.word_starts is None:
             raise ValueError("spans are of whole words: make masks with whole_word=True")
-        self.masks, self._begins_word = masks, masks.begins_word
+        self.masks, self._word_starts = masks, masks.word_starts
         weights = [(1 - GEOMETRIC_P) ** words for words in range(max_words)]
         self._cumulative = [total / sum(weights) for total in accumulate(weights)]
 
@@ -71,11 +74,13 @@ class SpanCollator:
         selected = torch.zeros(batch.total_tokens, dtype=torch.bool)
         rows: list[tuple[int, int, int, int]] = []
         lengths = batch.cu_seqlens.diff().tolist()
-        offset = 0
+        offset = planned = 0
         for ids in batch.input_ids.split(lengths):
             if self.masks.static:
                 draw = Random(mix(self.masks.seed, str(ids.tolist())))
-            for start, end in self._spans(ids, draw):
+            budget = self._budget(ids)
+            planned += budget
+            for start, end in self._spans(ids, budget, draw):
                 place = slice(offset + start, offset + end)
                 selected[place] = True
                 fate[place] = draw.random()
@@ -85,28 +90,41 @@ class SpanCollator:
                     (left + 1 + i, left, right, i) for i in range(min(end - start, MAX_PLACES))
                 ]
             offset += len(ids)
+        masked = int(selected.sum())
+        if 2 * masked < planned:
+            warnings.warn(
+                "spans of whole words mask less than half of the tokens that they should, because words have too many "
+                "tokens for such short sequences: give larger blocks, or a vocabulary of these languages",
+                stacklevel=2,
+            )
         ids = batch.input_ids
         return {
             "batch": replace(batch, input_ids=self.masks.replace(ids, selected, fate, choice)),
             "labels": torch.where(selected, ids, IGNORED),
-            "max_labelled": int(selected.sum()),
+            "max_labelled": masked,
             "spans": torch.tensor(rows, dtype=torch.int64).view(-1, 4),
         }
 
     def items(self, arguments: dict[str, Any]) -> dict[str, int]:
         return {"mlm": arguments["max_labelled"], "sbo": len(arguments["spans"])}
 
-    def _spans(self, ids: Tensor, draw: Random) -> list[Span]:
-        """Spans of one sequence, in the order drawn."""
+    def count_words(self, ids: Sequence[int]) -> int:
+        tokens = torch.tensor(ids)
+        return int((self._word_starts(tokens) & ~self.masks.is_special[tokens]).sum())
+
+    def _budget(self, ids: Tensor) -> int:
+        return math.ceil(self.masks.probability * int((~self.masks.is_special[ids]).sum()))
+
+    def _spans(self, ids: Tensor, budget: int, draw: Random) -> list[Span]:
+        """Spans of one sequence, of at most ``budget`` tokens, in the order drawn."""
         special = self.masks.is_special[ids]
-        starts = self._unit_starts(ids, special)
+        starts = self._word_starts(ids).nonzero().flatten().tolist()
         ends = [*starts[1:], len(ids)]
         state = bytearray(
             BARRIER if is_special else FREE for is_special in special[starts].tolist()
         )
         if state:
             state[0] = state[-1] = BARRIER
-        budget = math.ceil(self.masks.probability * int((~special).sum()))
         spans: list[Span] = []
         words = self._draw_length(draw)
         while budget and words:
@@ -128,14 +146,6 @@ class SpanCollator:
             budget -= spans[-1].end - spans[-1].start
             words = self._draw_length(draw)
         return spans
-
-    def _unit_starts(self, ids: Tensor, special: Tensor) -> list[int]:
-        """First tokens of the words, and the special tokens."""
-        first = self._begins_word[ids] | special
-        # A word begins after a special token, and at the sequence's start, whatever the token says.
-        first[1:] |= special[:-1]
-        first[:1] = True
-        return first.nonzero().flatten().tolist()
 
     def _draw_length(self, draw: Random) -> int:
         return bisect_left(self._cumulative, draw.random()) + 1
@@ -218,14 +228,15 @@ class SpanMaskedLM(MaskedLM):
 def _collator(
     tokenizer: Any, blocks: Sequence[Sequence[int]], seed: int, **masking: Any
 ) -> SpanCollator:
-    room = longest(blocks) - 2
-    if room < MAX_WORDS:
+    collator = SpanCollator(MlmCollator(tokenizer, seed=seed, **{**masking, "whole_word": True}))
+    some = range(0, len(blocks), max(1, len(blocks) // SAMPLE))
+    words = max(collator.count_words(blocks[place]) for place in some)
+    if words < MAX_WORDS:
         raise ValueError(
-            f"the text must be longer than a span, of up to {MAX_WORDS} words, got blocks of at most {room} "
-            "tokens: give longer documents, or larger blocks"
+            f"the text must be longer than a span, of up to {MAX_WORDS} words, got blocks of at most {words} "
+            "words: give longer documents, or larger blocks"
         )
-    masking["whole_word"] = True
-    return SpanCollator(MlmCollator(tokenizer, seed=seed, **masking))
+    return collator
 
 
 SPAN = Objective(SpanMaskedLM, ("full-sentences", "doc-sentences"), _collator)

@@ -1,0 +1,124 @@
+"""Whole words and spans in scripts with and without spaces, with each kind of vocabulary."""
+
+import unicodedata
+from random import Random
+
+import pytest
+import torch
+
+from fastenc.data import full_sentence_blocks, read_texts, train_tokenizer
+from fastenc.data.tokenizers import KINDS
+from fastenc.objectives import MlmCollator, SpanCollator
+from fastenc.objectives.mlm import special_mask
+from fastenc.objectives.word_starts import LONGEST, UNSPACED, WordStarts
+
+EVERY_KIND = pytest.mark.parametrize("kind", KINDS)
+# (first letter, letters, marks that follow a letter)
+SCRIPTS = {
+    "Han": (0x4E00, 400, ""),
+    "Hiragana": (0x3042, 80, ""),
+    "Thai": (0x0E01, 46, "\u0e31\u0e34\u0e35\u0e48\u0e49"),
+    "Lao": (0x0E94, 4, "\u0eb1\u0eb4\u0eb5\u0ec8\u0ec9"),
+    "Khmer": (0x1780, 35, "\u17b6\u17b7\u17b8\u17c1\u17d2"),
+    "Myanmar": (0x1000, 33, "\u102c\u102d\u102f\u103a\u103b"),
+}
+
+
+def unspaced_texts(script, count=150):
+    """Lines of words of that script, after one another, among them a number and a Latin word."""
+    first, letters, marks = SCRIPTS[script]
+    draw = Random(0)
+    letter = lambda: chr(first + draw.randrange(letters)) + draw.choice([*marks, "", ""])
+    words = ["".join(letter() for _ in range(draw.randint(1, 3))) for _ in range(200)]
+    words += ["2026", "Unicode"]
+    line = lambda: "".join(draw.choice(words) for _ in range(draw.randint(20, 60)))
+    return [line() for _ in range(count)]
+
+
+def check_masks(texts, tokenizer, block_size=128):
+    """Every full block is masked, about as much as asked for."""
+    blocks = full_sentence_blocks(texts, tokenizer, block_size, show_progress=False)
+    is_special = special_mask(tokenizer)
+    blocks = [each for each in blocks if (~is_special[torch.tensor(each)]).sum() > 100]
+    assert len(blocks) > 5
+    words = MlmCollator(tokenizer, whole_word=True)
+    collators = {"word": words, "span": SpanCollator(words)}
+    masked = {
+        name: [collate([each], step)["max_labelled"] for step, each in enumerate(blocks)]
+        for name, collate in collators.items()
+    }
+    tokens = [int((~is_special[torch.tensor(each)]).sum()) for each in blocks]
+    shares = {name: torch.tensor(masked[name]) / torch.tensor(tokens) for name in masked}
+    # A span's last word may find no room.
+    assert (shares["span"] > 0.15 - LONGEST / 100).all() and shares["span"].mean() > 0.14
+    assert (shares["span"] < 0.15 + 1 / 100).all()
+    # A hundred words a block, a few of which may have several tokens.
+    assert (shares["word"] > 0).all() and (shares["word"] < 0.45).all()
+    assert abs(shares["word"].mean() - 0.15) < 4 * 0.06 / len(blocks) ** 0.5
+
+
+@EVERY_KIND
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_every_block_of_unspaced_text_is_masked(script, kind):
+    texts = unspaced_texts(script)
+    if kind == "wordpiece":  # a word of more than 100 characters would be unknown
+        texts = [" ".join(text[i : i + 90] for i in range(0, len(text), 90)) for text in texts]
+    check_masks(texts, train_tokenizer(texts, kind=kind, vocab_size=900, show_progress=False))
+
+
+@EVERY_KIND
+@pytest.mark.parametrize("language", ["zh", "ja", "th", "en"])
+def test_every_block_of_real_text_is_masked(data_dir, language, kind):
+    part = "train" if language == "ja" else "valid"
+    texts = read_texts(data_dir / f"multilingual_text/{language}.{part}.txt.gz")[:200]
+    check_masks(texts, train_tokenizer(texts, kind=kind, vocab_size=3000, show_progress=False))
+
+
+def word_begins(text, place):
+    """By characters: after a space, and at a letter of an unspaced script."""
+    unspaced = lambda sign: any(first <= ord(sign) <= last for first, last in UNSPACED)
+    if place == 0 or text[place].isspace() or text[place - 1].isspace():
+        return True
+    return unspaced(text[place]) and not is_mark(text[place])
+
+
+def is_mark(sign):
+    return unicodedata.category(sign).startswith("M")
+
+
+@EVERY_KIND
+def test_words_are_those_of_the_characters(kind):
+    texts = [
+        "我们在1998年去了北京大学读书。北京很大",
+        "彼女はUnicodeの仕様を読んでいました。",
+        "ประเทศไทยมีประชากรมากกว่าที่คิดในปีนี้",
+        "An internationally unbelievable story; Straße, भारत में हिन्दी",
+    ]
+    size = {"wordpiece": 160, "bpe": 300, "unigram": 160}[kind]
+    tokenizer = train_tokenizer(texts, kind=kind, vocab_size=size, lowercase=False)
+    starts, split = WordStarts(tokenizer, special_mask(tokenizer)), 0
+    for text in texts:
+        encoding = tokenizer.encode(text, add_special_tokens=False)
+        found = starts(torch.tensor(encoding.ids)).tolist()
+        offsets = encoding.offsets
+        for token, (start, end) in enumerate(offsets):
+            # The rest of a character's bytes.
+            inside = kind == "bpe" and token > 0 and offsets[token - 1][1] > start
+            split += inside
+            place = start + inside
+            parted = token + 1 < len(offsets) and offsets[token + 1][0] < end
+            if encoding.tokens[token - 1] in ("▁", "Ġ") or (parted and is_mark(text[end - 1])):
+                continue  # its space stands before it, or the first bytes of a mark show no mark yet
+            expected = place < end and word_begins(text, place)
+            if kind == "wordpiece":  # which also parts punctuation
+                expected |= not encoding.tokens[token].startswith("##")
+            assert found[token] == expected, (text[start : start + 5], encoding.tokens[token])
+    assert split > 20 or kind != "bpe", "no character lies in several tokens"
+
+
+def test_long_words_are_cut():
+    tokenizer = train_tokenizer(["aa bb " * 9], vocab_size=9)
+    ids = tokenizer.encode("ab " + "a" * 40 + " b").ids
+    starts = WordStarts(tokenizer, special_mask(tokenizer))(torch.tensor(ids))
+    assert len(ids) == 45, "a letter a token"
+    assert starts.nonzero().flatten().tolist() == [0, 1, 3, 3 + LONGEST, 3 + 2 * LONGEST, 43, 44]
