@@ -37,8 +37,10 @@ class DistilledLM(MaskedLM):
         loss = 2 × masked-LM loss + 5 × T^2 KL(teacher || student) over the masked tokens
              + mean over all tokens of 1 - cos(student's, teacher's last hidden state),   T = 2
 
-    The weights and T are those of DistilBERT's training. The teacher is none of the student's parameters: no
-    checkpoint holds it. Checkpoints are the teacher's family's masked-LM checkpoints.
+    The weights and T are those of DistilBERT's training. Its code takes the KL over all tokens that are no padding,
+    unless told ``--restrict_ce_to_mask``; here it is always over the masked tokens, which needs a seventh of the
+    distributions over the vocabulary. The teacher is none of the student's parameters: no checkpoint holds it.
+    Checkpoints are the teacher's family's masked-LM checkpoints.
 
     Args:
         teacher: in evaluation mode; None for a student that learns no more.

@@ -25,6 +25,9 @@ GENERATOR_FOLDER = "generator"
 class ElectraCollator:
     """Masks tokens, each selected one by the mask token, and draws the random numbers that replace them.
 
+    As in the paper; its released code shows the generator 15 % of the selected tokens as they are. Here every token
+    that it predicts is hidden from it, as the discriminator's task takes for granted.
+
     Args: masks: a collator made with ``mask_share=1, random_share=0``.
     Source: Clark et al. 2020, arXiv:2003.10555.
     """
@@ -87,6 +90,9 @@ class Electra(PretrainedModel):
     The discriminator reads the text with the generator's samples in place of the masked tokens; a sample that is
     the original token counts as original, and no gradient goes through the sampling. ``save_pretrained`` writes the
     discriminator as ElectraForPreTraining, and the generator as ElectraForMaskedLM in the folder "generator".
+
+    The LayerNorms after the embeddings are two: the paper shares the embeddings, its released code the LayerNorm
+    too. Here each network scales its own input, and either checkpoint holds a LayerNorm anyway.
 
     Args:
         config: of the discriminator; its family must be "electra".
