@@ -7,12 +7,14 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("triton")
+triton = pytest.importorskip("triton")
 
 # Bytes of stack a thread: none, but for a few registers' worth on the oldest architecture, in products without matrix
 # instructions, in the widest norm, whose three sums a column fill the registers at 16 warps, and in the CRF's backward.
 STACK = {80: 16, 90: 0, 100: 0}
 WITHOUT_MATRICES, WIDEST_NORM, CRF_BACKWARD = 48, 144, 128
+# The launches were chosen with Triton 3.9's code; that of older versions may spill a little.
+OLDER_TRITON = 0 if tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 9) else 256
 SHARED = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}  # bytes a program can have
 
 
@@ -30,13 +32,13 @@ def takes_matrix_instructions(name: str) -> bool:
 def misfits(binaries: dict[str, dict], capability: int) -> dict[str, dict]:
     wrong = {}
     for name, binary in binaries.items():
-        stack = STACK[capability]
+        stack = STACK[capability] + OLDER_TRITON
         if name.startswith("layer_norm width=8192 backward=True"):
-            stack = WIDEST_NORM
+            stack = WIDEST_NORM + OLDER_TRITON
         elif name.startswith("crf") and name.endswith("_bwd_kernel"):
-            stack = CRF_BACKWARD
+            stack = CRF_BACKWARD + OLDER_TRITON
         elif "precision=ieee" in name:
-            stack = WITHOUT_MATRICES
+            stack = WITHOUT_MATRICES + OLDER_TRITON
         # A tuned launch was the fastest on a device, whatever it spilled.
         tuned = name.split()[1] == "tuned"
         fits = (
