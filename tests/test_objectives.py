@@ -1,22 +1,22 @@
 """What every objective must keep: how it weighs its parts, resumes, evaluates, and what it never forms."""
 
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
-from fastenc.objectives import OBJECTIVES, PACKINGS
+import objective_memory
+from fastenc.objectives import OBJECTIVES
 from fastenc.objectives.parts import count_items, loss_parts
 from fastenc.train.log import read_log
 from training_run import (
     assert_bitwise_equal,
     build_objective,
-    documents,
     small_model,
     weights,
-    word_tokenizer,
 )
 
 EVERY = pytest.mark.parametrize("name", OBJECTIVES)
@@ -96,35 +96,32 @@ def test_evaluation_reports_each_part_and_repeats_itself(name, tmp_path):
     assert best["loss"] == min(line["eval_loss"] for line in evaluations)
 
 
-class NothingAsLargeAs(TorchDispatchMode):
-    """Fails when an operation returns a tensor of so many elements, and keeps the largest."""
+@pytest.fixture(scope="module")
+def peaks():
+    """{objective: [[bytes, with few tokens and with many] with a small vocabulary, the same with a large one]}."""
+    # Memory from the system itself, which gets it back at once, in blocks of 16 KiB or more.
+    frugal = {"MALLOC_MMAP_THRESHOLD_": str(2**14), "MALLOC_TRIM_THRESHOLD_": "0"}
+    script = objective_memory.__file__
+    command = [sys.executable, script]
+    run = subprocess.run(command, env=os.environ | frugal, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    return json.loads(run.stdout)
 
-    def __init__(self, limit):
-        super().__init__()
-        self.limit, self.largest = limit, 0
 
-    def __torch_dispatch__(self, function, types, arguments=(), options=None):
-        result = function(*arguments, **(options or {}))
-        for tensor in tree_leaves(result):
-            if isinstance(tensor, torch.Tensor):
-                self.largest = max(self.largest, tensor.numel())
-                shape = tuple(tensor.shape)
-                assert tensor.numel() < self.limit, f"{function} made a tensor of shape {shape}"
-        return result
+def growth_by_vocabulary(few_words, many_words):
+    """How many more bytes a step needs for further tokens where the vocabulary is larger."""
+    return (many_words[1] - many_words[0]) - (few_words[1] - few_words[0])
+
+
+(FEW_WORDS, MANY_WORDS), (FEW, MANY) = objective_memory.VOCABULARIES, objective_memory.SEQUENCES
+LOGITS = 4 * (MANY_WORDS - FEW_WORDS) * (MANY - FEW) * objective_memory.LENGTH
 
 
 @EVERY
-def test_a_step_forms_nothing_of_vocabulary_times_all_tokens(name):
-    tokenizer = word_tokenizer()
-    tokenizer.add_tokens([f"word{place}" for place in range(3000)])
-    model, chosen = small_model(name, tokenizer), OBJECTIVES[name]
-    examples = PACKINGS[chosen.packings[0]](documents(120), tokenizer, 64, show_progress=False)
-    arguments = chosen.collator(tokenizer, examples, 0)(examples[:40], 0)
-    tokens, vocabulary = arguments["batch"].total_tokens, tokenizer.get_vocab_size()
-    model.train()
-    with NothingAsLargeAs(0.5 * tokens * vocabulary) as mode:
-        model(**arguments).loss.backward()
-    labelled = int((arguments["labels"] != -100).sum())
-    assert mode.largest >= labelled * vocabulary, "the mode sees the labelled rows' logits"
-    with pytest.raises(AssertionError, match="made a tensor of shape"), NothingAsLargeAs(1000):
-        model(**arguments)
+def test_memory_does_not_grow_with_vocabulary_times_all_tokens(name, peaks):
+    """With the same labelled tokens; a sixteenth of the others' logits is a quarter of a byte each."""
+    assert growth_by_vocabulary(*peaks[name]) < LOGITS / 16
+
+
+def test_every_tokens_logits_would_be_noticed(peaks):
+    assert growth_by_vocabulary(*peaks[objective_memory.EVERY_LOGIT]) > LOGITS
