@@ -1,6 +1,8 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from fastenc.ops import linear_kl_divergence
 from fastenc.reference import linear_kl_divergence as reference
@@ -105,9 +107,24 @@ def test_a_graph_that_is_kept_gives_the_same_gradient_again():
     assert not values[3].requires_grad
 
 
-def test_both_models_logits_never_exist_for_all_rows():
-    from test_objectives import NothingAsLargeAs
+class NothingAsLargeAs(TorchDispatchMode):
+    """Fails when an operation returns a tensor of so many elements, and keeps the largest."""
 
+    def __init__(self, limit):
+        super().__init__()
+        self.limit, self.largest = limit, 0
+
+    def __torch_dispatch__(self, function, types, arguments=(), options=None):
+        result = function(*arguments, **(options or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, torch.Tensor):
+                self.largest = max(self.largest, tensor.numel())
+                shape = tuple(tensor.shape)
+                assert tensor.numel() < self.limit, f"{function} made a tensor of shape {shape}"
+        return result
+
+
+def test_both_models_logits_never_exist_for_all_rows():
     values = inputs(rows=64, vocabulary=500)
     with NothingAsLargeAs(64 * 500 // 4) as mode:
         run(linear_kl_divergence, values, max_logits_bytes=2 * 4 * 500 * 8)
