@@ -86,8 +86,7 @@ def train_tokenizer(
     Returns: a ``tokenizers.Tokenizer`` that adds the family's special tokens around one and two texts.
     Numerics: the same texts give the same WordPiece or BPE tokenizer, to the bit. The library sums Unigram's
         probabilities in an order of its own: its pieces' scores, and pieces of almost equal score, may differ.
-    Raises: ValueError for an unknown kind, no text, or a vocabulary too small for
-        the special tokens and the alphabet.
+    Raises: ValueError for an unknown kind, no text, or a vocabulary too small for the special tokens and the alphabet.
     Source: Sennrich et al. 2016, arXiv:1508.07909 (BPE); Kudo 2018, arXiv:1804.10959 (Unigram);
         Wu et al. 2016, arXiv:1609.08144 (WordPiece).
     """
