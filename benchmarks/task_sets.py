@@ -122,29 +122,32 @@ SETS = {
         ("stsb/en_test.tsv.gz",),
     ),
     "snli-cad": TaskSet(
-        "SNLI-CAD",
+        "SNLI-CAD, 4,000 pairs",
         "accuracy",
         SequenceClassification(text=PAIR, label="gold_label"),
         *(
             (f"snli_cad/original_{part}.tsv.gz", f"snli_cad/revised_{part}.tsv.gz")
             for part in ("train", "dev", "test")
         ),
+        most=4000,
     ),
     "ag-news": TaskSet(
-        "AG News",
+        "AG News, 4,000 texts",
         "accuracy",
         SequenceClassification(text=("text",)),
         ("ag_news/train_slice.tsv.gz",),
         test=("ag_news/test.tsv.gz",),
+        most=4000,
     ),
     "wnut17": TaskSet(
         "WNUT-17", "f1", TokenClassification(max_length=256), **_parts("wnut17", "conll")
     ),
     "ud-pos": TaskSet(
-        "UD English EWT, UPOS",
+        "UD English EWT, UPOS, 4,000 sentences",
         "accuracy",
         TokenClassification(max_length=256),
         **_parts("ud_english_ewt", "conllu"),
+        most=4000,
     ),
     "germeval": TaskSet(
         "GermEval 2014 with nested entities, 4,000 sentences",
