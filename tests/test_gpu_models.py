@@ -7,8 +7,6 @@ import torch
 
 import fastenc
 from families import FAMILIES, model, padded_batch
-from fastenc.integrations.transformers import base_model, patching
-from fastenc.integrations.transformers.batch_facts import read_facts
 from fastenc.models import (
     Encoder,
     EncoderConfig,
@@ -197,16 +195,13 @@ def test_steps_of_every_task_do_not_wait(make):
 
 
 @EVERY_FAMILY
-def test_patched_training_waits_for_the_mask_alone(family, monkeypatch):
-    """The five numbers of mask and labels are read once a forward; they are given here, and nothing else is read."""
-    m = fastenc.patch(model(family, "ForSequenceClassification")).to(CUDA).train()
-    padded = padded_batch(family)
-    facts = read_facts(padded["attention_mask"], None)
-    for module in (patching, base_model):
-        monkeypatch.setattr(
-            module, "read_facts", lambda mask, labels: None if mask is None else facts
-        )
-    check_steps_do_not_wait(m, moved({**padded, "labels": torch.zeros(4, dtype=torch.long)}))
+@pytest.mark.parametrize("task", ["ForMaskedLM", "ForSequenceClassification"])
+def test_patched_training_does_not_wait_where_the_collator_noted_the_sizes(family, task):
+    m = fastenc.patch(model(family, task), labelled_logits_only=task == "ForMaskedLM")
+    batch = padded_batch(family)
+    name = "MaskedLM" if task == "ForMaskedLM" else task
+    collated = fastenc.DataCollatorWithFacts(dict)({**batch, **labels_for(name, batch)})
+    check_steps_do_not_wait(m.to(CUDA).train(), moved(collated))
 
 
 def test_the_trainers_steps_do_not_wait(tmp_path):

@@ -15,8 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import fastenc
 from families import FAMILIES, model, padded_batch
 from fastenc.data.long_texts import AGGREGATIONS
-from fastenc.integrations.transformers import patching
-from fastenc.integrations.transformers.batch_facts import read_facts
+from fastenc.integrations.transformers import batch_facts
 from fastenc.models import (
     Encoder,
     EncoderConfig,
@@ -209,33 +208,38 @@ def test_masked_cross_entropy(reduction):
             assert [t.grad.shape for t in tensors] == [t.shape for t in tensors]
 
 
+@pytest.mark.parametrize("noted", [False, True], ids=["", "noted by the collator"])
 @pytest.mark.parametrize("task", ["Model", "ForMaskedLM", "ForSequenceClassification"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_patched_models_read_the_mask_once(family, task, monkeypatch):
-    theirs = model(family, task)
+def test_patched_models_read_the_mask_once_or_never(family, task, noted, monkeypatch):
+    ours = fastenc.patch(model(family, task), labelled_logits_only=task == "ForMaskedLM")
     batch = padded_batch(family)
-    mask, labels = batch["attention_mask"], None
     if task == "ForMaskedLM":
-        labels = torch.where(mask.bool(), batch["input_ids"], -100)
+        batch["labels"] = torch.where(batch["attention_mask"].bool(), batch["input_ids"], -100)
     if task == "ForSequenceClassification":
-        labels = torch.zeros(4, dtype=torch.long)
-    facts, readings = read_facts(mask, labels), []
+        batch["labels"] = torch.zeros(4, dtype=torch.long)
+    collated = fastenc.DataCollatorWithFacts(dict)(batch)
+    facts, readings = collated["batch_facts"], []
 
-    def read_once(given, _):
-        if given is not None:
-            readings.append(given)
-            return facts
-        return None
+    def read(mask, labels):
+        readings.append(mask)
+        return facts
 
-    for module in (patching, fastenc.integrations.transformers.base_model):
-        monkeypatch.setattr(module, "read_facts", read_once)
-    ours = fastenc.patch(theirs).to(META).train()
-    arguments = {name: value.to(META) for name, value in batch.items()}
-    if labels is not None and task != "ForMaskedLM":
-        arguments["labels"] = labels.to(META)
-    output = ours(**arguments)
-    (output[0] if labels is None else output.logits).sum().backward()
-    assert len(readings) == 1
+    monkeypatch.setattr(batch_facts, "read_facts", read)
+    arguments = {k: v.to(META) if hasattr(v, "to") else v for k, v in collated.items()}
+    if not noted:
+        del arguments["batch_facts"]
+    output = ours.to(META).train()(**arguments)
+    (output[0] if task == "Model" else output.loss).sum().backward()
+    assert len(readings) == (0 if noted else 1)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_patched_models_without_a_mask_read_nothing(family):
+    ours = fastenc.patch(model(family, "ForMaskedLM"), labelled_logits_only=True).to(META).train()
+    ids = torch.zeros((2, 7), dtype=torch.long, device=META)
+    ours(input_ids=ids, labels=ids).loss.backward()
+    assert any(p.grad is not None for p in ours.parameters())
 
 
 def test_packing_with_known_sizes():

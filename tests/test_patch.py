@@ -308,8 +308,9 @@ def test_gradient_checkpointing_gives_the_same_gradients():
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
 
 
-def test_works_under_the_trainer(tmp_path):
-    """Same data, same seed, no dropout: the Trainer's losses agree step by step."""
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_works_under_the_trainer(tmp_path, smoothing):
+    """Same data, same seed, no dropout: the Trainer's losses agree step by step, its evaluation too."""
     from transformers import Trainer, TrainingArguments
 
     rows = [
@@ -324,17 +325,22 @@ def test_works_under_the_trainer(tmp_path):
         return {**batch, "labels": torch.tensor([e["labels"] for e in examples])}
 
     losses = []
-    for patched in (True, False):
+    for name, collator in (
+        ("own", collate),
+        ("patched", collate),
+        ("facts", fastenc.DataCollatorWithFacts(collate)),
+    ):
         m = model(
             "bert",
             "ForSequenceClassification",
             hidden_dropout_prob=0.0,
             attention_probs_dropout_prob=0.0,
         )
-        if patched:
+        if name != "own":
             fastenc.patch(m)
         arguments = TrainingArguments(
-            tmp_path / str(patched),
+            tmp_path / name,
+            label_smoothing_factor=smoothing,
             max_steps=6,
             per_device_train_batch_size=4,
             logging_steps=1,
@@ -345,13 +351,42 @@ def test_works_under_the_trainer(tmp_path):
             save_strategy="no",
             disable_tqdm=True,
         )
-        trainer = Trainer(m, arguments, train_dataset=rows, data_collator=collate)
+        trainer = Trainer(
+            m, arguments, train_dataset=rows, eval_dataset=rows, data_collator=collator
+        )
         trainer.train()
         losses.append([entry["loss"] for entry in trainer.state.log_history if "loss" in entry])
-    assert len(losses[0]) == 6
-    torch.testing.assert_close(
-        torch.tensor(losses[0]), torch.tensor(losses[1]), rtol=1e-3, atol=1e-4
-    )
+        losses[-1].append(trainer.evaluate()["eval_loss"])
+    own, *ours = map(torch.tensor, losses)
+    assert len(own) == 7
+    for found in ours:
+        torch.testing.assert_close(found, own, rtol=1e-3, atol=1e-4)
+
+
+@EVERY_FAMILY
+@pytest.mark.parametrize("task", TASKS)
+def test_sizes_noted_by_the_collator_change_nothing(family, task):
+    theirs = task_model(family, task)
+    ours = fastenc.patch(copy.deepcopy(theirs))
+    batch = padded_batch(family)
+    if task != "ForQuestionAnswering":  # whose loss runs over padding, by the model's own forward
+        batch |= labels_for(task, batch)
+    collated = fastenc.DataCollatorWithFacts(dict)(batch)
+    assert "batch_facts" in collated
+    output, expected = ours(**collated), theirs(**batch)
+    assert_same_outputs(output, expected, batch["attention_mask"])
+
+
+def test_sizes_of_another_batch_are_refused():
+    ours = fastenc.patch(model("bert", "ForSequenceClassification"))
+    facts = fastenc.DataCollatorWithFacts(dict)(padded_batch("bert"))["batch_facts"]
+    batch = padded_batch("bert")
+    batch["attention_mask"][:, 1] ^= 1
+    with pytest.raises(ValueError, match=r"batch_facts must be of the call's attention_mask"):
+        ours(**batch, batch_facts=facts)
+    part = {name: value[:2] for name, value in batch.items()}
+    theirs = model("bert", "ForSequenceClassification")
+    assert_same_outputs(ours(**part, batch_facts=facts), theirs(**part), part["attention_mask"])
 
 
 def test_sentence_transformers_model():

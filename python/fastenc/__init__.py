@@ -10,6 +10,7 @@ __version__ = "0.1.0"
 _LAZY = {
     "patch": "fastenc.integrations.transformers",
     "unpatch": "fastenc.integrations.transformers",
+    "DataCollatorWithFacts": "fastenc.integrations.transformers",
     "Encoder": "fastenc.models",
     "compile_inference": "fastenc.models",
     "PackedBatch": "fastenc.packing",
@@ -20,6 +21,7 @@ _LAZY = {
 }
 
 __all__ = [
+    "DataCollatorWithFacts",
     "Encoder",
     "PackedBatch",
     "__version__",

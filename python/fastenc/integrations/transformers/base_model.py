@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from fastenc.integrations.transformers import architectures
-from fastenc.integrations.transformers.batch_facts import BatchFacts, read_facts
+from fastenc.integrations.transformers.batch_facts import BatchFacts, take_facts
 from fastenc.nn.encoder_layer import InferenceLayer, encoder_layer, wants_inference
 from fastenc.ops import tied_embedding_layer_norm, unpack
 from fastenc.ops._dispatch import choose
@@ -58,11 +58,10 @@ class Layers:
             self.inference = [InferenceLayer() for _ in modules]
 
     def facts(self, arguments: dict) -> BatchFacts | None:
-        """What the host must know of the call's mask: as noted, or read now."""
-        mask = arguments.get("attention_mask")
-        if self._noted is not None and self._noted[0] is mask:
+        """What the host must know of the call's mask: as its task model has noted, or taken now."""
+        if self._noted is not None and self._noted[0] is arguments.get("attention_mask"):
             return self._noted[1]
-        return read_facts(mask, None)
+        return take_facts(arguments)
 
     @contextmanager
     def noted(self, arguments: dict, facts: BatchFacts | None) -> Iterator[None]:

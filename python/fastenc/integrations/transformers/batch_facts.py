@@ -1,18 +1,24 @@
-"""What the host must know of a padded batch before it can be packed, in one reading."""
+"""What the host must know of a padded batch before it can be packed: noted by the collator, or read at once."""
 
-from typing import NamedTuple
+from collections.abc import Callable
+from dataclasses import astuple, dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
+KEY = "batch_facts"
 
-class BatchFacts(NamedTuple):
+
+@dataclass(frozen=True)
+class BatchFacts:
     """Numbers of one call's attention mask and labels.
 
     Fields:
         total_tokens, max_seqlen: of the packed batch.
         padding: places of padding; leading_padding: rows that start with it.
-        labelled: labels of tokens that are not -100; labelled_padding: those on padding.
+        labelled: labels of tokens that are not -100; labelled_padding: those on padding. Both are 0 without labels
+            of the mask's shape, one a token.
     """
 
     total_tokens: int
@@ -23,6 +29,61 @@ class BatchFacts(NamedTuple):
     labelled_padding: int
 
 
+class DataCollatorWithFacts:
+    """A data collator that also notes, on the host, the sizes :func:`fastenc.patch` packs a batch by.
+
+    On an accelerator a patched model reads them from the attention mask, and waits for it, once a forward. With this
+    around the collator of a Trainer or a DataLoader nothing is read::
+
+        Trainer(fastenc.patch(model), data_collator=fastenc.DataCollatorWithFacts(collator), ...)
+
+    The batch gets one more entry, ``batch_facts``, which a patched model's forward takes. The masks and labels that
+    the model is called with must be the collator's: on a CPU others are refused, on an accelerator they end the
+    program by an assertion on the device.
+
+    Args:
+        collator: gives a mapping with the ``attention_mask`` (batch, length) and, where there are any, ``labels``.
+    """
+
+    def __init__(self, collator: Callable[[Any], Any]):
+        self.collator = collator
+
+    def __call__(self, features: Any) -> Any:
+        batch = self.collator(features)
+        facts = read_facts(batch.get("attention_mask"), batch.get("labels"))
+        if facts is not None:
+            batch[KEY] = facts
+        return batch
+
+
+def take_facts(arguments: dict) -> BatchFacts | None:
+    """The facts of a call: those the collator noted, which are taken out of the arguments, or else read now.
+
+    Raises: ValueError if the noted ones are of another mask or of other labels, on a CPU.
+    """
+    noted: BatchFacts | None = arguments.pop(KEY, None)
+    mask, labels = arguments.get("attention_mask"), arguments.get("labels")
+    # A part of the batch, such as DataParallel gives a replica, has facts of its own.
+    if noted is None or mask is None or mask.numel() != noted.total_tokens + noted.padding:
+        return read_facts(mask, labels)
+    if labels is None:  # a Trainer that smooths labels keeps them to itself
+        noted = replace(noted, labelled=0, labelled_padding=0)
+    if mask.device.type == "cpu":
+        facts = read_facts(mask, labels)
+        if facts not in (None, noted):
+            raise ValueError(
+                f"batch_facts must be of the call's attention_mask and labels, got {noted} for {facts}: "
+                "change masks and labels inside the collator that DataCollatorWithFacts is given"
+            )
+        return facts
+    counted = _count(mask, labels)
+    if counted is None:
+        return None
+    same = [found == said for found, said in zip(counted, astuple(noted), strict=True)]
+    torch._assert_async(torch.stack(same).all())
+    return noted
+
+
 def read_facts(mask: Tensor | None, labels: Tensor | None) -> BatchFacts | None:
     """Read them; on an accelerator this is the one place of a forward that waits for it.
 
@@ -30,6 +91,11 @@ def read_facts(mask: Tensor | None, labels: Tensor | None) -> BatchFacts | None:
         mask: (batch, length), non-zero at real tokens. None, or another shape: there is nothing to read.
         labels: counted where they have the mask's shape, one a token.
     """
+    facts = _count(mask, labels)
+    return None if facts is None else BatchFacts(*torch.stack(facts).tolist())
+
+
+def _count(mask: Tensor | None, labels: Tensor | None) -> list[Tensor] | None:
     if mask is None or mask.dim() != 2 or not mask.numel():
         return None
     if torch.jit.is_tracing() or torch.compiler.is_compiling():
@@ -37,9 +103,7 @@ def read_facts(mask: Tensor | None, labels: Tensor | None) -> BatchFacts | None:
     real = mask != 0
     lengths = real.sum(1)
     facts = [lengths.sum(), lengths.max(), (~real).sum(), (~real[:, 0]).sum()]
-    if labels is not None and labels.shape == mask.shape:
-        labelled = labels != -100
-        facts += [labelled.sum(), (labelled & ~real).sum()]
-    else:
-        facts += [lengths.new_zeros(())] * 2
-    return BatchFacts(*torch.stack(facts).tolist())
+    if labels is None or labels.shape != mask.shape:
+        return facts + [lengths.new_zeros(())] * 2
+    labelled = labels != -100
+    return [*facts, labelled.sum(), (labelled & ~real).sum()]

@@ -42,13 +42,11 @@ def forward(
     own_labels = None if labels is None else labels.reshape(-1)[packed.batch.indices]
     loss = logits = None
     if own_labels is not None and labelled_logits_only:
-        labelled = own_labels != -100
-        # Without a mask nothing else has been read.
-        rows = (
-            labelled.nonzero() if facts is None else labelled.nonzero_static(size=facts.labelled)
-        ).flatten()
-        chosen = transform(hidden.index_select(0, rows))
-        loss = linear_masked_cross_entropy(chosen, weight, decoder.bias, own_labels[rows])
+        # Without facts the transform runs on all rows: to count the labelled ones would wait for the device.
+        if facts is not None:
+            rows = (own_labels != -100).nonzero_static(size=facts.labelled).flatten()
+            hidden, own_labels = hidden.index_select(0, rows), own_labels[rows]
+        loss = linear_masked_cross_entropy(transform(hidden), weight, decoder.bias, own_labels)
     else:
         logits = F.linear(transform(hidden), weight, decoder.bias)
         if own_labels is not None:

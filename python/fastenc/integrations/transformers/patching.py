@@ -10,7 +10,7 @@ from torch import nn
 from fastenc._extras import require
 from fastenc.integrations.transformers import base_model, masked_lm
 from fastenc.integrations.transformers.architectures import BASE_MODELS, MASKED_LM_HEADS
-from fastenc.integrations.transformers.batch_facts import BatchFacts, read_facts
+from fastenc.integrations.transformers.batch_facts import BatchFacts, take_facts
 
 STATE = "_fastenc_patch"
 
@@ -38,6 +38,9 @@ def patch(model: Any, *, labelled_logits_only: bool = False) -> Any:
     each reason: attentions wanted, a mask that is not (batch, length), a row that starts with padding, a loss that
     reads padding (labels on padding tokens; question answering, whose softmax runs over the padded length),
     replaced or hooked layers, another dtype or device than the kernels have, tracing and ``torch.compile``.
+
+    On an accelerator a forward with an attention mask waits once for its sizes, unless the collator has noted them:
+    :class:`fastenc.DataCollatorWithFacts`.
 
     Args:
         model: a ``transformers.PreTrainedModel`` or a ``SentenceTransformer``.
@@ -148,7 +151,7 @@ def _base_forward(base, state: _State, arguments: dict, plain):
 
 
 def _task_forward(model, state: _State, arguments: dict, plain):
-    facts = read_facts(arguments.get("attention_mask"), arguments.get("labels"))
+    facts = take_facts(arguments)
     return _with_own_head(model, arguments, facts, plain)
 
 
@@ -169,9 +172,9 @@ def _with_own_head(model, arguments: dict, facts: BatchFacts | None, plain):
 
 def _masked_lm_forward(model, state: _State, arguments: dict, plain):
     base = model.base_model
+    facts = take_facts(arguments)
     inner = {name: value for name, value in arguments.items() if name != "labels"}
     layers = base.__dict__[STATE].layers
-    facts = read_facts(arguments.get("attention_mask"), arguments.get("labels"))
     reason = base_model.obstacle(base, layers, inner, facts) or masked_lm.obstacle(model)
     if reason is not None or _loss_reads_padding(arguments, facts):
         return _with_own_head(model, arguments, facts, plain)
