@@ -1,12 +1,20 @@
-"""CRF against pytorch-crf: loss with gradients, and decoding; batch 32, lengths 1 to 128, ragged."""
+"""CRF against pytorch-crf: loss with gradients, and decoding; batch 32, lengths 1 to 128, ragged.
+
+The module takes pytorch-crf's padded batch and returns what it returns. "kernels alone" are the calls under it, on
+tokens that are packed already, without checks, autograd and lists: what a training loop over packed batches pays, less
+some Python.
+"""
 
 import torch
 
 from benchmarks._harness import DEVICE, NOT_INSTALLED, compare, peer, write
 from fastenc.nn import CRF
+from fastenc.ops._dispatch import choose
 from fastenc.reference import crf as reference
 
 BATCH, LENGTH = 32, 128
+ALONE, NO_KERNELS = "fastenc, kernels alone", "no kernels here: see `fastenc info`"
+HAS_KERNELS = choose("crf", "auto", torch.empty(0, device=DEVICE)) != "reference"
 
 
 def main() -> None:
@@ -33,14 +41,25 @@ def main() -> None:
         truth_loss = -log_likelihood.sum()
         truth = torch.autograd.grad(truth_loss, wide)
 
-        def gradient_errors(gradients):
-            pairs = zip(gradients, truth, strict=True)
-            return [(g.double() - t).abs().max().item() for g, t in pairs]
+        parameters = [p.detach() for p in ours.parameters()]
+        packed = (emissions.detach()[mask], tags[mask], cu_seqlens, None, *parameters)
+        minus = torch.full((BATCH,), -1.0, device=DEVICE)
+
+        def kernels_alone():
+            likelihood, *kept = torch.ops.fastenc.crf_fwd(*packed)
+            return -likelihood.sum(), torch.ops.fastenc.crf_bwd(minus, *packed, *kept)
+
+        def worst_gradient(gradients):
+            """Of the padded emissions, or of the packed ones."""
+            first, *others = truth
+            first = first if gradients[0].dim() == 3 else first[mask]
+            pairs = zip(gradients, (first, *others), strict=True)
+            return max((g.double() - t).abs().max().item() for g, t in pairs)
 
         def check(_, result):
             loss, gradients = result
             error = abs(loss.item() / truth_loss.item() - 1)
-            worst = max(gradient_errors(gradients))
+            worst = worst_gradient(gradients)
             right = error < 1e-5 and worst < 1e-3
             return None if right else f"loss off by {error:.1g}, gradients by {worst:.1g}"
 
@@ -49,21 +68,30 @@ def main() -> None:
             name: module if isinstance(module, str) else lambda m=module: loss_and_gradients(m)
             for name, module in providers.items()
         }
+        calls[ALONE] = kernels_alone if HAS_KERNELS else NO_KERNELS
         rows = compare(calls, baseline="pytorch-crf", check=check, end_to_end=True)
         for name, call in calls.items():
             if not isinstance(call, str):
-                rows[name]["gradient_error"] = max(gradient_errors(call()[1]))
+                rows[name]["gradient_error"] = worst_gradient(call()[1])
         cases[f"{num_tags} tags, loss and gradients"] = rows
         expected = None if theirs == NOT_INSTALLED else theirs.decode(emissions, mask)
+
+        def right_paths(_, paths):
+            if isinstance(paths, tuple):  # the kernel's packed path and scores
+                paths = [path.tolist() for path in paths[0].split(lengths.tolist())]
+            return None if expected in (None, paths) else "other paths"
+
         decoders = {
             name: module if isinstance(module, str) else lambda m=module: m.decode(emissions, mask)
             for name, module in providers.items()
         }
+        decoders[ALONE] = (
+            (lambda p=packed: torch.ops.fastenc.crf_viterbi(p[0], *p[2:]))
+            if HAS_KERNELS
+            else NO_KERNELS
+        )
         cases[f"{num_tags} tags, best path"] = compare(
-            decoders,
-            baseline="pytorch-crf",
-            check=lambda _, paths: None if expected in (None, paths) else "other paths",
-            end_to_end=True,
+            decoders, baseline="pytorch-crf", check=right_paths, end_to_end=True
         )
     write("crf", cases)
 

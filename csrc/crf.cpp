@@ -1,7 +1,11 @@
 #include "crf.h"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
+#include <memory>
+#include <numeric>
+#include <vector>
 
 #include "tensors.h"
 
@@ -52,6 +56,10 @@ class Prepared {
   std::vector<float> from_rows_, to_rows_;
 };
 
+// Uninitialised.
+using Scratch = std::unique_ptr<float[]>;
+Scratch floats(int64_t count) { return Scratch(new float[count]); }
+
 // Where the sequences begin, and how many tokens of each are used: all of them without `seqused`.
 class Sequences {
  public:
@@ -63,6 +71,27 @@ class Sequences {
   int64_t first(int64_t s) const { return offset_[s]; }
   int64_t next(int64_t s) const { return offset_[s + 1]; }
   int64_t length(int64_t s) const { return used_ ? used_[s] : next(s) - first(s); }
+
+  // Groups of like lengths, the longest first: a kernel steps through a group's sequences together.
+  std::vector<CrfGroup> groups() const {
+    std::vector<int64_t> order(count);
+    std::iota(order.begin(), order.end(), 0);
+    std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return length(a) > length(b); });
+    std::vector<CrfGroup> result((count + CrfGroup::kMost - 1) / CrfGroup::kMost, CrfGroup{});
+    for (int64_t i = 0; i < count; ++i) {
+      CrfGroup& group = result[i / CrfGroup::kMost];
+      const int64_t s = order[i], place = group.count++;
+      group.sequence[place] = s;
+      group.first[place] = first(s);
+      group.length[place] = length(s);
+    }
+    return result;
+  }
+  // Fills the rows of tokens that are not used with 0.
+  template <class T>
+  void clear_unused(T* rows, int64_t width) const {
+    for (int64_t s = 0; s < count; ++s) std::fill(rows + (first(s) + length(s)) * width, rows + next(s) * width, T(0));
+  }
 
   int64_t count;
 
@@ -92,14 +121,13 @@ std::tuple<Tensor, Tensor, Tensor> forward(
   a.alphas = static_cast<float*>(alphas.mutable_data_ptr());
   a.norms = static_cast<float*>(norms.mutable_data_ptr());
   float* likelihoods = static_cast<float*>(result.mutable_data_ptr());
-  torch::stable::parallel_for(0, sequences.count, 1, [&](int64_t begin, int64_t stop) {
-    for (int64_t s = begin; s < stop; ++s) {
-      const int64_t first = sequences.first(s), length = sequences.length(s);
-      likelihoods[s] = 0.f;
-      if (length) FASTENC_CALL(crf_forward, a, first, length, likelihoods + s);
-      std::fill(a.alphas + (first + length) * a.stride, a.alphas + sequences.next(s) * a.stride, 0.f);
-      std::fill(a.norms + first + length, a.norms + sequences.next(s), 0.f);
-    }
+  std::fill_n(likelihoods, sequences.count, 0.f);
+  sequences.clear_unused(a.alphas, a.stride);
+  sequences.clear_unused(a.norms, 1);
+  const auto groups = sequences.groups();
+  torch::stable::parallel_for(0, groups.size(), 1, [&](int64_t begin, int64_t stop) {
+    const Scratch scratch = floats(3 * CrfGroup::kMost * a.stride + 16);
+    for (int64_t g = begin; g < stop; ++g) FASTENC_CALL(crf_forward, a, groups[g], likelihoods, scratch.get());
   });
   return {result, alphas, norms};
 }
@@ -121,39 +149,36 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(
   float* de = static_cast<float*>(demissions.mutable_data_ptr());
   const float* weight = static_cast<const float*>(weights.const_data_ptr());
 
-  // A fixed number of blocks of sequences, so that the order of the sums does not depend on the threads.
-  const int64_t blocks = std::min<int64_t>(sequences.count, 16), matrix = num_tags * stride, size = 2 * matrix + 5 * stride;
-  std::vector<float> sums(blocks * size, 0.f);
-  torch::stable::parallel_for(0, blocks, 1, [&](int64_t begin, int64_t stop) {
-    for (int64_t block = begin; block < stop; ++block) {
-      float *steps = sums.data() + block * size, *pairs = steps + matrix;
-      float *dstart = pairs + matrix, *dend = dstart + stride, *scratch = dend + stride;
-      for (int64_t s = sequences.count * block / blocks; s < sequences.count * (block + 1) / blocks; ++s) {
-        const int64_t first = sequences.first(s), length = sequences.length(s);
-        if (length)
-          FASTENC_CALL(
-              crf_backward, a, first, length, weight[s], de + first * num_tags, dstart, dend, steps, pairs, scratch);
-        std::fill(de + (first + length) * num_tags, de + sequences.next(s) * num_tags, 0.f);
-      }
+  sequences.clear_unused(de, num_tags);
+  const auto groups = sequences.groups();
+  // A fixed number of parts of them, so that the order of the sums does not depend on the threads.
+  const int64_t parts = std::min<int64_t>(groups.size(), 16);
+  const int64_t matrix = num_tags * stride, size = matrix + 2 * stride;
+  std::vector<float> sums(parts * size, 0.f);
+  torch::stable::parallel_for(0, parts, 1, [&](int64_t begin, int64_t stop) {
+    const Scratch scratch = floats((4 * CrfGroup::kMost + 1) * stride + CrfGroup::kMost * num_tags * num_tags + 16);
+    for (int64_t part = begin; part < stop; ++part) {
+      float *pairs = sums.data() + part * size, *dstart = pairs + matrix, *dend = dstart + stride;
+      for (int64_t g = groups.size() * part / parts; g < (int64_t)groups.size() * (part + 1) / parts; ++g)
+        FASTENC_CALL(crf_backward, a, groups[g], weight, de, dstart, dend, pairs, scratch.get());
     }
   });
   Tensor total_start = empty({num_tags}, ScalarType::Float), total_end = empty({num_tags}, ScalarType::Float);
   Tensor total_transitions = empty({num_tags, num_tags}, ScalarType::Float);
   const auto total = [&](int64_t place) {
     float value = 0.f;
-    for (int64_t block = 0; block < blocks; ++block) value += sums[block * size + place];
+    for (int64_t part = 0; part < parts; ++part) value += sums[part * size + place];
     return value;
   };
   auto* ds = static_cast<float*>(total_start.mutable_data_ptr());
   auto* dn = static_cast<float*>(total_end.mutable_data_ptr());
   auto* dt = static_cast<float*>(total_transitions.mutable_data_ptr());
   for (int64_t j = 0; j < num_tags; ++j) {
-    ds[j] = total(2 * matrix + j);
-    dn[j] = total(2 * matrix + stride + j);
+    ds[j] = total(matrix + j);
+    dn[j] = total(matrix + stride + j);
     for (int64_t i = 0; i < num_tags; ++i) {
       const int64_t place = i * stride + j;
-      const float expected = total(matrix + place);
-      dt[i * num_tags + j] = total(place) - (a.logarithms ? expected : expected * a.from_rows[place]);
+      dt[i * num_tags + j] = -total(place) * (a.logarithms ? 1.f : a.from_rows[place]);
     }
   }
   return {demissions, total_start, total_end, total_transitions};
@@ -169,16 +194,14 @@ std::tuple<Tensor, Tensor> viterbi(
   Tensor scores = empty({sequences.count}, ScalarType::Float);
   auto* tags = static_cast<int64_t*>(path.mutable_data_ptr());
   float* score = static_cast<float*>(scores.mutable_data_ptr());
-  torch::stable::parallel_for(0, sequences.count, 1, [&](int64_t begin, int64_t stop) {
-    std::vector<float> scratch;
-    for (int64_t s = begin; s < stop; ++s) {
-      const int64_t first = sequences.first(s), length = sequences.length(s);
-      score[s] = 0.f;
-      std::fill(tags + first + length, tags + sequences.next(s), 0);
-      if (!length) continue;
-      scratch.resize(std::max<size_t>(scratch.size(), (length + 1) * a.stride));
-      FASTENC_CALL(crf_viterbi, a, first, length, tags + first, score + s, scratch.data());
-    }
+  std::fill_n(score, sequences.count, 0.f);
+  sequences.clear_unused(tags, 1);
+  const auto groups = sequences.groups();
+  torch::stable::parallel_for(0, groups.size(), 1, [&](int64_t begin, int64_t stop) {
+    // The first group of the part has the longest sequence.
+    const int64_t rows = groups[begin].length[0] + 1;
+    const Scratch scratch = floats((3 * CrfGroup::kMost + rows * CrfGroup::kMost / 2) * a.stride + 16);
+    for (int64_t g = begin; g < stop; ++g) FASTENC_CALL(crf_viterbi, a, groups[g], tags, score, scratch.get());
   });
   return {path, scores};
 }

@@ -1,4 +1,4 @@
-// Linear-chain conditional random field:  P(y) = exp(start[y_0] + sum_t e_t[y_t] + sum_t T[y_{t-1}, y_t] + end[y_L]) / Z
+// Linear-chain conditional random field: P(y) = exp(start[y_0] + sum_t e_t[y_t] + sum_t T[y_{t-1}, y_t] + end[y_L]) / Z
 // by the forward-backward recursion; the best paths by Viterbi's.
 #pragma once
 #include <cstdint>
@@ -24,17 +24,29 @@ struct Crf {
   float* norms;            // (tokens,): what the recursion was divided by, or its logarithm
 };
 
+// Sequences that a kernel takes side by side, longest first; the last ones may be empty. Values of each sequence, such
+// as its log-likelihood, are read and written at its number.
+struct CrfGroup {
+  static constexpr int kMost = 16;  // lanes of the widest vectors
+  int64_t count, sequence[kMost], first[kMost], length[kMost];
+};
+// With more tags, vectors are filled by the tags of one sequence.
+constexpr int64_t kCrfLaneTags = 128;
+
 FASTENC_FOR_EACH_ISA(
-    // Fills the sequence's alphas and norms; writes its log-likelihood.
-    void crf_forward(const Crf&, int64_t first, int64_t length, float* log_likelihood);
-    // Gradients of weight * log-likelihood: writes demissions (length, num_tags), adds to the others. A transition's
-    // gradient is what the given path steps less what is expected: steps - pairs, or steps - pairs * from_rows as
-    // probabilities, (num_tags, stride) each. Scratch holds 3 * stride floats.
+    // Fills the sequences' alphas and norms; writes their log-likelihoods, for empty ones nothing.
+    // scratch holds 3 * 16 * stride + 16 floats.
+    void crf_forward(const Crf&, const CrfGroup&, float* log_likelihoods, float* scratch);
+    // Gradients of the sum of weights * log-likelihoods: writes the sequences' rows of demissions (tokens, num_tags),
+    // adds to the others. A transition's gradient is what the given path steps less what is expected: -pairs, as
+    // probabilities -pairs * from_rows, (num_tags, stride); subtracted step by step, for both sums may be large.
+    // scratch holds 4 * 16 * stride + stride + 16 * num_tags^2 + 16 floats.
     void crf_backward(
-        const Crf&, int64_t first, int64_t length, float weight, float* demissions, float* dstart, float* dend,
-        float* steps, float* pairs, float* scratch);
-    // scratch holds (length + 1) * stride floats.
-    void crf_viterbi(const Crf&, int64_t first, int64_t length, int64_t* path, float* score, float* scratch);
+        const Crf&, const CrfGroup&, const float* weights, float* demissions, float* dstart, float* dend,
+        float* pairs, float* scratch);
+    // Writes the sequences' best paths (tokens,) and their scores. scratch holds 3 * 16 * stride + 16 floats and
+    // (longest + 1) * 8 * stride more.
+    void crf_viterbi(const Crf&, const CrfGroup&, int64_t* paths, float* scores, float* scratch);
     // The n best paths, best first: path k at paths + k * path_stride, its score at scores + k * score_stride; -1 and
     // -infinity where there are fewer. scratch holds (length + 1) * n * stride floats.
     void crf_nbest(

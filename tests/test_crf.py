@@ -11,6 +11,9 @@ from fastenc.testing import assert_within_budget
 from test_attention import offsets_of
 
 LENGTHS = (1, 0, 40, 2, 13)
+# Enough for vectors that hold a tag of every sequence: more than one such vector, and sequences that end before others.
+MANY = (9, 1, 17, 0, 12, 12, 5, 17, 8, 30, 3, 16, 2, 11, 7, 28, 4, 0, 10, 25, 6, 19)
+BOTH = pytest.mark.parametrize("lengths", [LENGTHS, MANY], ids=["few", "many"])
 NAMES = ("emissions", "start", "end", "transitions")
 
 
@@ -52,19 +55,25 @@ def check_against_float64(values, tags, cu_seqlens):
         assert_within_budget(*triple, f"d{name}")
 
 
+@BOTH
 @pytest.mark.parametrize("num_tags", [2, 9, 16, 25, 33])
-def test_likelihood_and_every_gradient_keep_the_budget(instruction_set, num_tags):
-    check_against_float64(*inputs(num_tags))
+def test_likelihood_and_every_gradient_keep_the_budget(instruction_set, num_tags, lengths):
+    check_against_float64(*inputs(num_tags, lengths))
 
 
+def test_more_tags_than_a_vector_of_sequences_is_for(instruction_set):
+    check_against_float64(*inputs(130, (4, 4, 3)))
+
+
+@BOTH
 @pytest.mark.parametrize("score", [-1e4, -float("inf")])
-def test_forbidden_transitions_keep_the_budget(instruction_set, score):
-    values, _, cu_seqlens = inputs(9)
+def test_forbidden_transitions_keep_the_budget(instruction_set, score, lengths):
+    values, _, cu_seqlens = inputs(9, lengths)
     forbid(values, [(0, 1), (3, 3), (8, 2)], score)
     with torch.no_grad():
         values[1][1] = values[2][4] = score
     # The given path is an allowed one; a forbidden one has likelihood 0, and no finite gradient at -infinity.
-    tags = torch.full((sum(LENGTHS),), 5)
+    tags = torch.full((sum(lengths),), 5)
     check_against_float64(values, tags, cu_seqlens)
 
 
@@ -82,8 +91,9 @@ def test_a_path_that_only_forbidden_steps_allow(instruction_set):
         torch.testing.assert_close(one.double(), two, rtol=0, atol=1e-4)
 
 
-def test_confident_emissions_keep_the_budget(instruction_set):
-    check_against_float64(*inputs(9, scale=30.0))
+@BOTH
+def test_confident_emissions_keep_the_budget(instruction_set, lengths):
+    check_against_float64(*inputs(9, lengths, scale=30.0))
 
 
 def test_marginals_are_those_of_all_paths(instruction_set):
@@ -101,9 +111,10 @@ def test_marginals_are_those_of_all_paths(instruction_set):
     torch.testing.assert_close(marginals.sum(1), torch.ones(5), rtol=0, atol=1e-6)
 
 
+@BOTH
 @pytest.mark.parametrize("num_tags", [2, 9, 25])
-def test_best_path_and_its_score(instruction_set, num_tags):
-    (emissions, start, end, transitions), _, cu_seqlens = inputs(num_tags)
+def test_best_path_and_its_score(instruction_set, num_tags, lengths):
+    (emissions, start, end, transitions), _, cu_seqlens = inputs(num_tags, lengths)
     forbid((None, None, None, transitions), [(0, 1), (1, 1)], -float("inf"))
     arguments = (emissions, cu_seqlens, start, end, transitions)
     path, scores = crf_decode(*arguments, impl="cpp")
@@ -173,13 +184,15 @@ def test_n_best_paths_of_long_sequences(instruction_set):
             torch.testing.assert_close(score[place].double(), total, rtol=1e-6, atol=0)
 
 
-def test_long_sequences_do_not_drift(instruction_set):
-    check_against_float64(*inputs(5, (6000,)))
+@pytest.mark.parametrize("lengths", [(6000,), (2000, 1900, 1)])
+def test_long_sequences_do_not_drift(instruction_set, lengths):
+    check_against_float64(*inputs(5, lengths))
 
 
 @needs_cpp
-def test_result_does_not_depend_on_the_number_of_threads():
-    values, tags, cu_seqlens = inputs(9, (7, 30, 2, 90, 41))
+@pytest.mark.parametrize("lengths", [(7, 30, 2, 90, 41), MANY * 3])
+def test_result_does_not_depend_on_the_number_of_threads(lengths):
+    values, tags, cu_seqlens = inputs(9, lengths)
     before = torch.get_num_threads()
     results = []
     for threads in (1, 2):
@@ -192,7 +205,7 @@ def test_result_does_not_depend_on_the_number_of_threads():
 
 
 def test_nan_stays_in_its_sequence(instruction_set):
-    values, tags, cu_seqlens = inputs(6, (5, 8, 3))
+    values, tags, cu_seqlens = inputs(6, (5, 8, 7))
     with torch.no_grad():
         values[0][7, 2] = float("nan")
     out = likelihood(values, tags, cu_seqlens, impl="cpp")

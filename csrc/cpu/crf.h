@@ -1,6 +1,7 @@
-// Two forms of one recursion. As probabilities, rescaled at each token: a product with the matrix of exponentials. Its
-// lost underflows are harmless while the transitions lie within a bound of each other (crf.cpp checks it); constrained
-// tags, at -10000 or -infinity, take the form in logarithms.
+// One sequence at a time, a vector holding the tags of one token. Two forms of one recursion. As probabilities,
+// rescaled at each token: a product with the matrix of exponentials. Its lost underflows are harmless while the
+// transitions lie within a bound of each other (crf.cpp checks it); constrained tags, at -10000 or -infinity, take the
+// form in logarithms.
 
 constexpr float kMinusInfinity = -__builtin_inff();
 
@@ -97,8 +98,23 @@ static float crf_join(const Crf& a, const float* alpha, const float* beta, float
   return kLogarithms ? log_sum_exp(scratch, a.stride) : logf(sum(total));
 }
 
+// The log-likelihood, from log Z less what the last alphas and the end's scores add to it.
 template <bool kLogarithms>
-static void crf_forward_as(const Crf& a, int64_t first, int64_t length, float* log_likelihood) {
+static float crf_log_likelihood(const Crf& a, int64_t first, int64_t length, double log_z) {
+  const float* last = a.alphas + (first + length - 1) * a.stride;
+  double total = 0.0, top = -__builtin_inf();
+  for (int64_t j = 0; j < a.num_tags; ++j) {
+    const double score = a.end[j] + (kLogarithms ? (double)last[j] : 0.0);
+    top = score > top ? score : top;
+  }
+  if (!(top > -__builtin_inf())) top = 0.0;
+  for (int64_t j = 0; j < a.num_tags; ++j)
+    total += kLogarithms ? ::exp((double)last[j] + a.end[j] - top) : last[j] * ::exp(a.end[j] - top);
+  return (float)(crf_path_score(a, first, length) - (log_z + top + ::log(total)));
+}
+
+template <bool kLogarithms>
+static float crf_forward_as(const Crf& a, int64_t first, int64_t length) {
   double log_z = 0.0, factors = 1.0;
   float* row = a.alphas + first * a.stride;
   for (int64_t t = 0; t < length; ++t, row += a.stride) {
@@ -137,24 +153,17 @@ static void crf_forward_as(const Crf& a, int64_t first, int64_t length, float* l
     if (t) log_z += a.top;
   }
   log_z += ::log(factors);
-  const float* last = a.alphas + (first + length - 1) * a.stride;
-  double total = 0.0, top = -__builtin_inf();
-  for (int64_t j = 0; j < a.num_tags; ++j) {
-    const double score = a.end[j] + (kLogarithms ? (double)last[j] : 0.0);
-    top = score > top ? score : top;
-  }
-  if (!(top > -__builtin_inf())) top = 0.0;
-  for (int64_t j = 0; j < a.num_tags; ++j)
-    total += kLogarithms ? ::exp((double)last[j] + a.end[j] - top) : last[j] * ::exp(a.end[j] - top);
-  log_z += top + ::log(total);
-  *log_likelihood = (float)(crf_path_score(a, first, length) - log_z);
+  return crf_log_likelihood<kLogarithms>(a, first, length, log_z);
 }
 
 template <bool kLogarithms>
 static void crf_backward_as(
     const Crf& a, int64_t first, int64_t length, float weight, float* demissions, float* dstart, float* dend,
-    float* steps, float* pairs, float* scratch) {
+    float* pairs, float* scratch) {
+  demissions += first * a.num_tags;
   float *beta = scratch, *leaving = scratch + a.stride, *spare = scratch + 2 * a.stride;
+  float* own_pairs = scratch + 3 * a.stride;  // of this sequence: shorter sums lose fewer digits
+  for (int64_t c = 0; c < a.num_tags * a.stride; c += kLanes) store(own_pairs + c, Vec{});
   const int64_t* y = a.tags + first;
   crf_ends<kLogarithms>(a, beta);
   const float last_norm = crf_join<kLogarithms>(a, a.alphas + (first + length - 1) * a.stride, beta, spare);
@@ -187,15 +196,16 @@ static void crf_backward_as(
     }
     const float* before = alpha - a.stride;
     for (int64_t i = 0; i < a.num_tags; ++i) {
-      const float *from = a.from_rows + i * a.stride, scaled = before[i] * weight;
-      float* sums = pairs + i * a.stride;
+      const float* from = a.from_rows + i * a.stride;
+      float* sums = own_pairs + i * a.stride;
       for (int64_t c = 0; c < a.stride; c += kLanes) {
-        const Vec pair = kLogarithms ? exp(load(from + c) + load(leaving + c) + before[i]) * weight
-                                      : load(leaving + c) * scaled;
+        const Vec pair = kLogarithms ? exp(load(from + c) + load(leaving + c) + before[i])
+                                      : load(leaving + c) * before[i];
         store(sums + c, load(sums + c) + pair);
       }
     }
-    steps[y[t - 1] * a.stride + y[t]] += weight;
+    const int64_t step = y[t - 1] * a.stride + y[t];
+    own_pairs[step] -= kLogarithms ? 1.f : 1.f / a.from_rows[step];
     if (kLogarithms)
       log_sum_exp_rows(leaving, a.to_rows, a.num_tags, a.stride, beta);
     else
@@ -204,20 +214,12 @@ static void crf_backward_as(
   }
   dstart[y[0]] += weight;
   dend[y[length - 1]] += weight;
+  for (int64_t c = 0; c < a.num_tags * a.stride; c += kLanes)
+    store(pairs + c, load(pairs + c) + load(own_pairs + c) * weight);
 }
 
-void crf_forward(const Crf& a, int64_t first, int64_t length, float* log_likelihood) {
-  (a.logarithms ? crf_forward_as<true> : crf_forward_as<false>)(a, first, length, log_likelihood);
-}
-
-void crf_backward(
-    const Crf& a, int64_t first, int64_t length, float weight, float* demissions, float* dstart, float* dend,
-    float* steps, float* pairs, float* scratch) {
-  (a.logarithms ? crf_backward_as<true> : crf_backward_as<false>)(
-      a, first, length, weight, demissions, dstart, dend, steps, pairs, scratch);
-}
-
-void crf_viterbi(const Crf& a, int64_t first, int64_t length, int64_t* path, float* score, float* scratch) {
+static void crf_viterbi_rows(
+    const Crf& a, int64_t first, int64_t length, int64_t* path, float* score, float* scratch) {
   float *best = scratch, *came_from = scratch;  // came_from's row t is row t + 1 of the scratch, for t >= 1
   double offset = 0.0;
   float* next = scratch + a.stride;  // row 1 is free: the first token came from nowhere

@@ -73,11 +73,12 @@ FASTENC_INLINE void store_first(T* p, Vec v, int n) {
   for (int i = 0; i < n; ++i) from_float(p + i, lanes[i]);
 }
 
-// Floats through a mask where there are such instructions: lanes through memory would stall the load after them.
+// Floats through a mask where there are such instructions: lanes through memory would stall the load after them. (The
+// compiler's own macros do not tell: g++ reads the whole file before it applies the pragma that chooses the target.)
 FASTENC_INLINE Vec load_first(const float* p, int n, float fill = 0.f) {
-#if defined(__AVX512F__)
+#if FASTENC_VECTOR_BYTES == 64
   return (Vec)_mm512_mask_loadu_ps((__m512)splat(fill), (__mmask16)((1u << n) - 1u), p);
-#elif defined(__AVX2__)
+#elif FASTENC_VECTOR_BYTES == 32
   const VecI mask = kLaneIndex < n;
   const Vec v = (Vec)_mm256_maskload_ps(p, (__m256i)mask);
   return mask ? v : splat(fill);
@@ -86,9 +87,9 @@ FASTENC_INLINE Vec load_first(const float* p, int n, float fill = 0.f) {
 #endif
 }
 FASTENC_INLINE void store_first(float* p, Vec v, int n) {
-#if defined(__AVX512F__)
+#if FASTENC_VECTOR_BYTES == 64
   _mm512_mask_storeu_ps(p, (__mmask16)((1u << n) - 1u), (__m512)v);
-#elif defined(__AVX2__)
+#elif FASTENC_VECTOR_BYTES == 32
   _mm256_maskstore_ps(p, (__m256i)(kLaneIndex < n), (__m256)v);
 #else
   store_first<float>(p, v, n);
@@ -120,17 +121,21 @@ FASTENC_INLINE Vec interleave_high(Vec a, Vec b) {
 
 // Transposes kLanes x kLanes elements: every round interleaves rows i and i + kLanes / 2.
 FASTENC_INLINE void transpose(Vec* rows) {
+  Vec spare[kLanes], *from = rows, *to = spare;
 #pragma GCC unroll 4
   for (int round = 1; round < kLanes; round *= 2) {
-    Vec next[kLanes];
 #pragma GCC unroll 8
     for (int i = 0; i < kLanes / 2; ++i) {
-      next[2 * i] = interleave_low(rows[i], rows[i + kLanes / 2]);
-      next[2 * i + 1] = interleave_high(rows[i], rows[i + kLanes / 2]);
+      to[2 * i] = interleave_low(from[i], from[i + kLanes / 2]);
+      to[2 * i + 1] = interleave_high(from[i], from[i + kLanes / 2]);
     }
-#pragma GCC unroll 16
-    for (int i = 0; i < kLanes; ++i) rows[i] = next[i];
+    Vec* written = to;
+    to = from;
+    from = written;
   }
+  if (from != rows)
+#pragma GCC unroll 16
+    for (int i = 0; i < kLanes; ++i) rows[i] = from[i];
 }
 
 FASTENC_INLINE Vec add(Vec a, Vec b) { return a + b; }

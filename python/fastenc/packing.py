@@ -7,6 +7,7 @@ somebody wants a padded result. The format is described in DESIGN.md.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, chain
+from operator import sub
 from typing import Any
 
 import torch
@@ -252,14 +253,17 @@ def check_cu_seqlens(
             f"cu_seqlens{suffix} must run from 0 to the number of tokens {total_tokens}, "
             f"got {offsets[0]} to {offsets[-1]}: were tokens cut after packing?"
         )
-    for place, (start, end) in enumerate(zip(offsets, offsets[1:], strict=False)):
-        if end < start:
+    lengths = list(map(sub, offsets[1:], offsets))
+    if not lengths or (min(lengths) >= 0 and max(lengths) <= max_seqlen):
+        return
+    for place, length in enumerate(lengths):
+        if length < 0:
             raise ValueError(
-                f"cu_seqlens{suffix} must not decrease, got {start} then {end} at place {place + 1}: "
-                "give offsets, not lengths"
+                f"cu_seqlens{suffix} must not decrease, got {offsets[place]} then {offsets[place + 1]} at place "
+                f"{place + 1}: give offsets, not lengths"
             )
-        if end - start > max_seqlen:
+        if length > max_seqlen:
             raise ValueError(
                 f"max_seqlen{suffix} must be at least the longest sequence, got {max_seqlen} but sequence "
-                f"{place} has {end - start} tokens: pass the batch's own"
+                f"{place} has {length} tokens: pass the batch's own"
             )

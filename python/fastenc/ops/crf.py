@@ -1,5 +1,7 @@
 """Linear-chain conditional random field over packed sequences: likelihood, marginals, best paths."""
 
+from operator import gt, sub
+
 import torch
 from torch import Tensor
 
@@ -179,12 +181,13 @@ def _check_used(seqused: Tensor, cu_seqlens: Tensor) -> None:
     if seqused.device.type != "cpu" or torch.compiler.is_compiling():
         return
     offsets = cu_seqlens.tolist()
-    for place, used in enumerate(seqused.tolist()):
-        if not 0 <= used <= offsets[place + 1] - offsets[place]:
-            raise ValueError(
-                f"crf: seqused must be from 0 to each sequence's length, got {used} for sequence {place} "
-                f"of {offsets[place + 1] - offsets[place]} tokens"
-            )
+    lengths, used = list(map(sub, offsets[1:], offsets)), seqused.tolist()
+    if used and (min(used) < 0 or any(map(gt, used, lengths))):
+        place = next(i for i, n in enumerate(used) if not 0 <= n <= lengths[i])
+        raise ValueError(
+            f"crf: seqused must be from 0 to each sequence's length, got {used[place]} for sequence {place} "
+            f"of {lengths[place]} tokens"
+        )
 
 
 def _check_tags(
@@ -221,19 +224,8 @@ class _LogLikelihood(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, dlikelihood):
-        start, end, transitions = ctx.saved_tensors[4:7]
-        demissions, dstart, dend, dtransitions = torch.ops.fastenc.crf_bwd(
-            dlikelihood, *ctx.saved_tensors
-        )
-        return (
-            demissions,
-            None,
-            None,
-            None,
-            dstart.to(start.dtype),
-            dend.to(end.dtype),
-            dtransitions.to(transitions.dtype),
-        )
+        demissions, *others = torch.ops.fastenc.crf_bwd(dlikelihood, *ctx.saved_tensors)
+        return demissions, None, None, None, *others
 
 
 def _fake_forward(emissions, tags, cu_seqlens, seqused, start, end, transitions):
