@@ -265,8 +265,8 @@ def predict_throughput(data: dict) -> str:
     return section(
         "A million short texts through `fastenc predict`",
         "FASTENC_DATA=... python -m benchmarks.predict_throughput",
-        "MiniLM with a classifier, pieces of two to seven words of wikipedia_en, batches of 32; the encoder alone runs on "
-        "batches whose tokens are ready. Probabilities are transformers'. "
+        "MiniLM with a classifier, pieces of two to seven words of wikipedia_en, batches of 32; the encoder alone runs "
+        "on batches whose tokens are ready. Probabilities are transformers'. "
         + machine_line(data["machine"]),
         "\n".join(lines),
     )

@@ -142,7 +142,7 @@ class SequenceClassification(Task):
         return _score(model, predictions, data.labels)
 
     def lines(self, model, data, predictions: Tensor, suffix: str) -> Iterable[str]:
-        rows = [_row(model, values) for values in predictions]
+        rows = _rows(model, predictions)
         return table_lines(rows) if suffix == ".tsv" else json_lines(rows)
 
     def long_texts(self) -> LongTexts:
@@ -184,14 +184,16 @@ def _score(model: SequenceClassifier, logits: Tensor, labels: Sequence[Any]) -> 
     return classification_metrics(logits.argmax(1).tolist(), labels, logits.shape[1])
 
 
-def _row(model: SequenceClassifier, logits: Tensor) -> dict[str, Any]:
+def _rows(model: SequenceClassifier, logits: Tensor) -> list[dict[str, Any]]:
     if model.problem_type == "regression":
-        return {"prediction": logits.item()}
+        return [{"prediction": value} for value in logits[:, 0].tolist()]
     several = model.problem_type == "multi_label_classification"
-    chances = (logits.sigmoid() if several else logits.softmax(0)).tolist()
-    named = dict(zip(model.label_names, chances, strict=True))
-    if several:
-        row = {"labels": ",".join(name for name, p in named.items() if p >= 0.5)}
-    else:
-        row = {"label": max(named, key=named.__getitem__)}
-    return row | {f"p({name})": p for name, p in named.items()}
+    rows = []
+    for chances in (logits.sigmoid() if several else logits.softmax(1)).tolist():
+        named = dict(zip(model.label_names, chances, strict=True))
+        if several:
+            row = {"labels": ",".join(name for name, p in named.items() if p >= 0.5)}
+        else:
+            row = {"label": max(named, key=named.__getitem__)}
+        rows.append(row | {f"p({name})": p for name, p in named.items()})
+    return rows
