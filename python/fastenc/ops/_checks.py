@@ -13,6 +13,11 @@ def check_vector(op: str, name: str, value: Tensor | None, x: Tensor) -> None:
             f"{op}: {name} must have shape ({x.shape[-1]},), the last dimension of x, "
             f"got {tuple(value.shape)}"
         )
+    check_parameter(op, name, value, x)
+
+
+def check_parameter(op: str, name: str, value: Tensor, x: Tensor) -> None:
+    """Floating point, on x's device."""
     check_device(op, name, value, x)
     if not value.is_floating_point():
         raise ValueError(f"{op}: {name} must be floating point, got {value.dtype}")

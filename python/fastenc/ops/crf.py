@@ -168,7 +168,7 @@ def _check(emissions, cu_seqlens, start, end, transitions, seqused=None) -> None
             f"crf: transitions must have shape ({num_tags}, {num_tags}), one row and column a tag, "
             f"got {tuple(transitions.shape)}"
         )
-    _checks.check_vector("crf", "transitions", transitions[0], emissions)
+    _checks.check_parameter("crf", "transitions", transitions, emissions)
 
 
 def _check_used(seqused: Tensor, cu_seqlens: Tensor) -> None:
