@@ -88,13 +88,13 @@ def predict(folder: str, inputs: Path, output: Path, texts: int, threads: int) -
     early = None
     while process.poll() is None:
         memory.append(resident(process.pid))
-        if early is None and finished.exists() and _parts(finished) >= texts / AT_ONCE / 20:
+        if early is None and _parts(finished) >= texts / AT_ONCE / 20:
             early = max(memory)
         time.sleep(1)
     if process.returncode:
         raise SystemExit(process.returncode)
     row = rates(texts, time.perf_counter() - begin, _children_cpu_seconds() - before)
-    return row | {"early_memory": early, "peak_memory": max(memory)}
+    return row | {"early_memory": early or max(memory), "peak_memory": max(memory)}
 
 
 def _children_cpu_seconds() -> float:
@@ -103,7 +103,10 @@ def _children_cpu_seconds() -> float:
 
 
 def _parts(finished: Path) -> int:
-    return json.loads(finished.read_text())["parts"]
+    try:
+        return json.loads(finished.read_text())["parts"]
+    except FileNotFoundError:  # not yet, or no more
+        return 0
 
 
 def largest_difference(folder: str, inputs: Path, output: Path, texts: int) -> float:

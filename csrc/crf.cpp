@@ -72,14 +72,15 @@ class Sequences {
   int64_t next(int64_t s) const { return offset_[s + 1]; }
   int64_t length(int64_t s) const { return used_ ? used_[s] : next(s) - first(s); }
 
-  // Groups of like lengths, the longest first: a kernel steps through a group's sequences together.
-  std::vector<CrfGroup> groups() const {
+  // Groups of like lengths, the longest first: a kernel steps through a group's sequences together, or takes one.
+  std::vector<CrfGroup> groups(bool together) const {
+    const int64_t most = together ? CrfGroup::kMost : 1;
     std::vector<int64_t> order(count);
     std::iota(order.begin(), order.end(), 0);
     std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return length(a) > length(b); });
-    std::vector<CrfGroup> result((count + CrfGroup::kMost - 1) / CrfGroup::kMost, CrfGroup{});
+    std::vector<CrfGroup> result((count + most - 1) / most, CrfGroup{});
     for (int64_t i = 0; i < count; ++i) {
-      CrfGroup& group = result[i / CrfGroup::kMost];
+      CrfGroup& group = result[i / most];
       const int64_t s = order[i], place = group.count++;
       group.sequence[place] = s;
       group.first[place] = first(s);
@@ -124,7 +125,7 @@ std::tuple<Tensor, Tensor, Tensor> forward(
   std::fill_n(likelihoods, sequences.count, 0.f);
   sequences.clear_unused(a.alphas, a.stride);
   sequences.clear_unused(a.norms, 1);
-  const auto groups = sequences.groups();
+  const auto groups = sequences.groups(crf_fills_lanes(a, false));
   torch::stable::parallel_for(0, groups.size(), 1, [&](int64_t begin, int64_t stop) {
     const Scratch scratch = floats(3 * CrfGroup::kMost * a.stride + 16);
     for (int64_t g = begin; g < stop; ++g) FASTENC_CALL(crf_forward, a, groups[g], likelihoods, scratch.get());
@@ -150,7 +151,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(
   const float* weight = static_cast<const float*>(weights.const_data_ptr());
 
   sequences.clear_unused(de, num_tags);
-  const auto groups = sequences.groups();
+  const auto groups = sequences.groups(crf_fills_lanes(a, false));
   // A fixed number of parts of them, so that the order of the sums does not depend on the threads.
   const int64_t parts = std::min<int64_t>(groups.size(), 16);
   const int64_t matrix = num_tags * stride, size = matrix + 2 * stride;
@@ -196,7 +197,7 @@ std::tuple<Tensor, Tensor> viterbi(
   float* score = static_cast<float*>(scores.mutable_data_ptr());
   std::fill_n(score, sequences.count, 0.f);
   sequences.clear_unused(tags, 1);
-  const auto groups = sequences.groups();
+  const auto groups = sequences.groups(crf_fills_lanes(a, true));
   torch::stable::parallel_for(0, groups.size(), 1, [&](int64_t begin, int64_t stop) {
     // The first group of the part has the longest sequence.
     const int64_t rows = groups[begin].length[0] + 1;

@@ -30,8 +30,8 @@ struct CrfGroup {
   static constexpr int kMost = 16;  // lanes of the widest vectors
   int64_t count, sequence[kMost], first[kMost], length[kMost];
 };
-// With more tags, vectors are filled by the tags of one sequence.
-constexpr int64_t kCrfLaneTags = 128;
+// Whether a lane may hold a sequence; or else vectors hold the tags of one, as they do well where there are many tags.
+inline bool crf_fills_lanes(const Crf& a, bool viterbi) { return a.num_tags <= 128 && (viterbi || !a.logarithms); }
 
 FASTENC_FOR_EACH_ISA(
     // Fills the sequences' alphas and norms; writes their log-likelihoods, for empty ones nothing.

@@ -1,4 +1,5 @@
 import copy
+import pickle
 import warnings
 
 import pytest
@@ -365,7 +366,7 @@ def test_works_under_the_trainer(tmp_path, smoothing):
 
 @EVERY_FAMILY
 @pytest.mark.parametrize("task", TASKS)
-def test_sizes_noted_by_the_collator_change_nothing(family, task):
+def test_calls_with_sizes_noted_by_the_collator(family, task):
     theirs = task_model(family, task)
     ours = fastenc.patch(copy.deepcopy(theirs))
     batch = padded_batch(family)
@@ -375,6 +376,44 @@ def test_sizes_noted_by_the_collator_change_nothing(family, task):
     assert "batch_facts" in collated
     output, expected = ours(**collated), theirs(**batch)
     assert_same_outputs(output, expected, batch["attention_mask"])
+
+
+def test_a_collator_with_facts_has_the_collators_attributes():
+    collator = pickle.loads(pickle.dumps(fastenc.DataCollatorWithFacts(DataCollator())))
+    assert collator.tokenizer == "the tokenizer"
+    assert collator(padded_batch("bert"))["batch_facts"].padding > 0
+    with pytest.raises(AttributeError, match="nothing"):
+        collator.nothing
+
+
+class DataCollator:
+    tokenizer = "the tokenizer"
+
+    def __call__(self, features):
+        return features
+
+
+@pytest.mark.parametrize("labelled_logits_only", [False, True])
+def test_labels_in_one_row_and_no_label(labelled_logits_only):
+    theirs = model("bert", "ForMaskedLM")
+    ours = fastenc.patch(copy.deepcopy(theirs), labelled_logits_only=labelled_logits_only)
+    batch = padded_batch("bert")
+    labels = labels_for("MaskedLM", batch)["labels"]
+    for given in (labels, labels.flatten(), torch.full_like(labels, -100)):
+        expected = theirs(**batch, labels=given).loss
+        found = ours(**batch, labels=given).loss
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6, equal_nan=True)
+
+
+def test_a_patched_model_can_be_compiled():
+    theirs = model("bert", "ForSequenceClassification")
+    ours = torch.compile(fastenc.patch(copy.deepcopy(theirs)), backend="eager")
+    batch = padded_batch("bert")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = ours(**batch, labels=torch.tensor([0, 1, 1, 0]))
+    expected = theirs(**batch, labels=torch.tensor([0, 1, 1, 0]))
+    torch.testing.assert_close(found.loss, expected.loss, rtol=1e-5, atol=1e-6)
 
 
 def test_sizes_of_another_batch_are_refused():

@@ -1,6 +1,6 @@
 // Sequences side by side: lane s of every vector belongs to the block's sequence s, so that a step of the recursions
-// is a handful of products for all of them, and nothing is summed across lanes. Their order is longest first: the
-// sequences that have a token t are the first `active` ones.
+// is a handful of products for all of them; only the parameters' gradients are summed across lanes, at the end. Their
+// order is longest first: the sequences that have a token t are the first `active` ones.
 
 typedef double VecD __attribute__((vector_size(2 * FASTENC_VECTOR_BYTES)));
 
@@ -105,13 +105,13 @@ static void crf_forward_lanes(const Crf& a, const CrfBlock& block, double* log_z
     for (int64_t j = 0; j < a.num_tags; ++j) store(alpha + j * kLanes, load(x + j * kLanes) * scale);
     crf_scatter(alpha, a.stride, block, t, a.num_tags, a.alphas);
     for (int s = 0; s < active; ++s) a.norms[block.first[s] + t] = norm[s];
-    sums += __builtin_convertvector(live ? peak + (t ? a.top : 0.f) : splat(0.f), VecD);
+    sums += __builtin_convertvector(live ? peak : splat(0.f), VecD);
     // A logarithm for every eight norms, whose product is e^-480 or more.
     factors *= __builtin_convertvector(norm, VecD);
     if (t % 8 == 7) add_logarithms();
   }
   add_logarithms();
-  for (int s = 0; s < block.count; ++s) log_z[s] = sums[s];
+  for (int s = 0; s < block.count; ++s) log_z[s] = sums[s] + (block.length[s] - 1) * (double)a.top;
 }
 
 // As crf_backward, for sequences at their places in `demissions`.
@@ -125,7 +125,8 @@ static void crf_backward_lanes(
   for (int64_t c = 0; c < tags * tags * kLanes; c += kLanes) store(lane_pairs + c, Vec{});
   crf_ends<false>(a, ends);
   Vec weight{};
-  for (int s = 0; s < block.count; ++s) weight[s] = weights[block.sequence[s]];
+  // An empty sequence's gradient is not even read: 0 times infinity would reach the sums.
+  for (int s = 0; s < block.count && block.length[s]; ++s) weight[s] = weights[block.sequence[s]];
   int active = 0;
   for (int64_t t = block.length[0] - 1; t >= 0; --t) {
     const int before = active;
@@ -259,7 +260,7 @@ FASTENC_INLINE void crf_each_block(const CrfGroup& group, bool lanes_can, Lanes 
 
 void crf_forward(const Crf& a, const CrfGroup& group, float* log_likelihoods, float* scratch) {
   crf_each_block(
-      group, !a.logarithms && a.num_tags <= kCrfLaneTags,
+      group, crf_fills_lanes(a, false),
       [&](const CrfBlock& block) {
         double log_z[kLanes];
         crf_forward_lanes(a, block, log_z, scratch);
@@ -277,7 +278,7 @@ void crf_backward(
     const Crf& a, const CrfGroup& group, const float* weights, float* demissions, float* dstart, float* dend,
     float* pairs, float* scratch) {
   crf_each_block(
-      group, !a.logarithms && a.num_tags <= kCrfLaneTags,
+      group, crf_fills_lanes(a, false),
       [&](const CrfBlock& block) {
         crf_backward_lanes(a, block, weights, demissions, dstart, dend, pairs, scratch);
       },
@@ -290,7 +291,7 @@ void crf_backward(
 
 void crf_viterbi(const Crf& a, const CrfGroup& group, int64_t* paths, float* scores, float* scratch) {
   crf_each_block(
-      group, a.num_tags <= kCrfLaneTags,
+      group, crf_fills_lanes(a, true),
       [&](const CrfBlock& block) {
         auto* came_from = (uint16_t*)(scratch + 3 * a.stride * kLanes + 16);
         crf_viterbi_lanes(a, block, paths, scores, scratch, came_from);

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 KEY = "batch_facts"
+ASSERTING = ("cuda", "meta")  # devices with torch._assert_async
 
 
 @dataclass(frozen=True)
@@ -17,8 +18,8 @@ class BatchFacts:
     Fields:
         total_tokens, max_seqlen: of the packed batch.
         padding: places of padding; leading_padding: rows that start with it.
-        labelled: labels of tokens that are not -100; labelled_padding: those on padding. Both are 0 without labels
-            of the mask's shape, one a token.
+        labelled: labels of tokens that are not -100; labelled_padding: those on padding. Both are 0 without a label
+            for each place of the mask.
     """
 
     total_tokens: int
@@ -38,8 +39,9 @@ class DataCollatorWithFacts:
         Trainer(fastenc.patch(model), data_collator=fastenc.DataCollatorWithFacts(collator), ...)
 
     The batch gets one more entry, ``batch_facts``, which a patched model's forward takes. The masks and labels that
-    the model is called with must be the collator's: on a CPU others are refused, on an accelerator they end the
-    program by an assertion on the device.
+    the model is called with must be the collator's: on a CPU others are refused, on a GPU they end the program by an
+    assertion on the device. Batches cannot be joined after the collator, which accelerate does for an IterableDataset
+    that one process hands out to others (``dispatch_batches``).
 
     Args:
         collator: gives a mapping with the ``attention_mask`` (batch, length) and, where there are any, ``labels``.
@@ -55,6 +57,12 @@ class DataCollatorWithFacts:
             batch[KEY] = facts
         return batch
 
+    def __getattr__(self, name: str) -> Any:
+        """The collator's own attributes: a Trainer saves its ``tokenizer``."""
+        if name == "collator":  # not there yet while it is unpickled
+            raise AttributeError(name)
+        return getattr(self.collator, name)
+
 
 def take_facts(arguments: dict) -> BatchFacts | None:
     """The facts of a call: those the collator noted, which are taken out of the arguments, or else read now.
@@ -68,7 +76,7 @@ def take_facts(arguments: dict) -> BatchFacts | None:
         return read_facts(mask, labels)
     if labels is None:  # a Trainer that smooths labels keeps them to itself
         noted = replace(noted, labelled=0, labelled_padding=0)
-    if mask.device.type == "cpu":
+    if mask.device.type not in ASSERTING:
         facts = read_facts(mask, labels)
         if facts not in (None, noted):
             raise ValueError(
@@ -89,21 +97,21 @@ def read_facts(mask: Tensor | None, labels: Tensor | None) -> BatchFacts | None:
 
     Args:
         mask: (batch, length), non-zero at real tokens. None, or another shape: there is nothing to read.
-        labels: counted where they have the mask's shape, one a token.
+        labels: counted where there is one for each place of the mask.
     """
     facts = _count(mask, labels)
     return None if facts is None else BatchFacts(*torch.stack(facts).tolist())
 
 
 def _count(mask: Tensor | None, labels: Tensor | None) -> list[Tensor] | None:
-    if mask is None or mask.dim() != 2 or not mask.numel():
+    if not isinstance(mask, Tensor) or mask.dim() != 2 or not mask.numel():
         return None
     if torch.jit.is_tracing() or torch.compiler.is_compiling():
         return None
     real = mask != 0
     lengths = real.sum(1)
     facts = [lengths.sum(), lengths.max(), (~real).sum(), (~real[:, 0]).sum()]
-    if labels is None or labels.shape != mask.shape:
+    if labels is None or labels.numel() != mask.numel():
         return facts + [lengths.new_zeros(())] * 2
-    labelled = labels != -100
+    labelled = labels.reshape(mask.shape) != -100
     return [*facts, labelled.sum(), (labelled & ~real).sum()]

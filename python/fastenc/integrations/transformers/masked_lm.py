@@ -47,16 +47,17 @@ def forward(
             rows = (own_labels != -100).nonzero_static(size=facts.labelled).flatten()
             hidden, own_labels = hidden.index_select(0, rows), own_labels[rows]
         loss = linear_masked_cross_entropy(transform(hidden), weight, decoder.bias, own_labels)
+        loss = _nan_without_labels(loss, own_labels)
     else:
         logits = F.linear(transform(hidden), weight, decoder.bias)
         if own_labels is not None:
-            loss = _loss(logits, own_labels)
+            loss = _nan_without_labels(masked_cross_entropy(logits, own_labels), own_labels)
         logits = packed.padded(logits)
     states = tuple(map(packed.padded, packed.hidden_states)) if keep_all else None
     result = MaskedLMOutput(loss=loss, logits=logits, hidden_states=states)
     return result if base_model.wanted(model, arguments, "return_dict") else result.to_tuple()
 
 
-def _loss(logits: Tensor, labels: Tensor) -> Tensor:
-    # The class's own loss is nan without any label; a caller may rely on seeing that.
-    return torch.where((labels != -100).any(), masked_cross_entropy(logits, labels), torch.nan)
+def _nan_without_labels(loss: Tensor, labels: Tensor) -> Tensor:
+    # As the class's own loss is without any label; a caller may rely on seeing that.
+    return torch.where((labels != -100).any(), loss, torch.nan)

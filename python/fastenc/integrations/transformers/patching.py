@@ -118,7 +118,9 @@ def _install(module: Any, fused, labelled_logits_only: bool = False) -> None:
     @functools.wraps(own)
     def forward(self, *args, **kwargs):
         state = self.__dict__.get(STATE)
-        plain = own.__get__(self) if state is None or state.previous is None else state.previous
+        # Not a bound method, whose call torch.compile would look up on the module, where it finds this forward.
+        no_other = state is None or state.previous is None
+        plain = functools.partial(own, self) if no_other else state.previous
         if state is None or not state.enabled:
             return plain(*args, **kwargs)
         arguments = _named(own, args, kwargs)
