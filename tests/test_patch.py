@@ -383,7 +383,7 @@ def test_a_collator_with_facts_has_the_collators_attributes():
     assert collator.tokenizer == "the tokenizer"
     assert collator(padded_batch("bert"))["batch_facts"].padding > 0
     with pytest.raises(AttributeError, match="nothing"):
-        collator.nothing
+        _ = collator.nothing
 
 
 class DataCollator:
