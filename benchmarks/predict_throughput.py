@@ -29,9 +29,9 @@ from fastenc.data import LabelledData
 from fastenc.demo.checkpoint import minilm_folder
 from fastenc.models import SequenceClassifier
 from fastenc.tasks import SequenceClassification
+from fastenc.tasks.prediction import PART
 
-AT_ONCE = 10_000  # texts that are sorted by length together, as `fastenc predict` does
-SAMPLE = 3 * AT_ONCE
+SAMPLE = 3 * PART  # a part's texts are sorted by length together
 
 
 def pieces(train: Path) -> Iterator[str]:
@@ -52,8 +52,8 @@ def encoder_alone(folder: str, inputs: str, threads: int) -> dict:
     with open(inputs, encoding="utf-8") as file:
         data = LabelledData([line.rstrip("\n") for line in islice(file, SAMPLE)], [], [])
     examples, batches = task.encode(data, model), []
-    for first in range(0, len(examples), AT_ONCE):
-        part = sorted(examples[first : first + AT_ONCE], key=lambda e: len(e.input_ids))
+    for first in range(0, len(examples), PART):
+        part = sorted(examples[first : first + PART], key=lambda e: len(e.input_ids))
         batches += [task.collate(part[i : i + 32]) for i in range(0, len(part), 32)]
     with torch.inference_mode():
         model(**batches[0])
@@ -88,13 +88,14 @@ def predict(folder: str, inputs: Path, output: Path, texts: int, threads: int) -
     early = None
     while process.poll() is None:
         memory.append(resident(process.pid))
-        if early is None and _parts(finished) >= texts / AT_ONCE / 20:
+        if early is None and _parts(finished) >= texts / PART / 20:
             early = max(memory)
         time.sleep(1)
     if process.returncode:
         raise SystemExit(process.returncode)
     row = rates(texts, time.perf_counter() - begin, _children_cpu_seconds() - before)
-    return row | {"early_memory": early or max(memory), "peak_memory": max(memory)}
+    known = {} if early is None else {"early_memory": early}  # a short run may end unseen
+    return row | known | {"peak_memory": max(memory)}
 
 
 def _children_cpu_seconds() -> float:
