@@ -429,8 +429,8 @@ SECTIONS = {
     "crf": ops(
         "Linear-chain CRF, batch 32, lengths to 128",
         "crf",
-        "fastenc is `fastenc.nn.CRF` in pytorch-crf's place, half or more of whose time is checks and autograd in Python; the "
-        "kernels alone take tokens that are packed already. ",
+        "fastenc is `fastenc.nn.CRF` in pytorch-crf's place, half or more of whose time is checks and autograd in "
+        "Python; the kernels alone take tokens that are packed already. ",
     ),
     "host_costs": ops("The host's time a call", "host_costs"),
     "mlm_step": mlm_step,
