@@ -11,6 +11,7 @@ nothing is written.
 
 import shutil
 import tempfile
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -67,7 +68,10 @@ def ours(
     return result | watch.times
 
 
-def theirs(task: Any, train, dev, test, metric: str, config: TrainConfig) -> dict:
+def theirs(
+    task: Any, train, dev, test, metric: str, config: TrainConfig, wrap: Callable | None = None
+) -> dict:
+    """MiniLM fine-tuned by transformers' Trainer, as it is or what ``wrap`` makes of it: see :func:`one_run`."""
     import transformers
 
     transformers.set_seed(config.seed)
@@ -75,7 +79,7 @@ def theirs(task: Any, train, dev, test, metric: str, config: TrainConfig) -> dic
     automatic = getattr(transformers, f"AutoModelFor{kind.architecture}")
     model = automatic.from_pretrained(minilm_folder(), **kind.model_options())
     trainer = transformers_trainer(
-        model,
+        wrap(model) if wrap else model,
         config,
         kind.rows(train),
         kind.rows(dev),
