@@ -403,6 +403,12 @@ def test_labels_in_one_row_and_no_label(labelled_logits_only):
         expected = theirs(**batch, labels=given).loss
         found = ours(**batch, labels=given).loss
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6, equal_nan=True)
+    for wrong in (labels[:, 1:], torch.cat([labels, labels])):
+        with pytest.raises(
+            ValueError,
+            match=r"labels must have one value for each of the \d+ x \d+ inputs, got shape",
+        ):
+            ours(**batch, labels=wrong)
 
 
 def test_a_patched_model_can_be_compiled():

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from fastenc.integrations.transformers import architectures, base_model
 from fastenc.integrations.transformers.batch_facts import BatchFacts
 from fastenc.ops import linear_masked_cross_entropy, masked_cross_entropy
+from fastenc.packing import PackedBatch
 
 
 def obstacle(model: Any) -> str | None:
@@ -39,7 +40,7 @@ def forward(
     transform, decoder = architectures.MASKED_LM_HEADS[type(model).__name__](model)
     tied = decoder.weight is base.embeddings.word_embeddings.weight
     weight = packed.word_table if tied else decoder.weight
-    own_labels = None if labels is None else labels.reshape(-1)[packed.batch.indices]
+    own_labels = None if labels is None else _of_real_tokens(labels, packed.batch)
     loss = logits = None
     if own_labels is not None and labelled_logits_only:
         # Without facts the transform runs on all rows: to count the labelled ones would wait for the device.
@@ -56,6 +57,16 @@ def forward(
     states = tuple(map(packed.padded, packed.hidden_states)) if keep_all else None
     result = MaskedLMOutput(loss=loss, logits=logits, hidden_states=states)
     return result if base_model.wanted(model, arguments, "return_dict") else result.to_tuple()
+
+
+def _of_real_tokens(labels: Tensor, batch: PackedBatch) -> Tensor:
+    assert batch.padded_shape is not None  # pack() sets it
+    rows, length = batch.padded_shape
+    if labels.numel() != rows * length:
+        raise ValueError(
+            f"labels must have one value for each of the {rows} x {length} inputs, got shape {tuple(labels.shape)}"
+        )
+    return labels.reshape(-1)[batch.indices]
 
 
 def _nan_without_labels(loss: Tensor, labels: Tensor) -> Tensor:
