@@ -4,8 +4,8 @@
     SILU: sigmoid(u)
 
 erf makes GELU bound by arithmetic. For 2-byte types (NARROW) its gate is sigmoid(z(u)), z an odd polynomial of degree 9
-fitted to log(P(u) / P(-u)): the largest absolute error against the erf form is 4e-6, and 1.7e-5 of the slope;
-float32 keeps erf.
+fitted to log(P(u) / P(-u)): the largest absolute error against the erf form is 4e-6, and 1.7e-5 of the slope, before
+what the hardware's exp2 and rsqrt add; float32 keeps erf.
 """
 
 import triton

@@ -1,5 +1,6 @@
 import os
 import warnings
+from functools import wraps
 from pathlib import Path
 from typing import NamedTuple
 
@@ -60,9 +61,26 @@ class TritonTarget(NamedTuple):
     dtypes: tuple[torch.dtype, ...]
 
 
+def poisoned(new):
+    """``new``, which leaves its result's values open, with NaN for them: what a kernel forgets to write shows."""
+
+    @wraps(new)
+    def filled(*arguments, **options):
+        tensor = new(*arguments, **options)
+        return tensor.fill_(torch.nan) if tensor.is_floating_point() else tensor
+
+    return filled
+
+
 @pytest.fixture
 def triton_target(monkeypatch):
     """A GPU; or the CPU, where interpreted Triton kernels take the place of the C++ code behind the same ops."""
+    for owner, name in (
+        (torch, "empty"),
+        (torch, "empty_like"),
+        (torch.Tensor, "new_empty"),
+    ):
+        monkeypatch.setattr(owner, name, poisoned(getattr(owner, name)))
     pytest.importorskip("triton")
     if torch.cuda.is_available():
         every = (torch.float32, torch.float16, torch.bfloat16)

@@ -19,9 +19,16 @@ def _evaluate_kernel(u_ptr, y_ptr, slope_ptr, BLOCK: tl.constexpr, NARROW: tl.co
     tl.store(slope_ptr + place, slope(u, g, GELU, NARROW))
 
 
-# The bounds that the docstrings state; float32's own erf is exact to a few of its rounding steps.
-@pytest.mark.parametrize("narrow,bounds", [(True, (4e-6, 1.7e-5)), (False, (1.2e-6, 1e-6))])
-def test_gelu_keeps_its_distance_from_the_erf_form(triton_target, narrow, bounds):
+# The bounds that the docstring states; float32's own erf is exact to a few of its rounding steps. A GPU's exp2 and
+# rsqrt are approximations too, of 2^-22 and 2^-22.9 (PTX ISA, ex2 and rsqrt), and far out the slope multiplies a
+# rounding of the gate, which is 1 there, by 250.
+@pytest.mark.parametrize(
+    "narrow,bounds,gpu_bounds",
+    [(True, (4e-6, 1.7e-5), (5e-6, 1e-4)), (False, (1.2e-6, 1e-6), (1.2e-6, 1e-6))],
+)
+def test_gelu_keeps_its_distance_from_the_erf_form(triton_target, narrow, bounds, gpu_bounds):
+    if triton_target.device.type == "cuda":
+        bounds = gpu_bounds
     u = torch.linspace(-12, 12, 64 * 1024, device=triton_target.device)
     y, dy = torch.empty_like(u), torch.empty_like(u)
     _evaluate_kernel[(64,)](u, y, dy, BLOCK=1024, NARROW=narrow)

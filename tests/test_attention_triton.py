@@ -129,6 +129,28 @@ def test_dropout_mask_and_gradient_are_the_references(triton_target):
         torch.testing.assert_close(dqkv, expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("dim", [32, 64, 128])
+def test_float32_products_are_ieees_or_tf32s_by_choice(dim):
+    """TF32 keeps 11 bits of a factor, so that its error lies between float32's and bfloat16's."""
+    lengths = (5, 130, 300)
+    qkv, cu_seqlens, longest = packed(lengths, 2, dim)
+    qkv, cu_seqlens = qkv.detach().cuda().requires_grad_(), cu_seqlens.cuda()
+    exact_qkv = qkv.detach().double().requires_grad_()
+    exact = truth(exact_qkv, cu_seqlens, longest)
+    dout = torch.randn_like(qkv[:, 0])
+    expected = (exact, *torch.autograd.grad(exact, exact_qkv, dout.double()))
+    worst = {}
+    for precision in ("ieee", "tf32"):
+        torch.backends.cuda.matmul.fp32_precision = precision  # large_tiles() sets it back
+        out = attention(qkv, cu_seqlens, longest, impl="triton")
+        found = (out, *gradients_of(out, qkv, dout))
+        distances = [(a - b).norm() / b.norm() for a, b in zip(found, expected, strict=True)]
+        worst[precision] = max(float(distance) for distance in distances)
+    assert worst["ieee"] < 1e-5
+    assert 5e-5 < worst["tf32"] < 3e-3
+
+
 def test_softmax_scale_strides_and_slack_in_max_seqlen(triton_target):
     device, impl = triton_target.device, triton_target.impl
     cu_seqlens = offsets_of((12, 8)).to(device)

@@ -3,18 +3,50 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from benchmarks import _harness, bench_attention, bench_models, lengths, plots, tables
-from benchmarks._harness import NOT_INSTALLED, Provider, Work, compare, compare_op, peer, rates
+from benchmarks import (
+    _harness,
+    bench_attention,
+    bench_bias_gelu,
+    bench_bias_glu,
+    bench_crf,
+    bench_embedding_layer_norm,
+    bench_layer_norm,
+    bench_linear_kl_divergence,
+    bench_linear_masked_cross_entropy,
+    bench_mlm_corruption,
+    bench_models,
+    bench_packing,
+    bench_segment_pool,
+    lengths,
+    numerics,
+    plots,
+    tables,
+)
+from benchmarks._harness import (
+    NOT_INSTALLED,
+    UNFINISHED,
+    Provider,
+    Work,
+    compare,
+    compare_op,
+    peer,
+    rates,
+    run_parts,
+)
 from torch.nn.attention import flex_attention
 
+from fastenc.kernels import launch
 from fastenc.models import EncoderConfig
 from fastenc.profiling import Ceilings, models
+from fastenc.testing import CASES, numerics_report
 
 ROOT = Path(__file__).parents[1]
 SCRIPT = ROOT / "benchmarks" / "gpu_visit.sh"
@@ -29,11 +61,15 @@ def quick(monkeypatch, tmp_path):
     monkeypatch.setattr(_harness, "TURN", 1e-4)
     monkeypatch.setattr(_harness, "PAUSE", 0)
     monkeypatch.setattr(_harness, "RESULTS", tmp_path / "results")
-    real = compare
-    hurried = lambda *args, **options: real(*args, **options | {"seconds": 0, "min_rounds": 1})
+    monkeypatch.setattr(_harness, "END", float("inf"))
+    monkeypatch.setattr(_harness, "GO_ON", False)
     monkeypatch.setattr(_harness, "compare", hurried)
     monkeypatch.setattr(bench_models, "compare", hurried)
     return ceilings
+
+
+def hurried(*arguments, **options):
+    return compare(*arguments, **options | {"seconds": 0, "min_rounds": 1})
 
 
 def refuses():
@@ -154,9 +190,145 @@ def test_results_are_written_with_the_ceilings_and_our_failures_end_in_an_error(
     path = _harness.write("good", {"case": {"fastenc": row, "peer": {"wrong": "x"}}})
     written = json.loads(path.read_text())
     assert written["ceilings"]["copy_GB_per_s"] > 0 and written["machine"]["versions"]["torch"]
-    with pytest.raises(SystemExit, match="bad: wrong or failed: case: fastenc"):
+    with pytest.raises(SystemExit, match="wrong or failed: bad: case: fastenc"):
         _harness.write("bad", {"case": {"fastenc": {"wrong": "x"}}})
     assert path.with_name("bad.json").exists()
+
+
+ROW = {"median_ms": 1.0, "p20_ms": 1.0, "p80_ms": 1.0, "rounds": 1}
+RIGHT, WRONG = {"fastenc": ROW}, {"fastenc": {"wrong": "x"}}
+
+
+def written(name: str) -> dict:
+    return json.loads((_harness.RESULTS / _harness.folder_of_device() / f"{name}.json").read_text())
+
+
+def test_each_part_is_written_at_once_and_an_error_comes_at_the_end():
+    def third():
+        assert written("some")["cases"] == {"1, a": RIGHT, "1, b": RIGHT, "2": WRONG}
+        raise ValueError("no such shape")
+
+    parts = {
+        "1": lambda: {"1, a": RIGHT, "1, b": RIGHT},
+        "2": lambda: {"2": WRONG},
+        "3": third,
+        "4": lambda: {"4": RIGHT},
+    }
+    with pytest.raises(SystemExit, match="wrong or failed: some: 2: fastenc; some: 3: ValueError"):
+        run_parts("some", parts)
+    assert list(written("some")["cases"]) == ["1, a", "1, b", "2", "4"]
+
+
+def test_an_unfinished_run_goes_on_with_what_is_not_right_yet(quick, monkeypatch, tmp_path):
+    called = []
+
+    def measure(part, row):
+        called.append(part)
+        quick.floor(Work(1.0))
+        return {part: row}
+
+    def last_in_time():
+        monkeypatch.setattr(_harness, "END", 0.0)
+        return measure("right", RIGHT)
+
+    parts = {
+        "wrong": lambda: measure("wrong", WRONG),
+        "right": last_in_time,
+        "late": lambda: measure("late", RIGHT),
+    }
+    with pytest.raises(SystemExit) as exit_:
+        run_parts("some", parts)
+    assert exit_.value.code == UNFINISHED and called == ["wrong", "right"]
+
+    def again(go_on):
+        called.clear()
+        monkeypatch.setattr(_harness, "END", float("inf"))
+        monkeypatch.setattr(_harness, "GO_ON", go_on)
+        monkeypatch.setitem(parts, "wrong", lambda: measure("wrong", RIGHT))
+        monkeypatch.setitem(parts, "right", lambda: measure("right", RIGHT))
+        run_parts("some", parts)
+        return list(called)
+
+    assert again(go_on=True) == ["wrong", "late"]
+    assert written("some")["cases"] == dict.fromkeys(parts, RIGHT)
+    assert again(go_on=True) == []
+    assert again(go_on=False) == list(parts), "new figures are asked for"
+    monkeypatch.setattr(launch, "TABLES", tmp_path)
+    monkeypatch.setattr(launch, "architecture", lambda device: "sm_00")
+    (tmp_path / "sm_00.json").write_text('{"entries": []}')
+    assert again(go_on=True) == list(parts), "those there are were measured with other tables"
+    assert again(go_on=True) == []
+
+
+def test_ceilings_of_a_run_in_two_processes_are_joined(quick, monkeypatch):
+    def measure(dtype):
+        monkeypatch.setattr(quick, "_products", {dtype: 1e9})
+        return {str(dtype): RIGHT}
+
+    monkeypatch.setattr(quick, "_bandwidth", 1e9)
+    parts = {
+        "first": lambda: measure(torch.float32),
+        "second": lambda: measure(torch.bfloat16),
+    }
+    run_parts("some", parts)
+    rates = written("some")["ceilings"]["product_TFLOP_per_s"]
+    assert rates == {"float32": 0.001, "bfloat16": 0.001}
+
+
+OPS = {
+    "bias_gelu": (bench_bias_gelu, (8, torch.float32)),
+    "bias_glu": (bench_bias_glu, (8, "silu", torch.float32)),
+    "layer_norm": (bench_layer_norm, (8, torch.float32)),
+    "embedding_layer_norm": (bench_embedding_layer_norm, (9, 8, torch.float32)),
+    "linear_masked_cross_entropy": (
+        bench_linear_masked_cross_entropy,
+        (90, 8, 30, torch.float32),
+    ),
+    "linear_kl_divergence": (bench_linear_kl_divergence, (9, 8, 12, 30, torch.float32)),
+    "crf": (bench_crf, (3,)),
+    "mlm_corruption": (bench_mlm_corruption, (9, 128)),
+    "packing": (bench_packing, ([3, 1, 5], 8, torch.float32)),
+    "segment_pool": (bench_segment_pool, ([3, 1, 5], 8, "mean", torch.float32)),
+}
+WITHOUT_NAME = {"crf"}
+NOT_COMPILED = {"crf", "embedding_layer_norm"}
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_an_ops_providers_agree_and_have_a_roofline(op, monkeypatch):
+    module, arguments = OPS[op]
+    for name, value in (
+        ("ON_GPU", True),
+        ("ROWS", 16),
+        ("DROPOUTS", (0.0,)),
+        ("VOCABULARY", 600),
+        ("compiled", lambda function: function),
+        ("compare", hurried),
+    ):
+        if hasattr(module, name):
+            monkeypatch.setattr(module, name, value)
+    make = module.layer_norm_cases if op == "layer_norm" else module.measure
+    cases = make(*(() if op in WITHOUT_NAME else ("case",)), *arguments)
+    for case, rows in cases.items():
+        timed = {name for name, row in rows.items() if "percent_of_roofline" in row}
+        absent = {name for name, row in rows.items() if row == {"missing": NOT_INSTALLED}}
+        assert timed | absent == set(rows), rows
+        assert any(name.startswith("fastenc") for name in timed) and len(timed) > 1
+        assert op in NOT_COMPILED or any("torch.compile" in name for name in timed), case
+
+
+def test_numerics_are_kept_and_a_broken_budget_is_an_error(monkeypatch):
+    first, *others = (case for case in CASES if case.op == "segment_pool")
+    run = lambda *cases: lambda: numerics_report("cpu", cases=cases)
+    monkeypatch.setattr(numerics, "numerics_report", run(first, *others))
+    numerics.main()
+    row = written("numerics")["cases"]["segment_pool mean, float32"]["forward"]
+    assert row["holds"] and row["error"] <= row["allowed"]
+    off = replace(first, ours=lambda **inputs: 1.1 * first.ours(**inputs))
+    monkeypatch.setattr(numerics, "numerics_report", run(off, *others))
+    with pytest.raises(SystemExit, match="segment_pool mean, float32: forward"):
+        numerics.main()
+    assert not written("numerics")["cases"]["segment_pool mean, float32"]["forward"]["holds"]
 
 
 def test_lengths_are_the_data_sets_and_always_the_same():
@@ -201,9 +373,11 @@ def test_a_model_with_other_weights_is_wrong(monkeypatch, tmp_path):
     ours.save_pretrained(tmp_path)
     torch.nn.init.normal_(ours.head.bias)
     torch.nn.init.normal_(ours.encoder.layers[0].up.bias)
-    (rows,) = bench_models.training(ours, str(tmp_path)).values()
+    (measure,) = bench_models.training(ours, str(tmp_path)).values()
+    rows = measure()["training, WNUT-17"]
     assert "instead of" in rows["fastenc"]["wrong"] and "median_ms" in rows["Hugging Face sdpa"]
-    rows = bench_models.inference(ours, str(tmp_path))["inference, WNUT-17"]
+    measure = bench_models.inference(ours, str(tmp_path))["inference, WNUT-17"]
+    rows = measure()["inference, WNUT-17"]
     assert "relative error" in rows["fastenc"]["wrong"]
 
 
@@ -296,11 +470,13 @@ def test_a_visits_dry_run_accounts_for_every_stage(tmp_path):
         "bench_attention",
     }
     assert {"bench_attention_plain", "bench_attention_variants"} < set(names)
-    assert {f"tests_{p.stem[5:]}" for p in (ROOT / "tests").glob("test_*_triton.py")} < set(names)
+    on_gpu = [p for p in (ROOT / "tests").glob("test_*.py") if "triton_target" in p.read_text()]
+    on_gpu.remove(Path(__file__))
+    assert {f"tests_{p.stem[5:]}" for p in on_gpu} < set(names)
     assert not list((tmp_path / "done").iterdir()), "a dry run does nothing"
 
 
-def test_a_visit_finishes_stages_once_and_hands_over_its_results(tmp_path):
+def test_a_visit_hands_over_its_results(tmp_path):
     folder, out = tmp_path / "visit", tmp_path / "out"
     results(folder / "results")
     done = visit("tables", "tune", folder=folder, OUT=str(out))
@@ -309,9 +485,86 @@ def test_a_visit_finishes_stages_once_and_hands_over_its_results(tmp_path):
     assert states == {"tables": "passed", "tune": "skipped"}
     assert (out / "visit.tar.gz").stat().st_size
     assert "Some GPU" in (folder / "tables.md").read_text()
-    again = visit("tables", folder=folder)
-    assert "finished" in again.stdout and "--force" in again.stdout
-    assert "passed" in visit("--force", "tables", folder=folder).stdout
+    assert "passed" in visit("tables", folder=folder).stdout, "the results may be others by now"
+
+
+STUB = """#!/bin/sh
+case "$*" in
+  *get_device_capability*) echo 90 ;;
+  *build_info*) exit "${WITHOUT_CUDA:-0}" ;;
+  *) echo "$* go_on=${FASTENC_BENCH_GO_ON:-} cuda=${FASTENC_CUDA:-} end=$FASTENC_BENCH_END" >>"$0.calls"
+     exit "${CODE:-0}" ;;
+esac
+"""
+
+
+@pytest.fixture
+def gpu_machine(tmp_path):
+    """A tree of the script's own, and a program in Python's place that says that there is a GPU of sm_90."""
+    root = tmp_path / "root"
+    for file in ("benchmarks/bench_op.py", "tests/test_op_triton.py", "kernels/op.py"):
+        (root / file).parent.mkdir(parents=True)
+        (root / file).touch()
+    script = shutil.copy(SCRIPT, root / "benchmarks")
+    program = root / "python"
+    program.write_text(STUB)
+    program.chmod(0o755)
+    calls = program.with_suffix(".calls")
+
+    def run(*arguments, **environment):
+        """(each stage's state, what the stages called)."""
+        calls.write_text("")
+        options = {"PYTHON": str(program), "VISIT_FOLDER": str(root / "visit"), **environment}
+        kept = {k: v for k, v in os.environ.items() if k != "OUT" and not k.startswith("FASTENC_")}
+        command = ["bash", script, *arguments]
+        done = subprocess.run(
+            command, env={**kept, **options}, capture_output=True, text=True, timeout=60
+        )
+        assert not done.stderr
+        states = dict(line.split()[:2] for line in done.stdout.split("\n\n")[0].splitlines())
+        return states, calls.read_text()
+
+    run.tuned = root / "kernels" / "tuned" / "sm_90.json"
+    return run
+
+
+def test_a_visits_stages_run_once_with_the_tables_that_count(gpu_machine):
+    stages = ("tests_op_triton", "bench_op", "models_minilm_training", "profile_minilm_training")
+    stages += ("tests_tuned", "tables")
+    first, _ = gpu_machine(*stages)
+    assert first == dict.fromkeys(stages, "passed") | {"tests_tuned": "skipped"}
+    again, called = gpu_machine(*stages)
+    finished = dict.fromkeys(stages[:4], "finished")
+    assert again == finished | {"tests_tuned": "skipped", "tables": "passed"}
+    assert called.count("\n") == 1
+    gpu_machine.tuned.parent.mkdir()
+    gpu_machine.tuned.write_text("{}")
+    passed = dict.fromkeys(stages, "passed") | {"tests_op_triton": "finished"}
+    assert gpu_machine(*stages)[0] == passed
+    assert gpu_machine(*stages)[0] == dict.fromkeys(stages, "finished") | {"tables": "passed"}
+
+
+def test_a_visits_benchmark_goes_on_unless_it_is_forced(gpu_machine):
+    states, called = gpu_machine("bench_op", CODE="75")
+    assert states == {"bench_op": "unfinished"} and "go_on=1" in called
+    assert re.search(r"end=\d{10}$", called.strip())
+    assert gpu_machine("bench_op")[0] == {"bench_op": "passed"}
+    states, called = gpu_machine("--force", "bench_op", CODE="75")
+    assert states == {"bench_op": "unfinished"} and "go_on= " in called
+    states, called = gpu_machine("bench_op")
+    assert states == {"bench_op": "passed"} and "go_on=1" in called
+
+
+def test_beside_a_gpu_a_visits_build_has_cuda_code(gpu_machine):
+    states, called = gpu_machine("build", WITHOUT_CUDA="1")
+    assert states == {"build": "FAILED"} and "pip install" in called and "cuda=1" in called
+    assert gpu_machine("build")[0] == {"build": "passed"}
+    assert gpu_machine("build")[0] == {"build": "finished"}
+    assert gpu_machine("build", WITHOUT_CUDA="1")[0] == {"build": "FAILED"}
+
+
+def test_a_visits_numerics_are_kept(gpu_machine):
+    assert "-m benchmarks.numerics " in gpu_machine("numerics")[1]
 
 
 def test_a_visits_failed_stage_does_not_stop_the_next(tmp_path):

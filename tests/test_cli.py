@@ -2,6 +2,7 @@ import json
 import math
 import subprocess
 import sys
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -215,6 +216,19 @@ def test_info_measures_errors_against_float64(monkeypatch):
     for words in ("Largest error against float64", "segment_pool mean", "segment_pool max", "kept"):
         assert words in text
     assert "broken" not in text
+
+
+def test_a_broken_budget_is_an_error_after_everything_is_shown(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    first, *others = (case for case in CASES if case.op == "segment_pool")
+    off = replace(first, ours=lambda **inputs: 1.1 * first.ours(**inputs))
+    monkeypatch.setattr(
+        info, "numerics_report", partial(info.numerics_report, cases=[off, *others])
+    )
+    result = CliRunner().invoke(app, ["info", "--numerics"])
+    assert result.exit_code == 1
+    for words in ("broken: forward", "segment_pool max", "kept", "Not measured"):
+        assert words in result.output
 
 
 def test_help_teaches():

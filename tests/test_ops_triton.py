@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
-from attention_cases import offsets_of
+from attention_cases import offsets_of, plain_cross
 from cross_entropy import labels_for
 from fastenc import ops, packing
 from fastenc.testing import assert_within_budget
@@ -70,6 +70,38 @@ def attention_inputs(size):
 def plain_attention(lengths, qkv, cu, longest):
     parts = (part.permute(1, 2, 0, 3)[:, None] for part in qkv.split(lengths))
     return torch.cat([F.scaled_dot_product_attention(*part)[0].transpose(0, 1) for part in parts])
+
+
+def relative_inputs(size):
+    return attention_inputs(size) | {"relative_bias": torch.randn(size.heads, 257)}
+
+
+def biased_inputs(size):
+    """Biases that have no gradient are made from integers."""
+    hidden = {"key_bias": torch.randint(-2, 3, (size.tokens,))}
+    return attention_inputs(size) | hidden | {"alibi_slopes": torch.arange(size.heads)}
+
+
+def biases_of(key_bias, alibi_slopes):
+    return {"key_bias": key_bias.float(), "alibi_slopes": 2.0 ** (-alibi_slopes - 1)}
+
+
+def plain_biased(lengths, qkv, cu, longest, key_bias, alibi_slopes):
+    biases = biases_of(key_bias, alibi_slopes)
+    options = {"key_bias": biases["key_bias"], "slopes": biases["alibi_slopes"]}
+    return plain_cross(*qkv.unbind(1), lengths, lengths, **options)
+
+
+def keys_of(lengths):
+    return [length or 3 for length in reversed(lengths)]
+
+
+def cross_inputs(size):
+    """Every sequence's keys are another one's in number."""
+    sizes = {"q": size.lengths, "k": keys_of(size.lengths), "v": keys_of(size.lengths)}
+    rows = {n: torch.randn(sum(sizes[n]), size.heads, size.head_dim) for n in sizes}
+    offsets = {"cu_q": offsets_of(sizes["q"]), "cu_k": offsets_of(sizes["k"])}
+    return rows | offsets | {"longest": max(*sizes["q"], *sizes["k"])}
 
 
 def cut(size, longest=128):
@@ -161,6 +193,58 @@ OPS = {
         cut,
         deterministic,  # float32 takes the kernel of longer ones
     ),
+    "attention with heads of 32": Op(
+        attention_inputs,
+        lambda impl, qkv, cu, longest: ops.attention(qkv, cu, longest, impl=impl),
+        plain_attention,
+        lambda size: stretched(size)._replace(heads=2, head_dim=32),
+        deterministic,
+    ),
+    "attention with heads of 128": Op(
+        attention_inputs,
+        lambda impl, qkv, cu, longest: ops.attention(qkv, cu, longest, impl=impl),
+        plain_attention,
+        lambda size: stretched(size)._replace(heads=2, head_dim=128),
+        deterministic,
+    ),
+    "attention in a window": Op(
+        attention_inputs,
+        lambda impl, qkv, cu, longest: ops.attention(
+            qkv, cu, longest, window_size=(17, 9), impl=impl
+        ),
+        lambda lengths, qkv, cu, longest: plain_cross(
+            *qkv.unbind(1), lengths, lengths, window=(17, 9)
+        ),
+        mode=deterministic,
+    ),
+    "attention with a relative bias": Op(
+        relative_inputs,
+        lambda impl, qkv, cu, longest, relative_bias: ops.attention(
+            qkv, cu, longest, relative_bias=relative_bias, impl=impl
+        ),
+        lambda lengths, qkv, cu, longest, relative_bias: plain_cross(
+            *qkv.unbind(1), lengths, lengths, relative=relative_bias
+        ),
+        mode=deterministic,
+    ),
+    "attention with ALiBi and a key bias": Op(
+        biased_inputs,
+        lambda impl, qkv, cu, longest, key_bias, alibi_slopes: ops.attention(
+            qkv, cu, longest, **biases_of(key_bias, alibi_slopes), impl=impl
+        ),
+        plain_biased,
+        mode=deterministic,
+    ),
+    "cross_attention": Op(
+        cross_inputs,
+        lambda impl, longest, **tensors: ops.cross_attention(
+            *tensors.values(), longest, longest, impl=impl
+        ),
+        lambda lengths, q, k, v, cu_q, cu_k, longest: plain_cross(
+            q, k, v, lengths, keys_of(lengths)
+        ),
+        mode=deterministic,
+    ),
     "layer_norm": Op(
         lambda size: norm_inputs(size) | {"bias": torch.randn(size.width)},
         ops.layer_norm,
@@ -188,6 +272,15 @@ OPS = {
         ),
     ),
     "embedding_layer_norm": Op(embedding_inputs, ops.embedding_layer_norm, plain_embedding),
+    "tied_embedding_layer_norm": Op(
+        embedding_inputs,
+        lambda impl, **inputs: F.linear(*ops.tied_embedding_layer_norm(**inputs, impl=impl)),
+        lambda lengths, word, **inputs: F.linear(
+            plain_embedding(lengths, word=word, **inputs), word
+        ),
+        lambda size: cut(size, 32),  # float64 scores of 16k tokens are 4 GB
+        deterministic,  # the scores are torch's products
+    ),
     "pack": Op(
         lambda size: {
             "x": torch.randn(len(size.lengths), max(size.lengths), size.width),
@@ -211,7 +304,12 @@ OPS = {
         mode=None,
     ),
 }
-EVERY = pytest.mark.parametrize("name", OPS)
+# Interpreted, heads of other sizes are among attention's own tests.
+ON_GPU_ONLY = {"attention with heads of 32", "attention with heads of 128"}
+EVERY = pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=pytest.mark.gpu) if n in ON_GPU_ONLY else n for n in OPS],
+)
 
 
 def dtypes(name, target):
@@ -296,7 +394,7 @@ class Calls(TorchDispatchMode):
         return function(*arguments, **(options or {}))
 
 
-@pytest.mark.parametrize("name", OPS)
+@EVERY
 def test_registrations_pass_opcheck(triton_target, name):
     op, dtype = OPS[name], dtypes(name, triton_target)[-1]
     inputs = inputs_of(op, SMALL, triton_target.device, dtype)
@@ -359,6 +457,7 @@ def test_a_recorded_step_follows_values_and_lengths(triton_target, name):
     dout = upstream(op, triton_target.impl, inputs)
     step = lambda given: both_ways(op.ours(impl=triton_target.impl, **given), given, dout)
     results, replay = recorded(lambda: step(inputs), device)
+    replay()  # a capture computes nothing
     before = [result.clone() for result in results]
     with torch.no_grad():
         for place, new in zip(tensors(inputs), tensors(other), strict=True):
@@ -367,3 +466,89 @@ def test_a_recorded_step_follows_values_and_lengths(triton_target, name):
     # Atomic sums, and products of other shapes, differ by roundings.
     torch.testing.assert_close(results, step(other), rtol=1e-2, atol=1e-2)
     assert not torch.equal(before[0], results[0])
+
+
+def in_uniform_probabilities(target, dtype):
+    """Attention whose values are unit vectors: the result is the mask, and so is the gradient of the values."""
+    length = 16
+    qkv = torch.zeros(length, 3, 1, length, device=target.device, dtype=dtype)
+    unit = torch.eye(length, device=target.device, dtype=dtype)
+    qkv[:, 2, 0] = unit
+    qkv.requires_grad_()
+    cu_seqlens = offsets_of((length,)).to(target.device)
+
+    def step():
+        out = ops.attention(qkv, cu_seqlens, length, dropout_p=0.5, impl=target.impl)
+        (gradient,) = torch.autograd.grad(out, qkv, unit[:, None])
+        return out.detach()[:, 0], gradient[:, 2, 0].t()
+
+    return step
+
+
+def in_layer_norm(target, dtype):
+    """Ones of which dropout takes some: the kept ones alone are above the mean, and have a gradient."""
+    x = torch.ones(4, 256, device=target.device, dtype=dtype, requires_grad=True)
+    residual, dout = torch.zeros_like(x), torch.randn_like(x)
+    weight = torch.ones(256, device=target.device, dtype=dtype)
+
+    def step():
+        y = ops.layer_norm(
+            x, weight, torch.zeros_like(weight), residual=residual, dropout_p=0.5, impl=target.impl
+        )
+        (gradient,) = torch.autograd.grad(y, x, dout)
+        return y.detach(), gradient
+
+    return step
+
+
+def in_embedding(target, dtype):
+    """One token, whose result has a gradient for the norm's bias where dropout keeps it."""
+    new = lambda *shape: torch.randn(*shape, device=target.device).to(dtype)
+    ids = torch.zeros(1, dtype=torch.long, device=target.device)
+    tables, weight, bias = [new(3, 256) for _ in range(3)], new(256), new(256).requires_grad_()
+    named = {"position": tables[1], "token_type": tables[2], "position_ids": ids}
+
+    def step():
+        y = ops.embedding_layer_norm(
+            ids, tables[0], weight, bias, dropout_p=0.5, impl=target.impl, **named
+        )
+        (gradient,) = torch.autograd.grad(y, bias, torch.ones_like(y))
+        return y.detach()[0].abs(), gradient
+
+    return step
+
+
+@pytest.mark.parametrize("op", [in_uniform_probabilities, in_layer_norm, in_embedding])
+def test_a_recorded_step_drops_others_each_time_and_the_same_in_its_backward(triton_target, op):
+    for dtype in triton_target.dtypes:
+        step = op(triton_target, dtype)
+        step()  # compiled before it is recorded
+        results, replay = recorded(step, triton_target.device)
+        kept = []
+        for _ in range(3):
+            replay()
+            forward, backward = results[0] > 0, results[1] != 0
+            assert torch.equal(forward, backward), dtype
+            assert 0.3 < forward.float().mean() < 0.7
+            kept.append(forward.clone())
+        assert not torch.equal(kept[0], kept[1]) and not torch.equal(kept[1], kept[2])
+
+
+@pytest.mark.parametrize("longest", [40, 140])
+def test_the_order_of_sequences_does_not_matter(triton_target, longest):
+    lengths = [longest, 3, 0, 17, 1]
+    turned = list(reversed(lengths))
+    for dtype in triton_target.dtypes:
+        parts = [torch.randn(n, 3, 2, 32, device=triton_target.device).to(dtype) for n in lengths]
+        results = []
+        for order, sizes in ((parts, lengths), (parts[::-1], turned)):
+            qkv = torch.cat(order).requires_grad_()
+            out = ops.attention(
+                qkv, offsets_of(sizes).to(qkv.device), longest, impl=triton_target.impl
+            )
+            (dqkv,) = torch.autograd.grad(out.float().square().sum(), qkv)
+            results.append((out.split(sizes), dqkv.split(sizes)))
+        tolerance = 1e-5 if dtype == torch.float32 else 1e-2
+        for ours, other in zip(*results, strict=True):
+            for one, same in zip(ours, reversed(other), strict=True):
+                torch.testing.assert_close(one, same, rtol=tolerance, atol=tolerance)

@@ -176,7 +176,7 @@ def test_lengths_go_by_buckets(tables):
 def test_a_run_that_is_not_finished_says_so(triton_target, tables, monkeypatch, capsys):
     monkeypatch.setattr(tune, "ON_GPU", True)
     monkeypatch.setattr(tune, "kernel_clock", lambda: lambda call, prepare: 1.0)
-    monkeypatch.setattr(tune, "problems", lambda: iter([problem]))
+    monkeypatch.setattr(tune, "problems", lambda dtype: iter([problem]))
     monkeypatch.setattr(tune, "Tuner", partial(tune.Tuner, impl=triton_target.impl))
     assert tune.main(["--seconds", "0"]) == tune.UNFINISHED
     assert "the next run goes on here" in capsys.readouterr().out
@@ -219,12 +219,22 @@ def test_attention_is_tuned_in_modes_of_its_own(triton_target, tables, monkeypat
     assert not torch.are_deterministic_algorithms_enabled()
 
 
-def test_every_problem_can_be_made(monkeypatch):
+@pytest.mark.parametrize("dtype", tune.DTYPES.values(), ids=tune.DTYPES)
+def test_every_problem_can_be_made(monkeypatch, dtype):
     monkeypatch.setattr(tune, "TOKENS", 512)
     monkeypatch.setattr(tune, "VOCABULARY", 20)
-    made = [make() for make in tune.problems()]
+    made = [make() for make in tune.problems(dtype)]
     assert {m.op for m in made} == SMALL.keys() - {"attention_short"}
-    assert {m.inputs[0].dtype for m in made} == {torch.bfloat16, torch.float16, torch.float32}
+    assert {m.inputs[0].dtype for m in made} == {dtype}
+
+
+def test_one_dtype_is_tuned_unless_another_is_named(tables, monkeypatch):
+    asked = []
+    monkeypatch.setattr(tune, "ON_GPU", True)
+    monkeypatch.setattr(tune, "kernel_clock", lambda: None)
+    monkeypatch.setattr(tune, "problems", lambda dtype: asked.append(dtype) or iter(()))
+    assert tune.main([]) == tune.main(["--dtype", "float16"]) == 0
+    assert asked == [torch.bfloat16, torch.float16]
 
 
 @pytest.mark.parametrize(
