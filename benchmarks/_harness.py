@@ -3,9 +3,10 @@
 A provider whose result is wrong is reported as wrong, without a time; one that is not installed, or refuses the case,
 with its reason. Runs of the providers alternate in one process, so that a drift of the machine's speed hits all of
 them alike; quote the ratios. On a GPU an op's time is that of its kernels from a cold cache (KernelTimer), and a
-model's that from the call to the finished work.
+model's that from the call to the finished work. Results are written after every part of a benchmark.
 """
 
+import hashlib
 import importlib
 import json
 import math
@@ -14,6 +15,7 @@ import platform
 import statistics
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from contextlib import nullcontext
 from datetime import datetime, timezone
@@ -23,6 +25,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from fastenc.kernels import launch
 from torch import Tensor
 
 from fastenc._files import write_atomically
@@ -33,6 +36,12 @@ RESULTS = Path(os.environ.get("FASTENC_RESULTS", Path(__file__).parent / "result
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 ON_GPU = DEVICE.type == "cuda"
 TURN, PAUSE = 0.05, 0.02  # seconds
+# benchmarks/gpu_visit.sh sets these: the time (seconds since 1970) at which it ends the stage, and whether results that
+# an earlier call of the stage left are kept.
+END = float(os.environ.get("FASTENC_BENCH_END", "inf"))
+GO_ON = "FASTENC_BENCH_GO_ON" in os.environ
+LEAST_LEFT = 30  # seconds before END in which no part is begun
+UNFINISHED = 75  # exit code, EX_TEMPFAIL of sysexits.h
 LIBRARIES = (
     "fastenc",
     "torch",
@@ -329,9 +338,13 @@ def compare_functions(
     return compare_op(name, providers, truth, baseline=baseline, checked=checked, **works)
 
 
+def _path(name: str) -> Path:
+    return RESULTS / folder_of_device() / f"{name}.json"
+
+
 def read_cases(name: str) -> dict:
     """The cases of this device's results so far, to go on from; {} without any."""
-    path = RESULTS / folder_of_device() / f"{name}.json"
+    path = _path(name)
     return json.loads(path.read_text())["cases"] if path.exists() else {}
 
 
@@ -340,27 +353,113 @@ def write(name: str, cases: dict) -> Path:
 
     Exits with an error when one of fastenc's own rows is wrong or failed.
     """
-    folder = RESULTS / folder_of_device()
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{name}.json"
-    content = {"machine": machine(), "ceilings": ceilings().as_json(), "cases": cases}
+    path = _save(name, {"machine": machine(), "ceilings": ceilings().as_json(), "cases": cases})
+    print(f"\n{name} ({path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path})")
+    _print(cases)
+    exit_if_broken([f"{name}: {row}" for row in _broken(cases)])
+    return path
+
+
+Parts = dict[str, Callable[[], dict[str, dict]]]
+
+
+def run_parts(name: str, parts: Parts) -> None:
+    """:func:`measure_parts`; exits with an error when there is any."""
+    exit_if_broken(measure_parts(name, parts))
+
+
+def measure_parts(name: str, parts: Parts) -> list[str]:
+    """Measure part after part, each giving its cases, and write and print what there is after each.
+
+    A part that raises does not stop the next. With GO_ON, parts are left out that are in the results already, measured
+    with the same table of launch parameters and right; where the next one would last beyond END, the program exits with
+    UNFINISHED.
+    Returns: what raised, and which of fastenc's own rows are wrong or failed.
+    """
+    content = _begun(name) if GO_ON else _nothing_yet()
+    longest, broken = float(LEAST_LEFT), []
+    for part, measure in parts.items():
+        if part in content["measured"]:
+            continue
+        start = time.time()
+        if start + longest > END:
+            print(f"{name}: the time is up; the next run goes on at {part}")
+            raise SystemExit(UNFINISHED)
+        try:
+            cases = measure()
+        except Exception as error:
+            traceback.print_exc()
+            broken.append(f"{name}: {part}: {type(error).__name__}")
+            continue
+        longest = max(longest, 1.5 * (time.time() - start))
+        wrong = _broken(cases)
+        broken += [f"{name}: {row}" for row in wrong]
+        content["cases"] |= cases
+        content["measured"] += [] if wrong else [part]
+        content["machine"] = machine()
+        content["ceilings"] = _joined(content["ceilings"], ceilings().as_json())
+        _save(name, content)
+        print(f"\n{name}")
+        _print(cases)
+    return broken
+
+
+def _nothing_yet() -> dict[str, Any]:
+    return {"tables": _digest_of_table(), "measured": [], "ceilings": {}, "cases": {}}
+
+
+def _begun(name: str) -> dict[str, Any]:
+    """The results of an unfinished run, if they belong to the table of launch parameters that counts now."""
+    fresh, path = _nothing_yet(), _path(name)
+    found = json.loads(path.read_text()) if path.exists() else {}
+    usable = "measured" in found and found["tables"] == fresh["tables"]
+    return found if usable else fresh
+
+
+def _digest_of_table() -> str | None:
+    """Of this device's table of launch parameters; None without one."""
+    path = launch.TABLES / f"{launch.architecture(DEVICE)}.json"
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
+
+
+def _joined(before: dict, now: dict) -> dict:
+    """Ceilings of two processes: the later figure of each."""
+    rates = before.get("product_TFLOP_per_s", {}) | now.get("product_TFLOP_per_s", {})
+    return before | now | ({"product_TFLOP_per_s": rates} if rates else {})
+
+
+def _save(name: str, content: dict) -> Path:
+    path = _path(name)
+    path.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps(content, indent=1) + "\n"
     write_atomically(path, lambda temporary: temporary.write_text(text))
-    print(f"\n{name} ({path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path})")
-    broken = []
+    return path
+
+
+def _print(cases: dict) -> None:
     for case, rows in cases.items():
         print(f"  {case}")
         for provider, row in rows.items():
-            if not isinstance(row, dict):
-                print(f"    {provider:34} {row:10.1f}")
-                continue
-            print(f"    {provider:34} {_line(row)}")
-            if provider.startswith("fastenc") and row.keys() & {"wrong", "failed"}:
-                broken.append(f"{case}: {provider}")
+            shown = _line(row) if isinstance(row, dict) else f"{row:10.1f}"
+            print(f"    {provider:34} {shown}")
     sys.stdout.flush()
+
+
+def _broken(cases: dict) -> list[str]:
+    """fastenc's own rows that are wrong or failed."""
+    return [
+        f"{case}: {provider}"
+        for case, rows in cases.items()
+        for provider, row in rows.items()
+        if provider.startswith("fastenc")
+        and isinstance(row, dict)
+        and row.keys() & {"wrong", "failed"}
+    ]
+
+
+def exit_if_broken(broken: list[str]) -> None:
     if broken:
-        raise SystemExit(f"{name}: wrong or failed: {'; '.join(broken)}")
-    return path
+        raise SystemExit(f"wrong or failed: {'; '.join(broken)}")
 
 
 def _line(row: dict) -> str:

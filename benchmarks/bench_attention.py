@@ -26,8 +26,9 @@ from benchmarks._harness import (
     compare_op,
     compiled,
     dtype_name,
+    exit_if_broken,
+    measure_parts,
     peer,
-    write,
 )
 from benchmarks.lengths import NAMES
 from benchmarks.lengths import lengths as real_lengths
@@ -391,12 +392,11 @@ def main() -> None:
     unknown = set(sys.argv[1:]) - set(groups)
     if unknown:
         raise SystemExit(f"give {' or '.join(groups)}, got {', '.join(unknown)}")
+    broken = []
     for group in sys.argv[1:] or groups:
         name, make = groups[group]
-        cases: dict = {}
-        for case in make():
-            cases |= measure(case)
-        write(name, cases)
+        broken += measure_parts(name, {case.name: partial(measure, case) for case in make()})
+    exit_if_broken(broken)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,7 @@
 """GELU(x + bias), forward and backward, at encoders' widths."""
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 
@@ -10,7 +12,7 @@ from benchmarks._harness import (
     compare_functions,
     compiled,
     dtype_name,
-    write,
+    run_parts,
 )
 from fastenc.ops import bias_gelu
 
@@ -22,21 +24,26 @@ def eager(x, bias):
     return F.gelu(x + bias)
 
 
+def measure(name: str, width: int, dtype: torch.dtype) -> dict[str, dict]:
+    new = lambda *shape: torch.randn(*shape, device=DEVICE).to(dtype)
+    one = ROWS * width * dtype.itemsize
+    return compare_functions(
+        name,
+        {"fastenc": bias_gelu, "eager": eager, "torch.compile": compiled(eager)},
+        (new(ROWS, width).requires_grad_(), new(width).requires_grad_()),
+        new(ROWS, width),
+        forward=Work(2 * one, dtype=dtype),  # x read, y written
+        backward=Work(3 * one, dtype=dtype),  # dy and x read, dx written
+    )
+
+
 def main() -> None:
-    cases = {}
+    parts = {}
     for model, width in WIDTHS.items():
         for dtype in (torch.float32, torch.bfloat16):
-            new = lambda *shape: torch.randn(*shape, device=DEVICE).to(dtype)
-            one = ROWS * width * dtype.itemsize
-            cases |= compare_functions(
-                f"{model} {ROWS:,} x {width:,} {dtype_name(dtype)}",
-                {"fastenc": bias_gelu, "eager": eager, "torch.compile": compiled(eager)},
-                (new(ROWS, width).requires_grad_(), new(width).requires_grad_()),
-                new(ROWS, width),
-                forward=Work(2 * one, dtype=dtype),  # x read, y written
-                backward=Work(3 * one, dtype=dtype),  # dy and x read, dx written
-            )
-    write("bias_gelu", cases)
+            name = f"{model} {ROWS:,} x {width:,} {dtype_name(dtype)}"
+            parts[name] = partial(measure, name, width, dtype)
+    run_parts("bias_gelu", parts)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,7 @@
 """GeGLU and SwiGLU of x + bias, forward and backward, at encoders' widths."""
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 
@@ -11,7 +13,7 @@ from benchmarks._harness import (
     compiled,
     dtype_name,
     peer,
-    write,
+    run_parts,
 )
 from fastenc.ops import bias_glu
 
@@ -20,39 +22,43 @@ WIDTHS = {"ModernBERT-base": 1152, "BERT-base's": 3072}
 ACTIVATIONS = {"gelu": F.gelu, "silu": F.silu}
 
 
+def measure(name: str, width: int, activation: str, dtype: torch.dtype) -> dict[str, dict]:
+    def eager(x, bias):
+        gate, value = (x + bias).chunk(2, dim=-1)
+        return ACTIVATIONS[activation](gate) * value
+
+    def liger(module):
+        # Its GeGLU has the tanh form only, another function.
+        swiglu = module.liger_swiglu
+        return lambda x, bias: swiglu(*(x + bias).chunk(2, dim=-1))
+
+    functions = {
+        "fastenc": lambda x, bias: bias_glu(x, bias, activation=activation),
+        "eager": eager,
+        "torch.compile": compiled(eager),
+    }
+    if ON_GPU and activation == "silu":
+        functions["liger-kernel"] = peer("liger_kernel.transformers.functional", liger)
+    new = lambda *shape: torch.randn(*shape, device=DEVICE).to(dtype)
+    one = ROWS * width * dtype.itemsize
+    return compare_functions(
+        name,
+        functions,
+        (new(ROWS, 2 * width).requires_grad_(), new(2 * width).requires_grad_()),
+        new(ROWS, width),
+        forward=Work(3 * one, dtype=dtype),  # both halves of x read, y written
+        backward=Work(5 * one, dtype=dtype),  # dy and x read, dx written
+    )
+
+
 def main() -> None:
-    cases = {}
+    parts = {}
     for model, width in WIDTHS.items():
-        for activation, function in ACTIVATIONS.items():
+        for activation in ACTIVATIONS:
             for dtype in (torch.float32, torch.bfloat16):
-
-                def eager(x, bias):
-                    gate, value = (x + bias).chunk(2, dim=-1)
-                    return function(gate) * value
-
-                def liger(module):
-                    # Its GeGLU has the tanh form only, another function.
-                    swiglu = module.liger_swiglu
-                    return lambda x, bias: swiglu(*(x + bias).chunk(2, dim=-1))
-
-                functions = {
-                    "fastenc": lambda x, bias: bias_glu(x, bias, activation=activation),
-                    "eager": eager,
-                    "torch.compile": compiled(eager),
-                }
-                if ON_GPU and activation == "silu":
-                    functions["liger-kernel"] = peer("liger_kernel.transformers.functional", liger)
-                new = lambda *shape: torch.randn(*shape, device=DEVICE).to(dtype)
-                one = ROWS * width * dtype.itemsize
-                cases |= compare_functions(
-                    f"{model} {ROWS:,} x {width:,} {activation} {dtype_name(dtype)}",
-                    functions,
-                    (new(ROWS, 2 * width).requires_grad_(), new(2 * width).requires_grad_()),
-                    new(ROWS, width),
-                    forward=Work(3 * one, dtype=dtype),  # both halves of x read, y written
-                    backward=Work(5 * one, dtype=dtype),  # dy and x read, dx written
-                )
-    write("bias_glu", cases)
+                name = f"{model} {ROWS:,} x {width:,} {activation} {dtype_name(dtype)}"
+                parts[name] = partial(measure, name, width, activation, dtype)
+    run_parts("bias_glu", parts)
 
 
 if __name__ == "__main__":

@@ -5,9 +5,11 @@ tokens that are packed already, without checks, autograd and lists: what a train
 some Python.
 """
 
+from functools import partial
+
 import torch
 
-from benchmarks._harness import DEVICE, NOT_INSTALLED, compare, peer, write
+from benchmarks._harness import DEVICE, NOT_INSTALLED, Work, compare, peer, run_parts
 from fastenc.nn import CRF
 from fastenc.ops._dispatch import choose
 from fastenc.reference import crf as reference
@@ -17,83 +19,93 @@ ALONE, NO_KERNELS = "fastenc, kernels alone", "no kernels here: see `fastenc inf
 HAS_KERNELS = choose("crf", "auto", torch.empty(0, device=DEVICE)) != "reference"
 
 
+def work(tokens: int, num_tags: int) -> tuple[Work, Work]:
+    """Loss and gradients: the forward and the backward recursion, a product of a row and the transitions for each
+    token, and the transitions' gradient, one product more; emissions and tags read, the emissions' gradient written.
+    Best path: emissions read, the path written; maxima, no products."""
+    emissions, labels = 4 * tokens * num_tags, 8 * tokens
+    products = 3 * 2 * tokens * num_tags**2
+    return Work(2 * emissions + labels, products), Work(emissions + labels)
+
+
+def measure(num_tags: int) -> dict[str, dict]:
+    torch.manual_seed(0)
+    ours = CRF(num_tags, batch_first=True).to(DEVICE)
+    theirs = peer("torchcrf", lambda module: module.CRF(num_tags, batch_first=True).to(DEVICE))
+    if theirs != NOT_INSTALLED:
+        theirs.load_state_dict(ours.state_dict())
+    emissions = torch.randn(BATCH, LENGTH, num_tags, device=DEVICE, requires_grad=True)
+    tags = torch.randint(num_tags, (BATCH, LENGTH), device=DEVICE)
+    lengths = torch.randint(1, LENGTH + 1, (BATCH,), device=DEVICE)
+    lengths[0] = LENGTH
+    work_of_loss, work_of_path = work(int(lengths.sum()), num_tags)
+    mask = torch.arange(LENGTH, device=DEVICE)[None] < lengths[:, None]
+
+    def loss_and_gradients(module):
+        loss = -module(emissions, tags, mask)
+        return loss, torch.autograd.grad(loss, [emissions, *module.parameters()])
+
+    wide = [v.detach().double().requires_grad_() for v in (emissions, *ours.parameters())]
+    cu_seqlens = torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).int()
+    log_likelihood = reference.log_likelihood(wide[0][mask], tags[mask], cu_seqlens, *wide[1:])
+    truth_loss = -log_likelihood.sum()
+    truth = torch.autograd.grad(truth_loss, wide)
+
+    parameters = [p.detach() for p in ours.parameters()]
+    packed = (emissions.detach()[mask], tags[mask], cu_seqlens, None, *parameters)
+    minus = torch.full((BATCH,), -1.0, device=DEVICE)
+
+    def kernels_alone():
+        likelihood, *kept = torch.ops.fastenc.crf_fwd(*packed)
+        return -likelihood.sum(), torch.ops.fastenc.crf_bwd(minus, *packed, *kept)
+
+    def worst_gradient(gradients):
+        """Of the padded emissions, or of the packed ones."""
+        first, *others = truth
+        first = first if gradients[0].dim() == 3 else first[mask]
+        pairs = zip(gradients, (first, *others), strict=True)
+        return max((g.double() - t).abs().max().item() for g, t in pairs)
+
+    def check(_, result):
+        loss, gradients = result
+        error = abs(loss.item() / truth_loss.item() - 1)
+        worst = worst_gradient(gradients)
+        right = error < 1e-5 and worst < 1e-3
+        return None if right else f"loss off by {error:.1g}, gradients by {worst:.1g}"
+
+    providers = {"pytorch-crf": theirs, "fastenc": ours}
+    calls = {
+        name: module if isinstance(module, str) else lambda m=module: loss_and_gradients(m)
+        for name, module in providers.items()
+    }
+    calls[ALONE] = kernels_alone if HAS_KERNELS else NO_KERNELS
+    options = {"baseline": "pytorch-crf", "end_to_end": True}
+    rows = compare(calls, check=check, work=work_of_loss, **options)
+    for name, call in calls.items():
+        if "median_ms" in rows[name]:
+            rows[name]["gradient_error"] = worst_gradient(call()[1])
+    expected = None if theirs == NOT_INSTALLED else theirs.decode(emissions, mask)
+
+    def right_paths(_, paths):
+        if isinstance(paths, tuple):  # the kernel's packed path and scores
+            paths = [path.tolist() for path in paths[0].split(lengths.tolist())]
+        return None if expected in (None, paths) else "other paths"
+
+    decoders = {
+        name: module if isinstance(module, str) else lambda m=module: m.decode(emissions, mask)
+        for name, module in providers.items()
+    }
+    decoders[ALONE] = (
+        (lambda p=packed: torch.ops.fastenc.crf_viterbi(p[0], *p[2:]))
+        if HAS_KERNELS
+        else NO_KERNELS
+    )
+    paths = compare(decoders, check=right_paths, work=work_of_path, **options)
+    return {f"{num_tags} tags, loss and gradients": rows, f"{num_tags} tags, best path": paths}
+
+
 def main() -> None:
-    cases = {}
-    for num_tags in (9, 25):
-        torch.manual_seed(0)
-        ours = CRF(num_tags, batch_first=True).to(DEVICE)
-        theirs = peer("torchcrf", lambda module: module.CRF(num_tags, batch_first=True).to(DEVICE))
-        if theirs != NOT_INSTALLED:
-            theirs.load_state_dict(ours.state_dict())
-        emissions = torch.randn(BATCH, LENGTH, num_tags, device=DEVICE, requires_grad=True)
-        tags = torch.randint(num_tags, (BATCH, LENGTH), device=DEVICE)
-        lengths = torch.randint(1, LENGTH + 1, (BATCH,), device=DEVICE)
-        lengths[0] = LENGTH
-        mask = torch.arange(LENGTH, device=DEVICE)[None] < lengths[:, None]
-
-        def loss_and_gradients(module):
-            loss = -module(emissions, tags, mask)
-            return loss, torch.autograd.grad(loss, [emissions, *module.parameters()])
-
-        wide = [v.detach().double().requires_grad_() for v in (emissions, *ours.parameters())]
-        cu_seqlens = torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).int()
-        log_likelihood = reference.log_likelihood(wide[0][mask], tags[mask], cu_seqlens, *wide[1:])
-        truth_loss = -log_likelihood.sum()
-        truth = torch.autograd.grad(truth_loss, wide)
-
-        parameters = [p.detach() for p in ours.parameters()]
-        packed = (emissions.detach()[mask], tags[mask], cu_seqlens, None, *parameters)
-        minus = torch.full((BATCH,), -1.0, device=DEVICE)
-
-        def kernels_alone():
-            likelihood, *kept = torch.ops.fastenc.crf_fwd(*packed)
-            return -likelihood.sum(), torch.ops.fastenc.crf_bwd(minus, *packed, *kept)
-
-        def worst_gradient(gradients):
-            """Of the padded emissions, or of the packed ones."""
-            first, *others = truth
-            first = first if gradients[0].dim() == 3 else first[mask]
-            pairs = zip(gradients, (first, *others), strict=True)
-            return max((g.double() - t).abs().max().item() for g, t in pairs)
-
-        def check(_, result):
-            loss, gradients = result
-            error = abs(loss.item() / truth_loss.item() - 1)
-            worst = worst_gradient(gradients)
-            right = error < 1e-5 and worst < 1e-3
-            return None if right else f"loss off by {error:.1g}, gradients by {worst:.1g}"
-
-        providers = {"pytorch-crf": theirs, "fastenc": ours}
-        calls = {
-            name: module if isinstance(module, str) else lambda m=module: loss_and_gradients(m)
-            for name, module in providers.items()
-        }
-        calls[ALONE] = kernels_alone if HAS_KERNELS else NO_KERNELS
-        rows = compare(calls, baseline="pytorch-crf", check=check, end_to_end=True)
-        for name, call in calls.items():
-            if not isinstance(call, str):
-                rows[name]["gradient_error"] = worst_gradient(call()[1])
-        cases[f"{num_tags} tags, loss and gradients"] = rows
-        expected = None if theirs == NOT_INSTALLED else theirs.decode(emissions, mask)
-
-        def right_paths(_, paths):
-            if isinstance(paths, tuple):  # the kernel's packed path and scores
-                paths = [path.tolist() for path in paths[0].split(lengths.tolist())]
-            return None if expected in (None, paths) else "other paths"
-
-        decoders = {
-            name: module if isinstance(module, str) else lambda m=module: m.decode(emissions, mask)
-            for name, module in providers.items()
-        }
-        decoders[ALONE] = (
-            (lambda p=packed: torch.ops.fastenc.crf_viterbi(p[0], *p[2:]))
-            if HAS_KERNELS
-            else NO_KERNELS
-        )
-        cases[f"{num_tags} tags, best path"] = compare(
-            decoders, baseline="pytorch-crf", check=right_paths, end_to_end=True
-        )
-    write("crf", cases)
+    run_parts("crf", {f"{count} tags": partial(measure, count) for count in (9, 25)})
 
 
 if __name__ == "__main__":

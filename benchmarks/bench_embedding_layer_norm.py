@@ -1,5 +1,7 @@
 """LayerNorm(word + position + token type), forward and backward, the word table tied or not."""
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 
@@ -11,7 +13,7 @@ from benchmarks._harness import (
     compare_functions,
     compiled,
     dtype_name,
-    write,
+    run_parts,
 )
 from fastenc.ops import embedding_layer_norm, tied_embedding_layer_norm
 
@@ -24,60 +26,69 @@ SHAPES = (
 )
 
 
+def measure(name: str, tokens: int, width: int, dtype: torch.dtype) -> dict[str, dict]:
+    new = lambda *shape: torch.randn(*shape, device=DEVICE).to(dtype).requires_grad_()
+    tables = new(VOCABULARY, width), new(512, width), new(2, width), new(width), new(width)
+    # Word frequencies fall with the rank, as a language's do.
+    ids = (VOCABULARY ** torch.rand(tokens)).long().clamp(max=VOCABULARY - 1).to(DEVICE)
+    positions = torch.arange(tokens, device=DEVICE) % 512
+    types = torch.arange(tokens, device=DEVICE) // 64 % 2
+
+    def arguments(word, position, kind, weight, bias):
+        rest = {"position_ids": positions, "position": position}
+        return (ids, word, weight, bias), rest | {
+            "token_type_ids": types,
+            "token_type": kind,
+        }
+
+    def ours(*values):
+        given, named = arguments(*values)
+        return embedding_layer_norm(*given, **named)
+
+    def eager(word, position, kind, weight, bias):
+        h = F.embedding(ids, word) + F.embedding(types, kind)
+        h = h + F.embedding(positions, position)
+        return F.layer_norm(h, (width,), weight, bias, 1e-12)
+
+    dy = torch.randn(tokens, width, device=DEVICE).to(dtype)
+    one, table = tokens * width * dtype.itemsize, VOCABULARY * width * dtype.itemsize
+    forward = Work(2 * one, dtype=dtype)  # word rows read, y written
+    # dy and word rows read, the table's gradient written
+    backward = Work(2 * one + table, dtype=dtype)
+    cases = compare_functions(
+        name,
+        {"fastenc": ours, "eager": eager, "torch.compile": compiled(eager)},
+        tables,
+        dy,
+        forward=forward,
+        backward=backward,
+    )
+
+    def tied():
+        given, named = arguments(*tables)
+        y, decoder = tied_embedding_layer_norm(*given, **named)
+        return torch.autograd.grad((y, F.linear(y[:8], decoder)), tables, (dy, dlogits))
+
+    def twice():
+        y = eager(*tables)
+        return torch.autograd.grad((y, F.linear(y[:8], tables[0])), tables, (dy, dlogits))
+
+    dlogits = torch.randn(8, VOCABULARY, device=DEVICE).to(dtype)
+    # Beside the above the table read and the logits written, then the table and dlogits read; three products.
+    more = Work(2 * table + 2 * dlogits.nbytes, 6 * dlogits.numel() * width, dtype)
+    cases[f"{name}, forward + backward, tied decoder of 8 rows"] = compare(
+        {"fastenc": tied, "eager": twice}, baseline="eager", work=forward + backward + more
+    )
+    return cases
+
+
 def main() -> None:
-    cases = {}
+    parts = {}
     for model, tokens, width in SHAPES:
         for dtype in (torch.float32, torch.bfloat16):
-            new = lambda *shape: torch.randn(*shape, device=DEVICE).to(dtype).requires_grad_()
-            tables = new(VOCABULARY, width), new(512, width), new(2, width), new(width), new(width)
-            # Word frequencies fall with the rank, as a language's do.
-            ids = (VOCABULARY ** torch.rand(tokens)).long().clamp(max=VOCABULARY - 1).to(DEVICE)
-            positions = torch.arange(tokens, device=DEVICE) % 512
-            types = torch.arange(tokens, device=DEVICE) // 64 % 2
-
-            def arguments(word, position, kind, weight, bias):
-                rest = {"position_ids": positions, "position": position}
-                return (ids, word, weight, bias), rest | {
-                    "token_type_ids": types,
-                    "token_type": kind,
-                }
-
-            def ours(*values):
-                given, named = arguments(*values)
-                return embedding_layer_norm(*given, **named)
-
-            def eager(word, position, kind, weight, bias):
-                h = F.embedding(ids, word) + F.embedding(types, kind)
-                h = h + F.embedding(positions, position)
-                return F.layer_norm(h, (width,), weight, bias, 1e-12)
-
             name = f"{model} {tokens:,} x {width} {dtype_name(dtype)}"
-            dy = torch.randn(tokens, width, device=DEVICE).to(dtype)
-            one, table = tokens * width * dtype.itemsize, VOCABULARY * width * dtype.itemsize
-            cases |= compare_functions(
-                name,
-                {"fastenc": ours, "eager": eager, "torch.compile": compiled(eager)},
-                tables,
-                dy,
-                forward=Work(2 * one, dtype=dtype),  # word rows read, y written
-                # dy and word rows read, the table's gradient written
-                backward=Work(2 * one + table, dtype=dtype),
-            )
-
-            def tied():
-                given, named = arguments(*tables)
-                y, decoder = tied_embedding_layer_norm(*given, **named)
-                return torch.autograd.grad((y, F.linear(y[:8], decoder)), tables, (dy, dlogits))
-
-            def twice():
-                y = eager(*tables)
-                return torch.autograd.grad((y, F.linear(y[:8], tables[0])), tables, (dy, dlogits))
-
-            dlogits = torch.randn(8, VOCABULARY, device=DEVICE).to(dtype)
-            cases[f"{name}, forward + backward, tied decoder of 8 rows"] = compare(
-                {"fastenc": tied, "eager": twice}, baseline="eager"
-            )
-    write("embedding_layer_norm", cases)
+            parts[name] = partial(measure, name, tokens, width, dtype)
+    run_parts("embedding_layer_norm", parts)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from benchmarks._harness import (
     compiled,
     dtype_name,
     peer,
-    write,
+    run_parts,
 )
 from fastenc.ops import layer_norm, rms_norm
 
@@ -85,7 +85,7 @@ def rms_norm_cases(name: str, width: int, dtype: torch.dtype) -> dict[str, dict]
     if ON_GPU:
         functions["liger-kernel"] = peer(LIGER, liger)
     return compare_functions(
-        f"RMSNorm, {name}",
+        name,
         functions,
         (x.requires_grad_(), weight.requires_grad_()),
         dy,
@@ -95,13 +95,13 @@ def rms_norm_cases(name: str, width: int, dtype: torch.dtype) -> dict[str, dict]
 
 
 def main() -> None:
-    cases = {}
-    for make in (layer_norm_cases, rms_norm_cases):
+    parts = {}
+    for prefix, make in (("", layer_norm_cases), ("RMSNorm, ", rms_norm_cases)):
         for model, width in WIDTHS.items():
             for dtype in (torch.float32, torch.bfloat16):
-                name = f"{model} {ROWS:,} x {width:,} {dtype_name(dtype)}"
-                cases |= make(name, width, dtype)
-    write("layer_norm", cases)
+                name = f"{prefix}{model} {ROWS:,} x {width:,} {dtype_name(dtype)}"
+                parts[name] = partial(make, name, width, dtype)
+    run_parts("layer_norm", parts)
 
 
 if __name__ == "__main__":

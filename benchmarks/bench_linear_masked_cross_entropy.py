@@ -5,7 +5,7 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 
-from benchmarks._harness import DEVICE, ON_GPU, Work, compare, compiled, dtype_name, peer, write
+from benchmarks._harness import DEVICE, ON_GPU, Work, compare, compiled, dtype_name, peer, run_parts
 from fastenc.ops import linear_masked_cross_entropy
 
 SHARE = 0.15
@@ -41,59 +41,64 @@ def cut(module):
     return lambda x, w, _, labels: module.linear_cross_entropy(x, w, labels)
 
 
+def measure(
+    name: str, tokens: int, hidden: int, vocabulary: int, dtype: torch.dtype
+) -> dict[str, dict]:
+    torch.manual_seed(0)
+    new = lambda *shape: torch.randn(*shape, device=DEVICE).to(dtype)
+    x = new(tokens, hidden).requires_grad_()
+    weight = (0.05 * new(vocabulary, hidden)).requires_grad_()
+    # cut-cross-entropy takes no bias; with one of zeros all compute the same.
+    bias = torch.zeros(vocabulary, device=DEVICE, dtype=dtype, requires_grad=True)
+    labels = torch.randint(vocabulary, (tokens,))
+    labels = torch.where(torch.rand(tokens) < SHARE, labels, -100).to(DEVICE)
+    count = int((labels != -100).sum())
+    # As the collator tells it: without it a GPU's every row goes through the product.
+    ours = partial(linear_masked_cross_entropy, max_labelled=count)
+    losses = {
+        "full logits": full,
+        "gather": gathered,
+        "torch.compile of full logits": compiled(full),
+        "liger-kernel": peer("liger_kernel.transformers.functional", liger),
+        "cut-cross-entropy": peer("cut_cross_entropy", cut),
+        "fastenc": ours,
+    }
+    if not ON_GPU:
+        del losses["liger-kernel"], losses["cut-cross-entropy"]
+    chosen = labels != -100
+    wide = [v.detach().double().requires_grad_() for v in (x[chosen], weight)]
+    exact_loss = F.cross_entropy(wide[0] @ wide[1].T, labels[chosen])
+    exact = torch.autograd.grad(exact_loss, wide)
+    tolerance = 1e-4 if dtype == torch.float32 else 2e-2
+
+    def run(loss_of):
+        loss = loss_of(x, weight, bias, labels)
+        return loss.detach(), *torch.autograd.grad(loss, (x, weight))
+
+    def check(_, result):
+        loss, dx, dweight = result
+        errors = [abs(loss.item() / exact_loss.item() - 1)]
+        for value, true in ((dx[chosen], exact[0]), (dweight, exact[1])):
+            errors.append(((value.double() - true).norm() / true.norm()).item())
+        right = max(errors) < tolerance
+        return None if right else "relative errors " + ", ".join(f"{e:.2g}" for e in errors)
+
+    rows = compare(
+        {key: f if isinstance(f, str) else lambda f=f: run(f) for key, f in losses.items()},
+        baseline="full logits",
+        check=check,
+        work=work(count, tokens, hidden, vocabulary, dtype),
+    )
+    return {name: rows}
+
+
 def main() -> None:
-    cases = {}
+    parts = {}
     for model, (tokens, hidden, vocabulary) in SHAPES.items():
         for dtype in DTYPES:
-            torch.manual_seed(0)
-            new = lambda *shape: torch.randn(*shape, device=DEVICE).to(dtype)
-            x = new(tokens, hidden).requires_grad_()
-            weight = (0.05 * new(vocabulary, hidden)).requires_grad_()
-            # cut-cross-entropy takes no bias; with one of zeros all compute the same.
-            bias = torch.zeros(vocabulary, device=DEVICE, dtype=dtype, requires_grad=True)
-            labels = torch.randint(vocabulary, (tokens,))
-            labels = torch.where(torch.rand(tokens) < SHARE, labels, -100).to(DEVICE)
-            count = int((labels != -100).sum())
-            # As the collator tells it: without it a GPU's every row goes through the product.
-            ours = partial(linear_masked_cross_entropy, max_labelled=count)
-            losses = {
-                "full logits": full,
-                "gather": gathered,
-                "torch.compile of full logits": compiled(full),
-                "liger-kernel": peer("liger_kernel.transformers.functional", liger),
-                "cut-cross-entropy": peer("cut_cross_entropy", cut),
-                "fastenc": ours,
-            }
-            if not ON_GPU:
-                del losses["liger-kernel"], losses["cut-cross-entropy"]
-            chosen = labels != -100
-            wide = [v.detach().double().requires_grad_() for v in (x[chosen], weight)]
-            exact_loss = F.cross_entropy(wide[0] @ wide[1].T, labels[chosen])
-            exact = torch.autograd.grad(exact_loss, wide)
-            tolerance = 1e-4 if dtype == torch.float32 else 2e-2
-
-            def run(loss_of):
-                loss = loss_of(x, weight, bias, labels)
-                return loss.detach(), *torch.autograd.grad(loss, (x, weight))
-
-            def check(_, result):
-                loss, dx, dweight = result
-                errors = [abs(loss.item() / exact_loss.item() - 1)]
-                for value, true in ((dx[chosen], exact[0]), (dweight, exact[1])):
-                    errors.append(((value.double() - true).norm() / true.norm()).item())
-                right = max(errors) < tolerance
-                return None if right else "relative errors " + ", ".join(f"{e:.2g}" for e in errors)
-
-            cases[f"{model} {tokens:,} x {hidden} x {vocabulary:,} {dtype_name(dtype)}"] = compare(
-                {
-                    name: f if isinstance(f, str) else lambda f=f: run(f)
-                    for name, f in losses.items()
-                },
-                baseline="full logits",
-                check=check,
-                work=work(count, tokens, hidden, vocabulary, dtype),
-            )
-    write("linear_masked_cross_entropy", cases)
+            name = f"{model} {tokens:,} x {hidden} x {vocabulary:,} {dtype_name(dtype)}"
+            parts[name] = partial(measure, name, tokens, hidden, vocabulary, dtype)
+    run_parts("linear_masked_cross_entropy", parts)
 
 
 if __name__ == "__main__":

@@ -10,11 +10,12 @@ import os
 import resource
 import subprocess
 import sys
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 
-from benchmarks._harness import DEVICE, ON_GPU, Work, compare, compiled, dtype_name, peer, write
+from benchmarks._harness import DEVICE, ON_GPU, Work, compare, compiled, dtype_name, peer, run_parts
 from fastenc.ops import masked_cross_entropy
 
 SHARE = 0.15
@@ -114,27 +115,45 @@ def in_own_process(argument: str, environment: dict) -> dict:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+def times_on_gpu(rows: int, vocabulary: int) -> dict[str, dict]:
+    found = measure_time(rows, vocabulary)
+    return {f"{rows:,} x {vocabulary:,} {dtype}": row for dtype, row in found.items()}
+
+
+def times_on_cpu(allocator: str, environment: dict) -> dict[str, dict]:
+    found = in_own_process("time", environment)
+    return {f"{dtype}, {allocator}": rows for dtype, rows in found.items()}
+
+
+def memory_on_cpu() -> dict[str, dict]:
+    labelled = int((inputs(*SHAPES[0], torch.float32)[1] != -100).sum())
+    rows = {name: in_own_process(name, {}) for name in LOSSES}
+    return {
+        "memory, float32": {
+            **rows,
+            "gradient of the labelled rows, MB": labelled * SHAPES[0][1] * 4 / 2**20,
+        }
+    }
+
+
 def main() -> None:
     if len(sys.argv) > 1:
         argument = sys.argv[1]
         found = measure_time(*SHAPES[0]) if argument == "time" else measure_memory(argument)
         print(json.dumps(found))
         return
-    cases = {}
     if ON_GPU:
-        for rows, vocabulary in SHAPES:
-            for dtype, found in measure_time(rows, vocabulary).items():
-                cases[f"{rows:,} x {vocabulary:,} {dtype}"] = found
-        write("masked_cross_entropy", cases)
-        return
-    for allocator, environment in (("default allocator", {}), ("tuned allocator", TUNED)):
-        for dtype, rows in in_own_process("time", environment).items():
-            cases[f"{dtype}, {allocator}"] = rows
-    labelled = int((inputs(*SHAPES[0], torch.float32)[1] != -100).sum())
-    cases["memory, float32"] = {name: in_own_process(name, {}) for name in LOSSES} | {
-        "gradient of the labelled rows, MB": labelled * SHAPES[0][1] * 4 / 2**20,
-    }
-    write("masked_cross_entropy", cases)
+        parts = {
+            f"{rows:,} x {vocabulary:,}": partial(times_on_gpu, rows, vocabulary)
+            for rows, vocabulary in SHAPES
+        }
+    else:
+        parts = {
+            "default allocator": partial(times_on_cpu, "default allocator", {}),
+            "tuned allocator": partial(times_on_cpu, "tuned allocator", TUNED),
+            "memory": memory_on_cpu,
+        }
+    run_parts("masked_cross_entropy", parts)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,8 @@ hidden states in inference; in training the loss without dropout (torch.compile'
 
 import sys
 import tempfile
+from collections.abc import Callable
+from functools import partial
 
 import torch
 
@@ -21,8 +23,9 @@ from benchmarks._harness import (
     ceilings,
     compare,
     compiled,
+    exit_if_broken,
+    measure_parts,
     peer,
-    write,
 )
 from benchmarks._peers import padded
 from benchmarks.lengths import NAMES, lengths
@@ -75,17 +78,17 @@ def finish(rows: dict, tokens: int, flops: float) -> dict:
     return rows
 
 
-def inference(ours: MaskedLM, folder: str) -> dict[str, dict]:
-    """Last hidden states of one batch, real tokens only compared."""
+def inference(ours: MaskedLM, folder: str) -> dict[str, Callable[[], dict]]:
+    """Parts: last hidden states of one batch, real tokens only compared."""
     found = {
         name: m if isinstance(m, str) else m.base_model
         for name, m in variants(folder, DTYPE).items()
     }
     exact = hugging_face(folder, "eager", torch.float32).base_model
     encoder, config = ours.encoder.to(DTYPE).eval(), ours.config
-    cases = {}
     graphs = compile_inference(encoder, max_tokens=2 * TOKENS) if ON_GPU else "needs a GPU"
-    for name in (*NAMES, ONE_TEXT):
+
+    def measure(name: str) -> dict[str, dict]:
         sizes = [20] if name == ONE_TEXT else lengths(name, TOKENS)
         sequences = models.random_sequences(config, sizes)
         batch = on_device(padded(sequences, config.pad_token_id))
@@ -122,19 +125,21 @@ def inference(ours: MaskedLM, folder: str) -> dict[str, dict]:
                 return None if error < TOLERANCE else f"relative error {error:.2g}"
 
             rows = compare(calls, baseline="Hugging Face sdpa", check=check, end_to_end=True)
-        cases[f"inference, {name}"] = finish(rows, sum(sizes), encoder_flops(config, sizes))
-    return cases
+        rows = finish(rows, sum(sizes), encoder_flops(config, sizes))
+        return {f"inference, {name}": rows}
+
+    return {f"inference, {name}": partial(measure, name) for name in (*NAMES, ONE_TEXT)}
 
 
-def training(ours: MaskedLM, folder: str) -> dict[str, dict]:
-    """Forward, backward and AdamW."""
+def training(ours: MaskedLM, folder: str) -> dict[str, Callable[[], dict]]:
+    """Parts: forward, backward and AdamW."""
     found = variants(folder, torch.float32)
     exact = hugging_face(folder, "eager", torch.float32)
     config = ours.config
-    optimizers = {}
-    cases = {}
+    optimizers: dict[int, torch.optim.Optimizer] = {}
     dynamic = torch.compile(found["Hugging Face sdpa"], dynamic=True) if ON_GPU else None
-    for name in NAMES:
+
+    def measure(name: str) -> dict[str, dict]:
         sizes = lengths(name, TOKENS)
         packed = pack_sequences(models.random_sequences(config, sizes)).to(DEVICE)
         torch.manual_seed(1)
@@ -197,8 +202,9 @@ def training(ours: MaskedLM, folder: str) -> dict[str, dict]:
         rows = compare(calls, baseline="Hugging Face sdpa", end_to_end=True)
         rows |= {n: row for n, row in wrong.items() if "median_ms" not in row}
         flops = 3 * encoder_flops(config, sizes, count)
-        cases[f"training, {name}"] = finish(rows, sum(sizes), flops)
-    return cases
+        return {f"training, {name}": finish(rows, sum(sizes), flops)}
+
+    return {f"training, {name}": partial(measure, name) for name in NAMES}
 
 
 @torch.no_grad()
@@ -229,6 +235,7 @@ def main() -> None:
         raise SystemExit(f"give {', '.join((*models.SIZES, *MODES))}, got {', '.join(unknown)}")
     default = list(models.SIZES) if ON_GPU else ["minilm"]
     wanted = [name for name in models.SIZES if name in arguments] or default
+    broken = []
     for name in wanted:
         for mode in [mode for mode in MODES if mode in arguments] or MODES:
             torch.manual_seed(0)
@@ -236,8 +243,9 @@ def main() -> None:
             with tempfile.TemporaryDirectory() as folder:
                 ours.save_pretrained(folder)
                 run = inference if mode == "inference" else training
-                cases = run(ours.to(DEVICE), folder)
-            write(f"models_{name}_{mode}", cases)
+                parts = run(ours.to(DEVICE), folder)
+            broken += measure_parts(f"models_{name}_{mode}", parts)
+    exit_if_broken(broken)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,10 @@
 """Packed rows back in their padded places, and the same as the gradient of packing."""
 
+from functools import partial
+
 import torch
 
-from benchmarks._harness import DEVICE, Work, compare, dtype_name, write
+from benchmarks._harness import DEVICE, ON_GPU, Work, compare, compiled, dtype_name, run_parts
 from fastenc import ops, packing
 
 # Lengths of a batch, hidden size.
@@ -12,46 +14,60 @@ SHAPES = {
 }
 
 
+def measure(name: str, lengths: list[int], width: int, dtype: torch.dtype) -> dict[str, dict]:
+    mask = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
+    batch = packing.pack(torch.zeros(mask.shape, dtype=torch.long), mask).to(DEVICE)
+    indices, places = batch.indices, mask.numel()
+    values = torch.randn(sum(lengths), width).to(DEVICE, dtype)
+    padded = torch.randn(*mask.shape, width).to(DEVICE, dtype).requires_grad_()
+    expected = torch.zeros_like(padded)
+    expected[mask.to(DEVICE)] = values
+
+    def check(_, result):
+        return None if torch.equal(result.view_as(expected), expected) else "other rows"
+
+    def scatter(values):
+        return values.new_zeros(places, width).index_copy_(0, indices, values)
+
+    def gather(padded):
+        return padded.flatten(0, 1).index_select(0, indices)
+
+    def train(function):
+        return lambda: torch.autograd.grad(function(padded), padded, values)
+
+    # packed rows read, padded rows written
+    moved = Work(values.nbytes + padded.nbytes, dtype=dtype)
+    unpacks = {
+        "fastenc": lambda: ops.unpack(values, batch),
+        "index_copy_ into zeros": lambda: scatter(values),
+    }
+    if ON_GPU:
+        fused_scatter = compiled(scatter)
+        unpacks["torch.compile"] = lambda: fused_scatter(values)
+    cases = {
+        f"{name}, unpack": compare(
+            unpacks, baseline="index_copy_ into zeros", check=check, work=moved
+        )
+    }
+    packs = {"fastenc": train(lambda x: ops.pack(x, batch)), "index_select": train(gather)}
+    if ON_GPU:
+        packs["torch.compile"] = train(compiled(gather))
+    cases[f"{name}, pack, forward + backward"] = compare(
+        packs,
+        baseline="index_select",
+        check=lambda _, result: check(_, result[0]),
+        work=moved + moved,
+    )
+    return cases
+
+
 def main() -> None:
-    cases = {}
+    parts = {}
     for shape, (lengths, width) in SHAPES.items():
-        mask = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
-        batch = packing.pack(torch.zeros(mask.shape, dtype=torch.long), mask).to(DEVICE)
-        indices, places = batch.indices, mask.numel()
         for dtype in (torch.float32, torch.bfloat16):
-            values = torch.randn(sum(lengths), width).to(DEVICE, dtype)
-            padded = torch.randn(*mask.shape, width).to(DEVICE, dtype).requires_grad_()
-            expected = torch.zeros_like(padded)
-            expected[mask.to(DEVICE)] = values
-
-            def check(_, result):
-                return None if torch.equal(result.view_as(expected), expected) else "other rows"
-
             name = f"{shape}, {dtype_name(dtype)}"
-            # packed rows read, padded rows written
-            moved = Work(values.nbytes + padded.nbytes, dtype=dtype)
-            cases[f"{name}, unpack"] = compare(
-                {
-                    "fastenc": lambda: ops.unpack(values, batch),
-                    "index_copy_ into zeros": lambda: values.new_zeros(places, width).index_copy_(
-                        0, indices, values
-                    ),
-                },
-                baseline="index_copy_ into zeros",
-                check=check,
-                work=moved,
-            )
-            train = lambda f: lambda: torch.autograd.grad(f(), padded, values)
-            cases[f"{name}, pack, forward + backward"] = compare(
-                {
-                    "fastenc": train(lambda: ops.pack(padded, batch)),
-                    "index_select": train(lambda: padded.flatten(0, 1).index_select(0, indices)),
-                },
-                baseline="index_select",
-                check=lambda _, result: check(_, result[0]),
-                work=moved + moved,
-            )
-    write("packing", cases)
+            parts[name] = partial(measure, name, lengths, width, dtype)
+    run_parts("packing", parts)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,19 @@
 """Mean and maximum of each sequence's tokens, forward and forward + backward."""
 
+from functools import partial
+
 import torch
 
-from benchmarks._harness import DEVICE, Provider, Work, compare_op, dtype_name, write
+from benchmarks._harness import (
+    DEVICE,
+    ON_GPU,
+    Provider,
+    Work,
+    compare_op,
+    compiled,
+    dtype_name,
+    run_parts,
+)
 from fastenc.ops import segment_pool
 
 # Lengths of a batch, hidden size.
@@ -12,51 +23,59 @@ SHAPES = {
 }
 
 
+def measure(
+    name: str, lengths: list[int], width: int, mode: str, dtype: torch.dtype
+) -> dict[str, dict]:
+    cu_seqlens = torch.tensor([0, *lengths], device=DEVICE).cumsum(0).int()
+    sizes = torch.tensor(lengths, device=DEVICE)
+    mask = torch.arange(max(lengths), device=DEVICE) < sizes[:, None]
+    x = torch.randn(sum(lengths), width, device=DEVICE).to(dtype).requires_grad_()
+    # What other libraries hold: the padded tensor, real tokens anywhere but in the padding.
+    padded = torch.zeros(*mask.shape, width, device=DEVICE, dtype=dtype)
+    padded[mask] = x.detach()
+    padded.requires_grad_()
+    wide = x.detach().double().requires_grad_()
+    dy = torch.randn(len(lengths), width, device=DEVICE).to(dtype)
+    weights = mask.unsqueeze(2).to(dtype)
+    real = lambda value: value[mask] if value.dim() == 3 else value
+
+    def masked():
+        if mode == "mean":
+            return (padded * weights).sum(1) / sizes[:, None].to(dtype)
+        return padded.masked_fill(~mask.unsqueeze(2), float("-inf")).max(1).values
+
+    def exact():
+        parts = wide.split(lengths)
+        return torch.stack([p.mean(0) if mode == "mean" else p.max(0)[0] for p in parts])
+
+    reduce = lambda: torch.segment_reduce(x, mode, lengths=sizes, axis=0)
+    providers = {
+        "fastenc": Provider(lambda: segment_pool(x, cu_seqlens, mode), (x,), dy),
+        "padded, masked": Provider(masked, (padded,), dy, real),
+        "segment_reduce": Provider(reduce, (x,), dy),
+    }
+    if ON_GPU:
+        fused = compiled(masked)
+        providers["torch.compile of padded, masked"] = Provider(fused, (padded,), dy, real)
+    moved = Work(x.nbytes + dy.nbytes, dtype=dtype)
+    return compare_op(
+        name,
+        providers,
+        Provider(exact, (wide,), dy.double()),
+        baseline="padded, masked",
+        forward=moved,  # x read, a row a sequence written
+        backward=moved,  # the reverse
+    )
+
+
 def main() -> None:
-    cases = {}
+    parts = {}
     for shape, (lengths, width) in SHAPES.items():
-        cu_seqlens = torch.tensor([0, *lengths], device=DEVICE).cumsum(0).int()
-        sizes = torch.tensor(lengths, device=DEVICE)
-        mask = torch.arange(max(lengths), device=DEVICE) < sizes[:, None]
         for dtype in (torch.float32, torch.bfloat16):
-            x = torch.randn(sum(lengths), width, device=DEVICE).to(dtype).requires_grad_()
-            # What other libraries hold: the padded tensor, real tokens anywhere but in the padding.
-            padded = torch.zeros(*mask.shape, width, device=DEVICE, dtype=dtype)
-            padded[mask] = x.detach()
-            padded.requires_grad_()
-            wide = x.detach().double().requires_grad_()
-            dy = torch.randn(len(lengths), width, device=DEVICE).to(dtype)
-            weights = mask.unsqueeze(2).to(dtype)
-            real = lambda value: value[mask] if value.dim() == 3 else value
             for mode in ("mean", "max"):
-
-                def masked():
-                    if mode == "mean":
-                        return (padded * weights).sum(1) / sizes[:, None].to(dtype)
-                    return padded.masked_fill(~mask.unsqueeze(2), float("-inf")).max(1).values
-
-                def exact():
-                    parts = wide.split(lengths)
-                    return torch.stack(
-                        [p.mean(0) if mode == "mean" else p.max(0)[0] for p in parts]
-                    )
-
-                reduce = lambda: torch.segment_reduce(x, mode, lengths=sizes, axis=0)
-                cases |= compare_op(
-                    f"{shape}, {mode}, {dtype_name(dtype)}",
-                    {
-                        "fastenc": Provider(lambda: segment_pool(x, cu_seqlens, mode), (x,), dy),
-                        "padded, masked": Provider(masked, (padded,), dy, real),
-                        "segment_reduce": Provider(reduce, (x,), dy),
-                    },
-                    Provider(exact, (wide,), dy.double()),
-                    baseline="padded, masked",
-                    forward=Work(
-                        x.nbytes + dy.nbytes, dtype=dtype
-                    ),  # x read, a row a sequence written
-                    backward=Work(x.nbytes + dy.nbytes, dtype=dtype),  # the reverse
-                )
-    write("segment_pool", cases)
+                name = f"{shape}, {mode}, {dtype_name(dtype)}"
+                parts[name] = partial(measure, name, lengths, width, mode, dtype)
+    run_parts("segment_pool", parts)
 
 
 if __name__ == "__main__":

@@ -6,13 +6,14 @@
 #
 #   --dry-run    print what each stage would do here, and do nothing
 #   --list       print the stages' names
-#   --force      run the named stages (or all) though they are finished
+#   --force      run the named stages (or all) though they are finished, and afresh
 #   --seconds N  start no stage later than that, and end the last one then; the next call goes on
 #   STAGE        only these stages; a name may end in * ("bench_*")
 #
-# A stage that has finished is not run again; one that fails or runs out of its time does not stop the next, and one
-# that is unfinished goes on at the next call. Everything lands in gpu-visit/ (state, logs, results, tuned tables,
-# summary.txt); with OUT set, also in $OUT as summary.txt and visit.tar.gz.
+# A stage that has finished is not run again, but for tables and plots, and for what was measured with other tables of
+# launch parameters than there are now. One that fails or runs out of its time does not stop the next. At the next call
+# tuning and benchmarks go on where they were stopped. Everything lands in gpu-visit/ (state, logs, results, tuned
+# tables, summary.txt); with OUT set, also in $OUT as summary.txt and visit.tar.gz.
 # Without a GPU the stages that need none run, and the others say that they are skipped.
 set -uo pipefail
 ROOT=$(cd "$(dirname "$0")/.." && pwd)
@@ -26,7 +27,7 @@ if [[ -z ${PYTHON:-} ]]; then
 fi
 
 NAMES=() LIMITS=() NEEDS=() COMMANDS=()
-stage() { # name, seconds, what it needs ("gpu", "tables" of a finished tuning, a program, or "-"), command line
+stage() { # name, seconds, what it needs ("gpu", this GPU's "tables", a program, or "-"), command line
   NAMES+=("$1") LIMITS+=("$2") NEEDS+=("$3") COMMANDS+=("$4")
 }
 
@@ -40,10 +41,15 @@ fi
 PYTEST="$PYTHON -m pytest -p no:cacheprovider"
 SANITIZER="PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --error-exitcode 1"
 stage env 60 - "uname -a; lscpu | head -20; free -g; nvidia-smi; nvcc --version; $PYTHON -m pip list; $PYTHON -c 'import torch, triton; print(torch.__version__, triton.__version__)'"
-stage build 560 - "PIP_BREAK_SYSTEM_PACKAGES=1 $PYTHON -m pip install --no-index --no-build-isolation --no-deps -e . && $PYTHON -m fastenc.cli info"
+# Beside a GPU an extension without CUDA code is none: setup.py would leave it out where it finds no CUDA.
+BUILT="$PYTHON -c 'import fastenc._C'"
+if [[ -n $GPU ]]; then
+  BUILT="$PYTHON -c 'from fastenc import _C; raise SystemExit(None if _C.build_info()[\"cuda\"] else \"the extension has no CUDA code: remove build/ and python/fastenc/_C*.so, and build again\")'"
+fi
+stage build 560 - "${GPU:+FASTENC_CUDA=1 }PIP_BREAK_SYSTEM_PACKAGES=1 $PYTHON -m pip install --no-index --no-build-isolation --no-deps -e . && $PYTHON -m fastenc.cli info && $BUILT"
 # Code 5: no test is marked, which is no failure.
 stage tests_gpu 560 gpu "$PYTEST $XDIST -m gpu; code=\$?; [[ \$code == 5 ]] || exit \$code"
-for file in tests/test_*_triton.py; do
+for file in tests/test_*_triton.py tests/test_strided_inputs.py tests/test_tune.py; do
   name=$(basename "$file" .py)
   stage "tests_${name#test_}" 560 - "$PYTEST $XDIST $file"
 done
@@ -52,7 +58,7 @@ for capability in 80 90 100; do
   stage "tests_binaries_$capability" 560 - "$PYTEST tests/test_triton_binaries.py -k 'budget and $capability'"
 done
 stage tests_cuda_binaries 300 - "$PYTEST tests/test_cuda_binaries.py"
-stage numerics 300 gpu "$PYTHON -m fastenc.cli info --numerics"
+stage numerics 300 gpu "$PYTHON -m benchmarks.numerics"
 stage memcheck 560 compute-sanitizer "$SANITIZER --tool memcheck $PYTHON tests/sanitize.py"
 stage racecheck 560 compute-sanitizer "$SANITIZER --tool racecheck $PYTHON tests/sanitize.py"
 # A candidate may compile for a minute. What the table changes is tested again.
@@ -113,9 +119,19 @@ obstacle() { # why a stage that needs $1 cannot run here
   case $1 in
     -) return 1 ;;
     gpu) [[ -z $GPU ]] && echo "no GPU that $PYTHON's torch sees" ;;
-    tables) if [[ -z $GPU ]]; then echo "no GPU"; elif [[ ! -e $FOLDER/done/tune ]]; then echo "tune has not finished"; else return 1; fi ;;
+    tables) if [[ -z $GPU ]]; then echo "no GPU"; elif [[ ! -e kernels/tuned/sm_$GPU.json ]]; then echo "nothing is tuned for sm_$GPU"; else return 1; fi ;;
     *) if [[ -z $GPU ]]; then echo "no GPU"; elif ! command -v "$1" >/dev/null; then echo "$1 is not on the PATH"; else return 1; fi ;;
   esac
+}
+
+measured_with() { # the tables that stage $1's result belongs to; nothing where it has none or they do not matter
+  case $1 in
+    tests_tuned* | bench_* | models_* | profile_*) cat kernels/tuned/*.json 2>/dev/null | sha256sum ;;
+  esac
+}
+finished() { # does stage $1 need no other run?
+  [[ -e $FOLDER/done/$1 && $(<"$FOLDER/done/$1") == "$(measured_with "$1")" ]] || return 1
+  [[ $1 != build ]] || bash -c "$BUILT" 2>/dev/null
 }
 
 mkdir -p "$FOLDER/done" "$FOLDER/logs"
@@ -139,8 +155,7 @@ for place in "${!NAMES[@]}"; do
     report "$name" skipped 0 "$why"
     continue
   fi
-  [[ $name == build ]] && ! "$PYTHON" -c 'import fastenc._C' 2>/dev/null && rm -f "$FOLDER/done/build"
-  if [[ -z $FORCE && -e $FOLDER/done/$name ]]; then
+  if [[ -z $FORCE ]] && finished "$name"; then
     report "$name" finished 0 "before; --force runs it again"
     continue
   fi
@@ -156,11 +171,15 @@ for place in "${!NAMES[@]}"; do
     fi
     ((left < limit)) && limit=$left
   fi
-  start=$SECONDS
-  STAGE_SECONDS=$limit timeout --kill-after=15 "$limit" bash -c "${COMMANDS[place]}" >"$FOLDER/logs/$name.log" 2>&1
+  start=$SECONDS with=$(measured_with "$name")
+  rm -f "$FOLDER/done/$name"
+  export STAGE_SECONDS=$limit FASTENC_BENCH_END=$(($(date +%s) + limit)) FASTENC_BENCH_GO_ON=1
+  [[ -n $FORCE ]] && unset FASTENC_BENCH_GO_ON
+  timeout --kill-after=15 "$limit" bash -c "${COMMANDS[place]}" >"$FOLDER/logs/$name.log" 2>&1
   code=$?
   if ((code == 0)); then
-    touch "$FOLDER/done/$name"
+    # Cheap, and of whatever results there are by then.
+    [[ $name == tables || $name == plots ]] || echo "$with" >"$FOLDER/done/$name"
     report "$name" passed $((SECONDS - start)) "$(tail -n 1 "$FOLDER/logs/$name.log" | cut -c 1-100)"
   elif ((code == 75)); then
     report "$name" unfinished $((SECONDS - start)) "the next call goes on here"

@@ -414,6 +414,10 @@ SECTIONS = {
         "Masked-LM head: product and loss, 15 % labelled, with gradients",
         "linear_masked_cross_entropy",
     ),
+    "linear_kl_divergence": ops(
+        "Distillation over the vocabulary: both models' products and the loss, with gradients",
+        "linear_kl_divergence",
+    ),
     "attention": ops(
         "Attention over packed sequences: 12 heads of 32 on a CPU, of 64 on a GPU", "attention"
     ),
@@ -426,6 +430,9 @@ SECTIONS = {
     "embedding_layer_norm": ops(
         "Embeddings and LayerNorm, vocabulary 30,522", "embedding_layer_norm"
     ),
+    "segment_pool": ops("Mean and maximum of each sequence", "segment_pool"),
+    "packing": ops("Packed rows from and to padded ones", "packing"),
+    "mlm_corruption": ops("Masked-LM corruption", "mlm_corruption"),
     "crf": ops(
         "Linear-chain CRF, batch 32, lengths to 128",
         "crf",

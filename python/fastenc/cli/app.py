@@ -534,6 +534,29 @@ def predict(
 
 
 @app.command()
+@with_task_options(predict=False)
+def evaluate(
+    model: Annotated[str, typer.Argument(help="Folder of a fine-tuned model; it tells the task.")],
+    inputs: Annotated[str, typer.Argument(help="Labelled data, as in training (.gz).")],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="File to write the metrics to: .json.")
+    ] = None,
+    batch_size: BatchSize = 32,
+    options: dict | None = None,
+) -> None:
+    """Measure a fine-tuned model on labelled data.
+
+    Data are read as in training: columns, tags and lengths are those that the model was trained with, unless others are
+    given. A model that transformers has trained knows none of them.
+
+    Example:
+
+    - `fastenc evaluate runs/sst2 test.tsv -o test.json`
+    """
+    commands.evaluate(options or {}, model, inputs, output, batch_size)
+
+
+@app.command()
 def embed(
     model: Annotated[str, typer.Argument(help="Checkpoint folder or hub name.")],
     inputs: Annotated[
@@ -623,7 +646,8 @@ def show_info(
     numerics: Annotated[
         bool,
         typer.Option(
-            "--numerics", help="Also measure each op's error against float64 on this device."
+            "--numerics",
+            help="Also measure each op's error against float64 on this device; a broken budget is an error.",
         ),
     ] = False,
 ) -> None:

@@ -1,6 +1,7 @@
 """What the commands do."""
 
-from collections.abc import Sequence
+import json
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,7 +23,7 @@ from fastenc.data import (
 )
 from fastenc.data.store import HELD_OUT_ONE_IN, MANIFEST, file_checksum
 from fastenc.data.tokenizers import KINDS
-from fastenc.models import Encoder, EncoderConfig, MaskedLM
+from fastenc.models import Encoder, EncoderConfig, MaskedLM, checkpoint
 from fastenc.models.adaptations import METHODS
 from fastenc.models.families import family_named
 from fastenc.models.pretrained import PretrainedModel
@@ -35,7 +36,7 @@ from fastenc.objectives import (
     evaluate_objective,
     token_ids,
 )
-from fastenc.tasks import predict_file, task_named, task_of
+from fastenc.tasks import Task, predict_file, task_named, task_of
 from fastenc.train import TrainConfig, Trainer, fine_tuning_rate, task_trainer
 from fastenc.train.checkpoint import check_free
 from fastenc.train.config import tokens_checksum
@@ -317,13 +318,29 @@ def predict(
     batch_size: int,
     resume: bool,
 ) -> None:
-    task = make_task(task_of(model_name), options)
-    _check_suffix(output, task.outputs)
-    model = task.load(model_name).to(_device())
+    task, model = _fine_tuned(model_name, options, lambda task: _check_suffix(output, task.outputs))
     number = predict_file(
         task, model, inputs, output, batch_size, resume=resume, model_name=model_name
     )
     print(f"{number} predictions in {output}")
+
+
+def evaluate(
+    options: dict[str, Any],
+    model_name: str,
+    inputs: str,
+    output: Path | None,
+    batch_size: int,
+) -> None:
+    if output is not None:
+        _check_suffix(output, (".json",))
+    task, model = _fine_tuned(model_name, options)
+    data = task.read(inputs, model)
+    metrics = task.evaluate(model, data, task.encode(data, model), batch_size, show_progress=None)
+    if output is not None:
+        text = json.dumps(metrics, indent=1)
+        _write(output, lambda path: path.write_text(text))
+    print("  ".join(f"{name} {value:.4f}" for name, value in metrics.items()))
 
 
 def embed(
@@ -429,6 +446,17 @@ def _with_tokenizer(model: Any, name: str | Path | None) -> Any:
     if model.tokenizer is None:
         raise ValueError(f"{name} has no tokenizer.json, which text needs")
     return model
+
+
+def _fine_tuned(
+    model_name: str, options: dict[str, Any], check: Callable[[Task], None] = lambda task: None
+) -> tuple[Task, Any]:
+    """A model and its task, with the options that it was trained with where none are given; ``check`` comes first."""
+    kind = task_of(model_name)
+    kept = checkpoint.read_config(checkpoint.resolve(model_name)).get("task_options", {})
+    task = make_task(kind, {**kept, **options})
+    check(task)
+    return task, task.load(model_name).to(_device())
 
 
 def _device() -> str:

@@ -30,15 +30,18 @@ LIBRARIES = (
 
 
 def show(numerics: bool = False) -> None:
-    """Print it as tables."""
+    """Print it as tables; exits with an error where an op's budget is broken."""
     console = require("rich.console", extra="train").Console()
     for title, rows in (("Here", here()), ("Extension", extension()), ("Libraries", libraries())):
         console.print(_table(title, rows))
     console.print(_table("Implementation that impl='auto' takes", implementations()))
     if numerics:
-        console.print(numerics_table(numerics_report()))
+        report = numerics_report()
+        console.print(numerics_table(report))
         if missing := ops_without_case():
             console.print(f"Not measured, for lack of a case: {', '.join(missing)}")
+        if not all(row.holds for row in report):
+            raise SystemExit(1)
 
 
 def numerics_table(rows: Sequence[NumericsRow]):

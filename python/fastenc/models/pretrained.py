@@ -31,7 +31,8 @@ class PretrainedModel(nn.Module):
 
     ``tokenizer`` is the folder's tokenizer (a ``tokenizers.Tokenizer``), or None where there is none; it is
     saved with the model. ``base`` is the folder that the weights came from, if any, and ``first_weights`` names the
-    parameters that it did not have.
+    parameters that it did not have. ``task_options`` are those of the task that the model was trained for
+    (:mod:`fastenc.tasks`), kept in config.json.
     """
 
     architecture: ClassVar[str]  # transformers' class name without the family's part: "ForMaskedLM"
@@ -43,6 +44,7 @@ class PretrainedModel(nn.Module):
     def __init__(self, config: EncoderConfig):
         super().__init__()
         self.config = config
+        self.task_options: dict[str, Any] = {}
 
     def head_names(self) -> dict[str, str]:
         """Parameter or module of the head → the family's full name."""
@@ -122,6 +124,8 @@ class PretrainedModel(nn.Module):
         if (folder / "tokenizer.json").exists():
             model.tokenizer = load_tokenizer(folder)
         model.base = str(folder.resolve())
+        if stored == cls.architecture:
+            model.task_options = dict(values.get("task_options", {}))
         return model.eval()
 
     def save_pretrained(self, folder: str | Path) -> None:
@@ -139,6 +143,8 @@ class PretrainedModel(nn.Module):
             "architectures": [FAMILIES[self.config.family].class_prefix + self.architecture],
             "dtype": checkpoint.dtype_name(next(self.parameters()).dtype),
         }
+        if self.task_options:
+            values["task_options"] = self.task_options
         if adapter_checkpoint.is_adapted(self):
             adapter_checkpoint.write(folder, self)
         else:

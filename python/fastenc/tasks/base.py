@@ -1,8 +1,9 @@
 """What a task is: everything between files and a model that fine-tuning, evaluation and prediction need."""
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -59,7 +60,8 @@ class Task(ABC):
 
     @abstractmethod
     def read(self, path: str | Path, train: Any = None) -> Any:
-        """Data with its labels; ``train``: the training set, which says what labels there are.
+        """Data with its labels; ``train``: the training set, or the model trained on it, which says what labels there
+        are.
 
         Raises: ValueError naming file, line and remedy.
         """
@@ -102,7 +104,7 @@ class Task(ABC):
         """The lines of a file of predictions that ends in ``suffix``, one of ``outputs``."""
 
     def load(self, name: str | Path, train: Any = None) -> Any:
-        """The model of a checkpoint: as it is, or with a head for a training set.
+        """The model of a checkpoint: as it is, or with a head for a training set, and this task's options to keep.
 
         Raises: ValueError for a checkpoint of another task, or without a tokenizer.
         """
@@ -110,7 +112,13 @@ class Task(ABC):
         model = self.model_class.from_pretrained(name, **options)
         if model.tokenizer is None:
             raise ValueError(f"{name} has no tokenizer.json, which text needs")
+        if train is not None:
+            model.task_options = json.loads(json.dumps(self.kept_options(train)))
         return model
+
+    def kept_options(self, train: Any) -> dict[str, Any]:
+        """The options that a model keeps, so that prediction and evaluation go by them."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
     def predict(
         self, model: Any, data: Any, batch_size: int = 32, show_progress: bool | None = False
@@ -138,14 +146,22 @@ class Task(ABC):
         examples: Sequence[Any],
         batch_size: int = 32,
         fill: Fill | None = None,
+        show_progress: bool | None = False,
     ) -> dict[str, float]:
         """The metrics of labelled data, whose ``examples`` are those of :meth:`encode`; ``fill``: see :func:`run`."""
-        logits, loss = run(model, examples, self.collate, self.logits_of, batch_size, fill=fill)
+        logits, loss = run(
+            model, examples, self.collate, self.logits_of, batch_size, show_progress, fill=fill
+        )
         predictions = self.decode(model, data, examples, logits)
         return {"loss": loss, **self.score(model, data, predictions)}
 
     def calibrate(
-        self, model: Any, data: Any, examples: Sequence[Any], batch_size: int = 32
+        self,
+        model: Any,
+        data: Any,
+        examples: Sequence[Any],
+        batch_size: int = 32,
+        fill: Fill | None = None,
     ) -> dict[str, float]:
         """Choose by held-out data what the model keeps beside its weights; called once they are trained.
 

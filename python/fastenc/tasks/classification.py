@@ -86,6 +86,11 @@ class SequenceClassification(Task):
     def __post_init__(self) -> None:
         if self.regression and self.multi_label:
             raise ValueError("regression and multi_label exclude each other, got both: give one")
+        if len(self.text) not in (1, 2):
+            raise ValueError(
+                f"text must name one column, or two of pairs, got {', '.join(self.text) or 'none'}: "
+                "give -t once or twice"
+            )
         self.long_texts()
 
     @property
@@ -115,6 +120,7 @@ class SequenceClassification(Task):
         return METRICS[self.problem_type]
 
     def encode(self, data: LabelledData, model: Any) -> list[ClassificationExample]:
+        _check_pairs(data, model.task_options.get("text"))
         own = model.long_texts
         if self.chunks not in (None, own.chunks):
             raise ValueError(
@@ -161,6 +167,19 @@ class SequenceClassification(Task):
                     f"{name} is for texts in chunks, got {getattr(self, name)} without chunks: leave it out, or train "
                     "with chunks"
                 )
+
+
+def _check_pairs(data: LabelledData, columns: list[str] | None) -> None:
+    """columns: what the model was trained on; None where nobody knows."""
+    if columns is None or not data.texts:
+        return
+    pairs = isinstance(data.texts[0], tuple)
+    if pairs != (len(columns) == 2):
+        kinds = {True: "pairs of texts", False: "single texts"}
+        raise ValueError(
+            f"the model was trained on {kinds[not pairs]} (of {' and '.join(columns)}), got {kinds[pairs]}: give -t "
+            f"{'once' if pairs else 'twice'}, for what corresponds to them"
+        )
 
 
 def _check_positions(examples: Sequence[ClassificationExample], positions: int) -> None:

@@ -14,7 +14,7 @@ from fastenc.data.writers import json_lines
 from fastenc.models import QuestionAnswerer
 from fastenc.packing import pack_sequences
 from fastenc.tasks.answers import AnswerPrediction, extract_answers
-from fastenc.tasks.base import Task, option
+from fastenc.tasks.base import Fill, Task, option
 from fastenc.tasks.squad import best_threshold, squad_metrics
 
 
@@ -23,7 +23,8 @@ class QuestionAnswering(Task):
     """Answers to questions about texts of any length, as SQuAD v1.1 and, with questions that have none, v2.0.
 
     Texts that are too long are read in windows that overlap. Where some questions of labelled data have no answer, the
-    scores are those of the best ``no_answer_threshold`` unless one is given, and it is among the metrics.
+    scores are those of the best ``no_answer_threshold`` unless one is given, and it is among the metrics; that of the
+    dev set is kept with the model's ``task_options``.
     """
 
     name = "question-answering"
@@ -36,7 +37,8 @@ class QuestionAnswering(Task):
     max_answer_tokens: int = option(30, "Longest answer in tokens.", predict=True)
     no_answer_threshold: float | None = option(
         None,
-        "Leave a question unanswered where 'no answer' scores this much above the best span; not given: answer all.",
+        "Leave a question unanswered where 'no answer' scores this much above the best span. Default: what was best "
+        "on the dev set, if questions without an answer were trained on; else all are answered.",
         predict=True,
     )
 
@@ -83,6 +85,20 @@ class QuestionAnswering(Task):
         answers = {prediction.id: prediction.answer(threshold) for prediction in predictions}
         return squad_metrics(data, answers) | chosen
 
+    def calibrate(
+        self,
+        model: Any,
+        data: Sequence[Question],
+        examples: Sequence[QuestionWindow],
+        batch_size: int = 32,
+        fill: Fill | None = None,
+    ) -> dict[str, float]:
+        if self.no_answer_threshold is not None or all(question.answers for question in data):
+            return {}
+        metrics = self.evaluate(model, data, examples, batch_size, fill)
+        model.task_options["no_answer_threshold"] = metrics["no_answer_threshold"]
+        return metrics
+
     def lines(
         self, model: Any, data: Any, predictions: Sequence[AnswerPrediction], suffix: str
     ) -> Iterable[str]:
@@ -90,17 +106,19 @@ class QuestionAnswering(Task):
         if suffix == ".json":
             return [json.dumps(answers, ensure_ascii=False, indent=1)]
         rows = []
-        for prediction in predictions:
+        for question, prediction in zip(data, predictions, strict=True):
             answer = answers[prediction.id]
             found = next((c for c in prediction.candidates if c.text == answer), None)
             rows.append(
                 {
                     "id": prediction.id,
+                    "question": question.question,
                     "answer": answer,
                     "start": found.start if found else 0,
                     "end": found.end if found else 0,
                     "probability": found.probability if found else 0.0,
                     "no_answer_score": prediction.no_answer_score,
+                    "candidates": [c._asdict() for c in prediction.candidates],
                 }
             )
         return json_lines(rows)

@@ -67,15 +67,20 @@ class SentenceEmbedding(Task):
 
     def read(self, path: str | Path, train: TextPairs | None = None) -> TextPairs:
         highest = self.highest_similarity
-        if highest is None and train is not None and train.scores:
+        if highest is None and isinstance(train, TextPairs) and train.scores:
             highest = train.highest
         return read_pairs(path, self.text, self.similarity, highest)
 
+    def kept_options(self, train: TextPairs) -> dict[str, Any]:
+        highest = {"highest_similarity": train.highest} if train.scores else {}
+        return super().kept_options(train) | highest
+
     def read_inputs(self, path: str | Path) -> TextPairs:
-        return read_pairs(path, self.text)
+        # Without the hard negative of training.
+        return TextPairs(list(iterate_pairs(path, self.text[:2])), [])
 
     def input_parts(self, path: str | Path, size: int) -> Iterator[TextPairs]:
-        for texts in in_parts(iterate_pairs(path, self.text), size):
+        for texts in in_parts(iterate_pairs(path, self.text[:2]), size):
             yield TextPairs(texts, [])
 
     def model_options(self, train: TextPairs) -> dict[str, Any]:

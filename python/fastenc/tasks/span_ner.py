@@ -24,7 +24,7 @@ from fastenc.data.tags import Span
 from fastenc.data.writers import json_lines
 from fastenc.models import SpanClassifier
 from fastenc.models.span_classifier import check_span_options
-from fastenc.tasks.base import Task, option, run
+from fastenc.tasks.base import Fill, Task, option, run
 from fastenc.tasks.metrics import entity_metrics
 from fastenc.tasks.span_decoding import FoundEntity, best_null_offset, select_entities
 
@@ -139,11 +139,16 @@ class SpanNer(Task):
         return entity_metrics(found, data.entities)
 
     def calibrate(
-        self, model, data: EntityData, examples: Sequence[SpanExample], batch_size: int = 32
+        self,
+        model,
+        data: EntityData,
+        examples: Sequence[SpanExample],
+        batch_size: int = 32,
+        fill: Fill | None = None,
     ) -> dict[str, float]:
         if self.null_offset is not None:
             return {}
-        logits, loss = run(model, examples, self.collate, self.logits_of, batch_size)
+        logits, loss = run(model, examples, self.collate, self.logits_of, batch_size, fill=fill)
         everything = self._entities(model, data, examples, logits, 0.0, lowest=float("-inf"))
         model.null_offset = best_null_offset(everything, data.entities)
         scores = self.score(model, data, self.decode(model, data, examples, logits))

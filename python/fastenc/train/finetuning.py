@@ -67,7 +67,9 @@ def task_trainer(
         evaluate=None
         if dev is None
         else lambda m: task.evaluate(m, dev, held_out, batch_size, fills["dev"]),
-        calibrate=None if dev is None else lambda m: task.calibrate(m, dev, held_out, batch_size),
+        calibrate=None
+        if dev is None
+        else lambda m: task.calibrate(m, dev, held_out, batch_size, fills["dev"]),
         metric=metric,
         higher_is_better=metric != "loss",
         settings={
