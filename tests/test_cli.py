@@ -98,6 +98,35 @@ def test_pretrain_finetune_predict(folder, finetuned):
         assert (finetuned / name).is_file()
 
 
+def test_evaluate_gives_the_metrics_of_training(folder, finetuned):
+    output = folder / "evaluated.json"
+    text = run("evaluate", finetuned, folder / "dev.tsv", "-o", output)
+    best = json.loads((finetuned / "metrics.json").read_text())
+    found = json.loads(output.read_text())
+    assert found == pytest.approx({name: best[name] for name in found}, abs=1e-6)
+    assert "accuracy" in found and f"accuracy {found['accuracy']:.4f}" in text
+
+
+def test_a_model_goes_by_the_options_of_its_training(folder, pretrained, capsys):
+    rows = [line.split("\t") for line in (folder / "train.tsv").read_text().splitlines()[1:41]]
+    pairs = folder / "pairs.tsv"
+    lines = ["one\ttwo\tclass", *(f"{text}\t{text}\t{label}" for text, label in rows)]
+    pairs.write_text("\n".join(lines))
+    output = folder / "of pairs"
+    columns = ("-t", "one", "-t", "two")
+    options = ("--label", "class", "--dev", pairs, "--epochs", 1)
+    run("finetune", pretrained, pairs, *columns, *options, "-o", output)
+    run("predict", output, pairs, "-o", folder / "kept.tsv")
+    run("predict", output, pairs, *columns, "-o", folder / "given.tsv")
+    assert (folder / "kept.tsv").read_text() == (folder / "given.tsv").read_text()
+    assert "accuracy" in run("evaluate", output, pairs)
+    predict = ("predict", output, pairs, "-o", folder / "wrong.tsv")
+    text = failure(capsys, *predict, "-t", "one")
+    assert "the model was trained on pairs of texts (of one and two), got single texts" in text
+    text = failure(capsys, *predict, *columns, "-t", "one")
+    assert "text must name one column, or two of pairs, got one, two, one" in text
+
+
 def test_a_text_file_gives_a_line_for_each_of_its_lines(folder, finetuned):
     (folder / "lines.txt").write_text("a good film\n\na bad film\n")
     run("predict", finetuned, folder / "lines.txt", "-o", folder / "lines.tsv")
@@ -406,7 +435,7 @@ def test_long_document_errors(folder, pretrained, reviews, tmp_path, capsys):
     text = failure(
         capsys, *train[:2], tmp_path / "empty.tsv", *train[3:], "--chunks", "mean", "--stride", 2
     )
-    assert "text 2 of 2 has no tokens, got ' ': leave out the row" in text
+    assert "empty.tsv, line 3 has no tokens, got ' ': leave out the row" in text
     assert not (tmp_path / "never").exists()
     run(
         *train[:4],

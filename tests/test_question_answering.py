@@ -5,8 +5,10 @@ import json
 import pytest
 import torch
 import torch.nn.functional as F
+from typer.testing import CliRunner
 
 from families import FAMILIES, model, padded_batch
+from fastenc.cli.app import app
 from fastenc.data.questions import read_questions
 from fastenc.models import Encoder, EncoderConfig, QuestionAnswerer
 from fastenc.packing import pack
@@ -116,6 +118,11 @@ def test_training_learns_its_questions_and_predictions_score_as_evaluated(
         question = next(q for q in train if q.id == row["id"])
         assert question.context[row["start"] : row["end"]] == row["answer"]
         assert 0 < row["probability"] <= 1
+        assert row["question"] == question.question
+        spans = [c for c in row["candidates"] if c["text"]]
+        assert spans[0]["text"] == row["answer"] and len(row["candidates"]) == len(spans) + 1
+        assert [c["score"] for c in spans] == sorted((c["score"] for c in spans), reverse=True)
+        assert sum(c["probability"] for c in row["candidates"]) == pytest.approx(1)
 
 
 def test_unanswerable_questions_are_scored_at_their_best_threshold(squad, checkpoint):
@@ -127,3 +134,27 @@ def test_unanswerable_questions_are_scored_at_their_best_threshold(squad, checkp
     given = QuestionAnswering(no_answer_threshold=free["no_answer_threshold"])
     assert given.score(answerer, data, predictions)["f1"] == pytest.approx(free["f1"])
     assert free["f1"] >= 50  # answering nothing gives half of them
+
+
+def test_the_threshold_of_the_dev_set_is_kept_for_prediction(squad, checkpoint, tmp_path):
+    task = QuestionAnswering(max_length=100, stride=32)
+    data = [q._replace(answers=[]) if i % 2 else q for i, q in enumerate(task.read(squad))]
+    answerer = task.load(checkpoint, data)
+    config = TrainConfig(str(tmp_path / "run"), epochs=1, batch_size=16)
+    metrics = task_trainer(task, answerer, data, config, dev=data).train()
+    threshold = metrics["no_answer_threshold"]
+    kept = task.load(tmp_path / "run").task_options
+    assert kept == {
+        "max_length": 100,
+        "stride": 32,
+        "max_answer_tokens": 30,
+        "no_answer_threshold": threshold,
+    }
+    path = tmp_path / "questions.jsonl"
+    rows = [{"id": q.id, "question": q.question, "context": q.context} for q in data]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    predict = ["predict", str(tmp_path / "run"), str(path), "-o", str(tmp_path / "a.jsonl")]
+    for given, limit in ((), threshold), (("--no-answer-threshold", "1e9"), 1e9):
+        assert CliRunner().invoke(app, [*predict, *given]).exit_code == 0
+        found = [json.loads(line) for line in (tmp_path / "a.jsonl").read_text().splitlines()]
+        assert all((row["answer"] == "") == (row["no_answer_score"] > limit) for row in found)

@@ -77,7 +77,7 @@ def attention(
     out = probabilities @ v_rows
 
     tokens = torch.arange(q.shape[0], device=q.device)
-    sequence = torch.searchsorted(cu_seqlens_q, tokens, right=True) - 1
+    sequence = torch.searchsorted(cu_seqlens_q.contiguous(), tokens, right=True) - 1
     place = tokens - cu_seqlens_q[sequence]
     out, lse = (x.transpose(1, 2)[sequence, place] for x in (out, lse))
     return out.to(q.dtype), lse[..., 0].transpose(0, 1)

@@ -1,7 +1,8 @@
 """What the numerics report runs: each op at a small shape of real encoders, beside PyTorch's own computation."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,8 +13,10 @@ from fastenc import ops, packing
 from fastenc.reference import crf
 
 LENGTHS = (5, 64, 33, 128)
+LONG_LENGTHS = (5, 300, 33)  # past the kernel of short sequences
 TOKENS = sum(LENGTHS)
 LONGEST = max(LENGTHS)
+WINDOW, FARTHEST = 64, 32  # to each side; distances of their own in a table of biases
 
 
 @dataclass(frozen=True)
@@ -40,17 +43,99 @@ def normal(draw: torch.Generator, *shape: int) -> Tensor:
     return torch.randn(*shape, generator=draw)
 
 
-def offsets() -> Tensor:
-    return torch.tensor([0, *LENGTHS]).cumsum(0).int()
+def offsets(lengths: Sequence[int] = LENGTHS) -> Tensor:
+    return torch.tensor([0, *lengths]).cumsum(0).int()
 
 
 def _widened(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
-def _attention(qkv: Tensor, cu_seqlens: Tensor) -> Tensor:
-    parts = (part.permute(1, 2, 0, 3).unsqueeze(1) for part in qkv.split(LENGTHS))
-    return torch.cat([F.scaled_dot_product_attention(*part)[0].transpose(0, 1) for part in parts])
+def _plain_attention(qkv: Sequence[Tensor], lengths, key_lengths, mask=None) -> Tensor:
+    """A sequence at a time; ``mask``: added to the scores of a sequence of this length."""
+    sizes = (lengths, key_lengths, key_lengths)
+    rows = zip(*(x.split(n) for x, n in zip(qkv, sizes, strict=True)), strict=True)
+    parts = []
+    for row in rows:
+        added = None if mask is None else mask(len(row[0])).to(qkv[0].dtype)
+        q, k, v = (x.transpose(0, 1).unsqueeze(0) for x in row)
+        parts.append(F.scaled_dot_product_attention(q, k, v, added)[0].transpose(0, 1))
+    return torch.cat(parts)
+
+
+def _distances(length: int, device: torch.device) -> Tensor:
+    places = torch.arange(length, device=device)
+    return places - places[:, None]
+
+
+def _attention(detail: str, lengths: Sequence[int], mask=None, **options: Any) -> Case:
+    """Of packed qkv; ``mask``: what the options come to for a sequence of the length given."""
+    longest = max(lengths)
+    return Case(
+        "attention",
+        lambda draw: {"qkv": normal(draw, sum(lengths), 3, 12, 64), "cu_seqlens": offsets(lengths)},
+        lambda qkv, cu_seqlens: ops.attention(qkv, cu_seqlens, longest, **options),
+        lambda qkv, cu_seqlens: _plain_attention(
+            qkv.unbind(1), lengths, lengths, mask and partial(mask, qkv.device)
+        ),
+        detail,
+    )
+
+
+def _window(device: torch.device, length: int) -> Tensor:
+    hidden = _distances(length, device).abs() > WINDOW
+    return torch.zeros(hidden.shape, device=device).masked_fill(hidden, float("-inf"))
+
+
+def _relative_inputs(draw: torch.Generator) -> dict[str, Tensor]:
+    return {
+        "qkv": normal(draw, sum(LONG_LENGTHS), 3, 12, 64),
+        "relative_bias": normal(draw, 12, 2 * FARTHEST + 1),
+        "cu_seqlens": offsets(LONG_LENGTHS),
+    }
+
+
+def _relative_attention(qkv: Tensor, relative_bias: Tensor, cu_seqlens: Tensor) -> Tensor:
+    def mask(length: int) -> Tensor:
+        places = _distances(length, qkv.device).clamp(-FARTHEST, FARTHEST) + FARTHEST
+        return relative_bias[:, places]
+
+    return _plain_attention(qkv.unbind(1), LONG_LENGTHS, LONG_LENGTHS, mask)
+
+
+def _cross_inputs(draw: torch.Generator) -> dict[str, Tensor]:
+    tokens = sum(LONG_LENGTHS)
+    return {
+        "q": normal(draw, sum(LENGTHS[1:]), 12, 64),
+        "k": normal(draw, tokens, 12, 64),
+        "v": normal(draw, tokens, 12, 64),
+        "cu_q": offsets(LENGTHS[1:]),
+        "cu_k": offsets(LONG_LENGTHS),
+    }
+
+
+def _divergence_inputs(draw: torch.Generator) -> dict[str, Tensor]:
+    return {
+        "hidden": normal(draw, 64, 384),
+        "weight": normal(draw, 8000, 384) / 384**0.5,
+        "bias": normal(draw, 8000),
+    }
+
+
+def _teacher(hidden: Tensor) -> tuple[Tensor, Tensor, None]:
+    """Of the student's size, from numbers that have no gradient."""
+    places = torch.arange(8000 * 384, device=hidden.device).view(8000, 384)
+    weight = (0.1 * torch.sin(places.double())).to(hidden.dtype)
+    return hidden.detach().flip(0), weight, None
+
+
+def _divergence(hidden: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    states, teacher, _ = _teacher(hidden)
+    logits, targets = (
+        _widened(x) for x in (F.linear(hidden, weight, bias), F.linear(states, teacher))
+    )
+    log_q, log_p = logits.log_softmax(1), targets.log_softmax(1)
+    return F.kl_div(log_q, log_p, reduction="batchmean", log_target=True)
 
 
 def _norm_inputs(draw: torch.Generator) -> dict[str, Tensor]:
@@ -158,11 +243,25 @@ def _pool(mode: str, function: Callable[[Tensor], Tensor]) -> Case:
 
 
 CASES = [
+    _attention("", LENGTHS),
+    _attention("long", LONG_LENGTHS),
+    _attention("window", LONG_LENGTHS, _window, window_size=(WINDOW, WINDOW)),
     Case(
         "attention",
-        lambda draw: {"qkv": normal(draw, TOKENS, 3, 12, 64), "cu_seqlens": offsets()},
-        lambda qkv, cu_seqlens: ops.attention(qkv, cu_seqlens, LONGEST),
-        _attention,
+        _relative_inputs,
+        lambda qkv, relative_bias, cu_seqlens: ops.attention(
+            qkv, cu_seqlens, max(LONG_LENGTHS), relative_bias=relative_bias
+        ),
+        _relative_attention,
+        "relative bias",
+    ),
+    Case(
+        "cross_attention",
+        _cross_inputs,
+        lambda q, k, v, cu_q, cu_k: ops.cross_attention(
+            q, k, v, cu_q, cu_k, LONGEST, max(LONG_LENGTHS)
+        ),
+        lambda q, k, v, cu_q, cu_k: _plain_attention((q, k, v), LENGTHS[1:], LONG_LENGTHS),
     ),
     Case(
         "embedding_layer_norm",
@@ -217,6 +316,14 @@ CASES = [
         lambda hidden, weight, bias, labels: F.cross_entropy(
             _widened(F.linear(hidden, weight, bias)), labels
         ),
+    ),
+    Case(
+        "linear_kl_divergence",
+        _divergence_inputs,
+        lambda hidden, weight, bias: ops.linear_kl_divergence(
+            hidden, weight, bias, *_teacher(hidden)
+        ),
+        _divergence,
     ),
     Case(
         "crf_log_likelihood",
