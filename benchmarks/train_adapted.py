@@ -3,10 +3,9 @@
 python -m benchmarks.train_adapted [SET ...] [--seeds 0 1 2] [--epochs N] [--limit N]    (needs FASTENC_DATA)
 
 Each way has its own default learning rate. Beside fastenc's LoRA stands the PEFT library's under transformers' Trainer,
-with the same rank, scale, targets, learning rate and batches (its prefixes need keys and values from outside, which
-transformers' encoders do not take, and its prompts stand before the embeddings' norm). The epoch is chosen on dev, the
-score is of test where there is one. Each run has a process of its own; results that are there already are kept, and
-with --limit nothing is written.
+with the same rank, scale, targets, learning rate and batches (its prefixes compute what ours do, and its prompts stand
+before the embeddings' norm). The epoch is chosen on dev, the score is of test where there is one. Each run has a
+process of its own; results that are there already are kept, and with --limit nothing is written.
 """
 
 import tempfile

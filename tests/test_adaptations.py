@@ -1,13 +1,14 @@
-"""LoRA, bottleneck adapters, prefixes and prompts; the PEFT library is the peer."""
+"""LoRA, bottleneck adapters, prefixes and prompts; test_peft.py sets them beside the PEFT library's."""
 
 import copy
 import json
+from dataclasses import replace
 
 import pytest
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
 
-from families import FAMILIES, model, padded_batch
 from fastenc.adapt import (
     Adapters,
     Lora,
@@ -20,8 +21,8 @@ from fastenc.adapt import (
     unmerge_adaptation,
     use_adaptation,
 )
-from fastenc.models import Encoder, EncoderConfig, SequenceClassifier
-from fastenc.packing import pack, pack_sequences
+from fastenc.models import Encoder, EncoderConfig, SequenceClassifier, TokenClassifier
+from fastenc.packing import pack_sequences
 from fastenc.train import TrainConfig, Trainer
 
 CONFIG = EncoderConfig(
@@ -114,6 +115,32 @@ def test_prefix_and_prompt_are_rows_that_every_token_sees(base):
         torch.testing.assert_close(result, full.transpose(0, 1), rtol=1e-5, atol=1e-6)
 
 
+def test_a_prefix_stands_on_the_first_positions(base):
+    """As the same tokens further back, with the prefix's keys and values."""
+    add_adaptation(base, PrefixTuning(3))
+    disturb(base)
+    later = replace(BATCH, position_ids=BATCH.position_ids + 3)
+    expected = base(BATCH).logits
+    base.encoder.first_position = 0
+    assert torch.equal(base(later).logits, expected)
+
+
+def test_a_prefix_takes_positions_from_the_longest_sequence(base):
+    longest = pack_sequences([[1] * 13])
+    add_adaptation(base, PrefixTuning(3))
+    assert base.positions == base.encoder.max_tokens == 13
+    base(longest)
+    message = "at most 13 tokens, the model's 16 positions less its prefix's 3, got 14: cut it"
+    with pytest.raises(ValueError, match=message):
+        base(pack_sequences([[1] * 14]))
+    use_adaptation(base, None)
+    assert base.positions == 16
+    base(pack_sequences([[1] * 16]))
+    with pytest.raises(ValueError, match="must be less than the model's 16 positions, got 16"):
+        add_adaptation(base, PrefixTuning(16), "long")
+    assert "long" not in base.encoder.adaptations
+
+
 @by_method
 def test_checkpoint_holds_the_parts_alone_and_loads_as_a_model(base, method, tmp_path):
     add_adaptation(base, method)
@@ -149,6 +176,20 @@ def test_a_bare_encoder_keeps_the_pooler_that_it_lacked(tmp_path):
     encoder.save_pretrained(tmp_path / "adapted")
     loaded = Encoder.from_pretrained(tmp_path / "adapted")
     assert torch.equal(loaded(BATCH).pooled, encoder(BATCH).pooled)
+
+
+@by_method
+def test_a_task_s_adaptation_loads_as_a_bare_encoder(base, method, tmp_path):
+    add_adaptation(base, method)
+    disturb(base)
+    base.save_pretrained(tmp_path / "adapted")
+    encoder = Encoder.from_pretrained(tmp_path / "adapted")
+    expected = base.encoder(BATCH).last_hidden_state
+    assert torch.equal(encoder(BATCH).last_hidden_state, expected)
+    # And back: an encoder's adaptation under a head.
+    encoder.save_pretrained(tmp_path / "encoder")
+    again = SequenceClassifier.from_pretrained(tmp_path / "encoder")
+    assert torch.equal(again.encoder(BATCH).last_hidden_state, expected)
 
 
 def test_merging_is_exact_within_rounding_and_undone_bit_for_bit(base, tmp_path):
@@ -188,51 +229,84 @@ def test_adaptations_are_swapped_each_with_its_head(base, tmp_path):
     assert torch.equal(base(BATCH).logits, expected["d"])
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("targets", [("query", "value"), ("key", "attention_out", "up", "down")])
-def test_lora_interchanges_with_peft(family, targets, tmp_path):
-    peft = pytest.importorskip("peft")
-    theirs = model(family, "ForSequenceClassification", num_labels=3)
-    theirs.save_pretrained(tmp_path / "base")
-    padded = padded_batch(family)
-    # Ours to theirs.
-    ours = SequenceClassifier.from_pretrained(tmp_path / "base")
-    add_adaptation(ours, Lora(rank=3, alpha=5.0, targets=targets))
-    disturb(ours)
-    expected = ours(pack(**padded)).logits
-    ours.save_pretrained(tmp_path / "ours")
-    wrapped = peft.PeftModel.from_pretrained(theirs, tmp_path / "ours").eval()
-    torch.testing.assert_close(wrapped(**padded).logits, expected, rtol=0, atol=2e-5)
-    # Theirs to ours.
-    wrapped.save_pretrained(tmp_path / "theirs")
-    again = SequenceClassifier.from_pretrained(tmp_path / "theirs", num_labels=3)
-    torch.testing.assert_close(again(pack(**padded)).logits, expected, rtol=0, atol=1e-6)
+def state_of(adapted):
+    """Everything that adding an adaptation changes."""
+    encoder = adapted.encoder
+    return (
+        {name: parameter.requires_grad for name, parameter in adapted.named_parameters()},
+        dict(encoder.adaptations),
+        encoder.adaptation,
+        encoder.first_position,
+        list(encoder.heads),
+    )
 
 
-def test_prefix_interchanges_with_peft(tmp_path):
-    """The same numbers in the same format; transformers' encoders take no keys from outside to compare with."""
-    peft = pytest.importorskip("peft")
-    theirs = model("bert", "ForSequenceClassification", num_labels=3)
-    theirs.save_pretrained(tmp_path / "base")
-    ours = SequenceClassifier.from_pretrained(tmp_path / "base")
-    add_adaptation(ours, PrefixTuning(4))
-    disturb(ours)
-    ours.save_pretrained(tmp_path / "ours")
-    wrapped = peft.PeftModel.from_pretrained(theirs, tmp_path / "ours")
-    keys_values = wrapped.get_prompt(batch_size=1)
-    for number, layer in enumerate(ours.encoder.layers):
-        keys, values = layer.adaptations["default"].prefix.detach().unbind(1)
-        cached = keys_values.layers[number] if hasattr(keys_values, "layers") else None
-        if cached is None:  # before transformers 5
-            theirs_k, theirs_v = keys_values[number]
-        else:
-            theirs_k, theirs_v = cached.keys, cached.values
-        assert torch.equal(theirs_k[0].transpose(0, 1).flatten(1), keys)
-        assert torch.equal(theirs_v[0].transpose(0, 1).flatten(1), values)
-    wrapped.save_pretrained(tmp_path / "theirs")
-    again = SequenceClassifier.from_pretrained(tmp_path / "theirs", num_labels=3)
-    padded = pack(**padded_batch("bert"))
-    assert torch.equal(again(padded).logits, ours(padded).logits)
+def saved(base, tmp_path, method=METHODS[0], **options):
+    """The folder of an adaptation whose model was loaded with these options."""
+    other = SequenceClassifier.from_pretrained(base.base, **options)
+    add_adaptation(other, method)
+    disturb(other)
+    other.save_pretrained(tmp_path / "other")
+    return tmp_path / "other"
+
+
+@by_method
+def test_what_does_not_fit_leaves_the_model_as_it_was(base, method, tmp_path):
+    folder = saved(base, tmp_path, method)
+    file = folder / "adapter_model.safetensors"
+    tensors = load_file(file)
+    head = next(key for key in tensors if key.endswith("classifier.weight"))
+    added = next(key for key in tensors if "classifier" not in key)
+    before, expected = state_of(base), base(BATCH).logits
+    narrow = {**tensors, head: tensors[head][:1].clone()}
+    lost = {key: value for key, value in tensors.items() if key != added}
+    for held, message in ((narrow, "classifier.weight has shape"), (lost, "lacks")):
+        save_file(held, file)
+        with pytest.raises(ValueError, match=message):
+            load_adaptation(base, folder)
+        assert state_of(base) == before
+        assert torch.equal(base(BATCH).logits, expected)
+    save_file(tensors, file)
+    load_adaptation(base, folder)
+    assert not torch.equal(base(BATCH).logits, expected)
+
+
+def test_nothing_is_added_while_an_adaptation_is_merged(base):
+    add_adaptation(base, METHODS[0])
+    disturb(base)
+    merge_adaptation(base)
+    before, expected = state_of(base), base(BATCH).logits
+    with pytest.raises(ValueError, match="unmerge it first"):
+        add_adaptation(base, Adapters(2), "second")
+    assert state_of(base) == before
+    assert torch.equal(base(BATCH).logits, expected)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"label_names": ["a", "b", "c"]}, r"other has a head whose id2label is .*'a'.*'LABEL_0'"),
+        (
+            {"problem_type": "multi_label_classification"},
+            "head whose problem_type is multi_label_classification, the model's is single_label",
+        ),
+        ({"long_texts": {"chunks": "mean"}}, "head whose long_texts is .*'mean'"),
+    ],
+)
+def test_a_head_with_another_meaning_is_an_error(base, options, message, tmp_path):
+    folder = saved(base, tmp_path, **options)
+    before = state_of(base)
+    with pytest.raises(ValueError, match=rf"{message}.*SequenceClassifier.from_pretrained"):
+        load_adaptation(base, folder)
+    assert state_of(base) == before
+    tagger = TokenClassifier.from_pretrained(saved_encoder(base, tmp_path), num_labels=3)
+    with pytest.raises(ValueError, match="other was fine-tuned for another task"):
+        load_adaptation(tagger, folder)
+
+
+def saved_encoder(base, tmp_path):
+    base.encoder.save_pretrained(tmp_path / "encoder")
+    return tmp_path / "encoder"
 
 
 def test_killed_adapted_run_resumes_bit_for_bit(base, tmp_path):

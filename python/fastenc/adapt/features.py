@@ -117,7 +117,10 @@ def cache_features(
     if any(p.requires_grad for name, p in encoder.named_parameters() if "pooler" not in name):
         raise ValueError("only a frozen encoder's outputs can be kept: call freeze_encoder(model)")
     if not any(p.requires_grad for p in model.parameters()):
-        raise ValueError(f"{type(model).__name__} has no head to train on its encoder's outputs")
+        raise ValueError(
+            f"{type(model).__name__} has no head to train on its encoder's outputs: train the encoder, or call "
+            "add_adaptation"
+        )
     if dtype not in DTYPES:
         raise ValueError(f"dtype must be one of {DTYPES}, got {dtype}")
     inputs = _Inputs(examples, collate)

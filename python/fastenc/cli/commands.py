@@ -261,6 +261,22 @@ class Ways(NamedTuple):
             return method(self.adapt_size, alpha=2 * self.adapt_size)
         return method(self.adapt_size)
 
+    def check_start(self, task: Task, model_name: str) -> None:
+        """Raises: ValueError for a task without a head to train alone, or a model that is adapted already."""
+        if self.adapt == "features" and task.model_class.architecture == "Model":
+            raise ValueError(
+                f"--adapt features trains a head on a frozen encoder's outputs, and {task.name} has none: give "
+                f"--adapt {'|'.join(METHODS)}, or leave it out"
+            )
+        if self.adapt not in METHODS:
+            return
+        folder = checkpoint.resolve(model_name)
+        if (folder / checkpoint.ADAPTER_CONFIG).exists():
+            raise ValueError(
+                f"{model_name} holds an adaptation already, got --adapt {self.adapt}: leave it out to train that one "
+                f"further, or give {checkpoint.without_head(folder)}"
+            )
+
 
 def finetune(
     task_name: str,
@@ -280,6 +296,7 @@ def finetune(
         **{k: v for k, v in settings.items() if k != "learning_rate" or rate_given}
     )
     check_free(Path(config.output_dir), resume)
+    ways.check_start(task, model_name)
     train = task.read(train_path)
     dev = None if dev_path is None else task.read(dev_path, train)
     torch.manual_seed(config.seed)

@@ -82,7 +82,12 @@ class Adapters:
 
 @dataclass(frozen=True)
 class PrefixTuning:
-    """``length`` learned keys and values in every layer. Source: Li and Liang 2021, arXiv:2101.00190."""
+    """``length`` learned keys and values in every layer, on the first positions: a sequence's begin after them.
+
+    So the longest sequence has ``length`` tokens fewer. The PEFT library computes the same; it has no prefixes for
+    DistilBERT.
+    Source: Li and Liang 2021, arXiv:2101.00190.
+    """
 
     length: int = 20
 
@@ -107,6 +112,8 @@ class PromptTuning:
 
 
 Adaptation = Lora | Adapters | PrefixTuning | PromptTuning
+# What one adds: a prompt, or something to each layer.
+Parts = nn.Parameter | list[LayerAdaptation]
 METHODS: dict[str, type] = {
     "lora": Lora,
     "adapters": Adapters,
@@ -126,27 +133,54 @@ def add_adaptation(model: PretrainedModel, adaptation: Adaptation, name: str = "
 
     Args:
         name: tells several adaptations of one encoder apart.
-    Raises: ValueError for a name that is taken, or that cannot be one.
+    Raises: ValueError for a name that is taken, or that cannot be one, a prefix that leaves no position, or while an
+        adaptation is merged.
     """
+    check_new(model, adaptation, name)
+    add_parts(model, adaptation, new_parts(encoder_of(model), adaptation), name)
+
+
+def check_new(model: PretrainedModel, adaptation: Adaptation, name: str) -> None:
+    """Raises: ValueError, as :func:`add_adaptation` says."""
     encoder = encoder_of(model)
     if name in encoder.adaptations:
         raise ValueError(f"the model has an adaptation {name!r} already: give another name")
     if not name.isidentifier():
         raise ValueError(f"name must be letters, digits and underscores, got {name!r}")
+    positions = model.config.max_positions
+    if isinstance(adaptation, PrefixTuning) and adaptation.length >= positions:
+        raise ValueError(
+            f"length of a prefix must be less than the model's {positions} positions, got {adaptation.length}"
+        )
+    _check_unmerged(encoder)
+
+
+def new_parts(encoder: Encoder, adaptation: Adaptation) -> Parts:
+    """What an adaptation adds to an encoder, with first values."""
     weight = encoder.embeddings.word.weight
-    encoder.requires_grad_(False)
-    for key, parameter in head_parameters(model).items():
-        if key in model.first_weights:
-            parameter.requires_grad_(True)
     if isinstance(adaptation, PromptTuning):
         tokens = torch.randint(weight.shape[0], (adaptation.length,), device=weight.device)
         start = encoder.embeddings.norm(weight[tokens])
         if encoder.embeddings.projection is not None:
             start = encoder.embeddings.projection(start)
-        encoder.prompts[name] = nn.Parameter(start.detach().clone())
+        return nn.Parameter(start.detach().clone())
+    return [
+        adaptation.layer(layer).to(weight).train(layer.training) for layer in layers_of(encoder)
+    ]
+
+
+def add_parts(model: PretrainedModel, adaptation: Adaptation, parts: Parts, name: str) -> None:
+    """Freeze the encoder, add the parts to it and use them."""
+    encoder = encoder_of(model)
+    encoder.requires_grad_(False)
+    for key, parameter in head_parameters(model).items():
+        if key in model.first_weights:
+            parameter.requires_grad_(True)
+    if isinstance(parts, nn.Parameter):
+        encoder.prompts[name] = parts
     else:
-        for layer in layers_of(encoder):
-            layer.adaptations[name] = adaptation.layer(layer).to(weight).train(layer.training)
+        for layer, part in zip(layers_of(encoder), parts, strict=True):
+            layer.adaptations[name] = part
     encoder.adaptations[name] = adaptation
     use_adaptation(model, name)
 
@@ -162,20 +196,26 @@ def use_adaptation(model: PretrainedModel, name: str | None) -> None:
         raise ValueError(
             f"name must be one of {list(encoder.adaptations)}, got {name!r}: add it first"
         )
-    if encoder.unmerged_weights:
-        raise ValueError("an adaptation is merged into the weights: unmerge it first")
+    _check_unmerged(encoder)
     head = head_parameters(model)
     encoder.heads[encoder.adaptation] = {key: p.detach().clone() for key, p in head.items()}
     if name in encoder.heads:
         for key, value in encoder.heads[name].items():
             head[key].data.copy_(value)
     encoder.adaptation = name
+    used = None if name is None else encoder.adaptations[name]
+    encoder.first_position = used.length if isinstance(used, PrefixTuning) else 0
     for key, parameter in encoder.prompts.items():
         parameter.requires_grad_(key == name)
     for layer in layers_of(encoder):
         layer.adaptation = None if name is None or name not in layer.adaptations else name
         for key, parts in layer.adaptations.items():
             parts.requires_grad_(key == name)
+
+
+def _check_unmerged(encoder: Encoder) -> None:
+    if encoder.unmerged_weights:
+        raise ValueError("an adaptation is merged into the weights: unmerge it first")
 
 
 @torch.no_grad()
@@ -233,6 +273,13 @@ def parts_of(layer: EncoderLayer, name: str) -> LayerAdaptation:
     parts = layer.adaptations[name]
     assert isinstance(parts, LayerAdaptation)
     return parts
+
+
+def all_parts(encoder: Encoder, name: str) -> Parts:
+    """What an adaptation added to an encoder."""
+    if name in encoder.prompts:
+        return encoder.prompts[name]
+    return [parts_of(layer, name) for layer in layers_of(encoder)]
 
 
 def head_parameters(model: PretrainedModel) -> dict[str, nn.Parameter]:

@@ -1,7 +1,8 @@
 """Files of an adaptation: the added weights and the head, without the encoder they belong to.
 
-LoRA and prefixes are written and read as the PEFT library does (adapter_config.json, adapter_model.safetensors);
-bottlenecks and prompts, for which it has no such format, under names of our own.
+LoRA and prefixes are written and read as the PEFT library does (adapter_config.json, adapter_model.safetensors), and
+predict the same there; but its question answering, and its feature extraction with a prefix, hand no token types on.
+Bottlenecks and prompts, for which it has no such format, are under names of our own.
 """
 
 import json
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fastenc._extras import require
 from fastenc._files import write_atomically
@@ -22,26 +23,23 @@ from fastenc.models.adaptations import (
     Adaptation,
     Adapters,
     Lora,
+    Parts,
     PrefixTuning,
     PromptTuning,
-    add_adaptation,
+    add_parts,
+    all_parts,
+    check_new,
     encoder_of,
     head_parameters,
-    layers_of,
-    parts_of,
+    new_parts,
 )
 from fastenc.models.families import FAMILIES
 from fastenc.models.pretrained import Model, PretrainedModel
-from fastenc.nn.adaptation import LowRank
+from fastenc.nn.adaptation import LayerAdaptation, LowRank
 
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+BASE, PROMPT = "base_model.", "prompt_embeddings"
 TYPES = {Lora: "LORA", PrefixTuning: "PREFIX_TUNING", Adapters: "FASTENC_ADAPTERS"}
 TYPES[PromptTuning] = "FASTENC_PROMPT"
-PEFT_TASKS = {
-    "ForSequenceClassification": "SEQ_CLS",
-    "ForTokenClassification": "TOKEN_CLS",
-    "ForQuestionAnswering": "QUESTION_ANS",
-}
 # What PEFT's LoRA can do beyond ours, and the value that means it does not.
 UNSUPPORTED = {"bias": "none", "use_dora": False, "rank_pattern": {}, "alpha_pattern": {}}
 
@@ -52,38 +50,33 @@ def is_adapted(model: PretrainedModel) -> bool:
     return encoder.adaptation is not None and not encoder.unmerged_weights
 
 
-def load(cls: type[Model], folder: Path, *, dtype: torch.dtype, **options) -> Model:
-    """The base model that a folder's adaptation belongs to, with it.
+def load(
+    cls: type[Model],
+    folder: Path,
+    values: dict[str, Any],
+    dtype: torch.dtype,
+    options: dict[str, Any],
+) -> Model:
+    """The base model that a folder's adaptation belongs to, with it and the head that ``values``, a config.json's,
+    describe.
 
     Raises: ValueError when the base is not where it was.
     """
-    values = read_config(folder)
-    name = values["base_model_name_or_path"]
-    try:
-        base = checkpoint.resolve(name)
-    except ValueError as error:
-        raise ValueError(
-            f"{folder} holds an adaptation of {name}, which cannot be loaded ({error}): put it there, or correct "
-            f"base_model_name_or_path in {CONFIG}"
-        ) from error
-    own = folder if (folder / checkpoint.CONFIG).exists() else base
-    # The head's description is the adaptation's own, its first values do not matter.
-    model = cls._load(base, checkpoint.read_config(own), dtype, options)
-    load_adaptation(model, folder)
+    model = cls._load(checkpoint.base_of(folder), values, dtype, options)
+    _add_from(folder, model, "default")
     if (folder / "tokenizer.json").exists():
         model.tokenizer = load_tokenizer(folder)
     return model
 
 
 def load_adaptation(model: PretrainedModel, folder: str | Path, name: str = "default") -> None:
-    """Add the adaptation of a folder to a model and use it.
+    """Add the adaptation of a folder to a model and use it; a model that it does not fit stays as it was.
 
-    Raises: ValueError for a file that is damaged, or of another model, and as ``add_adaptation``.
+    Raises: ValueError for a file that is damaged, or of another model, task or labels, and as ``add_adaptation``.
     """
     folder = Path(folder)
-    values = read_config(folder)
-    add_adaptation(model, adaptation_of(values, model, folder / CONFIG), name)
-    read_weights(folder, model, name)
+    _check_head(folder, model)
+    _add_from(folder, model, name)
 
 
 def write(folder: Path, model: PretrainedModel) -> None:
@@ -100,36 +93,36 @@ def write(folder: Path, model: PretrainedModel) -> None:
             "save it before adding the adaptation, and load it from there"
         )
     adaptation = encoder.adaptations[name]
+    tasks = {part: task for task, part in checkpoint.PEFT_TASKS.items()}
     values = {
         "peft_type": TYPES[type(adaptation)],
-        "task_type": PEFT_TASKS.get(model.architecture),
+        "task_type": tasks.get(model.architecture),
         "base_model_name_or_path": model.base,
         "inference_mode": True,
         **_config(model, adaptation),
     }
+    added = _added(model, adaptation, all_parts(encoder, name))
+    # PEFT wraps a model in one module more for LoRA than for a prefix.
+    wrapper = BASE
+    if isinstance(adaptation, Lora):
+        wrapper = f"{BASE}model."
+        added = {wrapper + _prefix(model) + key: tensors for key, tensors in added.items()}
+    head = _head(model, with_prefix=bool(_prefix(model)))
+    stored = {**added, **{wrapper + key: [tensor] for key, (_, tensor) in head.items()}}
     held = {
-        key: torch.cat([part.detach().cpu() for part in parts], -1).contiguous()
-        for key, parts in {**_added(model, name), **_head(model, name)}.items()
+        key: torch.cat([tensor.cpu() for tensor in tensors], -1).contiguous()
+        for key, tensors in stored.items()
     }
     save_file = require("safetensors.torch", extra="models").save_file
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(
-        folder / WEIGHTS, lambda path: save_file(held, path, metadata={"format": "pt"})
+        folder / checkpoint.ADAPTER_WEIGHTS,
+        lambda path: save_file(held, path, metadata={"format": "pt"}),
     )
     text = json.dumps(values, indent=2, sort_keys=True) + "\n"
-    write_atomically(folder / CONFIG, lambda path: path.write_text(text, encoding="utf-8"))
-
-
-def read_config(folder: Path) -> dict[str, Any]:
-    """The contents of adapter_config.json. Raises: ValueError for a file that is not one."""
-    try:
-        values = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-        values["peft_type"], values["base_model_name_or_path"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(
-            f"{folder / CONFIG} does not describe an adaptation ({error}): write it again"
-        ) from error
-    return values
+    write_atomically(
+        folder / checkpoint.ADAPTER_CONFIG, lambda path: path.write_text(text, encoding="utf-8")
+    )
 
 
 def adaptation_of(values: dict[str, Any], model: PretrainedModel, where: Path) -> Adaptation:
@@ -159,46 +152,86 @@ def adaptation_of(values: dict[str, Any], model: PretrainedModel, where: Path) -
     )
 
 
-@torch.no_grad()
-def read_weights(folder: Path, model: PretrainedModel, name: str) -> None:
-    """Put the file's values into the adaptation ``name`` and the head of a model that has them.
+def _check_head(folder: Path, model: PretrainedModel) -> None:
+    """Raises: ValueError for a folder whose head means something else than the model's."""
+    if not (folder / checkpoint.CONFIG).exists():  # PEFT keeps the task alone
+        task = checkpoint.read_adapter_config(folder).get("task_type") or ""
+        model.check_task(folder, {"architectures": [checkpoint.PEFT_TASKS.get(task, "")]})
+        return
+    values = checkpoint.read_config(folder)
+    model.check_task(folder, values)
+    for key, own in json.loads(json.dumps(model.extra_config())).items():
+        if values.get(key, own) != own:
+            raise ValueError(
+                f"{folder} has a head whose {key} is {values[key]}, the model's is {own}: load it as a model of its "
+                f"own, {type(model).__name__}.from_pretrained({str(folder)!r})"
+            )
+
+
+def _add_from(folder: Path, model: PretrainedModel, name: str) -> None:
+    """:func:`load_adaptation` for a head that is known to fit."""
+    where = folder / checkpoint.ADAPTER_CONFIG
+    adaptation = adaptation_of(checkpoint.read_adapter_config(folder), model, where)
+    check_new(model, adaptation, name)
+    parts = new_parts(encoder_of(model), adaptation)
+    found = _stored_values(folder, model, adaptation, parts)
+    add_parts(model, adaptation, parts, name)
+    with torch.no_grad():
+        for part, value in found:
+            part.copy_(value)
+
+
+def _stored_values(
+    folder: Path, model: PretrainedModel, adaptation: Adaptation, parts: Parts
+) -> list[tuple[Tensor, Tensor]]:
+    """Each tensor of the parts and of the model's head, with the file's value for it.
 
     Raises: ValueError for a file that is damaged, or of another model.
     """
-    load_file = require("safetensors.torch", extra="models").load_file
-    error_class = require("safetensors", extra="models").SafetensorError
-    try:
-        found = load_file(folder / WEIGHTS)
-    except (OSError, error_class) as error:
+    where = folder / checkpoint.ADAPTER_WEIGHTS
+    family = FAMILIES[model.config.family]
+    plain = lambda key: (
+        key.removeprefix(BASE).removeprefix("model.").removeprefix(family.prefix + ".")
+    )
+    found = {plain(key): value for key, value in checkpoint.read_adapter_tensors(folder).items()}
+    added, head = _added(model, adaptation, parts), _head(model, with_prefix=False)
+    if missing := added.keys() - found.keys():
+        raise ValueError(f"{where} lacks {min(missing)}: does it belong to this model?")
+    if surplus := [key for key in found if ".lora_" in key and key not in added]:
         raise ValueError(
-            f"{folder / WEIGHTS} is corrupt or missing ({error}): write it again"
-        ) from error
-    places, head = _added(model, name), _head(model, name)
-    # A file of PEFT may hold no head: then the model keeps its own.
-    if head.keys() & found.keys():
-        places |= head
-    if missing := places.keys() - found.keys():
-        raise ValueError(f"{folder / WEIGHTS} lacks {min(missing)}: does it belong to this model?")
-    for key, parts in places.items():
-        widths = [part.shape[-1] for part in parts]
-        expected = (*parts[0].shape[:-1], sum(widths))
+            f"{where} has {min(surplus)}, and LoRA is added to the linear layers of attention and feed-forward alone: "
+            "train it without that module"
+        )
+    # PEFT keeps of a head what its modules_to_save names; the rest, or all of it, is the model's own.
+    held = head.keys() & found.keys()
+    first = {key for key, (name, _) in head.items() if name in model.first_weights}
+    if held and (missing := first - held):
+        raise ValueError(
+            f"{where} lacks {min(missing)}, which is of the head, and the base model lacks it too: was it trained "
+            "without modules_to_save for it?"
+        )
+    places = {**added, **{key: [head[key][1]] for key in head if key in held}}
+    values: list[tuple[Tensor, Tensor]] = []
+    for key, tensors in places.items():
+        widths = [tensor.shape[-1] for tensor in tensors]
+        expected = (*tensors[0].shape[:-1], sum(widths))
         if found[key].shape != expected:
             raise ValueError(
-                f"{folder / WEIGHTS}: {key} has shape {tuple(found[key].shape)}, the model's is {expected}: "
+                f"{where}: {key} has shape {tuple(found[key].shape)}, the model's is {expected}: "
                 "does it belong to this model?"
             )
-        for part, value in zip(parts, found[key].split(widths, -1), strict=True):
-            part.copy_(value)
+        values += zip(tensors, found[key].split(widths, -1), strict=True)
+    return values
 
 
 def _config(model: PretrainedModel, adaptation: Adaptation) -> dict[str, Any]:
     if isinstance(adaptation, Lora):
-        names = [name for name, target, _ in _lora_modules(model) if target in adaptation.targets]
+        chosen = [name for name, target, _ in _lora_modules(model) if target in adaptation.targets]
         return {
             "r": adaptation.rank,
             "lora_alpha": adaptation.alpha,
             "lora_dropout": adaptation.dropout_p,
-            "target_modules": names,
+            "target_modules": [_prefix(model) + name for name in chosen],
             "modules_to_save": _head_modules(model) or None,
             "bias": "none",
         }
@@ -217,41 +250,39 @@ def _config(model: PretrainedModel, adaptation: Adaptation) -> dict[str, Any]:
     return asdict(adaptation)
 
 
-def _added(model: PretrainedModel, name: str) -> dict[str, list[Tensor]]:
-    """Name in the file → where its values are in the model, side by side in the last dimension."""
-    encoder = encoder_of(model)
-    adaptation = encoder.adaptations[name]
-    if isinstance(adaptation, PromptTuning):
-        return {"prompt_embeddings": [encoder.prompts[name].detach()]}
-    layers = [parts_of(layer, name) for layer in layers_of(encoder)]
+def _added(model: PretrainedModel, adaptation: Adaptation, parts: Parts) -> dict[str, list[Tensor]]:
+    """Name in the file, without what PEFT and a head put before it → where its values are, side by side in the last
+    dimension."""
+    if isinstance(parts, nn.Parameter):
+        return {PROMPT: [parts.detach()]}
     if isinstance(adaptation, PrefixTuning):
-        prefixes = [parts.prefix for parts in layers if parts.prefix is not None]
-        return {"prompt_embeddings": [prefix.detach().flatten(1) for prefix in prefixes]}
-    if isinstance(adaptation, Adapters):
+        prefixes = [part.prefix for part in parts if part.prefix is not None]
+        return {PROMPT: [prefix.detach().flatten(1) for prefix in prefixes]}
+    if isinstance(adaptation, Lora):
         return {
-            f"layers.{number}.{key}": [parameter.detach()]
-            for number, parts in enumerate(layers)
-            for key, parameter in parts.named_parameters()
+            f"{module}.lora_{letter}.weight": [matrix.detach()]
+            for module, target, layer in _lora_modules(model)
+            if target in adaptation.targets
+            for letter, matrix in _matrices(parts[layer], target).items()
         }
-    places = {}
-    for module, target, layer in _lora_modules(model):
-        if target in adaptation.targets:
-            part = layers[layer].low_rank[LORA_TARGETS[target]]
-            assert isinstance(part, LowRank)
-            for letter, matrices in (("A", part.a), ("B", part.b)):
-                key = f"base_model.model.{module}.lora_{letter}.weight"
-                places[key] = [matrices[target].detach()]
-    return places
-
-
-def _head(model: PretrainedModel, name: str) -> dict[str, list[Tensor]]:
-    """As :func:`_added`, of the head's parameters."""
-    # PEFT wraps a model in one module more for LoRA than for a prefix.
-    is_lora = isinstance(encoder_of(model).adaptations[name], Lora)
-    prefix = "base_model.model." if is_lora else "base_model."
-    theirs = model.family_names(with_prefix=True)
     return {
-        prefix + theirs[ours][0]: [parameter.detach()]
+        f"layers.{number}.{key}": [parameter.detach()]
+        for number, part in enumerate(parts)
+        for key, parameter in part.named_parameters()
+    }
+
+
+def _matrices(part: LayerAdaptation, target: str) -> dict[str, Tensor]:
+    added = part.low_rank[LORA_TARGETS[target]]
+    assert isinstance(added, LowRank)
+    return {"A": added.a[target], "B": added.b[target]}
+
+
+def _head(model: PretrainedModel, with_prefix: bool) -> dict[str, tuple[str, Tensor]]:
+    """The family's name of each parameter of the head → our name, and it."""
+    theirs = model.family_names(with_prefix)
+    return {
+        theirs[ours][0]: (ours, parameter.detach())
         for ours, parameter in head_parameters(model).items()
     }
 
@@ -263,30 +294,36 @@ def _head_modules(model: PretrainedModel) -> list[str]:
     return sorted(names)
 
 
+def _prefix(model: PretrainedModel) -> str:
+    """What precedes the encoder's names in transformers' model of this class."""
+    return "" if model.architecture == "Model" else f"{FAMILIES[model.config.family].prefix}."
+
+
 def _lora_modules(model: PretrainedModel) -> list[tuple[str, str, int]]:
-    """(transformers' name of the module, target, layer) of every linear layer, or third of q, k, v."""
+    """(the encoder's name of the module, target, layer) of every linear layer, or third of q, k, v."""
     family = FAMILIES[model.config.family]
     names = family.names(model.config.num_layers)
-    prefix = "" if model.architecture == "Model" else f"{family.prefix}."
     found = []
     for layer in range(model.config.num_layers):
         for linear in dict.fromkeys(LORA_TARGETS.values()):
             theirs = names[f"layers.{layer}.{linear}"]
             several = (theirs,) if isinstance(theirs, str) else theirs
             targets = [t for t in LORA_TARGETS if LORA_TARGETS[t] == linear]
-            found += [(prefix + n, t, layer) for n, t in zip(several, targets, strict=True)]
+            found += [(n, t, layer) for n, t in zip(several, targets, strict=True)]
     return found
 
 
 def _lora_targets(model: PretrainedModel, wanted: Any, where: Path) -> set[str]:
     """The targets that PEFT's target_modules, a pattern or ends of names, mean in every layer.
 
-    Raises: ValueError when they are not the same in all layers, or include a module that has no addition here.
+    Raises: ValueError when they are not the same in all layers.
     """
+    # With a head or without one, the encoder is the same.
+    prefix = f"{FAMILIES[model.config.family].prefix}."
     matches = (
-        (lambda name: re.fullmatch(wanted, name))
+        (lambda name: any(re.fullmatch(wanted, each) for each in (name, prefix + name)))
         if isinstance(wanted, str)
-        else (lambda name: any(name == end or name.endswith(f".{end}") for end in wanted))
+        else (lambda name: any(f".{name}".endswith(f".{e.removeprefix(prefix)}") for e in wanted))
     )
     chosen = [(target, layer) for name, target, layer in _lora_modules(model) if matches(name)]
     targets = {target for target, _ in chosen}

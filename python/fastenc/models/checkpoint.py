@@ -9,13 +9,15 @@ from torch import Tensor
 
 from fastenc._extras import require
 from fastenc._files import write_atomically
+from fastenc.models.families import FAMILIES
 
 WEIGHTS, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
+ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 HUB_FILES = [
     CONFIG,
     "*.safetensors",
     INDEX,
-    "adapter_config.json",
+    ADAPTER_CONFIG,
     "tokenizer*",
     "special_tokens_map.json",
     "vocab.txt",
@@ -24,6 +26,13 @@ HUB_FILES = [
     "config_sentence_transformers.json",
     "*/config.json",
 ]
+# PEFT's names of tasks → the part of transformers' class names that tells them.
+PEFT_TASKS = {
+    "SEQ_CLS": "ForSequenceClassification",
+    "TOKEN_CLS": "ForTokenClassification",
+    "QUESTION_ANS": "ForQuestionAnswering",
+    "FEATURE_EXTRACTION": "Model",
+}
 
 
 def resolve(path_or_hub_id: str | Path) -> Path:
@@ -44,8 +53,13 @@ def resolve(path_or_hub_id: str | Path) -> Path:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Raises: ValueError for a missing or malformed config.json."""
+    """A folder's config.json, or what it would say where the PEFT library wrote an adaptation without one.
+
+    Raises: ValueError for a missing or malformed file.
+    """
     path = folder / CONFIG
+    if not path.exists() and (folder / ADAPTER_CONFIG).exists():
+        return _adapted_config(folder)
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -57,6 +71,73 @@ def read_config(folder: Path) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise ValueError(f"{path} must hold a JSON object, got {type(values).__name__}")
     return values
+
+
+def read_adapter_config(folder: Path) -> dict[str, Any]:
+    """The contents of adapter_config.json. Raises: ValueError for a file that is not one."""
+    try:
+        values = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8"))
+        values["peft_type"], values["base_model_name_or_path"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"{folder / ADAPTER_CONFIG} does not describe an adaptation ({error}): write it again"
+        ) from error
+    return values
+
+
+def read_adapter_tensors(folder: Path) -> dict[str, Tensor]:
+    """Raises: ValueError for a file that is missing or damaged."""
+    load_file = require("safetensors.torch", extra="models").load_file
+    error_class = require("safetensors", extra="models").SafetensorError
+    try:
+        return load_file(folder / ADAPTER_WEIGHTS)
+    except (OSError, error_class) as error:
+        raise ValueError(
+            f"{folder / ADAPTER_WEIGHTS} is corrupt or missing ({error}): write it again"
+        ) from error
+
+
+def base_of(folder: Path) -> Path:
+    """The folder of the model that a folder's adaptation belongs to. Raises: ValueError when it is not where it was."""
+    name = read_adapter_config(folder)["base_model_name_or_path"]
+    try:
+        return resolve(name)
+    except ValueError as error:
+        raise ValueError(
+            f"{folder} holds an adaptation of {name}, which cannot be loaded ({error}): put it there, or correct "
+            f"base_model_name_or_path in {ADAPTER_CONFIG}"
+        ) from error
+
+
+def _adapted_config(folder: Path) -> dict[str, Any]:
+    """The base's config.json, with the head that an adaptation's files hold."""
+    values = read_config(base_of(folder))
+    task = PEFT_TASKS.get(read_adapter_config(folder).get("task_type") or "")
+    family = FAMILIES.get(values.get("model_type", ""))
+    if task is None or family is None:
+        return values
+    held = [family.class_prefix + task]
+    ends = (".classifier.weight", ".classifier.out_proj.weight")
+    heads = [value for key, value in read_adapter_tensors(folder).items() if key.endswith(ends)]
+    if values.get("architectures") != held:  # then these are of another head
+        for key in ("id2label", "problem_type", "task_options"):
+            values.pop(key, None)
+    known = len(values.get("id2label") or range(2))  # transformers does not write its default
+    count = heads[0].shape[0] if heads else known
+    if count != known:
+        values["id2label"] = {str(i): f"LABEL_{i}" for i in range(count)}
+        values["problem_type"] = None
+    return {**values, "architectures": held}
+
+
+def without_head(folder: Path) -> str:
+    """Words for what to begin from where a folder's head does not suit."""
+    if (folder / ADAPTER_CONFIG).exists():
+        return f"the model that it adapts, {read_adapter_config(folder)['base_model_name_or_path']}"
+    return (
+        'its encoder alone, which this writes: python -c "from fastenc import Encoder; '
+        f"Encoder.from_pretrained('{folder}').save_pretrained('{folder}-encoder')\""
+    )
 
 
 def read_tensors(folder: Path) -> dict[str, Tensor]:

@@ -66,9 +66,11 @@ class Embeddings(nn.Module):
             nn.Linear(width, config.hidden_size) if width != config.hidden_size else None
         )
 
-    def forward(self, batch: PackedBatch, word_table: bool = False) -> tuple[Tensor, Tensor | None]:
+    def forward(
+        self, batch: PackedBatch, word_table: bool = False, first_position: int = 0
+    ) -> tuple[Tensor, Tensor | None]:
         """Returns: (total_tokens, hidden_size), and with ``word_table`` the table for a tied decoder."""
-        _check_length(batch, self)
+        _check_length(batch, self, first_position)
         types, type_table = batch.token_type_ids, None
         if self.token_type is not None:
             type_table = self.token_type.weight
@@ -84,7 +86,7 @@ class Embeddings(nn.Module):
             position=self.position.weight,
             token_type_ids=types,
             token_type=type_table,
-            position_offset=self.position_offset,
+            position_offset=self.position_offset + first_position,
             dropout_p=self.dropout_p if self.training else 0.0,
             eps=self.norm.eps,
         )
@@ -179,7 +181,7 @@ class Encoder(PretrainedModel):
                     "computed"
                 )
             return EncoderOutput(batch.hidden, pooled=self._pooled(batch.hidden, batch))
-        x, table = self.embeddings(batch, word_table)
+        x, table = self.embeddings(batch, word_table, self.first_position)
         cu_seqlens, max_seqlen, own = batch.cu_seqlens, batch.max_seqlen, None
         if self.adaptation is not None and self.adaptation in self.prompts:
             prompt = self.prompts[self.adaptation]
@@ -210,7 +212,7 @@ class Encoder(PretrainedModel):
     def max_tokens(self) -> int:
         """Tokens at which texts are cut: those that the checkpoint declares, at most its positions."""
         declared = self.sentence.max_length if self.sentence else None
-        return min(declared or self.config.max_positions, self.config.max_positions)
+        return min(declared or self.positions, self.positions)
 
     def read_beside(self, folder: Path) -> None:
         try:
@@ -296,10 +298,12 @@ def tokenize(texts: list[str], tokenizer, max_length: int) -> list[list[int]]:
     return ids
 
 
-def _check_length(batch: PackedBatch, embeddings: Embeddings) -> None:
+def _check_length(batch: PackedBatch, embeddings: Embeddings, first_position: int) -> None:
     positions = embeddings.position.num_embeddings - embeddings.position_offset
-    if batch.max_seqlen > positions:
+    room = positions - first_position
+    if batch.max_seqlen > room:
+        prefix = f"{positions} positions less its prefix's {first_position}"
         raise ValueError(
-            f"a sequence may have at most {positions} tokens, the model's positions, got {batch.max_seqlen}: "
-            "cut it or split it"
+            f"a sequence may have at most {room} tokens, the model's {prefix if first_position else 'positions'}, "
+            f"got {batch.max_seqlen}: cut it or split it"
         )

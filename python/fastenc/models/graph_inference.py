@@ -50,8 +50,8 @@ class InferenceRunner:
             )
         device = next(model.parameters()).device
         bucket = None
-        if self._recorder and batch.total_tokens and batch.max_seqlen <= model.config.max_positions:
-            bucket = bucket_of(batch, model.config.max_positions, self.max_tokens)
+        if self._recorder and batch.total_tokens and batch.max_seqlen <= model.positions:
+            bucket = bucket_of(batch, model.positions, self.max_tokens)
         # What is recorded lives on, and a tensor made in inference mode could not be written to outside.
         with torch.inference_mode(False), torch.no_grad():
             if self._recorder is None or bucket is None:

@@ -1,9 +1,10 @@
 """Names of classes, as config.json keeps them."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
-from fastenc.models.pretrained import architecture_of
+from fastenc.models import checkpoint
 
 
 def check_names(names: Sequence[str] | None, num_labels: int | None) -> list[str]:
@@ -18,24 +19,33 @@ def check_names(names: Sequence[str] | None, num_labels: int | None) -> list[str
     return checked
 
 
-def names_to_build(architecture: str, hf_config: dict[str, Any], options: dict[str, Any]) -> None:
-    """Put a checkpoint's own names into a constructor's options, unless those say what the labels are.
-
-    Raises: ValueError when the checkpoint's head is of this kind and tells other labels apart.
-    """
-    stored = hf_config.get("id2label") or {}
-    names = [stored[key] for key in sorted(stored, key=int)]
+def names_to_build(hf_config: dict[str, Any], options: dict[str, Any]) -> None:
+    """Put a checkpoint's own names into a constructor's options, unless those say what the labels are."""
     if not options.get("num_labels") and not options.get("label_names"):
-        options["label_names"] = names or None
-    given = options.get("label_names")
-    named = names and names != check_names(None, len(names))
-    if named and given and architecture_of(hf_config) == architecture and list(given) != names:
-        odd = [name for name in given if name not in names] or list(given)
+        options["label_names"] = _stored_names(hf_config) or None
+
+
+def check_labels(folder: Path, hf_config: dict[str, Any], options: dict[str, Any]) -> None:
+    """Raises: ValueError when a folder's head tells other labels apart than a constructor's options ask for."""
+    names = check_names(_stored_names(hf_config), None)
+    given = list(options.get("label_names") or [])
+    wanted = options.get("num_labels") or len(given) or len(names)
+    remedy = f"give data that the head is for, or begin from {checkpoint.without_head(folder)}"
+    if given and given != names and names != check_names(None, len(names)):
+        odd = [name for name in given if name not in names] or given
         raise ValueError(
-            f"the checkpoint's head tells {names} apart, the data has {list(given)} (look at {odd[0]!r}): give data "
-            "with the checkpoint's labels, or begin from its encoder alone, saved by "
-            "Encoder.from_pretrained(...).save_pretrained(...)"
+            f"{folder}: its head tells {names} apart, the data has {given} (look at {odd[0]!r}): {remedy}"
         )
+    if wanted != len(names):
+        kind = options.get("problem_type") or "classification"
+        raise ValueError(
+            f"{folder}: its head has {len(names)} outputs, for {names}; {kind} asks for {wanted}: {remedy}"
+        )
+
+
+def _stored_names(hf_config: dict[str, Any]) -> list[str]:
+    stored = hf_config.get("id2label") or {}
+    return [stored[key] for key in sorted(stored, key=int)]
 
 
 def config_of(names: Sequence[str]) -> dict[str, Any]:

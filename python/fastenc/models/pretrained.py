@@ -11,6 +11,7 @@ from fastenc.data import load_tokenizer, save_tokenizer
 from fastenc.models import checkpoint
 from fastenc.models.config import EncoderConfig
 from fastenc.models.families import FAMILIES
+from fastenc.models.labels import check_labels
 
 Model = TypeVar("Model", bound="PretrainedModel")
 # Heads of these bear the same names in some families and mean different things.
@@ -40,11 +41,18 @@ class PretrainedModel(nn.Module):
     tokenizer: Any = None
     base: str | None = None
     first_weights: frozenset[str] = frozenset()
+    first_position: int = 0  # of every sequence; a prefix stands on those before it
 
     def __init__(self, config: EncoderConfig):
         super().__init__()
         self.config = config
         self.task_options: dict[str, Any] = {}
+
+    @property
+    def positions(self) -> int:
+        """Tokens of the longest sequence."""
+        encoder: Any = self._modules.get("encoder", self)
+        return self.config.max_positions - encoder.first_position
 
     def head_names(self) -> dict[str, str]:
         """Parameter or module of the head → the family's full name."""
@@ -73,17 +81,31 @@ class PretrainedModel(nn.Module):
             options: overrides for the model's constructor, such as ``num_labels``.
         A head that the checkpoint lacks gets first weights; a missing encoder weight is an error.
         Raises: ValueError for an unknown family, a missing, corrupt or incomplete checkpoint, a wrong shape, or one
-            that was fine-tuned for another task.
+            that was fine-tuned for another task or other labels.
         """
         from fastenc.models import adapter_checkpoint  # which needs this module
 
         folder = checkpoint.resolve(path_or_hub_id)
-        if (folder / adapter_checkpoint.CONFIG).exists():
-            model = adapter_checkpoint.load(cls, folder, dtype=dtype, **options)
+        values = checkpoint.read_config(folder)
+        cls.check_task(folder, values)
+        if architecture_of(values) == cls.architecture:
+            check_labels(folder, values, options)
+        if (folder / checkpoint.ADAPTER_CONFIG).exists():
+            model = adapter_checkpoint.load(cls, folder, values, dtype, options)
         else:
-            model = cls._load(folder, checkpoint.read_config(folder), dtype, options)
+            model = cls._load(folder, values, dtype, options)
         model.read_beside(folder)
         return model
+
+    @classmethod
+    def check_task(cls, folder: Path, hf_config: dict[str, Any]) -> None:
+        """Raises: ValueError for a checkpoint that was fine-tuned for another task."""
+        stored = architecture_of(hf_config)
+        if {stored, cls.architecture} <= {*FINE_TUNED} and stored != cls.architecture:
+            raise ValueError(
+                f"{folder} was fine-tuned for another task: it holds {hf_config['architectures'][0]}, this is "
+                f"{cls.__name__}. Load it as what it is, or begin from {checkpoint.without_head(folder)}"
+            )
 
     @classmethod
     def _load(
@@ -95,13 +117,6 @@ class PretrainedModel(nn.Module):
     ) -> Model:
         """The model that a config.json's ``values`` describe, with the folder's weights."""
         config = EncoderConfig.from_hf(values)
-        stored = architecture_of(values)
-        if {stored, cls.architecture} <= {*FINE_TUNED} and stored != cls.architecture:
-            raise ValueError(
-                f"{folder} was fine-tuned for another task: it holds {values['architectures'][0]}, this is "
-                f"{cls.__name__}. Load it as what it is, or begin from its encoder alone: "
-                f"Encoder.from_pretrained({str(folder)!r}).save_pretrained(...)"
-            )
         tensors = checkpoint.read_tensors(folder)
         with torch.device("meta"):
             model = cls.build(config, values, **options)
@@ -124,7 +139,7 @@ class PretrainedModel(nn.Module):
         if (folder / "tokenizer.json").exists():
             model.tokenizer = load_tokenizer(folder)
         model.base = str(folder.resolve())
-        if stored == cls.architecture:
+        if architecture_of(values) == cls.architecture:
             model.task_options = dict(values.get("task_options", {}))
         return model.eval()
 

@@ -81,7 +81,7 @@ class SequenceClassifier(PretrainedModel):
     def build(
         cls, config: EncoderConfig, hf_config: dict[str, Any], **options
     ) -> "SequenceClassifier":
-        names_to_build(cls.architecture, hf_config, options)
+        names_to_build(hf_config, options)
         options.setdefault("problem_type", hf_config.get("problem_type"))
         if architecture_of(hf_config) == cls.architecture:
             options.setdefault("long_texts", hf_config.get("long_texts"))

@@ -71,7 +71,7 @@ class SpanClassifier(PretrainedModel):
 
     @classmethod
     def build(cls, config: EncoderConfig, hf_config: dict[str, Any], **options) -> "SpanClassifier":
-        names_to_build(cls.architecture, hf_config, options)
+        names_to_build(hf_config, options)
         if architecture_of(hf_config) == cls.architecture:
             for name, stored in hf_config["span_classifier"].items():
                 given = options.setdefault(name, stored)

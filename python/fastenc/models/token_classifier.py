@@ -55,7 +55,7 @@ class TokenClassifier(PretrainedModel):
     def build(
         cls, config: EncoderConfig, hf_config: dict[str, Any], **options
     ) -> "TokenClassifier":
-        names_to_build(cls.architecture, hf_config, options)
+        names_to_build(hf_config, options)
         options.setdefault("crf", hf_config.get("crf", False))
         return cls(config, **options)
 

@@ -175,7 +175,7 @@ class Task(ABC):
 
     def room(self, model: Any) -> int:
         """Tokens that a sequence may have, special tokens included."""
-        positions = model.config.max_positions
+        positions = model.positions
         return positions if self.max_length is None else min(self.max_length, positions)
 
     def batch_tokens(self) -> int | None:

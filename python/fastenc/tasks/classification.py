@@ -129,7 +129,7 @@ class SequenceClassification(Task):
             )
         long_texts = replace(own, **self._given())
         self._check_chunked(long_texts)
-        length = min(long_texts.max_length, model.config.max_positions)
+        length = min(long_texts.max_length, model.positions)
         examples = encode_labelled(data, model.tokenizer, length, long_texts)
         if long_texts.chunks == "transformer":
             _check_positions(examples, own.max_chunks)
