@@ -63,7 +63,7 @@ class TaskSet:
 
 def _lists(data: Any) -> dict[str, list]:
     """The fields of a data set that have an entry for every example."""
-    names = ("sentences", "entities", "texts", "labels")
+    names = ("sentences", "entities", "texts", "labels", "where")
     return {name: getattr(data, name) for name in names if hasattr(data, name)}
 
 

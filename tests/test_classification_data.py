@@ -3,6 +3,8 @@ import torch
 from transformers import AutoTokenizer
 
 from fastenc.data import (
+    LabelledData,
+    LongTexts,
     collate_classification,
     encode_labelled,
     encode_texts,
@@ -85,6 +87,32 @@ def test_bad_input_is_named():
     for texts, added in ((["a"], 2), (PAIRS, 3)):
         with pytest.raises(ValueError, match=f"beside {added} special tokens, got {added}"):
             encode_texts(texts, tokenizer, added)
+
+
+@pytest.mark.parametrize("long_texts", [None, LongTexts(chunks="mean", stride=1)])
+@pytest.mark.parametrize("text", ["", " ", "\u200d"])
+def test_labelled_texts_have_tokens(text, long_texts, tmp_path):
+    tokenizer = load_tokenizer(minilm_folder())
+    path = tmp_path / "x.tsv"
+    path.write_text(f"sentence\tlabel\na text\t1\n\n{text}\t0\n", encoding="utf-8")
+    data = read_labelled(path)
+    with pytest.raises(ValueError, match=r"x.tsv, line 4 has no tokens, got '.*': leave out"):
+        encode_labelled(data, tokenizer, 16, long_texts)
+    own = LabelledData(data.texts, [0.5, 1.0], [])
+    with pytest.raises(ValueError, match=r"text 2 of 2 has no tokens"):
+        encode_labelled(own, tokenizer, 16, long_texts)
+    inputs = LabelledData(data.texts, [], [])
+    assert len(encode_labelled(inputs, tokenizer, 16, long_texts)) == 2
+
+
+def test_labelled_pairs_have_a_text_with_tokens():
+    tokenizer = load_tokenizer(minilm_folder())
+    data = LabelledData([("a", ""), ("", "b")], [0, 1], ["no", "yes"])
+    assert len(encode_labelled(data, tokenizer, 16)) == 2
+    data.texts.append(("\u200d", ""))
+    data.labels.append(1)
+    with pytest.raises(ValueError, match=r"text 3 of 3 has no tokens, got \('\\u200d', ''\)"):
+        encode_labelled(data, tokenizer, 16)
 
 
 def test_real_pairs_are_encoded_as_by_transformers(data_dir):

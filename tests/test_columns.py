@@ -1,4 +1,5 @@
 import gzip
+import warnings
 
 import pytest
 
@@ -106,6 +107,77 @@ def test_a_malformed_file_is_named_with_its_line(tmp_path, name, content, messag
         read_tagged(path, label_names=["O", "B-PER"])
 
 
+@pytest.mark.parametrize(
+    "name, content", [("x.csv", "London,B-LOC\n"), ("x.jsonl.gz", "{}\n"), ("x.json", "[]\n")]
+)
+def test_files_of_another_kind_are_refused(tmp_path, name, content):
+    content = gzip.compress(content.encode()) if name.endswith(".gz") else content
+    path = write(tmp_path / name, content)
+    message = (
+        rf"{name}: words are read from columns .*, got a .{name.split('.')[1]} file: give a word"
+    )
+    for read in (read_tagged, read_words):
+        with pytest.raises(ValueError, match=message):
+            read(path)
+
+
+def test_tables_of_texts_are_no_columns(tmp_path):
+    path = write(tmp_path / "x.tsv", "sentence\tlabel\na good film\t1\n")
+    for read in (read_tagged, read_words):
+        with pytest.raises(
+            ValueError, match=r"x.tsv, line 2: column 1 must hold .* 'a good film': give words"
+        ):
+            read(path)
+    few = "In\tADP\nall\tDET\n20 000\tNUM\n"
+    assert words(read_words(write(tmp_path / "y.tsv", few))) == [["In", "all", "20 000"]]
+    assert words(read_words(write(tmp_path / "z.conll", "New York\tLOC\n"))) == [["New York"]]
+
+
+def test_words_and_tags_are_two_columns(tmp_path):
+    one = write(tmp_path / "x.conll", "\nLondon,B-LOC\nis,O\n")
+    message = r"x.conll, line 2: words and tags must be in two columns, got column 1 of 1 for both"
+    with pytest.raises(ValueError, match=message):
+        read_tagged(one)
+    assert words(read_words(one)) == [["London,B-LOC", "is,O"]]
+    two = write(tmp_path / "y.conll", "London B-LOC\n")
+    with pytest.raises(
+        ValueError, match=r"got column 1 of 2 for both: give a file with a word and"
+    ):
+        read_tagged(two, tag_column=1)
+    assert tags(read_tagged(two, word_column=2, tag_column=1)) == [["London"]]
+
+
+@pytest.mark.parametrize("tag", ["Z", "b-LOC", "U-LOC", "B-", "0"])
+def test_a_mistyped_tag_of_entities_is_named(tmp_path, tag):
+    path = write(tmp_path / "x.conll", f"in O\nParis B-LOC\n\nnow {tag}\n")
+    message = rf"x.conll, line 4: the tag '{tag}' of the word 'now' is none of IOB2 or BIOES, such"
+    with pytest.raises(ValueError, match=message):
+        read_tagged(path)
+    for names in (None, ["O", "B-LOC", "I-LOC"]):
+        with pytest.raises(ValueError, match=message):
+            read_tagged(path, label_names=names, tag_scheme="bioes")
+
+
+def test_tags_to_convert_are_of_entities(tmp_path):
+    path = write(tmp_path / "x.conllu", CONLLU)
+    with pytest.raises(
+        ValueError, match=r"line 3: the tag 'PRON' of the word 'He' is none of IOB2"
+    ):
+        read_tagged(path, tag_scheme="iob2")
+
+
+def test_parts_of_speech_are_no_mistyped_tags(tmp_path):
+    plain = ["-LRB-", "WP$", "NN|SYM", "HYPH", "X-SYM", "O", "ADJ-B", "''"]
+    content = "".join(f"word {tag}\n" for tag in plain)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert tags(read_tagged(write(tmp_path / "x.conll", content))) == [plain]
+    arabic = write(tmp_path / "y.conll", "wa C---------\nhu S----3MS2-\n")
+    with pytest.warns(UserWarning, match=r"line 1: the tag 'C---------' of the word 'wa' is none"):
+        data = read_tagged(arabic)
+    assert data.label_names == ["C---------", "S----3MS2-"]
+
+
 def test_other_errors(tmp_path):
     path = write(tmp_path / "x.conll", "a\tO\n")
     with pytest.raises(
@@ -126,5 +198,12 @@ def test_real_files(data_dir):
     assert sum(tag.startswith("B-") for each in wnut.sentences for tag in each.tags) == 1975
     dev = read_tagged(data_dir / "ud_english_ewt" / "dev.conllu.gz")
     assert len(dev) == 2001 and sum(map(len, words(dev))) == 25147 and len(dev.label_names) == 17
+    for part, column in (("dev", 5), ("test", 4), ("test", 5)):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            read_tagged(data_dir / "ud_english_ewt" / f"{part}.conllu.gz", tag_column=column)
+    # A column file that ends in .tsv, with a space in one word.
+    senses = read_tagged(data_dir / "wsd_allwords" / "semeval2013_en.tsv.gz", tag_column=3)
+    assert len(senses) == 306
     german = read_tagged(data_dir / "germeval2014_nested" / "dev.conll.gz", tag_column=2)
     assert len(german) == 2200 and sum(map(len, words(german))) == 41653

@@ -101,6 +101,8 @@ def test_bad_json_lines_are_named(tmp_path, text, message):
     [
         ("a O\nb PER\n", {}, "a.conll, line 2: the tag 'PER' of the word 'b' is none of IOB2 or"),
         ("a B-X\n\nb B-Y\n", dict(label_names=["X"]), r"line 3: the type 'Y' of 'b' is not one of"),
+        ("a B-X\nb PER\n", {}, "a.conll, line 2: the tag 'PER' of the word 'b' is none of IOB2 or"),
+        ("NN\n", {}, "a.conll, line 1: words and tags must be in two columns, got column 1 of 1"),
         ("a O\n", {}, "a.conll: there is no entity to learn from"),
         ("a B-X\n", dict(inner_tag_column=3), "tag_column must be from 1 to the line's 2 columns"),
         ("a O O\nb B-X\n", dict(inner_tag_column=3), "line 2: 2 columns where line 1 has 3"),
@@ -115,6 +117,8 @@ def test_bad_columns_are_named(tmp_path, text, options, message):
 def test_bad_input_without_labels_is_named(tmp_path):
     with pytest.raises(ValueError, match="line 1: tokens must be a list of words"):
         read_unlabelled(write(tmp_path / "a.jsonl", '{"tokens": [1]}\n'))
+    with pytest.raises(ValueError, match=r"a\.csv: words are read from columns"):
+        read_unlabelled(write(tmp_path / "a.csv", "London,B-LOC\n"))
     with pytest.raises(ValueError, match=r"a\.txt holds no words"):
         read_unlabelled(write(tmp_path / "a.txt", "\n"))
 

@@ -178,6 +178,11 @@ def test_other_files_and_questions_without_room_are_errors(tmp_path, tokenizer):
         read_questions(tmp_path / "x.json")
     with pytest.raises(ValueError, match="is not a file"):
         read_questions(tmp_path / "missing.json")
+    (tmp_path / "none.json").write_text('{"data": []}')
+    with pytest.raises(
+        ValueError, match=r"none.json holds no questions: give a file with at least"
+    ):
+        read_questions(tmp_path / "none.json")
     long = Question("long", "why " * 40, CONTEXT, [])
     with pytest.raises(ValueError, match=r"question 'long' has .* tokens and leaves"):
         question_windows([long], tokenizer, max_length=48, stride=12)

@@ -3,7 +3,7 @@ import json
 
 import pytest
 
-from fastenc.data import read_labelled, read_texts
+from fastenc.data import read_inputs, read_labelled, read_texts
 
 
 def write(path, text):
@@ -115,7 +115,8 @@ def test_several_labels_a_text(tmp_path):
         data = read_labelled(path, multi_label=True)
         assert data.label_names == ["blue", "red"]
         assert data.labels == [[1.0, 1.0], [0.0, 0.0], [1.0, 0.0]]
-    with pytest.raises(ValueError, match=r"x.tsv, line 2: label 'red' is not one of \['blue'\]"):
+    message = r"x.tsv, line 2: label 'red' is not one of the training set's \['blue'\]"
+    with pytest.raises(ValueError, match=message):
         read_labelled(tsv, label_names=["blue"], multi_label=True)
     none = write(tmp_path / "none.tsv", "sentence\tlabel\na\t\n")
     with pytest.raises(ValueError, match="no row has a label in column 'label'"):
@@ -123,6 +124,40 @@ def test_several_labels_a_text(tmp_path):
     wrong = write(tmp_path / "wrong.jsonl", '{"sentence": "a", "label": 3}\n')
     with pytest.raises(ValueError, match=r"wrong.jsonl, line 1: column 'label' must hold labels"):
         read_labelled(wrong, multi_label=True)
+
+
+@pytest.mark.parametrize("name", ["x.txt", "x.tsv", "x.csv"])
+def test_an_empty_line_of_one_column_is_an_empty_text(tmp_path, name):
+    header = "" if name == "x.txt" else "\nsentence\n"
+    for end in ("", "\n"):
+        path = write(tmp_path / name, f"{header}first\n\nthird{end}")
+        assert read_inputs(path) == ["first", "", "third"]
+    if header:
+        path = write(tmp_path / name, f"{header}first\n\n1")
+        with pytest.raises(ValueError, match=rf"{name}, line 4: column 'sentence' must hold a"):
+            read_labelled(path, label="sentence")
+
+
+@pytest.mark.parametrize("name, between", [("x.tsv", "\t"), ("x.csv", ",")])
+def test_an_empty_line_of_several_columns_is_no_row(tmp_path, name, between):
+    path = write(tmp_path / name, "sentence|label\na|1\n\n|0\n\n".replace("|", between))
+    assert read_inputs(path) == ["a", ""] and read_labelled(path).labels == [1, 0]
+
+
+def test_texts_have_their_places(tmp_path):
+    path = write(tmp_path / "x.tsv", "sentence\tlabel\na\t1\n\nb\t0\n")
+    for options in ({}, {"regression": True}, {"multi_label": True}):
+        assert read_labelled(path, **options).where == [f"{path}, line 2", f"{path}, line 4"]
+
+
+def test_one_class_is_nothing_to_learn(tmp_path):
+    path = write(tmp_path / "x.tsv", "sentence\tlabel\na\tpos\nb\tpos\n")
+    with pytest.raises(
+        ValueError, match=r"x\.tsv: every row has the label 'pos' in column 'label'"
+    ):
+        read_labelled(path)
+    assert read_labelled(path, label_names=["neg", "pos"]).labels == [1, 1]
+    assert read_labelled(path, multi_label=True).labels == [[1.0], [1.0]]
 
 
 @pytest.mark.parametrize(
@@ -156,18 +191,19 @@ def test_several_labels_a_text(tmp_path):
         ("x.csv", 'sentence,label\n"a\nb",1\nc\n', r"x.csv, line 4: 1 columns where the header"),
         ("x.csv", 'sentence,label\n"a,1\n', r"x.csv, line 2: unexpected end of data"),
         ("x.tsv", "label\tlabel\n", r"x.tsv, line 1: two columns have the same name"),
-        ("x.tsv", "sentence\tlabel\n", r"x.tsv holds no rows"),
+        ("x.tsv", "sentence\tlabel\n", r"x.tsv holds no rows: give a table with at least one"),
         ("x.tsv", "", r"x.tsv holds no rows"),
         ("x.csv", "", r"x.csv holds no rows"),
         ("x.jsonl", "\n", r"x.jsonl holds no rows"),
-        ("corpus", "a\n", r"corpus is not a file or folder that can be read"),
+        ("corpus", "a\n", r"corpus: texts are read from .tsv, .csv, .jsonl and .txt files, got an"),
+        ("x.conll", "a O\n", r"x.conll: texts are .* \(.conll, .conllu\) are for the tasks token"),
         (
             "x.tsv",
             "sentence\tlabel\na\tmaybe\n",
-            r"x.tsv, line 2: label 'maybe' is not one of \['0', '1'\]",
+            r"x.tsv, line 2: label 'maybe' is not one of the training set's \['0', '1'\]: correct it",
         ),
         ("x.txt", "a\n", r"a text file has no columns"),
-        ("x.parquet", "a\n", r"not a file or folder that can be read"),
+        ("x.parquet", "a\n", r"x.parquet: texts are read from .*: give one of them, or a data set"),
     ],
 )
 def test_a_malformed_file_is_named_with_its_line(tmp_path, name, content, message):
@@ -179,6 +215,8 @@ def test_a_malformed_file_is_named_with_its_line(tmp_path, name, content, messag
 def test_other_errors(tmp_path):
     with pytest.raises(ValueError, match=r"nowhere.tsv is not a file"):
         read_labelled(tmp_path / "nowhere.tsv")
+    with pytest.raises(ValueError, match=r"nowhere is neither a file nor a folder: check the path"):
+        read_labelled(tmp_path / "nowhere")
     with pytest.raises(ValueError, match=r"holds no text"):
         read_texts(write(tmp_path / "empty.txt", "\n \n"))
     for value in ("five", "nan"):

@@ -406,6 +406,18 @@ def test_bad_pairs_are_errors_with_their_place(tables, options, message):
         read_pairs(tables / "scored.tsv", **options)
 
 
+@pytest.mark.parametrize("empty", ["", "\u200d"])
+@pytest.mark.parametrize("similarity", [None, "score"])
+def test_pairs_to_learn_from_have_tokens(tmp_path, tokenizer, similarity, empty):
+    path = tmp_path / "x.tsv"
+    rows = ["sentence1\tsentence2\tscore", "a dog\tdogs\t1", f"a cat\t{empty}\t2"]
+    path.write_text("\n".join(rows), encoding="utf-8")
+    with pytest.raises(ValueError, match=r"x.tsv, line 3 has no tokens, got '.*': leave out"):
+        encode_pairs(read_pairs(path, similarity=similarity), tokenizer, 16)
+    inputs = SentenceEmbedding().read_inputs(path)
+    assert len(encode_pairs(inputs, tokenizer, 16)) == 2
+
+
 def test_scores_are_shares_of_the_highest(tables):
     task = SentenceEmbedding(similarity="score")
     train = task.read(tables / "scored.tsv")

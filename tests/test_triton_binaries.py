@@ -9,7 +9,7 @@ import pytest
 
 triton = pytest.importorskip("triton")
 
-# Bytes of stack a thread: none, but for a few registers' worth in attention's dk and dv, above all in TF32, in products
+# Bytes of stack a thread, and at most as many loads and stores there: none, but for a few registers' worth in attention's dk and dv, above all in TF32, in products
 # without matrix instructions, in the widest norm, whose three sums a column fill the registers at 16 warps, and in the
 # CRF's backward.
 STACK = {80: 24, 90: 0, 100: 8}
@@ -45,7 +45,7 @@ def misfits(binaries: dict[str, dict], capability: int) -> dict[str, dict]:
         # A tuned launch was the fastest on a device, whatever it spilled.
         tuned = name.split()[1] == "tuned"
         fits = (
-            (tuned or (binary["stack"] <= stack and (binary["spills"] == 0 or stack > 0)))
+            (tuned or max(binary["stack"], binary["spills"]) <= stack)
             and binary["shared"] <= SHARED[capability]
             and binary["registers"] * 32 * binary["warps"] <= 65536
             and (binary["matrix"] > 0) == takes_matrix_instructions(name)

@@ -81,18 +81,25 @@ def attention_constants(key: dict) -> dict:
 
 def attention_binaries(key: dict) -> Iterator[Binary]:
     """The kernels that one entry of a table launches, or one call of the rule."""
+    kernel = {
+        "forward": attention._attention_fwd_kernel,
+        "backward_q": attention._attention_bwd_q_kernel,
+        "backward_kv": attention._attention_bwd_kv_kernel,
+    }[key["kernel"]]
     constants = {**attention_constants(key), "WINDOW": key["biased"]}
+    without_biases = dict.fromkeys(("alibi_ptr", "relative_ptr", "key_bias_ptr"))
     if not key["biased"]:
-        constants |= dict.fromkeys(("alibi_ptr", "relative_ptr", "key_bias_ptr"))
-    if key["kernel"] == "forward":
-        yield "", attention._attention_fwd_kernel, constants
-    elif key["kernel"] == "backward_q":
-        yield "", attention._attention_bwd_q_kernel, constants
-    else:
-        yield "", attention._attention_bwd_kv_kernel, constants
-        if key["head_dim"] == 64:  # leaving dq out changes all of them alike
-            alone = {**constants, "wide_dq_ptr": None}
-            yield " alone", attention._attention_bwd_kv_kernel, alone
+        constants |= without_biases
+    yield "", kernel, constants
+    if key["head_dim"] != 64:  # what is left out below changes all of them alike
+        return
+    if key["kernel"] == "backward_kv":
+        yield " alone", kernel, {**constants, "wide_dq_ptr": None}
+    if key["biased"] and key["precision"] == "half":
+        yield " window alone", kernel, {**constants, **without_biases}
+        for name in without_biases:
+            others = dict.fromkeys(other for other in without_biases if other != name)
+            yield f" {name} alone", kernel, {**constants, **others, "WINDOW": False}
 
 
 def attention_short_binaries(key: dict) -> Iterator[Binary]:
@@ -183,7 +190,8 @@ def keys() -> Iterator[tuple[str, dict]]:
         {"max_seqlen": 128, "backward": True, "head_dim": 64},
     ):
         op = "attention" if "kernel" in key else "attention_short"
-        yield op, {**key, "dropout": False, "dtype": "float16"}
+        for dropout in (False, True):
+            yield op, {**key, "dropout": dropout, "dtype": "float16"}
     for width in (128, 384, 768, 1024, 4096, 8192):
         for backward in (False, True):
             for dtype in ("bfloat16", "float32"):

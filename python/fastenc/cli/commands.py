@@ -313,7 +313,6 @@ def finetune(
         freeze_encoder(model)
         features = ways.feature_cache or Path(config.output_dir) / "features"
     trained, everything = trained_parameters(model)
-    print(f"training {trained:,} of {everything:,} parameters")
     trainer = task_trainer(
         task,
         model,
@@ -324,6 +323,7 @@ def finetune(
         features=features,
         features_dtype=torch.float16 if ways.half_features else torch.float32,
     )
+    print(f"training {trained:,} of {everything:,} parameters")
     _run(trainer, resume)
 
 

@@ -42,8 +42,8 @@ def encode_texts(
 
     Args:
         long_texts: what becomes of single texts that are too long, its own ``max_length`` aside; None keeps the head.
-    Raises: ValueError when ``max_length`` leaves no room beside the special tokens, for pairs with another truncation
-        or chunks, and naming the text for a labelled one that gives chunks no token.
+    Raises: ValueError when ``max_length`` leaves no room beside the special tokens, and for pairs with another
+        truncation or chunks.
     """
     pairs = bool(texts) and isinstance(texts[0], tuple)
     long_texts = replace(long_texts or LongTexts(), max_length=max_length)
@@ -66,14 +66,10 @@ def encode_texts(
     for start in progress_bar(range(0, len(texts), CHUNK), "encoding", "chunk", show_progress):
         chunk = slice(start, start + CHUNK)
         encodings = own.encode_batch_fast(list(texts[chunk]), add_special_tokens=pairs)
-        for place, (encoding, label) in enumerate(zip(encodings, known[chunk], strict=True), start):
+        for encoding, label in zip(encodings, known[chunk], strict=True):
             if pairs:
                 examples.append(ClassificationExample(encoding.ids, encoding.type_ids, label))
                 continue
-            if long_texts.chunks is not None and label is not None and not encoding.ids:
-                raise ValueError(
-                    f"text {place + 1} of {len(texts)} has no tokens, got {texts[place]!r}: leave out the row"
-                )
             # A special token stands before the text, the others behind it.
             pieces = [[*special[:1], *p, *special[1:]] for p in long_texts.cut(encoding.ids, room)]
             ids = [*chain.from_iterable(pieces)]
@@ -85,9 +81,26 @@ def encode_texts(
 def encode_labelled(
     data: LabelledData, tokenizer: Any, max_length: int, long_texts: LongTexts | None = None
 ) -> list[ClassificationExample]:
-    """The examples of a set, labelled or not."""
+    """The examples of a set, labelled or not.
+
+    Raises: ValueError as :func:`encode_texts`, and with file and line for a labelled text or pair without tokens.
+    """
     labels = data.labels or None
-    return encode_texts(data.texts, tokenizer, max_length, labels, long_texts=long_texts)
+    examples = encode_texts(data.texts, tokenizer, max_length, labels, long_texts=long_texts)
+    if data.labels:
+        special = tokenizer.num_special_tokens_to_add(isinstance(data.texts[0], tuple))
+        check_tokens([e.input_ids for e in examples], special, data.texts, data.where)
+    return examples
+
+
+def check_tokens(
+    encoded: Sequence[Sequence[int]], special: int, texts: Sequence[Any], where: Sequence[str]
+) -> None:
+    """Raises: ValueError for a text or pair that is nothing but its ``special`` special tokens."""
+    for place, ids in enumerate(encoded):
+        if len(ids) <= special:
+            named = where[place] if where else f"text {place + 1} of {len(texts)}"
+            raise ValueError(f"{named} has no tokens, got {texts[place]!r}: leave out the row")
 
 
 def collate_classification(examples: Sequence[ClassificationExample]) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Sentences of tagged words from files in columns: CoNLL, a word a line, and CoNLL-U."""
 
 import re
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -8,9 +9,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fastenc.data.readers import kind_of, numbered_lines
-from fastenc.data.tags import SCHEMES, convert, every_tag
+from fastenc.data.tags import SCHEMES, convert, every_tag, scheme_of
 
 CONLLU_WORD, CONLLU_TAG = 2, 4  # FORM and UPOS
+NOT_COLUMNS = (".csv", ".json", ".jsonl")
 Rows = list[tuple[int, list[str]]]
 
 
@@ -69,23 +71,25 @@ def read_tagged(
         word_column, tag_column: from 1. None: first and last; FORM and UPOS of a ``.conllu`` file.
         label_names: the tags in order, as a training set gave them; None: those found, with every tag of the scheme
             for each type of entity.
-        tag_scheme: "iob2" or "bioes", which entity tags of any scheme are converted to; None leaves them.
-    Raises: ValueError with file and line: a wrong number of columns, a word or tag that is missing, a tag that is not
-        in ``label_names``, not UTF-8, no sentences.
+        tag_scheme: "iob2" or "bioes", which entity tags of either scheme are converted to; None leaves them.
+    Raises: ValueError with file and line: a wrong number of columns, one column for words and tags, a word or tag that
+        is missing, texts in place of words in a ``.tsv`` file, a tag that is not in ``label_names``, a tag that is none
+        of IOB2 or BIOES where others and O are there or where there is a ``tag_scheme``, not UTF-8, no sentences.
     """
     if tag_scheme is not None and tag_scheme not in SCHEMES:
         raise ValueError(f"tag_scheme must be one of {SCHEMES}, got {tag_scheme!r}")
-    conllu = kind_of(path) == ".conllu"
     sentences = []
     for rows in _blocks(path):
-        words = _cells(path, rows, word_column or (CONLLU_WORD if conllu else 1), "word")
-        last = CONLLU_TAG if conllu else len(rows[0][1])
-        tags = _cells(path, rows, tag_column or last, "tag")
-        if tag_scheme is not None:
-            tags = convert(tags, tag_scheme)
+        word, tag = _columns(path, rows, word_column, tag_column)
+        words, tags = _words(path, rows, word), _cells(path, rows, tag, "tag")
         sentences.append(sentence(words, tags, [number for number, _ in rows]))
     if not sentences:
         raise ValueError(f"{path} holds no sentences: give a file with a word and its tag a line")
+    if tag_scheme is None:
+        _check_mistyped(path, sentences)
+    else:
+        _check_entity_tags(path, sentences)
+        sentences = [each._replace(tags=convert(each.tags, tag_scheme)) for each in sentences]
     names = label_names
     if names is None:
         names = every_tag(tag for each in sentences for tag in each.tags)
@@ -111,6 +115,42 @@ def check_tags(data: TaggedData, label_names: Sequence[str]) -> None:
                 )
 
 
+def _check_entity_tags(path: str | Path, sentences: Sequence[Sentence]) -> None:
+    """Raises: ValueError with file and line for a tag that is none of IOB2 or BIOES."""
+    if misfit := _misfit(path, sentences):
+        raise ValueError(
+            f"{misfit} is none of IOB2 or BIOES, such as B-PER or O: correct it (of BILOU, write L- as E- and U- as "
+            "S-), or give --tag-column the column of the entities"
+        )
+
+
+def _check_mistyped(path: str | Path, sentences: Sequence[Sentence]) -> None:
+    """Tags of entities next to others, which together would count as no scheme: as plain as parts of speech."""
+    tags = {tag for each in sentences for tag in each.tags}
+    if not any(scheme_of([tag]) for tag in tags):
+        return
+    if "O" in tags:
+        _check_entity_tags(path, sentences)
+    elif misfit := _misfit(path, sentences):
+        # There are parts of speech such as S----3MS2- (Arabic), none of which is O.
+        warnings.warn(
+            f"{misfit} is none of IOB2 or BIOES, though others are: all are read as tags without entities. If they are "
+            "of entities, correct it; what is outside them is O",
+            stacklevel=3,
+        )
+
+
+def _misfit(path: str | Path, sentences: Sequence[Sentence]) -> str | None:
+    """Names the first tag that is no entity's, with file and line."""
+    tags = {tag for each in sentences for tag in each.tags}
+    misfits = {tag for tag in tags if tag != "O" and scheme_of([tag]) is None}
+    for each in sentences:
+        for word, tag, line in zip(each.words, each.tags, each.lines, strict=True):
+            if tag in misfits:
+                return f"{path}, line {line}: the tag {tag!r} of the word {word!r}"
+    return None
+
+
 def read_words(path: str | Path, word_column: int | None = None) -> TaggedData:
     """Sentences to tag: the words of a file in columns, or the lines of a ``.txt`` file, cut into words and
     punctuation marks; an empty line is a sentence without words.
@@ -130,17 +170,24 @@ def iterate_words(path: str | Path, word_column: int | None = None) -> Iterator[
             empty = empty and not words
             yield Sentence(words, [], [number] * len(words), line, starts)
     else:
-        column = word_column or (CONLLU_WORD if kind_of(path) == ".conllu" else 1)
+        column = word_column or _usual_word_column(path)
         for rows in _blocks(path):
             empty = False
-            yield sentence(_cells(path, rows, column, "word"), (), [number for number, _ in rows])
+            yield sentence(_words(path, rows, column), (), [number for number, _ in rows])
     if empty:
         raise ValueError(f"{path} holds no words: give a file with a word a line, or .txt")
 
 
 def _blocks(path: str | Path) -> Iterator[Rows]:
     """The sentences of a file, as numbered rows of cells."""
-    conllu = kind_of(path) == ".conllu"
+    kind = kind_of(path)
+    if kind in NOT_COLUMNS:
+        raise ValueError(
+            f"{path}: words are read from columns between tabs or spaces, such as .conll, .conllu or .tsv, got a "
+            f"{kind} file: give a word a line with its tag behind it, and an empty line after each sentence (texts to "
+            "predict for may be .txt; .jsonl is for the task span-ner)"
+        )
+    conllu = kind == ".conllu"
     rows: Rows = []
     width, first = 0, 0
     for number, line in numbered_lines(Path(path)):
@@ -167,6 +214,38 @@ def _blocks(path: str | Path) -> Iterator[Rows]:
         rows.append((number, cells))
     if rows:
         yield rows
+
+
+def _columns(
+    path: str | Path, rows: Rows, word_column: int | None, tag_column: int | None
+) -> tuple[int, int]:
+    """The columns of words and tags, from 1."""
+    number, cells = rows[0]
+    word = word_column or _usual_word_column(path)
+    tag = tag_column or (CONLLU_TAG if kind_of(path) == ".conllu" else len(cells))
+    if word == tag:
+        raise ValueError(
+            f"{path}, line {number}: words and tags must be in two columns, got column {word} of {len(cells)} for "
+            "both: give a file with a word and its tag a line, or other numbers to --word-column and --tag-column"
+        )
+    return word, tag
+
+
+def _usual_word_column(path: str | Path) -> int:
+    return CONLLU_WORD if kind_of(path) == ".conllu" else 1
+
+
+def _words(path: str | Path, rows: Rows, column: int) -> list[str]:
+    words = _cells(path, rows, column, "word")
+    spaced = [place for place, word in enumerate(words) if " " in word]
+    # A .tsv file may be a table of texts, which would be read as one sentence; a word with a space is only rare.
+    if kind_of(path) == ".tsv" and 2 * len(spaced) >= len(words):
+        number, text = rows[spaced[0]][0], words[spaced[0]]
+        raise ValueError(
+            f"{path}, line {number}: column {column} must hold a word a line, got the text {text[:60]!r}: give words "
+            "(in a .conll file if so many have spaces inside), or texts to predict for as .txt"
+        )
+    return words
 
 
 def _cells(path: str | Path, rows: Rows, column: int, what: str) -> list[str]:

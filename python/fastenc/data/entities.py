@@ -7,7 +7,7 @@ from typing import Any
 
 from fastenc.data.columns import Sentence, iterate_words, read_tagged, sentence
 from fastenc.data.readers import kind_of, numbered_rows
-from fastenc.data.tags import Span, scheme_of, spans
+from fastenc.data.tags import Span, spans
 
 
 @dataclass(frozen=True)
@@ -100,25 +100,13 @@ def is_nested(entities: Iterable[Span]) -> bool:
 def _tagged_sentences(
     path: str | Path, word_column: int | None, columns: Sequence[int | None]
 ) -> tuple[list[Sentence], list[list[Span]]]:
-    levels = [read_tagged(path, word_column, column) for column in columns]
-    for level in levels:
-        if scheme_of(level.label_names) is None and set(level.label_names) != {"O"}:
-            _raise_bad_tag(path, level.sentences)
+    # With a scheme named, every tag must be of entities.
+    levels = [read_tagged(path, word_column, column, tag_scheme="iob2") for column in columns]
     sentences = [each._replace(tags=[]) for each in levels[0].sentences]
     rows = zip(*(level.sentences for level in levels), strict=True)
     # An entity that both columns have is one.
     entities = [list(dict.fromkeys(s for each in row for s in spans(each.tags))) for row in rows]
     return sentences, entities
-
-
-def _raise_bad_tag(path: str | Path, sentences: Iterable[Sentence]) -> None:
-    for each in sentences:
-        for word, tag, line in zip(each.words, each.tags, each.lines, strict=True):
-            if tag != "O" and scheme_of([tag]) is None:
-                raise ValueError(
-                    f"{path}, line {line}: the tag {tag!r} of the word {word!r} is none of IOB2 or BIOES, such as "
-                    "B-PER or O: correct it, or give --tag-column the column of the entities"
-                )
 
 
 def _json_sentences(path: str | Path) -> tuple[list[Sentence], list[list[Span]]]:

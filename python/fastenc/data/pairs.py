@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fastenc.data.classification import encode_texts
+from fastenc.data.classification import check_tokens, encode_texts
 from fastenc.data.readers import number_of, numbered_rows, text_of
 from fastenc.packing import pack_sequences
 
@@ -22,11 +22,13 @@ class TextPairs:
         texts: (text, partner) each, or (text, partner, hard negative).
         scores: how similar the two are, from 0 (or -1) to 1; empty for texts and partners.
         highest: the file's score that is 1 here.
+        where: of pairs to learn from or to evaluate with, file and line of each.
     """
 
     texts: list[tuple[str, ...]]
     scores: list[float]
     highest: float = 1.0
+    where: Sequence[str] = ()
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -58,7 +60,8 @@ def read_pairs(
     Raises: ValueError with file and line number, for another number of columns, or a score above ``highest``.
     """
     if similarity is None:
-        return TextPairs(list(iterate_pairs(path, columns)), [])
+        rows = list(_numbered_pairs(path, columns))
+        return TextPairs([pair for _, pair in rows], [], where=[where for where, _ in rows])
     _check_columns(columns, (2,))
     texts, found = [], []
     for where, row in numbered_rows(path, [*columns, similarity]):
@@ -73,16 +76,23 @@ def read_pairs(
                 f"{where}: a score must be at most {top} in size, the highest in the training set or "
                 f"--highest-similarity, got {value}"
             )
-    return TextPairs(texts, [value / top for _, value in found], top)
+    places = [where for where, _ in found]
+    return TextPairs(texts, [value / top for _, value in found], top, places)
 
 
 def iterate_pairs(
     path: str | Path, columns: Sequence[str] = ("sentence1", "sentence2")
 ) -> Iterator[tuple[str, ...]]:
     """The texts of :func:`read_pairs` without scores, a row at a time."""
+    return (pair for _, pair in _numbered_pairs(path, columns))
+
+
+def _numbered_pairs(
+    path: str | Path, columns: Sequence[str]
+) -> Iterator[tuple[str, tuple[str, ...]]]:
     _check_columns(columns, (2, 3))
     for where, row in numbered_rows(path, columns):
-        yield tuple(text_of(row, name, where) for name in columns)
+        yield where, tuple(text_of(row, name, where) for name in columns)
 
 
 def _check_columns(columns: Sequence[str], allowed: tuple[int, ...]) -> None:
@@ -94,9 +104,17 @@ def _check_columns(columns: Sequence[str], allowed: tuple[int, ...]) -> None:
 
 
 def encode_pairs(data: TextPairs, tokenizer: Any, max_length: int) -> list[PairExample]:
-    """Token ids of each text; longer ones are cut."""
-    flat = encode_texts(list(chain.from_iterable(data.texts)), tokenizer, max_length)
-    ids = iter([example.input_ids for example in flat])
+    """Token ids of each text; longer ones are cut.
+
+    Raises: ValueError with file and line for a text without tokens in pairs with ``scores`` or ``where``.
+    """
+    texts = list(chain.from_iterable(data.texts))
+    encoded = [example.input_ids for example in encode_texts(texts, tokenizer, max_length)]
+    if data.scores or data.where:
+        # Of each text; of none where the pairs' places are not known.
+        where = [place for place, row in zip(data.where, data.texts, strict=False) for _ in row]
+        check_tokens(encoded, tokenizer.num_special_tokens_to_add(False), texts, where)
+    ids = iter(encoded)
     scores: Sequence[float | None] = data.scores or [None] * len(data)
     return [
         PairExample(tuple(next(ids) for _ in row), score)

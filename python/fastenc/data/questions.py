@@ -71,7 +71,7 @@ def read_questions(path: str | Path, *, answers: bool = True) -> list[Question]:
         seen.add(question.id)
         questions.append(_checked(question, path))
     if not questions:
-        raise ValueError(f"{path} holds no questions")
+        raise ValueError(f"{path} holds no questions: give a file with at least one")
     return questions
 
 

@@ -24,11 +24,13 @@ class LabelledData:
     Fields:
         labels: a class index each; without label names a number each; with several labels a text, a row of 0.0 and
             1.0 each, one for every name. Empty where the labels are to be predicted.
+        where: file and line of each text, for error messages; may be left out.
     """
 
     texts: list[str] | list[tuple[str, str]]
     labels: list[int] | list[float] | list[list[float]]
     label_names: list[str]
+    where: Sequence[str] = ()
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -99,7 +101,8 @@ def read_labelled(
         regression: labels are numbers to predict.
         multi_label: a text has any number of labels: separated by commas in a table, or a list in JSON.
     Raises: ValueError with file and line number: a missing column, a wrong number of columns, bad JSON, a label
-        outside ``label_names`` or none at all, not UTF-8, no rows.
+        outside ``label_names`` or none at all, the same label in all rows where there are no ``label_names``, not
+        UTF-8, no rows.
     """
     if len(text) not in (1, 2):
         raise ValueError(f"text must name one column, or two for pairs, got {list(text)}")
@@ -110,27 +113,34 @@ def read_labelled(
         parts = tuple(text_of(row, name, where) for name in text)
         texts.append(parts if len(parts) == 2 else parts[0])
         found.append((where, value_of(row, label, where)))
+    places = [where for where, _ in found]
     if regression:
-        return LabelledData(texts, [number_of(value, where) for where, value in found], [])
+        return LabelledData(texts, [number_of(value, where) for where, value in found], [], places)
     every = [(where, v) for where, value in found for v in (value if multi_label else [value])]
     names = list(label_names) if label_names is not None else _sorted({v for _, v in every})
     if not names:
         raise ValueError(f"{path}: no row has a label in column {label!r}: is it the right column?")
+    if label_names is None and len(names) == 1 and not multi_label:
+        raise ValueError(
+            f"{path}: every row has the label {names[0]!r} in column {label!r}, so there is nothing to learn: add rows "
+            "with another label, or give --label another column"
+        )
     index = {name: place for place, name in enumerate(names)}
     for where, value in every:
         if value not in index:
             raise ValueError(
-                f"{where}: label {value!r} is not one of {names}: correct the file or the labels"
+                f"{where}: label {value!r} is not one of the training set's {names}: correct it, or add rows with it "
+                "to the training set"
             )
     if multi_label:
         hot = [[float(name in value) for name in names] for _, value in found]
-        return LabelledData(texts, hot, names)
-    return LabelledData(texts, [index[value] for _, value in found], names)
+        return LabelledData(texts, hot, names, places)
+    return LabelledData(texts, [index[value] for _, value in found], names, places)
 
 
 def read_inputs(path: str | Path, columns: Sequence[str] = ("sentence",)) -> list[Any]:
-    """Texts to predict for: a table's columns, or the lines of a text file, empty ones too, so that outputs stay
-    beside them.
+    """Texts to predict for: a table's columns, or the lines of a text file, empty ones too (as are those of a table
+    of one column), so that outputs stay beside them.
 
     Raises: ValueError as :func:`read_labelled`.
     """
@@ -207,14 +217,21 @@ def numbered_rows(path: str | Path, columns: Sequence[str]) -> Iterator[tuple[st
         empty = False
         yield where, row
     if empty:
-        raise ValueError(f"{path} holds no rows")
+        raise ValueError(
+            f"{path} holds no rows: give a table with at least one, in .tsv and .csv below the header line"
+        )
 
 
 def _delimited(path: Path, cells: Iterator[tuple[int, list[str]]]) -> Iterator[tuple[str, Row]]:
-    """Rows below a header line."""
+    """Rows below a header line; no cells stand for an empty line."""
     header: list[str] = []
     for number, values in cells:
         where = f"{path}, line {number}"
+        if not values:
+            if len(header) != 1:
+                continue
+            # Left out, it would move the outputs of all later rows.
+            values = [""]
         if not header:
             header = values
             if len(set(header)) < len(header):
@@ -229,7 +246,7 @@ def _delimited(path: Path, cells: Iterator[tuple[int, list[str]]]) -> Iterator[t
 
 
 def _tsv_cells(path: Path) -> Iterator[tuple[int, list[str]]]:
-    return ((number, line.split("\t")) for number, line in numbered_lines(path) if line)
+    return ((number, line.split("\t") if line else []) for number, line in numbered_lines(path))
 
 
 def _csv_cells(path: Path) -> Iterator[tuple[int, list[str]]]:
@@ -237,8 +254,7 @@ def _csv_cells(path: Path) -> Iterator[tuple[int, list[str]]]:
     reader = csv.reader((line + "\n" for _, line in numbered_lines(path)), strict=True)
     try:
         for values in reader:
-            if values:
-                yield reader.line_num, values
+            yield reader.line_num, values
     except csv.Error as error:
         raise ValueError(f"{path}, line {reader.line_num}: {error}") from error
 
@@ -258,10 +274,14 @@ def _json_lines(path: Path) -> Iterator[tuple[str, Row]]:
 
 
 def _data_set(path: str | Path) -> Iterator[tuple[str, Row]]:
-    if Path(path).is_file() or (Path(path).is_absolute() and not Path(path).is_dir()):
+    if Path(path).is_file():
         raise ValueError(
-            f"{path} is not a file or folder that can be read: give {', '.join(TABLES)} or .txt"
+            f"{path}: texts are read from {', '.join(TABLES)} and .txt files, got another kind: give one of them, or a "
+            "data set's folder. Words in columns (.conll, .conllu) are for the tasks token-classification and "
+            "span-ner, SQuAD's .json is for question-answering"
         )
+    if Path(path).is_absolute() and not Path(path).is_dir():
+        raise ValueError(f"{path} is neither a file nor a folder: check the path")
     table = _load_data_set(path)
     if isinstance(table, dict):
         raise ValueError(
