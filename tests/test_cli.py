@@ -339,6 +339,18 @@ def test_adapted_model_is_saved_alone_and_predicts(folder, pretrained, way):
     assert len((output / "labels.tsv").read_text().splitlines()) == 21
 
 
+def test_lora_is_added_to_the_layers_that_are_named(folder, pretrained):
+    output = folder / "lora of two"
+    targets = ("--lora-target", "key", "--lora-target", "down")
+    run(
+        *("finetune", pretrained, folder / "train.tsv", "-o", output, "--epochs", 1),
+        *("--adapt", "lora", *targets),
+    )
+    held = load_file(output / "adapter_model.safetensors")
+    layers = {name.split(".lora_")[0].split("layer.0.")[1] for name in held if ".lora_" in name}
+    assert layers == {"attention.self.key", "output.dense"}
+
+
 def test_lower_layers_can_be_frozen(folder, pretrained):
     output = folder / "frozen"
     run(
@@ -358,6 +370,8 @@ def test_ways_that_exclude_each_other_are_errors(folder, pretrained, capsys):
         (("--adapt-size", 3), "--adapt-size needs --adapt"),
         (("--adapt", "lora", "--freeze-layers", 1), "leave out --freeze-layers"),
         (("--adapt", "lora", "--adapt-size", 0), "rank must be at least 1, got 0"),
+        (("--adapt", "lora", "--lora-target", "keys"), "targets must be of ['query', 'key',"),
+        (("--adapt", "prefix", "--lora-target", "key"), "--lora-target needs --adapt lora"),
         (("--freeze-layers", 9), "layers must be in [0, 1]"),
     ):
         assert message in failure(capsys, *train, *options)

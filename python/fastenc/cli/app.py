@@ -10,6 +10,7 @@ from fastenc.cli.options import with_task_options
 from fastenc.data.cleaning import STEPS
 from fastenc.data.languages import ALPHA
 from fastenc.data.store_writer import SHARD_CHARACTERS
+from fastenc.models.adaptations import LORA_TARGETS, Lora
 from fastenc.tasks import TASKS
 
 app = typer.Typer(
@@ -452,6 +453,13 @@ def finetune(
         int | None,
         typer.Option(help="LoRA's rank, units of an adapter, or length of a prefix or prompt."),
     ] = None,
+    lora_target: Annotated[
+        list[str] | None,
+        typer.Option(
+            help=f"Linear layer that LoRA is added to, given once for each: {', '.join(LORA_TARGETS)}. "
+            f"Default: {' and '.join(Lora.targets)}."
+        ),
+    ] = None,
     feature_cache: Annotated[
         Path | None,
         typer.Option(
@@ -493,7 +501,9 @@ def finetune(
     - `fastenc finetune runs/small pairs.tsv --task sentence-embedding -t text -t partner --dev dev.tsv -o runs/vectors`
     """
     settings = _settings(locals())
-    ways = commands.Ways(freeze_layers, adapt, adapt_size, feature_cache, half_features)
+    ways = commands.Ways(
+        freeze_layers, adapt, adapt_size, lora_target or [], feature_cache, half_features
+    )
     commands.finetune(task, options or {}, model, train, dev, metric, settings, ways, resume)
 
 

@@ -24,7 +24,7 @@ from fastenc.data import (
 from fastenc.data.store import HELD_OUT_ONE_IN, MANIFEST, file_checksum
 from fastenc.data.tokenizers import KINDS
 from fastenc.models import Encoder, EncoderConfig, MaskedLM, checkpoint
-from fastenc.models.adaptations import METHODS
+from fastenc.models.adaptations import METHODS, Lora
 from fastenc.models.families import family_named
 from fastenc.models.pretrained import PretrainedModel
 from fastenc.objectives import (
@@ -227,6 +227,7 @@ class Ways(NamedTuple):
     freeze_layers: int | None
     adapt: str | None
     adapt_size: int | None
+    lora_targets: Sequence[str] = ()
     feature_cache: Path | None = None
     half_features: bool = False
 
@@ -236,6 +237,8 @@ class Ways(NamedTuple):
             raise ValueError(
                 f"--feature-cache and --half-features need --adapt features, got {self.adapt}"
             )
+        if self.adapt != "lora" and self.lora_targets:
+            raise ValueError(f"--lora-target needs --adapt lora, got {self.adapt}")
         if self.adapt is None:
             if self.adapt_size is not None:
                 raise ValueError(
@@ -254,12 +257,11 @@ class Ways(NamedTuple):
                     f"--adapt features adds nothing, got --adapt-size {self.adapt_size}"
                 )
             return None
-        method = METHODS[self.adapt]
-        if self.adapt_size is None:
-            return method()
-        if self.adapt == "lora":  # the usual scale, whatever the rank
-            return method(self.adapt_size, alpha=2 * self.adapt_size)
-        return method(self.adapt_size)
+        size = () if self.adapt_size is None else (self.adapt_size,)
+        if self.adapt != "lora":
+            return METHODS[self.adapt](*size)
+        lora = Lora(*size, targets=tuple(self.lora_targets) or Lora.targets)
+        return replace(lora, alpha=2.0 * lora.rank)  # the usual scale, whatever the rank
 
     def check_start(self, task: Task, model_name: str) -> None:
         """Raises: ValueError for a task without a head to train alone, or a model that is adapted already."""
