@@ -257,11 +257,14 @@ class Ways(NamedTuple):
                     f"--adapt features adds nothing, got --adapt-size {self.adapt_size}"
                 )
             return None
-        size = () if self.adapt_size is None else (self.adapt_size,)
-        if self.adapt != "lora":
-            return METHODS[self.adapt](*size)
-        lora = Lora(*size, targets=tuple(self.lora_targets) or Lora.targets)
-        return replace(lora, alpha=2.0 * lora.rank)  # the usual scale, whatever the rank
+        if self.adapt == "lora":
+            rank = Lora.rank if self.adapt_size is None else self.adapt_size
+            targets = tuple(self.lora_targets) or Lora.targets
+            return Lora(
+                rank, alpha=2.0 * rank, targets=targets
+            )  # the usual scale, whatever the rank
+        method = METHODS[self.adapt]
+        return method() if self.adapt_size is None else method(self.adapt_size)
 
     def check_start(self, task: Task, model_name: str) -> None:
         """Raises: ValueError for a task without a head to train alone, or a model that is adapted already."""
