@@ -364,48 +364,56 @@ Parts = dict[str, Callable[[], dict[str, dict]]]
 
 
 def run_parts(name: str, parts: Parts) -> None:
-    """:func:`measure_parts`; exits with an error when there is any."""
-    exit_if_broken(measure_parts(name, parts))
+    """:func:`measure_parts`; exits with an error when anything is broken."""
+    broken: list[str] = []
+    measure_parts(name, parts, broken)
+    exit_if_broken(broken)
 
 
-def measure_parts(name: str, parts: Parts) -> list[str]:
+def measure_parts(name: str, parts: Parts, broken: list[str]) -> None:
     """Measure part after part, each giving its cases, and write and print what there is after each.
 
     A part that raises does not stop the next. With GO_ON, parts are left out that are in the results already, measured
-    with the same table of launch parameters and right; where the next one would last beyond END, the program exits with
-    UNFINISHED.
-    Returns: what raised, and which of fastenc's own rows are wrong or failed.
+    with the same table of launch parameters and right, and those that went wrong come last. Where the next one would
+    last beyond END, the program exits: with an error if anything is broken, else with UNFINISHED.
+
+    Args:
+        broken: what raises, and which of fastenc's own rows are wrong or failed, is added to it.
     """
     content = _begun(name) if GO_ON else _nothing_yet()
-    longest, broken = float(LEAST_LEFT), []
-    for part, measure in parts.items():
-        if part in content["measured"]:
-            continue
+    if (
+        math.inf > END
+    ):  # a stage that is ended in its first part must not leave older results as its own
+        _save(name, content)
+    longest = float(LEAST_LEFT)
+    left = [part for part in parts if part not in content["measured"]]
+    for part in sorted(left, key=content["failed"].__contains__):
         start = time.time()
         if start + longest > END:
             print(f"{name}: the time is up; the next run goes on at {part}")
+            exit_if_broken(broken)
             raise SystemExit(UNFINISHED)
         try:
-            cases = measure()
+            cases = parts[part]()
         except Exception as error:
             traceback.print_exc()
-            broken.append(f"{name}: {part}: {type(error).__name__}")
-            continue
+            cases, wrong = {}, [f"{part}: {type(error).__name__}"]
+        else:
+            wrong = _broken(cases)
         longest = max(longest, 1.5 * (time.time() - start))
-        wrong = _broken(cases)
         broken += [f"{name}: {row}" for row in wrong]
         content["cases"] |= cases
-        content["measured"] += [] if wrong else [part]
+        content["failed" if wrong else "measured"].append(part)
         content["machine"] = machine()
         content["ceilings"] = _joined(content["ceilings"], ceilings().as_json())
         _save(name, content)
         print(f"\n{name}")
         _print(cases)
-    return broken
 
 
 def _nothing_yet() -> dict[str, Any]:
-    return {"tables": _digest_of_table(), "measured": [], "ceilings": {}, "cases": {}}
+    state: dict[str, Any] = {"tables": _digest_of_table(), "measured": [], "failed": []}
+    return state | {"ceilings": {}, "cases": {}}
 
 
 def _begun(name: str) -> dict[str, Any]:

@@ -235,7 +235,7 @@ def main() -> None:
         raise SystemExit(f"give {', '.join((*models.SIZES, *MODES))}, got {', '.join(unknown)}")
     default = list(models.SIZES) if ON_GPU else ["minilm"]
     wanted = [name for name in models.SIZES if name in arguments] or default
-    broken = []
+    broken: list[str] = []
     for name in wanted:
         for mode in [mode for mode in MODES if mode in arguments] or MODES:
             torch.manual_seed(0)
@@ -244,7 +244,7 @@ def main() -> None:
                 ours.save_pretrained(folder)
                 run = inference if mode == "inference" else training
                 parts = run(ours.to(DEVICE), folder)
-            broken += measure_parts(f"models_{name}_{mode}", parts)
+            measure_parts(f"models_{name}_{mode}", parts, broken)
     exit_if_broken(broken)
 
 

@@ -67,7 +67,8 @@ def poisoned(new):
     @wraps(new)
     def filled(*arguments, **options):
         tensor = new(*arguments, **options)
-        return tensor.fill_(torch.nan) if tensor.is_floating_point() else tensor
+        with torch.no_grad():
+            return tensor.fill_(torch.nan) if tensor.is_floating_point() else tensor
 
     return filled
 

@@ -227,18 +227,26 @@ def test_an_unfinished_run_goes_on_with_what_is_not_right_yet(quick, monkeypatch
         quick.floor(Work(1.0))
         return {part: row}
 
-    def last_in_time():
+    def last_in_time(part):
         monkeypatch.setattr(_harness, "END", 0.0)
-        return measure("right", RIGHT)
+        return measure(part, RIGHT)
 
     parts = {
         "wrong": lambda: measure("wrong", WRONG),
-        "right": last_in_time,
+        "right": lambda: last_in_time("right"),
         "late": lambda: measure("late", RIGHT),
+        "last": lambda: measure("last", RIGHT),
     }
+    with pytest.raises(SystemExit, match="wrong or failed: some: wrong: fastenc"):
+        run_parts("some", parts)
+    assert called == ["wrong", "right"], "an error, and not only the end of the time"
+    monkeypatch.setattr(_harness, "END", float("inf"))
+    monkeypatch.setattr(_harness, "GO_ON", True)
+    monkeypatch.setitem(parts, "late", lambda: last_in_time("late"))
     with pytest.raises(SystemExit) as exit_:
         run_parts("some", parts)
-    assert exit_.value.code == UNFINISHED and called == ["wrong", "right"]
+    assert exit_.value.code == UNFINISHED and called[2:] == ["late"]
+    monkeypatch.setitem(parts, "late", lambda: measure("late", RIGHT))
 
     def again(go_on):
         called.clear()
@@ -249,7 +257,7 @@ def test_an_unfinished_run_goes_on_with_what_is_not_right_yet(quick, monkeypatch
         run_parts("some", parts)
         return list(called)
 
-    assert again(go_on=True) == ["wrong", "late"]
+    assert again(go_on=True) == ["last", "wrong"], "what went wrong comes last"
     assert written("some")["cases"] == dict.fromkeys(parts, RIGHT)
     assert again(go_on=True) == []
     assert again(go_on=False) == list(parts), "new figures are asked for"

@@ -1,5 +1,6 @@
 import json
 import math
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -14,6 +15,7 @@ from fastenc.cli import info, main
 from fastenc.cli.app import app
 from fastenc.demo.checkpoint import minilm_folder
 from fastenc.models import Encoder
+from fastenc.tasks import SequenceClassification
 from fastenc.testing import CASES
 
 WORDS = ["good", "fine", "nice", "happy"], ["bad", "poor", "sad", "awful"]
@@ -125,6 +127,22 @@ def test_a_model_goes_by_the_options_of_its_training(folder, pretrained, capsys)
     assert "the model was trained on pairs of texts (of one and two), got single texts" in text
     text = failure(capsys, *predict, *columns, "-t", "one")
     assert "text must name one column, or two of pairs, got one, two, one" in text
+
+
+def test_options_of_a_newer_version_and_of_transformers(folder, finetuned, tmp_path):
+    shutil.copytree(finetuned, tmp_path / "model")
+    config = json.loads((finetuned / "config.json").read_text())
+    for options in ({"unheard_of": 1, **config["task_options"]}, None):
+        (tmp_path / "model" / "config.json").write_text(
+            json.dumps({**config, "task_options": options})
+        )
+        assert "accuracy" in run("evaluate", tmp_path / "model", folder / "dev.tsv")
+    assert SequenceClassification.options_kept({"problem_type": "regression"})["regression"]
+    several = {"problem_type": "multi_label_classification"}
+    assert SequenceClassification.options_kept(several) == {
+        "regression": False,
+        "multi_label": True,
+    }
 
 
 def test_a_text_file_gives_a_line_for_each_of_its_lines(folder, finetuned):

@@ -475,7 +475,7 @@ def _fine_tuned(
 ) -> tuple[Task, Any]:
     """A model and its task, with the options that it was trained with where none are given; ``check`` comes first."""
     kind = task_of(model_name)
-    kept = checkpoint.read_config(checkpoint.resolve(model_name)).get("task_options", {})
+    kept = kind.options_kept(checkpoint.read_config(checkpoint.resolve(model_name)))
     task = make_task(kind, {**kept, **options})
     check(task)
     return task, task.load(model_name).to(_device())

@@ -88,7 +88,10 @@ class PretrainedModel(nn.Module):
         folder = checkpoint.resolve(path_or_hub_id)
         values = checkpoint.read_config(folder)
         cls.check_task(folder, values)
-        if architecture_of(values) == cls.architecture:
+        if architecture_of(values) == cls.architecture and options.keys() & {
+            "num_labels",
+            "label_names",
+        }:
             check_labels(folder, values, options)
         if (folder / checkpoint.ADAPTER_CONFIG).exists():
             model = adapter_checkpoint.load(cls, folder, values, dtype, options)
@@ -140,7 +143,7 @@ class PretrainedModel(nn.Module):
             model.tokenizer = load_tokenizer(folder)
         model.base = str(folder.resolve())
         if architecture_of(values) == cls.architecture:
-            model.task_options = dict(values.get("task_options", {}))
+            model.task_options = dict(values.get("task_options") or {})
         return model.eval()
 
     def save_pretrained(self, folder: str | Path) -> None:

@@ -1,9 +1,8 @@
 """What a task is: everything between files and a model that fine-tuning, evaluation and prediction need."""
 
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -104,7 +103,7 @@ class Task(ABC):
         """The lines of a file of predictions that ends in ``suffix``, one of ``outputs``."""
 
     def load(self, name: str | Path, train: Any = None) -> Any:
-        """The model of a checkpoint: as it is, or with a head for a training set, and this task's options to keep.
+        """The model of a checkpoint: as it is, or with a head for a training set.
 
         Raises: ValueError for a checkpoint of another task, or without a tokenizer.
         """
@@ -112,13 +111,18 @@ class Task(ABC):
         model = self.model_class.from_pretrained(name, **options)
         if model.tokenizer is None:
             raise ValueError(f"{name} has no tokenizer.json, which text needs")
-        if train is not None:
-            model.task_options = json.loads(json.dumps(self.kept_options(train)))
         return model
 
-    def kept_options(self, train: Any) -> dict[str, Any]:
-        """The options that a model keeps, so that prediction and evaluation go by them."""
+    def options_to_keep(self, train: Any) -> dict[str, Any]:
+        """The options that a model keeps in its config.json, so that prediction and evaluation go by them."""
         return {name: value for name, value in asdict(self).items() if value is not None}
+
+    @classmethod
+    def options_kept(cls, hf_config: dict[str, Any]) -> dict[str, Any]:
+        """Those of a config.json that this version knows."""
+        known = {field.name for field in fields(cls)}
+        kept = hf_config.get("task_options") or {}
+        return {name: value for name, value in kept.items() if name in known}
 
     def predict(
         self, model: Any, data: Any, batch_size: int = 32, show_progress: bool | None = False

@@ -116,6 +116,14 @@ class SequenceClassification(Task):
         self._check_chunked(long_texts)
         return {**labels, "problem_type": self.problem_type, "long_texts": asdict(long_texts)}
 
+    @classmethod
+    def options_kept(cls, hf_config: dict[str, Any]) -> dict[str, Any]:
+        kind = hf_config.get("problem_type")  # which transformers writes, too
+        told = {"regression": kind == "regression"} | {
+            "multi_label": kind == "multi_label_classification"
+        }
+        return told | super().options_kept(hf_config)
+
     def metrics(self, train: LabelledData) -> tuple[str, ...]:
         return METRICS[self.problem_type]
 
@@ -178,7 +186,8 @@ def _check_pairs(data: LabelledData, columns: list[str] | None) -> None:
         kinds = {True: "pairs of texts", False: "single texts"}
         raise ValueError(
             f"the model was trained on {kinds[not pairs]} (of {' and '.join(columns)}), got {kinds[pairs]}: give -t "
-            f"{'once' if pairs else 'twice'}, for what corresponds to them"
+            f"{'once' if pairs else 'twice'}, for the {'column' if pairs else 'columns of a table'} that correspond"
+            f"{'s' if pairs else ''} to them"
         )
 
 

@@ -71,9 +71,9 @@ class SentenceEmbedding(Task):
             highest = train.highest
         return read_pairs(path, self.text, self.similarity, highest)
 
-    def kept_options(self, train: TextPairs) -> dict[str, Any]:
+    def options_to_keep(self, train: TextPairs) -> dict[str, Any]:
         highest = {"highest_similarity": train.highest} if train.scores else {}
-        return super().kept_options(train) | highest
+        return super().options_to_keep(train) | highest
 
     def read_inputs(self, path: str | Path) -> TextPairs:
         # Without the hard negative of training.

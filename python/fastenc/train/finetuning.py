@@ -1,5 +1,6 @@
 """Fine-tuning on any task."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -36,6 +37,8 @@ def task_trainer(
             first run on this data (:func:`fastenc.adapt.cache_features`); features_dtype: of these files.
     Raises: ValueError for a metric that the task does not have, or that has no data to be measured on.
     """
+    # Before the texts are read: what an earlier training kept counts no more.
+    model.task_options = json.loads(json.dumps(task.options_to_keep(train)))
     known = task.metrics(train)
     if metric is not None and (dev is None or metric not in known):
         raise ValueError(f"--metric needs --dev and one of {', '.join(known)}, got {metric}")
