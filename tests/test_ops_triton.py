@@ -113,6 +113,12 @@ def stretched(size, longest=130):
     return size._replace(lengths=(max(longest, size.lengths[0]), *size.lengths[1:]))
 
 
+def attention_op(resize):
+    """Without any option. float32 takes the kernel of long sequences for short ones, too."""
+    ours = lambda impl, qkv, cu, longest: ops.attention(qkv, cu, longest, impl=impl)
+    return Op(attention_inputs, ours, plain_attention, resize, deterministic)
+
+
 def norm_inputs(size):
     rows, columns = (size.tokens, size.width), (size.width,)
     shapes = {"x": rows, "residual": rows, "x_bias": columns, "weight": columns}
@@ -179,33 +185,13 @@ def plain_loss(lengths, hidden, weight, bias, labels):
 
 
 OPS = {
-    "attention": Op(
-        attention_inputs,
-        lambda impl, qkv, cu, longest: ops.attention(qkv, cu, longest, impl=impl),
-        plain_attention,
-        stretched,
-        deterministic,
+    "attention": attention_op(stretched),
+    "attention of short sequences": attention_op(cut),
+    "attention with heads of 32": attention_op(
+        lambda size: stretched(size)._replace(heads=2, head_dim=32)
     ),
-    "attention of short sequences": Op(
-        attention_inputs,
-        lambda impl, qkv, cu, longest: ops.attention(qkv, cu, longest, impl=impl),
-        plain_attention,
-        cut,
-        deterministic,  # float32 takes the kernel of longer ones
-    ),
-    "attention with heads of 32": Op(
-        attention_inputs,
-        lambda impl, qkv, cu, longest: ops.attention(qkv, cu, longest, impl=impl),
-        plain_attention,
-        lambda size: stretched(size)._replace(heads=2, head_dim=32),
-        deterministic,
-    ),
-    "attention with heads of 128": Op(
-        attention_inputs,
-        lambda impl, qkv, cu, longest: ops.attention(qkv, cu, longest, impl=impl),
-        plain_attention,
-        lambda size: stretched(size)._replace(heads=2, head_dim=128),
-        deterministic,
+    "attention with heads of 128": attention_op(
+        lambda size: stretched(size)._replace(heads=2, head_dim=128)
     ),
     "attention in a window": Op(
         attention_inputs,
