@@ -76,11 +76,8 @@ def poisoned(new):
 @pytest.fixture
 def triton_target(monkeypatch):
     """A GPU; or the CPU, where interpreted Triton kernels take the place of the C++ code behind the same ops."""
-    for owner, name in (
-        (torch, "empty"),
-        (torch, "empty_like"),
-        (torch.Tensor, "new_empty"),
-    ):
+    makers = ((torch, "empty"), (torch, "empty_like"), (torch.Tensor, "new_empty"))
+    for owner, name in makers:
         monkeypatch.setattr(owner, name, poisoned(getattr(owner, name)))
     pytest.importorskip("triton")
     if torch.cuda.is_available():

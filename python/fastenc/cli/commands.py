@@ -1,7 +1,7 @@
 """What the commands do."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -260,9 +260,8 @@ class Ways(NamedTuple):
         if self.adapt == "lora":
             rank = Lora.rank if self.adapt_size is None else self.adapt_size
             targets = tuple(self.lora_targets) or Lora.targets
-            return Lora(
-                rank, alpha=2.0 * rank, targets=targets
-            )  # the usual scale, whatever the rank
+            # The usual scale, whatever the rank.
+            return Lora(rank, alpha=2.0 * rank, targets=targets)
         method = METHODS[self.adapt]
         return method() if self.adapt_size is None else method(self.adapt_size)
 
@@ -340,7 +339,9 @@ def predict(
     batch_size: int,
     resume: bool,
 ) -> None:
-    task, model = _fine_tuned(model_name, options, lambda task: _check_suffix(output, task.outputs))
+    task = _task_of_model(model_name, options)
+    _check_suffix(output, task.outputs)
+    model = task.load(model_name).to(_device())
     number = predict_file(
         task, model, inputs, output, batch_size, resume=resume, model_name=model_name
     )
@@ -356,7 +357,8 @@ def evaluate(
 ) -> None:
     if output is not None:
         _check_suffix(output, (".json",))
-    task, model = _fine_tuned(model_name, options)
+    task = _task_of_model(model_name, options)
+    model = task.load(model_name).to(_device())
     data = task.read(inputs, model)
     metrics = task.evaluate(model, data, task.encode(data, model), batch_size, show_progress=None)
     if output is not None:
@@ -470,15 +472,11 @@ def _with_tokenizer(model: Any, name: str | Path | None) -> Any:
     return model
 
 
-def _fine_tuned(
-    model_name: str, options: dict[str, Any], check: Callable[[Task], None] = lambda task: None
-) -> tuple[Task, Any]:
-    """A model and its task, with the options that it was trained with where none are given; ``check`` comes first."""
+def _task_of_model(model_name: str, options: dict[str, Any]) -> Task:
+    """A fine-tuned model's task, with the options of its training where none are given."""
     kind = task_of(model_name)
     kept = kind.options_kept(checkpoint.read_config(checkpoint.resolve(model_name)))
-    task = make_task(kind, {**kept, **options})
-    check(task)
-    return task, task.load(model_name).to(_device())
+    return make_task(kind, {**kept, **options})
 
 
 def _device() -> str:

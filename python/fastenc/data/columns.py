@@ -73,8 +73,9 @@ def read_tagged(
             for each type of entity.
         tag_scheme: "iob2" or "bioes", which entity tags of either scheme are converted to; None leaves them.
     Raises: ValueError with file and line: a wrong number of columns, one column for words and tags, a word or tag that
-        is missing, texts in place of words in a ``.tsv`` file, a tag that is not in ``label_names``, a tag that is none
-        of IOB2 or BIOES where others and O are there or where there is a ``tag_scheme``, not UTF-8, no sentences.
+        is missing, texts in place of words in a ``.tsv`` file, a tag that is not in ``label_names``, with a
+        ``tag_scheme`` a tag that is none of IOB2 or BIOES (without one, next to tags that are, it is warned of), not
+        UTF-8, no sentences.
     """
     if tag_scheme is not None and tag_scheme not in SCHEMES:
         raise ValueError(f"tag_scheme must be one of {SCHEMES}, got {tag_scheme!r}")

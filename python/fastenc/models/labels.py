@@ -27,9 +27,11 @@ def names_to_build(hf_config: dict[str, Any], options: dict[str, Any]) -> None:
 
 def check_labels(folder: Path, hf_config: dict[str, Any], options: dict[str, Any]) -> None:
     """Raises: ValueError when a folder's head tells other labels apart than a constructor's options ask for."""
-    names = check_names(_stored_names(hf_config), None)
     given = list(options.get("label_names") or [])
-    wanted = options.get("num_labels") or len(given) or len(names)
+    wanted = options.get("num_labels") or len(given)
+    if not wanted:
+        return
+    names = check_names(_stored_names(hf_config), None)
     remedy = f"give data that the head is for, or begin from {checkpoint.without_head(folder)}"
     if given and given != names and names != check_names(None, len(names)):
         odd = [name for name in given if name not in names] or given

@@ -88,10 +88,7 @@ class PretrainedModel(nn.Module):
         folder = checkpoint.resolve(path_or_hub_id)
         values = checkpoint.read_config(folder)
         cls.check_task(folder, values)
-        if architecture_of(values) == cls.architecture and options.keys() & {
-            "num_labels",
-            "label_names",
-        }:
+        if architecture_of(values) == cls.architecture:
             check_labels(folder, values, options)
         if (folder / checkpoint.ADAPTER_CONFIG).exists():
             model = adapter_checkpoint.load(cls, folder, values, dtype, options)

@@ -119,8 +119,9 @@ class SequenceClassification(Task):
     @classmethod
     def options_kept(cls, hf_config: dict[str, Any]) -> dict[str, Any]:
         kind = hf_config.get("problem_type")  # which transformers writes, too
-        told = {"regression": kind == "regression"} | {
-            "multi_label": kind == "multi_label_classification"
+        told = {
+            "regression": kind == "regression",
+            "multi_label": kind == "multi_label_classification",
         }
         return told | super().options_kept(hf_config)
 
