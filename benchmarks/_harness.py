@@ -12,6 +12,7 @@ import json
 import math
 import os
 import platform
+import re
 import statistics
 import sys
 import time
@@ -85,10 +86,11 @@ def _processor() -> str:
 
 
 def folder_of_device() -> str:
-    """Results of this kind of device go into benchmarks/results/<this>."""
+    """Results of this kind of device go into benchmarks/results/<this>: nvidia-h200, amd-epyc-2-cores."""
     if ON_GPU:
         return torch.cuda.get_device_name().lower().replace(" ", "-")
-    return f"cpu-{os.cpu_count()}-cores"
+    words = re.findall(r"[a-z0-9]+", re.sub(r"\((r|tm)\)|processor|cpu", "", _processor().lower()))
+    return "-".join([*words, str(os.cpu_count()), "cores"])
 
 
 @cache

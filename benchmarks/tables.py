@@ -18,7 +18,11 @@ MARKERS = re.compile(r"(<!-- tables -->\n).*?(<!-- /tables -->)", re.DOTALL)
 
 def load(device: Path, name: str) -> dict | None:
     path = device / f"{name}.json"
-    return json.loads(path.read_text()) if path.exists() else None
+    return json.loads(path.read_text()) | {"folder": device.name} if path.exists() else None
+
+
+def picture(data: dict, name: str, text: str) -> str:
+    return f"![{text}](benchmarks/results/{data['folder']}/{name}.png)\n\n"
 
 
 def machine_line(machine: dict) -> str:
@@ -241,7 +245,7 @@ def tokenizer_languages(data: dict) -> str:
         "Held-out text of the five smallest languages, with the characters of their training text; words by Unicode's "
         "default boundaries; all: the languages with spaces between words, together; unknown: the share of the unknown "
         "token, which makes a whole word one token in WordPiece. "
-        "![Every language](benchmarks/results/cpu-2-cores/tokenizer_languages_unigram.png)\n\n"
+        + picture(data, "tokenizer_languages_unigram", "Every language")
         + machine_line(data["machine"]),
         "\n".join(lines),
     )
@@ -294,7 +298,7 @@ def _pretraining(data: dict, objective: str, title: str) -> str:
         f"{title}: wikipedia_en, the same first weights and batches",
         f"FASTENC_DATA=... python -m benchmarks.train_objectives {objective}",
         "Dropout is each model's own; without it both compute the same. "
-        f"![Both curves](benchmarks/results/cpu-2-cores/train_{objective}.png)\n\n"
+        + picture(data, f"train_{objective}", "Both curves")
         + machine_line(data["machine"]),
         "\n\n".join(parts),
     )
@@ -335,7 +339,7 @@ def compare_objectives(data: dict) -> str:
         "head was trained first with as many FLOPs, for its checkpoint has none: it stands on all that MiniLM was "
         "trained on. Held-out losses are each objective's own, comparable with nothing but themselves. Scores × 100 "
         "after fine-tuning with the same settings. "
-        "![Held-out losses](benchmarks/results/cpu-2-cores/compare_objectives.png)\n\n"
+        + picture(data, "compare_objectives", "Held-out losses")
         + machine_line(data["machine"]),
         "\n\n".join([*tables, *([_memory_of_steps(memory)] if memory else [])]),
     )

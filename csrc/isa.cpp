@@ -68,4 +68,12 @@ const char* usable_isas() {
   return names.c_str();
 }
 
+bool is_intel() {
+#if FASTENC_X86
+  return __builtin_cpu_is("intel");
+#else
+  return false;
+#endif
+}
+
 }  // namespace fastenc

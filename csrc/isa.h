@@ -12,6 +12,8 @@ bool set_isa(const char* name);
 const char* isa_name(Isa isa);
 // "baseline", "baseline avx2", ...: what this binary holds and this processor can run.
 const char* usable_isas();
+// Whether Intel made this processor.
+bool is_intel();
 
 }  // namespace fastenc
 

@@ -27,6 +27,7 @@ PYBIND11_MODULE(_C, m) {
 #else
         info["cuda"] = py::none();
 #endif
+        info["intel_processor"] = fastenc::is_intel();
         info["usable_instruction_sets"] = fastenc::usable_isas();
         info["instruction_set"] = fastenc::isa_name(fastenc::isa());
         return info;

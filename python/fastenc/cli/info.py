@@ -13,6 +13,7 @@ from fastenc import ops
 from fastenc._extras import require
 from fastenc.ops import _library
 from fastenc.ops._dispatch import OWN_DTYPES, choose
+from fastenc.ops._products import onednn_is_faster
 from fastenc.testing import NumericsRow, numerics_report, ops_without_case
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -77,6 +78,7 @@ def here() -> dict[str, str]:
         "torch": torch.__version__,
         "cores, threads": f"{os.cpu_count()}, {torch.get_num_threads()}",
         "GPUs": ", ".join(gpus) or "none",
+        "float32 products on the CPU": "oneDNN" if onednn_is_faster() else "PyTorch's own choice",
         "bfloat16 matrix units": _bfloat16(),
     }
 
@@ -118,7 +120,9 @@ def _bfloat16() -> str:
     if torch.cpu._is_amx_tile_supported():
         return "AMX"
     if torch.cpu._is_avx512_bf16_supported():
-        return "AVX-512 BF16 (products about as fast as float32 or slower: prefer float32)"
+        slow = not _library.HAS_CPP or _library._C.build_info()["intel_processor"]
+        speed = "as fast as float32 or slower: prefer" if slow else "twice as fast as"
+        return f"AVX-512 BF16 (products about {speed} float32)"
     return "none: prefer float32"
 
 

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fastenc.models.config import EncoderConfig
@@ -14,6 +13,7 @@ from fastenc.nn import LayerNorm
 from fastenc.nn.encoder_layer import activate
 from fastenc.ops import linear_masked_cross_entropy
 from fastenc.ops._labelled import select_labelled
+from fastenc.ops._products import linear
 from fastenc.packing import PackedBatch
 
 
@@ -65,7 +65,7 @@ class MaskedLMHead(nn.Module):
 
     def transform(self, hidden: Tensor) -> Tensor:
         return self.norm(
-            activate(F.linear(hidden, self.dense.weight), self.dense.bias, self.activation)
+            activate(linear(hidden, self.dense.weight), self.dense.bias, self.activation)
         )
 
 
@@ -110,7 +110,7 @@ class MaskedLM(PretrainedModel):
 
     def logits(self, hidden: Tensor, table: Tensor) -> Tensor:
         """(rows, hidden_size) → (rows, vocabulary)."""
-        return F.linear(self.head.transform(hidden), table, self.head.bias)
+        return linear(self.head.transform(hidden), table, self.head.bias)
 
     def labelled(
         self, hidden: Tensor, labels: Tensor, max_labelled: int | None = None

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from fastenc.nn.encoder_layer import LayerOptions, LayerWeights, activate
 from fastenc.nn.prepend import prepend_rows
 from fastenc.ops import _dispatch, attention, layer_norm
+from fastenc.ops._products import linear
 
 
 class LowRank(nn.Module):
@@ -42,8 +43,8 @@ class LowRank(nn.Module):
             nn.init.kaiming_uniform_(matrix, a=5**0.5)
 
     def forward(self, x: Tensor) -> Tensor:
-        inner = F.linear(F.dropout(x, self.dropout_p, self.training), self._a())
-        return F.linear(inner, self._b()) * self.scale
+        inner = linear(F.dropout(x, self.dropout_p, self.training), self._a())
+        return linear(inner, self._b()) * self.scale
 
     def weight(self) -> Tensor:
         """(out_features, in_features): what the layer's weight would gain."""
@@ -112,10 +113,10 @@ def adapted_layer(
     w, o = weights, options
     x = x.to(_dispatch.autocast_dtype(x.device.type) or x.dtype)
     (qkv_weight,), (qkv_bias,) = w.qkv_weights, w.qkv_biases
-    qkv = parts.added("qkv", F.linear(x, qkv_weight, qkv_bias), x)
+    qkv = parts.added("qkv", linear(x, qkv_weight, qkv_bias), x)
     heads = qkv.view(x.shape[0], 3, o.num_heads, -1)
     mixed = _attention(heads, cu_seqlens, max_seqlen, o, parts.prefix).flatten(1)
-    projected = parts.added("attention_out", F.linear(mixed, w.attention_out_weight), mixed)
+    projected = parts.added("attention_out", linear(mixed, w.attention_out_weight), mixed)
     h = _residual_norm(
         projected,
         x,
@@ -124,9 +125,9 @@ def adapted_layer(
         o.eps,
         parts.after_attention,
     )
-    inner = activate(parts.added("up", F.linear(h, w.up_weight), h), w.up_bias, o.activation)
+    inner = activate(parts.added("up", linear(h, w.up_weight), h), w.up_bias, o.activation)
     return _residual_norm(
-        parts.added("down", F.linear(inner, w.down_weight), inner),
+        parts.added("down", linear(inner, w.down_weight), inner),
         h,
         (w.down_bias, w.out_norm_weight, w.out_norm_bias),
         o.down_dropout_p,

@@ -1,10 +1,10 @@
 """Self-attention module over the packed op."""
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fastenc import ops, packing
+from fastenc.ops._products import linear
 
 
 class MultiheadAttention(nn.MultiheadAttention):
@@ -18,7 +18,7 @@ class MultiheadAttention(nn.MultiheadAttention):
 
     def forward_packed(self, x: Tensor, cu_seqlens: Tensor, max_seqlen: int) -> Tensor:
         """x: (total_tokens, embed_dim) → the same shape; offsets as in :func:`fastenc.ops.attention`."""
-        qkv = F.linear(x, self.in_proj_weight, self.in_proj_bias)
+        qkv = linear(x, self.in_proj_weight, self.in_proj_bias)
         dropout_p = self.dropout if self.training else 0.0
         heads = qkv.view(x.shape[0], 3, self.num_heads, self.head_dim)
         mixed = ops.attention(heads, cu_seqlens, max_seqlen, dropout_p=dropout_p)

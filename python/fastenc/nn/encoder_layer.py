@@ -11,6 +11,7 @@ from torch import Tensor
 from fastenc.nn.half_layers import AttentionHalf, FeedForwardHalf
 from fastenc.nn.prepacked_linear import PrepackedLinear
 from fastenc.ops import _checks, _dispatch, attention, bias_gelu, layer_norm
+from fastenc.ops._products import linear
 from fastenc.packing import check_cu_seqlens
 
 # name in a configuration: GELU's approximation, or a function
@@ -104,11 +105,11 @@ def attention_half(
             o.eps,
         )
     _, qkv_weight, qkv_bias, *_ = tensors
-    heads = F.linear(x, qkv_weight, qkv_bias).view(x.shape[0], 3, o.num_heads, head_dim)
+    heads = linear(x, qkv_weight, qkv_bias).view(x.shape[0], 3, o.num_heads, head_dim)
     mixed = attention(heads, cu_seqlens, max_seqlen, dropout_p=o.attention_dropout_p)
     # The bias of a product that a norm follows is added there, in the same pass.
     return layer_norm(
-        F.linear(mixed.flatten(1), w.attention_out_weight),
+        linear(mixed.flatten(1), w.attention_out_weight),
         w.attention_norm_weight,
         w.attention_norm_bias,
         residual=x,
@@ -128,9 +129,9 @@ def feed_forward_half(x: Tensor, w: LayerWeights, o: LayerOptions) -> Tensor:
     if isinstance(approximate, str) and _one_node(tensors):
         dropout = _drawn(x, o.down_dropout_p)
         return FeedForwardHalf.apply(*tensors, approximate == "tanh", dropout, o.eps)
-    inner = activate(F.linear(x, w.up_weight), w.up_bias, o.activation)
+    inner = activate(linear(x, w.up_weight), w.up_bias, o.activation)
     return layer_norm(
-        F.linear(inner, w.down_weight),
+        linear(inner, w.down_weight),
         w.out_norm_weight,
         w.out_norm_bias,
         residual=x,
@@ -170,8 +171,8 @@ class InferenceLayer:
 
     def forget(self) -> None:
         """Drop the reordered weights: training is about to change them, and needs the memory."""
-        for linear in (self._qkv, self._attention_out, self._up, self._down):
-            linear.forget()
+        for prepacked in (self._qkv, self._attention_out, self._up, self._down):
+            prepacked.forget()
 
     def __call__(
         self,

@@ -8,10 +8,10 @@ needs. ``fastenc.nn.encoder_layer`` composes the same formulas of single ops, an
 from contextlib import nullcontext
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from fastenc.ops import _checks, _dispatch
+from fastenc.ops._products import multiply
 
 
 class AttentionHalf(torch.autograd.Function):
@@ -43,14 +43,14 @@ class AttentionHalf(torch.autograd.Function):
         ctx.dtypes += (out_bias.dtype, norm_weight.dtype, norm_bias.dtype)
         qkv_weight, out_weight = qkv_weight.to(x.dtype), out_weight.to(x.dtype)
         head_dim = qkv_weight.shape[0] // (3 * num_heads)
-        heads = F.linear(x, qkv_weight, qkv_bias.to(x.dtype))
+        heads = multiply(x, qkv_weight.t(), qkv_bias.to(x.dtype))
         heads = heads.view(x.shape[0], 3, num_heads, head_dim)
         # Neither other keys nor biases nor a window.
         seed, dropout_p = attention_dropout
         tensors = (cu_seqlens, None, seed, None, None, None)
         ctx.attention = (max_seqlen, max_seqlen, dropout_p, head_dim**-0.5, -1, -1)
         mixed, lse = torch.ops.fastenc.attention_fwd(*heads.unbind(1), *tensors, *ctx.attention)
-        projected = F.linear(mixed.flatten(1), out_weight)
+        projected = multiply(mixed.flatten(1), out_weight.t())
         ctx.dropout_p = out_dropout[1]
         y, *norm = _norm_forward(projected, x, out_bias, norm_weight, norm_bias, out_dropout, eps)
         ctx.save_for_backward(
@@ -77,9 +77,9 @@ class AttentionHalf(torch.autograd.Function):
             dx, dprojected, dnorm = _norm_backward(dy, norm, ctx.dropout_p, *needs_norm)
             dqkv_weight = dqkv_bias = dout_weight = None
             if needs_out:
-                dout_weight = dprojected.t().mm(mixed.flatten(1))
+                dout_weight = multiply(dprojected.t(), mixed.flatten(1))
             if needs_x or needs_qkv or needs_qkv_bias:
-                dmixed = dprojected.mm(out_weight).view(-1, *heads.shape[2:])
+                dmixed = multiply(dprojected, out_weight).view(-1, *heads.shape[2:])
                 tensors = (cu_seqlens, None, attention_seed, None, None, None)
                 dqkv, *_ = torch.ops.fastenc.attention_bwd(
                     dmixed,
@@ -94,11 +94,11 @@ class AttentionHalf(torch.autograd.Function):
                 )
                 dqkv = dqkv.flatten(1)
                 if needs_qkv:
-                    dqkv_weight = dqkv.t().mm(x)
+                    dqkv_weight = multiply(dqkv.t(), x)
                 if needs_qkv_bias:
                     dqkv_bias = dqkv.sum(0)
                 if needs_x:
-                    dx.addmm_(dqkv, qkv_weight)
+                    dx = multiply(dqkv, qkv_weight, added=dx)
         weights = _cast((dqkv_weight, dqkv_bias, dout_weight, *dnorm), ctx.dtypes)
         return dx if needs_x else None, *weights, *(None,) * 6
 
@@ -125,10 +125,10 @@ class FeedForwardHalf(torch.autograd.Function):
         ctx.dtypes = (up_weight.dtype, up_bias.dtype, down_weight.dtype)
         ctx.dtypes += (down_bias.dtype, norm_weight.dtype, norm_bias.dtype)
         up_weight, down_weight = up_weight.to(x.dtype), down_weight.to(x.dtype)
-        up = F.linear(x, up_weight)
+        up = multiply(x, up_weight.t())
         _checks.check_vector("bias_gelu", "bias", up_bias, up)
         inner = torch.ops.fastenc.bias_gelu_fwd(up, up_bias, tanh)
-        projected = F.linear(inner, down_weight)
+        projected = multiply(inner, down_weight.t())
         ctx.tanh, ctx.dropout_p = tanh, dropout[1]
         y, *norm = _norm_forward(projected, x, down_bias, norm_weight, norm_bias, dropout, eps)
         ctx.save_for_backward(
@@ -151,14 +151,14 @@ class FeedForwardHalf(torch.autograd.Function):
             dx, dprojected, dnorm = _norm_backward(dy, norm, ctx.dropout_p, *needs_norm)
             dup_weight = dup_bias = ddown_weight = None
             if needs_down:
-                ddown_weight = dprojected.t().mm(inner)
+                ddown_weight = multiply(dprojected.t(), inner)
             if needs_x or needs_up or needs_up_bias:
-                dinner = dprojected.mm(down_weight)
+                dinner = multiply(dprojected, down_weight)
                 dup, dup_bias = torch.ops.fastenc.bias_gelu_bwd(dinner, up, up_bias, ctx.tanh)
                 if needs_up:
-                    dup_weight = dup.t().mm(x)
+                    dup_weight = multiply(dup.t(), x)
                 if needs_x:
-                    dx.addmm_(dup, up_weight)
+                    dx = multiply(dup, up_weight, added=dx)
         dup_bias = dup_bias if needs_up_bias else None
         weights = _cast((dup_weight, dup_bias, ddown_weight, *dnorm), ctx.dtypes)
         return dx if needs_x else None, *weights, *(None,) * 3

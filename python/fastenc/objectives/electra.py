@@ -15,6 +15,7 @@ from fastenc.nn.encoder_layer import activate
 from fastenc.objectives.base import Objective
 from fastenc.objectives.mlm import IGNORED, MlmCollator, mix
 from fastenc.objectives.parts import weighted_sum
+from fastenc.ops._products import linear
 from fastenc.packing import PackedBatch
 
 DETECTION_WEIGHT = 50.0
@@ -71,9 +72,7 @@ class Discriminator(PretrainedModel):
     def forward(self, batch: PackedBatch) -> ModelOutput:
         """logits: (total_tokens,), positive for tokens that look replaced."""
         hidden = self.encoder(batch).last_hidden_state
-        inner = activate(
-            F.linear(hidden, self.dense.weight), self.dense.bias, self.config.activation
-        )
+        inner = activate(linear(hidden, self.dense.weight), self.dense.bias, self.config.activation)
         return ModelOutput(logits=self.out(inner).squeeze(1))
 
     def head_names(self) -> dict[str, str]:
@@ -211,7 +210,7 @@ def sample_tokens(
     rows = max(1, max_bytes // (16 * weight.shape[0]))
     tokens = []
     for some, own_draws in zip(hidden.split(rows), draws.split(rows), strict=True):
-        probabilities = torch.softmax(F.linear(some, weight, bias).float(), dim=1)
+        probabilities = torch.softmax(linear(some, weight, bias).float(), dim=1)
         cumulative = probabilities.cumsum(1, dtype=torch.float64)
         places = own_draws[:, None] * cumulative[:, -1:]
         found = torch.searchsorted(cumulative, places, right=True).squeeze(1)

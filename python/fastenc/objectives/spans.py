@@ -10,7 +10,6 @@ from random import Random
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fastenc.models import EncoderConfig, LossPart, MaskedLM, ModelOutput
@@ -20,6 +19,7 @@ from fastenc.objectives.base import Objective
 from fastenc.objectives.mlm import IGNORED, MlmCollator, mix
 from fastenc.objectives.parts import weighted_sum
 from fastenc.ops import linear_masked_cross_entropy
+from fastenc.ops._products import linear
 from fastenc.packing import PackedBatch, pack_sequences
 
 GEOMETRIC_P, MAX_WORDS = 0.2, 10
@@ -176,7 +176,7 @@ class SpanBoundaryHead(nn.Module):
             dim=1,
         )
         for dense, norm in ((self.first, self.first_norm), (self.second, self.second_norm)):
-            x = norm(activate(F.linear(x, dense.weight), dense.bias, "gelu"))
+            x = norm(activate(linear(x, dense.weight), dense.bias, "gelu"))
         return x
 
 

@@ -3,12 +3,12 @@
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fastenc.integrations.transformers import architectures, base_model
 from fastenc.integrations.transformers.batch_facts import BatchFacts
 from fastenc.ops import linear_masked_cross_entropy, masked_cross_entropy
+from fastenc.ops._products import linear
 from fastenc.packing import PackedBatch
 
 
@@ -50,7 +50,7 @@ def forward(
         loss = linear_masked_cross_entropy(transform(hidden), weight, decoder.bias, own_labels)
         loss = _nan_without_labels(loss, own_labels)
     else:
-        logits = F.linear(transform(hidden), weight, decoder.bias)
+        logits = linear(transform(hidden), weight, decoder.bias)
         if own_labels is not None:
             loss = _nan_without_labels(masked_cross_entropy(logits, own_labels), own_labels)
         logits = packed.padded(logits)

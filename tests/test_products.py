@@ -1,0 +1,133 @@
+"""Products of either library against float64, whichever the processor would choose."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fastenc.models import EncoderConfig, MaskedLM
+from fastenc.ops import _library, _products
+from fastenc.ops._products import linear, multiply
+from fastenc.packing import pack_sequences
+
+
+@pytest.fixture(params=["oneDNN", "torch"], autouse=True)
+def by_onednn(request, monkeypatch):
+    wanted = request.param == "oneDNN"
+    if wanted and not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+        pytest.skip("this torch comes without oneDNN")
+    monkeypatch.setattr(_products, "onednn_is_faster", lambda: wanted)
+    return wanted
+
+
+def within(actual, expected, inner):
+    """Relative to the largest sum; the usual bound of a sum's rounding, sqrt(inner) instead of inner."""
+    bound = 4 * inner**0.5 * torch.finfo(actual.dtype).eps
+    return (actual.double() - expected).abs().max() <= bound * expected.abs().max()
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1), (3, 384, 17), (130, 64, 257)])
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("extra", ["nothing", "bias", "added"])
+def test_products(shape, transposed, extra):
+    rows, inner, columns = shape
+    a = torch.randn(inner, rows).t() if transposed else torch.randn(rows, inner)
+    b = torch.randn(columns, inner).t() if transposed else torch.randn(inner, columns)
+    given = {
+        "nothing": {},
+        "bias": {"bias": torch.randn(columns)},
+        "added": {"added": torch.randn(rows, columns)},
+    }[extra]
+    expected = a.double() @ b.double() + sum(value.double() for value in given.values())
+    assert within(multiply(a, b, **given), expected, inner)
+
+
+@pytest.mark.parametrize("rows", [0, 1, 70])
+@pytest.mark.parametrize("wanted", [("x",), ("weight", "bias"), ("x", "weight", "bias")])
+def test_gradients(rows, wanted):
+    wide = {
+        name: torch.randn(shape, dtype=torch.float64)
+        for name, shape in {"x": (rows, 48), "weight": (33, 48), "bias": (33,)}.items()
+    }
+    results = []
+    for function, dtype in ((linear, torch.float32), (F.linear, torch.float64)):
+        given = {
+            name: value.to(dtype).requires_grad_(name in wanted) for name, value in wide.items()
+        }
+        y = function(*given.values())
+        # The gradient of a sum is one number expanded.
+        results.append((y, *torch.autograd.grad(y.sum(), [given[name] for name in wanted])))
+    for actual, expected in zip(*results, strict=True):
+        assert actual.shape == expected.shape
+        if rows:
+            assert within(actual, expected, 70)
+
+
+def test_strided_rows():
+    x = torch.randn(40, 96)[::2, 16:64].requires_grad_()
+    weight = torch.randn(24, 48)
+    y = linear(x, weight)
+    (dx,) = torch.autograd.grad(y, x, dy := torch.randn(20, 24))
+    assert within(y, x.double() @ weight.double().t(), 48)
+    assert within(dx, dy.double() @ weight.double(), 24)
+
+
+def test_autocast_and_other_dtypes_are_torchs():
+    x, weight = torch.randn(5, 16), torch.randn(8, 16)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(linear(x, weight), F.linear(x, weight))
+    assert torch.equal(linear(x.double(), weight.double()), F.linear(x.double(), weight.double()))
+    assert torch.equal(linear(x[None], weight), F.linear(x[None], weight))
+
+
+def test_torch_can_compile():
+    x, weight = torch.randn(5, 16, requires_grad=True), torch.randn(8, 16)
+    compiled = torch.compile(linear, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(x, weight), F.linear(x, weight))
+
+
+class Products(TorchDispatchMode):
+    """Collects the names of the products that run."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func.overloadpacket.__name__
+        if name in {"mm", "addmm", "addmm_", "bmm", "_linear_pointwise"}:
+            self.names.add(name)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.skipif(not _library.HAS_CPP, reason="without the extension the layers are references")
+def test_a_training_step_forgets_none(by_onednn):
+    torch.manual_seed(0)
+    config = EncoderConfig(
+        vocab_size=50, hidden_size=32, num_layers=1, num_heads=2, intermediate_size=64
+    )
+    model = MaskedLM(config)
+    batch = pack_sequences([[1, 2, 3], [4, 5, 6, 7]])
+    labels = torch.tensor([-100, 2, -100, 4, -100, 6, -100])
+    with Products() as seen:
+        model(batch, labels=labels).loss.backward()
+    assert ("_linear_pointwise" in seen.names) == by_onednn
+    assert bool(seen.names & {"mm", "addmm", "addmm_"}) != by_onednn
+
+
+@pytest.mark.skipif(not _library.HAS_CPP, reason="the extension tells the processor")
+@pytest.mark.parametrize(
+    ("intel", "sets", "expected"),
+    [
+        (False, "baseline avx2 avx512", True),
+        (True, "baseline avx2 avx512", False),
+        (False, "baseline avx2", False),
+    ],
+)
+def test_which_library(intel, sets, expected, monkeypatch):
+    monkeypatch.undo()
+    if not (torch.backends.mkl.is_available() and torch.backends.mkldnn.is_available()):
+        pytest.skip("this torch has not both libraries")
+    built = {"intel_processor": intel, "usable_instruction_sets": sets}
+    monkeypatch.setattr(_library._C, "build_info", lambda: built)
+    assert _products.onednn_is_faster.__wrapped__() is expected
