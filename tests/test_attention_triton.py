@@ -194,9 +194,14 @@ def test_window_and_biases_keep_the_budget(triton_target, name):
         dout = torch.randn_like(out)
         plain_grads = gradients_of(theirs, inputs.leaves(), dout)
         exact_grads = gradients_of(exact, exact_inputs.leaves(), dout.double())
+        # The backward forms the probabilities from the stored log-sum-exp, whose rounding is a factor of them all.
+        finite = lse.detach()[lse.isfinite()]
+        rounded = (
+            float(finite.abs().amax()) * torch.finfo(lse.dtype).eps / 2 if len(finite) else 0.0
+        )
         for mode, grads in gradients(out, inputs.leaves(), dout).items():
             for place, values in enumerate(zip(grads, plain_grads, exact_grads, strict=True)):
-                assert_within_budget(*values, f"{dtype} {mode} gradient {place}")
+                assert_within_budget(*values, f"{dtype} {mode} gradient {place}", rounded=rounded)
 
 
 @pytest.mark.parametrize(
