@@ -1,8 +1,7 @@
 """CRF against pytorch-crf: loss with gradients, and decoding; batch 32, lengths 1 to 128, ragged.
 
-The module takes pytorch-crf's padded batch and returns what it returns. "kernels alone" are the calls under it, on
-tokens that are packed already, without checks, autograd and lists: what a training loop over packed batches pays, less
-some Python.
+The module takes pytorch-crf's padded batch and returns what it returns. "packed" are the public functions on tokens
+that are packed already, as in a training loop over packed batches.
 """
 
 from functools import partial
@@ -11,12 +10,11 @@ import torch
 
 from benchmarks._harness import DEVICE, NOT_INSTALLED, Work, compare, peer, run_parts
 from fastenc.nn import CRF
-from fastenc.ops._dispatch import choose
+from fastenc.ops import crf_decode, crf_log_likelihood
 from fastenc.reference import crf as reference
 
 BATCH, LENGTH = 32, 128
-ALONE, NO_KERNELS = "fastenc, kernels alone", "no kernels here: see `fastenc info`"
-HAS_KERNELS = choose("crf", "auto", torch.empty(0, device=DEVICE)) != "reference"
+PACKED = "fastenc, packed"
 
 
 def work(tokens: int, num_tags: int) -> tuple[Work, Work]:
@@ -51,13 +49,11 @@ def measure(num_tags: int) -> dict[str, dict]:
     truth_loss = -log_likelihood.sum()
     truth = torch.autograd.grad(truth_loss, wide)
 
-    parameters = [p.detach() for p in ours.parameters()]
-    packed = (emissions.detach()[mask], tags[mask], cu_seqlens, None, *parameters)
-    minus = torch.full((BATCH,), -1.0, device=DEVICE)
+    packed, packed_tags = emissions.detach()[mask].requires_grad_(), tags[mask]
 
-    def kernels_alone():
-        likelihood, *kept = torch.ops.fastenc.crf_fwd(*packed)
-        return -likelihood.sum(), torch.ops.fastenc.crf_bwd(minus, *packed, *kept)
+    def loss_of_packed():
+        loss = -crf_log_likelihood(packed, packed_tags, cu_seqlens, *ours.scores()).sum()
+        return loss, torch.autograd.grad(loss, [packed, *ours.parameters()])
 
     def worst_gradient(gradients):
         """Of the padded emissions, or of the packed ones."""
@@ -78,7 +74,7 @@ def measure(num_tags: int) -> dict[str, dict]:
         name: module if isinstance(module, str) else lambda m=module: loss_and_gradients(m)
         for name, module in providers.items()
     }
-    calls[ALONE] = kernels_alone if HAS_KERNELS else NO_KERNELS
+    calls[PACKED] = loss_of_packed
     options = {"baseline": "pytorch-crf", "end_to_end": True}
     rows = compare(calls, check=check, work=work_of_loss, **options)
     for name, call in calls.items():
@@ -87,7 +83,7 @@ def measure(num_tags: int) -> dict[str, dict]:
     expected = None if theirs == NOT_INSTALLED else theirs.decode(emissions, mask)
 
     def right_paths(_, paths):
-        if isinstance(paths, tuple):  # the kernel's packed path and scores
+        if isinstance(paths, tuple):  # packed, and their scores
             paths = [path.tolist() for path in paths[0].split(lengths.tolist())]
         return None if expected in (None, paths) else "other paths"
 
@@ -95,11 +91,7 @@ def measure(num_tags: int) -> dict[str, dict]:
         name: module if isinstance(module, str) else lambda m=module: m.decode(emissions, mask)
         for name, module in providers.items()
     }
-    decoders[ALONE] = (
-        (lambda p=packed: torch.ops.fastenc.crf_viterbi(p[0], *p[2:]))
-        if HAS_KERNELS
-        else NO_KERNELS
-    )
+    decoders[PACKED] = lambda: crf_decode(packed, cu_seqlens, *ours.scores())
     paths = compare(decoders, check=right_paths, work=work_of_path, **options)
     return {f"{num_tags} tags, loss and gradients": rows, f"{num_tags} tags, best path": paths}
 

@@ -80,7 +80,7 @@ def _digits(value: float) -> str:
 
 
 def section(title: str, command: str, text: str, body: str) -> str:
-    return f"### {title}\n\n`{command}`\n\n{text}\n\n{body}\n"
+    return f"#### {title}\n\n`{command}`\n\n{text}\n\n{body}\n"
 
 
 def encoder(data: dict) -> str:
@@ -440,8 +440,8 @@ SECTIONS = {
     "crf": ops(
         "Linear-chain CRF, batch 32, lengths to 128",
         "crf",
-        "fastenc is `fastenc.nn.CRF` in pytorch-crf's place, half or more of whose time is checks and autograd in "
-        "Python; the kernels alone take tokens that are packed already. ",
+        "fastenc is `fastenc.nn.CRF` in pytorch-crf's place; packed are the functions of `fastenc.ops` on tokens that "
+        "are packed already, as in fastenc's own training. ",
     ),
     "host_costs": ops("The host's time a call", "host_costs"),
     "mlm_step": mlm_step,
@@ -474,10 +474,11 @@ SECTIONS = {
 def tables() -> str:
     parts = []
     for device in sorted(path for path in RESULTS.glob("*") if path.is_dir()):
-        for name, make in SECTIONS.items():
-            data = load(device, name)
-            if data is not None:
-                parts.append(make(data))
+        results = {name: load(device, name) for name in SECTIONS}
+        results = {name: data for name, data in results.items() if data is not None}
+        if results:
+            parts.append(f"### {next(iter(results.values()))['machine']['device']}\n")
+        parts += [SECTIONS[name](data) for name, data in results.items()]
     return "\n".join(parts)
 
 

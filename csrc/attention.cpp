@@ -103,11 +103,14 @@ struct Call {
     if (!tasks) return;
     std::atomic<int64_t> next{0};
     const int64_t workers = std::min<int64_t>(tasks, torch::stable::get_num_threads());
+    // Heads that lie side by side go to one thread, which finds their rows near by, where there are enough for all.
+    const int64_t together = std::clamp<int64_t>(tasks / (8 * workers), 1, attention.num_heads);
     torch::stable::parallel_for(0, workers, 1, [&](int64_t, int64_t) {
-      for (int64_t i; (i = next.fetch_add(1)) < tasks;) {
-        const int32_t s = order[i / attention.num_heads];
-        run(AttentionTask{offsets_q[s], length_q(s), offsets_k[s], length_k(s), i % attention.num_heads});
-      }
+      for (int64_t first; (first = next.fetch_add(together)) < tasks;)
+        for (int64_t i = first; i < std::min(first + together, tasks); ++i) {
+          const int32_t s = order[i / attention.num_heads];
+          run(AttentionTask{offsets_q[s], length_q(s), offsets_k[s], length_k(s), i % attention.num_heads});
+        }
     });
   }
 

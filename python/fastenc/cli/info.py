@@ -11,9 +11,9 @@ import torch
 import fastenc
 from fastenc import ops
 from fastenc._extras import require
+from fastenc.nn.products import onednn_is_faster
 from fastenc.ops import _library
 from fastenc.ops._dispatch import OWN_DTYPES, choose
-from fastenc.ops._products import onednn_is_faster
 from fastenc.testing import NumericsRow, numerics_report, ops_without_case
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)

@@ -3,7 +3,6 @@
 import torch
 from torch import Tensor
 
-
 # The largest of some ten thousand normal errors is about this many times their root mean square.
 LARGEST_OF_MANY = 4.0
 

@@ -70,7 +70,7 @@ def _by_onednn(a: Tensor, b: Tensor) -> bool:
         and a.dim() == 2
         and a.numel() > 0
         and b.numel() > 0
-        and torch.backends.mkldnn.enabled
+        and bool(torch.backends.mkldnn.enabled)
         and onednn_is_faster()
     )
 
