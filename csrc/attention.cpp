@@ -87,29 +87,33 @@ struct Call {
     attention.dropout = make_dropout(dropout_p, seed);
   }
 
-  // Calls run(task) for every head of every sequence; threads take the longest first.
+  // Calls run(task) for every head of every sequence. Each worker begins with a share of the tokens, in their order,
+  // because the products before and after share out rows in this way and leave them in its cache; then it helps others.
   template <class Run>
   void for_each_task(const Run& run) const {
     const auto* offsets_q = checked_offsets(cu_seqlens_q, q.size(0), max_seqlen_q);
     const auto* offsets_k = checked_offsets(cu_seqlens_k, k.size(0), max_seqlen_k);
-    const int64_t sequences = cu_seqlens_q.numel() - 1;
-    const auto length_q = [&](int32_t s) -> int64_t { return offsets_q[s + 1] - offsets_q[s]; };
-    const auto length_k = [&](int32_t s) -> int64_t { return offsets_k[s + 1] - offsets_k[s]; };
-    std::vector<int32_t> order(sequences);
-    std::iota(order.begin(), order.end(), 0);
-    const auto work = [&](int32_t s) { return length_q(s) * length_k(s); };
-    std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) { return work(a) > work(b); });
-    const int64_t tasks = sequences * attention.num_heads;
+    const int64_t sequences = cu_seqlens_q.numel() - 1, tasks = sequences * attention.num_heads;
     if (!tasks) return;
-    std::atomic<int64_t> next{0};
     const int64_t workers = std::min<int64_t>(tasks, torch::stable::get_num_threads());
-    // Heads that lie side by side go to one thread, which finds their rows near by, where there are enough for all.
-    const int64_t together = std::clamp<int64_t>(tasks / (8 * workers), 1, attention.num_heads);
-    torch::stable::parallel_for(0, workers, 1, [&](int64_t, int64_t) {
-      for (int64_t first; (first = next.fetch_add(together)) < tasks;)
-        for (int64_t i = first; i < std::min(first + together, tasks); ++i) {
-          const int32_t s = order[i / attention.num_heads];
-          run(AttentionTask{offsets_q[s], length_q(s), offsets_k[s], length_k(s), i % attention.num_heads});
+    std::vector<int64_t> ends(workers);
+    std::vector<std::atomic<int64_t>> next(workers);
+    for (int64_t worker = 0, sequence = 0; worker < workers; ++worker) {
+      next[worker] = sequence * attention.num_heads;
+      const int64_t tokens = q.size(0) * (worker + 1) / workers;
+      while (sequence < sequences && (worker + 1 == workers || offsets_q[sequence + 1] <= tokens)) ++sequence;
+      ends[worker] = sequence * attention.num_heads;
+    }
+    torch::stable::parallel_for(0, workers, 1, [&](int64_t first, int64_t last) {
+      for (int64_t own = first; own < last; ++own)
+        for (int64_t turn = 0; turn < workers; ++turn) {
+          const int64_t share = (own + turn) % workers;
+          for (int64_t i; (i = next[share].fetch_add(1)) < ends[share];) {
+            const int64_t s = i / attention.num_heads;
+            run(AttentionTask{
+                offsets_q[s], offsets_q[s + 1] - offsets_q[s], offsets_k[s], offsets_k[s + 1] - offsets_k[s],
+                i % attention.num_heads});
+          }
         }
     });
   }
