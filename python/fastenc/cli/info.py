@@ -11,9 +11,9 @@ import torch
 import fastenc
 from fastenc import ops
 from fastenc._extras import require
-from fastenc.nn.products import onednn_is_faster
 from fastenc.ops import _library
 from fastenc.ops._dispatch import OWN_DTYPES, choose
+from fastenc.ops._matmul import ours_is_faster
 from fastenc.testing import NumericsRow, numerics_report, ops_without_case
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -78,7 +78,7 @@ def here() -> dict[str, str]:
         "torch": torch.__version__,
         "cores, threads": f"{os.cpu_count()}, {torch.get_num_threads()}",
         "GPUs": ", ".join(gpus) or "none",
-        "float32 products on the CPU": "oneDNN" if onednn_is_faster() else "PyTorch's own choice",
+        "float32 products on the CPU": "fastenc" if ours_is_faster() else "PyTorch",
         "bfloat16 matrix units": _bfloat16(),
     }
 

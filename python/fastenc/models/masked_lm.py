@@ -11,9 +11,9 @@ from fastenc.models.families import FAMILIES
 from fastenc.models.pretrained import PretrainedModel
 from fastenc.nn import LayerNorm
 from fastenc.nn.encoder_layer import activate
-from fastenc.nn.products import linear
 from fastenc.ops import linear_masked_cross_entropy
 from fastenc.ops._labelled import select_labelled
+from fastenc.ops._matmul import linear
 from fastenc.packing import PackedBatch
 
 

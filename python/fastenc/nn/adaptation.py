@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from fastenc.nn.encoder_layer import LayerOptions, LayerWeights, activate
 from fastenc.nn.prepend import prepend_rows
-from fastenc.nn.products import linear
 from fastenc.ops import _dispatch, attention, layer_norm
+from fastenc.ops._matmul import linear
 
 
 class LowRank(nn.Module):

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from fastenc import ops, packing
-from fastenc.nn.products import linear
+from fastenc.ops._matmul import linear
 
 
 class MultiheadAttention(nn.MultiheadAttention):

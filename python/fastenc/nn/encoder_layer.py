@@ -10,8 +10,8 @@ from torch import Tensor
 
 from fastenc.nn.half_layers import AttentionHalf, FeedForwardHalf
 from fastenc.nn.prepacked_linear import PrepackedLinear
-from fastenc.nn.products import linear
 from fastenc.ops import _checks, _dispatch, attention, bias_gelu, layer_norm
+from fastenc.ops._matmul import linear
 from fastenc.packing import check_cu_seqlens
 
 # name in a configuration: GELU's approximation, or a function

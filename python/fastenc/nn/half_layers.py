@@ -10,8 +10,8 @@ from contextlib import nullcontext
 import torch
 from torch import Tensor
 
-from fastenc.nn.products import multiply
 from fastenc.ops import _checks, _dispatch
+from fastenc.ops._matmul import multiply
 
 
 class AttentionHalf(torch.autograd.Function):

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from fastenc.models import Encoder, EncoderConfig, LossPart, MaskedLM, ModelOutput, checkpoint
 from fastenc.models.pretrained import PretrainedModel
 from fastenc.nn.encoder_layer import activate
-from fastenc.nn.products import linear
 from fastenc.objectives.base import Objective
 from fastenc.objectives.mlm import IGNORED, MlmCollator, mix
 from fastenc.objectives.parts import weighted_sum
+from fastenc.ops._matmul import linear
 from fastenc.packing import PackedBatch
 
 DETECTION_WEIGHT = 50.0

@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from fastenc.models import EncoderConfig, LossPart, MaskedLM, ModelOutput
 from fastenc.nn import LayerNorm
 from fastenc.nn.encoder_layer import activate
-from fastenc.nn.products import linear
 from fastenc.objectives.base import Objective
 from fastenc.objectives.mlm import IGNORED, MlmCollator, mix
 from fastenc.objectives.parts import weighted_sum
 from fastenc.ops import linear_masked_cross_entropy
+from fastenc.ops._matmul import linear
 from fastenc.packing import PackedBatch, pack_sequences
 
 GEOMETRIC_P, MAX_WORDS = 0.2, 10

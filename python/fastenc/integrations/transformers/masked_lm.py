@@ -7,8 +7,8 @@ from torch import Tensor, nn
 
 from fastenc.integrations.transformers import architectures, base_model
 from fastenc.integrations.transformers.batch_facts import BatchFacts
-from fastenc.nn.products import linear
 from fastenc.ops import linear_masked_cross_entropy, masked_cross_entropy
+from fastenc.ops._matmul import linear
 from fastenc.packing import PackedBatch
 
 

@@ -1,4 +1,4 @@
-"""Products of either library against float64, whichever the processor would choose."""
+"""Products by our kernel and by torch against float64, whichever the processor would choose."""
 
 import pytest
 import torch
@@ -6,18 +6,17 @@ import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fastenc.models import Encoder, EncoderConfig
-from fastenc.nn import products
-from fastenc.nn.products import linear, multiply
-from fastenc.ops import _library
+from fastenc.ops import _library, _matmul
+from fastenc.ops._matmul import linear, multiply
 from fastenc.packing import pack_sequences
 
 
-@pytest.fixture(params=["oneDNN", "torch"], autouse=True)
-def by_onednn(request, monkeypatch):
-    wanted = request.param == "oneDNN"
-    if wanted and not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
-        pytest.skip("this torch comes without oneDNN")
-    monkeypatch.setattr(products, "onednn_is_faster", lambda: wanted)
+@pytest.fixture(params=["ours", "torch"], autouse=True)
+def by_ours(request, monkeypatch, instruction_set):
+    wanted = request.param == "ours"
+    if wanted and not _library.HAS_CPP:
+        pytest.skip("the extension is not built")
+    monkeypatch.setattr(_matmul, "ours_is_faster", lambda: wanted)
     return wanted
 
 
@@ -36,7 +35,7 @@ class Products(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         name = func.overloadpacket.__name__
-        if name in {"mm", "addmm", "addmm_", "bmm", "_linear_pointwise"}:
+        if name in {"mm", "addmm", "addmm_", "matmul"}:
             self.names.add(name)
         return func(*args, **(kwargs or {}))
 
@@ -102,7 +101,7 @@ def test_torch_can_compile():
 
 
 @pytest.mark.skipif(not _library.HAS_CPP, reason="without the extension the layers are references")
-def test_a_training_step_forgets_none(by_onednn):
+def test_a_training_step_forgets_none(by_ours):
     torch.manual_seed(0)
     config = EncoderConfig(
         vocab_size=50,
@@ -116,23 +115,23 @@ def test_a_training_step_forgets_none(by_onednn):
     batch = pack_sequences([[1, 2, 3], [4, 5, 6, 7]])
     with Products() as seen:
         model(batch).last_hidden_state.square().sum().backward()
-    assert ("_linear_pointwise" in seen.names) == by_onednn
-    assert bool(seen.names & {"mm", "addmm", "addmm_"}) != by_onednn
+    assert ("matmul" in seen.names) == by_ours
+    assert bool(seen.names & {"mm", "addmm", "addmm_"}) != by_ours
 
 
 @pytest.mark.skipif(not _library.HAS_CPP, reason="the extension tells the processor")
 @pytest.mark.parametrize(
-    ("intel", "sets", "expected"),
+    ("intel", "instructions", "expected"),
     [
-        (False, "baseline avx2 avx512", True),
-        (True, "baseline avx2 avx512", False),
-        (False, "baseline avx2", False),
+        (False, "avx512", True),
+        (True, "avx512", False),
+        (False, "avx2", False),
     ],
 )
-def test_which_library(intel, sets, expected, monkeypatch):
+def test_which_one(intel, instructions, expected, monkeypatch):
     monkeypatch.undo()
-    if not (torch.backends.mkl.is_available() and torch.backends.mkldnn.is_available()):
-        pytest.skip("this torch has not both libraries")
-    built = {"intel_processor": intel, "usable_instruction_sets": sets}
+    if not torch.backends.mkl.is_available():
+        pytest.skip("this torch comes without MKL")
+    built = {"intel_processor": intel, "instruction_set": instructions}
     monkeypatch.setattr(_library._C, "build_info", lambda: built)
-    assert products.onednn_is_faster.__wrapped__() is expected
+    assert _matmul.ours_is_faster.__wrapped__() is expected

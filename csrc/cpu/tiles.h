@@ -1,0 +1,75 @@
+// Register tiles of a product C (+)= A B with B's columns contiguous, which attention and matmul share.
+
+constexpr int kTileRows = 6;
+constexpr int kTileVectors = kLanes == 16 ? 4 : 2;  // 24 of 32, or 12 of 16 registers accumulate
+constexpr int64_t kPanel = kTileVectors * kLanes;   // columns of a tile at most
+constexpr int64_t kDepth = 128;                    // rows of B per pass: a panel of them stays in the first cache
+
+// C (count x kRows rows, kVectors vectors) = or += A B. A's element (row, k) is at a[row * lda + k], or transposed at
+// a[k * lda + row].
+template <int kRows, int kVectors, bool kTransposed>
+static void multiply_tiles(
+    int64_t count, const float* a, int64_t lda, const float* b, int64_t ldb, int64_t depth, float* c, int64_t ldc,
+    bool add) {
+  for (; count; --count, a += kRows * (kTransposed ? 1 : lda), c += kRows * ldc) {
+    Vec sums[kRows][kVectors];
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 4
+      for (int v = 0; v < kVectors; ++v) sums[r][v] = Vec{};
+    for (int64_t k = 0; k < depth; ++k) {
+      Vec b_k[kVectors];
+#pragma GCC unroll 4
+      for (int v = 0; v < kVectors; ++v) b_k[v] = load(b + k * ldb + v * kLanes);
+#pragma GCC unroll 8
+      for (int r = 0; r < kRows; ++r) {
+        const Vec a_k = splat(kTransposed ? a[k * lda + r] : a[r * lda + k]);
+#pragma GCC unroll 4
+        for (int v = 0; v < kVectors; ++v) sums[r][v] += a_k * b_k[v];
+      }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 4
+      for (int v = 0; v < kVectors; ++v) {
+        float* target = c + r * ldc + v * kLanes;
+        store(target, add ? load(target) + sums[r][v] : sums[r][v]);
+      }
+  }
+}
+
+using Tiles = void (*)(int64_t, const float*, int64_t, const float*, int64_t, int64_t, float*, int64_t, bool);
+
+template <int kVectors, bool kTransposed>
+FASTENC_INLINE Tiles tiles_of_rows(int64_t rows) {
+  static_assert(kTileRows == 6);
+  constexpr Tiles tiles[] = {
+      multiply_tiles<1, kVectors, kTransposed>, multiply_tiles<2, kVectors, kTransposed>,
+      multiply_tiles<3, kVectors, kTransposed>, multiply_tiles<4, kVectors, kTransposed>,
+      multiply_tiles<5, kVectors, kTransposed>, multiply_tiles<6, kVectors, kTransposed>};
+  return tiles[rows - 1];
+}
+
+template <bool kTransposed>
+FASTENC_INLINE Tiles tiles_of(int64_t rows, int64_t vectors) {
+  if (vectors == 1) return tiles_of_rows<1, kTransposed>(rows);
+  if (kTileVectors == 2 || vectors == 2) return tiles_of_rows<2, kTransposed>(rows);
+  if (vectors == 3) return tiles_of_rows<kTileVectors - 1, kTransposed>(rows);
+  return tiles_of_rows<kTileVectors, kTransposed>(rows);
+}
+
+// C (rows x columns) = or += A B for at most kPanel columns, a multiple of kLanes. The tiles share the rows evenly:
+// 20 rows are 4 x 5, not 3 x 6 and a nearly empty one.
+template <bool kTransposed = false>
+static void multiply_panel(
+    const float* a, int64_t lda, const float* b, int64_t ldb, float* c, int64_t ldc, int64_t rows, int64_t columns,
+    int64_t depth, bool add) {
+  const int64_t tiles = (rows + kTileRows - 1) / kTileRows;
+  const int64_t fewer = rows / tiles, higher = rows % tiles;  // `higher` tiles have one row more
+  const int64_t vectors = columns / kLanes, split = higher * (fewer + 1);
+  if (higher) tiles_of<kTransposed>(fewer + 1, vectors)(higher, a, lda, b, ldb, depth, c, ldc, add);
+  tiles_of<kTransposed>(fewer, vectors)(
+      tiles - higher, a + split * (kTransposed ? 1 : lda), lda, b, ldb, depth, c + split * ldc, ldc, add);
+}
+
+FASTENC_INLINE int64_t panel_width(int64_t columns_left) { return columns_left < kPanel ? columns_left : kPanel; }
