@@ -16,7 +16,10 @@ static void multiply_tiles(
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll 4
-      for (int v = 0; v < kVectors; ++v) sums[r][v] = Vec{};
+      for (int v = 0; v < kVectors; ++v) {
+        if (depth >= kDepth) __builtin_prefetch(c + r * ldc + v * kLanes, 1);  // long before it is added to
+        sums[r][v] = Vec{};
+      }
     for (int64_t k = 0; k < depth; ++k) {
       Vec b_k[kVectors];
 #pragma GCC unroll 4
