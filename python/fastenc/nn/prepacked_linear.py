@@ -55,11 +55,7 @@ class PrepackedLinear:
         biases: Sequence[Tensor | None],
     ) -> Tensor:
         """x: (tokens, in_features); a bias for each weight, or none at all."""
-        if (
-            not can_prepack(weights[0])
-            or x.dtype != weights[0].dtype
-            or not self._room_for(x)
-        ):
+        if not can_prepack(weights[0]) or x.dtype != weights[0].dtype or not self._room_for(x):
             return linear(x, _stack(weights), _fuse(biases))
         key = _key([t for t in (*weights, *biases) if t is not None])
         if key != self._key:
