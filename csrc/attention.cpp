@@ -2,7 +2,6 @@
 
 #include <atomic>
 #include <memory>
-#include <numeric>
 
 #include "tensors.h"
 

@@ -5,7 +5,7 @@
 namespace fastenc {
 namespace {
 
-constexpr int64_t kRows = 192;  // of a task at least: packing a panel of B costs as much as some six rows of the product
+constexpr int64_t kRows = 192;  // of a task at least, so that packing a panel of B costs little beside its products
 
 Tensor with_unit_stride(const Tensor& x) {
   STD_TORCH_CHECK(x.dim() == 2 && x.scalar_type() == ScalarType::Float, "matmul: both must be float32 matrices");

@@ -54,6 +54,8 @@ def _attention_flops(per_score: int) -> Callable[[dict[str, Any]], float]:
 FLOPS: dict[str, Callable[[dict[str, Any]], float]] = {
     "fastenc::attention_fwd": _attention_flops(4),
     "fastenc::attention_bwd": _attention_flops(10),
+    "fastenc::matmul": lambda a: 2 * a["a"].numel() * a["b"].shape[1],
+    "fastenc::matmul_add_": lambda a: 2 * a["a"].numel() * a["b"].shape[1],
     "aten::addmm_": lambda a: 2 * a["mat1"].numel() * a["mat2"].shape[1],
     "mkldnn::_linear_pointwise": lambda a: 2 * a["X"].numel() * a["W"].shape[0],
 }
