@@ -3,10 +3,10 @@
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from fastenc.ops import _checks
-from fastenc.ops._matmul import multiply
 from fastenc.reference import linear_kl_divergence as reference
 
 
@@ -119,8 +119,8 @@ class _LinearKLDivergence(torch.autograd.Function):
         dbias = torch.zeros_like(bias) if needs_bias else None
         for start in range(0, rows, block):
             part = slice(start, start + block)
-            own = multiply(hidden[part], weight.t(), bias).to(wide)
-            theirs = multiply(teacher_hidden[part], teacher_weight.t(), teacher_bias).to(wide)
+            own = F.linear(hidden[part], weight, bias).to(wide)
+            theirs = F.linear(teacher_hidden[part], teacher_weight, teacher_bias).to(wide)
             own, theirs = (x.div_(temperature).log_softmax(1) for x in (own, theirs))
             p = theirs.exp()
             losses = torch.sum(p * theirs.sub_(own), dim=1)
@@ -131,9 +131,9 @@ class _LinearKLDivergence(torch.autograd.Function):
             factors = temperature * shares[part, None]
             dlogits = own.exp_().sub_(p).mul_(factors).to(hidden.dtype)
             if needs_hidden:
-                dhidden[part] = multiply(dlogits, weight)
+                torch.mm(dlogits, weight, out=dhidden[part])
             if needs_weight:
-                multiply(dlogits.T, hidden[part], added=dweight)
+                dweight.addmm_(dlogits.T, hidden[part])
             if needs_bias:
                 dbias += dlogits.sum(0)
         ctx.save_for_backward(dhidden, dweight, dbias)
