@@ -16,7 +16,7 @@ SIZES = {"MiniLM, q k v": (384, 1152), "MiniLM, down": (1536, 384), "BERT-base, 
 ROWS = (32, 400, 4096)
 
 
-def by_onednn(a, b, bias=None):
+def by_onednn(a, b, bias):
     return torch.ops.mkldnn._linear_pointwise(a, b.t(), bias, "none", [], "")
 
 
