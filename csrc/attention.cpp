@@ -1,9 +1,9 @@
 #include "attention.h"
 
 #include <atomic>
-#include <memory>
 
-#include "tensors.h"
+#include "scratch.h"
+#include "sequences.h"
 
 namespace fastenc {
 
@@ -19,36 +19,6 @@ int64_t attention_backward_scratch(int64_t length_k, int64_t head_dim) {
 }
 
 namespace {
-
-// Scratch that a thread keeps from call to call: fresh pages would cost more than the arithmetic on them. It starts
-// on a cache line, as the kernels' whole vectors do: a load across two lines costs two.
-float* thread_scratch(int64_t floats) {
-  constexpr int64_t line = 64;
-  thread_local std::unique_ptr<char[]> buffer;
-  thread_local int64_t size = 0;
-  const int64_t bytes = floats * sizeof(float) + line;
-  if (size < bytes) {
-    buffer.reset(new char[bytes]);
-    size = bytes;
-  }
-  const auto start = reinterpret_cast<uintptr_t>(buffer.get());
-  return reinterpret_cast<float*>((start + line - 1) / line * line);
-}
-
-// Offsets on the host. Python checks them for the user's eyes; the checks here keep a direct call inside the buffers.
-const int32_t* checked_offsets(const Tensor& cu_seqlens, int64_t tokens, int64_t max_seqlen) {
-  STD_TORCH_CHECK(cu_seqlens.scalar_type() == ScalarType::Int, "attention: cu_seqlens must be int32");
-  const auto* offsets = static_cast<const int32_t*>(cu_seqlens.const_data_ptr());
-  const int64_t sequences = cu_seqlens.numel() - 1;
-  STD_TORCH_CHECK(
-      sequences >= 0 && offsets[0] == 0 && offsets[sequences] == tokens,
-      "attention: cu_seqlens must run from 0 to the number of tokens");
-  for (int64_t s = 0; s < sequences; ++s)
-    STD_TORCH_CHECK(
-        offsets[s] <= offsets[s + 1] && offsets[s + 1] - offsets[s] <= max_seqlen,
-        "attention: cu_seqlens must not decrease, nor a sequence be longer than max_seqlen");
-  return offsets;
-}
 
 // What both directions are called with; it keeps alive what Attention points to.
 struct Call {
@@ -95,19 +65,15 @@ struct Call {
     const int64_t sequences = cu_seqlens_q.numel() - 1, tasks = sequences * attention.num_heads;
     if (!tasks) return;
     const int64_t workers = std::min<int64_t>(tasks, torch::stable::get_num_threads());
-    std::vector<int64_t> ends(workers);
+    const auto bounds = share_sequences(offsets_q, sequences, workers);
     std::vector<std::atomic<int64_t>> next(workers);
-    for (int64_t worker = 0, sequence = 0; worker < workers; ++worker) {
-      next[worker] = sequence * attention.num_heads;
-      const int64_t tokens = q.size(0) * (worker + 1) / workers;
-      while (sequence < sequences && (worker + 1 == workers || offsets_q[sequence + 1] <= tokens)) ++sequence;
-      ends[worker] = sequence * attention.num_heads;
-    }
+    for (int64_t worker = 0; worker < workers; ++worker) next[worker] = bounds[worker] * attention.num_heads;
     torch::stable::parallel_for(0, workers, 1, [&](int64_t first, int64_t last) {
       for (int64_t own = first; own < last; ++own)
         for (int64_t turn = 0; turn < workers; ++turn) {
           const int64_t share = (own + turn) % workers;
-          for (int64_t i; (i = next[share].fetch_add(1)) < ends[share];) {
+          const int64_t end = bounds[share + 1] * attention.num_heads;
+          for (int64_t i; (i = next[share].fetch_add(1)) < end;) {
             const int64_t s = i / attention.num_heads;
             run(AttentionTask{
                 offsets_q[s], offsets_q[s + 1] - offsets_q[s], offsets_k[s], offsets_k[s + 1] - offsets_k[s],

@@ -12,16 +12,18 @@ Tensor with_unit_stride(const Tensor& x) {
   return x.stride(0) == 1 || x.stride(1) == 1 ? x : as_contiguous(x);
 }
 
-void multiply_into(Tensor& c, const Tensor& a_, const Tensor& b_, const float* bias, bool add) {
-  const Tensor a = with_unit_stride(a_), b = with_unit_stride(b_);
+// m lacks A and C.
+void multiply_into(Tensor& c, const Tensor& a_, Matmul m) {
+  const Tensor a = with_unit_stride(a_);
   STD_TORCH_CHECK(
-      a.size(1) > 0 && a.size(1) == b.size(0) && c.size(0) == a.size(0) && c.size(1) == b.size(1) && c.is_contiguous(),
+      m.depth > 0 && a.size(1) == m.depth && c.size(0) == a.size(0) && c.size(1) == m.columns && c.is_contiguous(),
       "matmul: the sizes must be (rows, depth), (depth, columns) and (rows, columns)");
   if (!c.numel()) return;
-  const auto* a_data = static_cast<const float*>(a.const_data_ptr());
-  const auto* b_data = static_cast<const float*>(b.const_data_ptr());
-  const Matmul m{a_data, a.stride(0), a.stride(1), b_data, b.stride(0), b.stride(1), bias,
-                 static_cast<float*>(c.mutable_data_ptr()), a.size(0), b.size(1), a.size(1), add};
+  m.a = static_cast<const float*>(a.const_data_ptr());
+  m.a_row = a.stride(0);
+  m.a_depth = a.stride(1);
+  m.c = static_cast<float*>(c.mutable_data_ptr());
+  m.rows = a.size(0);
   const int64_t panels = (m.columns + kMatmulColumns - 1) / kMatmulColumns;
   const int64_t parts = std::max<int64_t>(1, m.rows / kRows);
   torch::stable::parallel_for(0, panels * parts, 1, [&](int64_t begin, int64_t end) {
@@ -34,11 +36,41 @@ void multiply_into(Tensor& c, const Tensor& a_, const Tensor& b_, const float* b
   });
 }
 
+void multiply_into(Tensor& c, const Tensor& a, const Tensor& b_, const float* bias, bool add) {
+  const Tensor b = with_unit_stride(b_);
+  Matmul m{};
+  m.b = static_cast<const float*>(b.const_data_ptr());
+  m.b_depth = b.stride(0);
+  m.b_column = b.stride(1);
+  m.depth = b.size(0);
+  m.columns = b.size(1);
+  m.bias = bias;
+  m.add = add;
+  multiply_into(c, a, m);
+}
+
 Tensor multiply(Tensor a, Tensor b, std::optional<Tensor> bias) {
   Tensor c = empty({a.size(0), b.size(1)}, ScalarType::Float);
   const FloatVector bias_values(bias);
   STD_TORCH_CHECK(!bias || bias->numel() == c.size(1), "matmul: bias must have a number for each column");
   multiply_into(c, a, b, bias_values.data(), false);
+  return c;
+}
+
+Tensor multiply_packed(Tensor a, Tensor panels, std::optional<Tensor> bias, int64_t columns) {
+  const FloatVector bias_values(bias);
+  STD_TORCH_CHECK(
+      panels.scalar_type() == ScalarType::Float && panels.dim() == 3 && panels.is_contiguous() &&
+          panels.size(0) == (columns + kMatmulColumns - 1) / kMatmulColumns && panels.size(2) == kMatmulColumns,
+      "matmul: panels must be (groups of 64 columns, depth, 64)");
+  STD_TORCH_CHECK(!bias || bias->numel() == columns, "matmul: bias must have a number for each column");
+  Tensor c = empty({a.size(0), columns}, ScalarType::Float);
+  Matmul m{};
+  m.panels = static_cast<const float*>(panels.const_data_ptr());
+  m.depth = panels.size(1);
+  m.columns = columns;
+  m.bias = bias_values.data();
+  multiply_into(c, a, m);
   return c;
 }
 
@@ -49,6 +81,7 @@ void multiply_add(Tensor c, Tensor a, Tensor b) { multiply_into(c, a, b, nullptr
 STABLE_TORCH_LIBRARY_IMPL(fastenc, CPU, m) {
   m.impl("matmul", TORCH_BOX(&multiply));
   m.impl("matmul_add_", TORCH_BOX(&multiply_add));
+  m.impl("matmul_packed", TORCH_BOX(&multiply_packed));
 }
 
 }  // namespace fastenc

@@ -13,13 +13,14 @@ struct Matmul {
   int64_t a_row, a_depth;
   const float* b;
   int64_t b_depth, b_column;
+  const float* panels;  // in b's place: columns in groups of kMatmulColumns, the last filled up, each (depth, columns)
   const float* bias;  // or null
   float* c;
   int64_t rows, columns, depth;
   bool add;  // to what C holds
 };
 
-constexpr int64_t kMatmulColumns = 64;  // of a task
+constexpr int64_t kMatmulColumns = 64;  // of a task, and of packed panels
 
 FASTENC_FOR_EACH_ISA(
     // Rows [first, last) of columns [left, right).

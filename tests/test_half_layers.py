@@ -23,19 +23,22 @@ NAMES = (
     *("attention_out", "attention_out_bias", "attention_norm", "attention_norm_bias"),
     *("up", "up_bias", "down", "down_bias", "out_norm", "out_norm_bias"),
 )
-SHAPES = (
-    *((WIDTH, WIDTH),) * 3,
-    *((WIDTH,),) * 3,
-    *((WIDTH, WIDTH), (WIDTH,), (WIDTH,), (WIDTH,)),
-    *((INNER, WIDTH), (INNER,), (WIDTH, INNER), (WIDTH,), (WIDTH,), (WIDTH,)),
-)
 
 
-def inputs(lengths=EDGE_LENGTHS, dtype=torch.float32):
+def shapes_of(inner):
+    return (
+        *((WIDTH, WIDTH),) * 3,
+        *((WIDTH,),) * 3,
+        *((WIDTH, WIDTH), (WIDTH,), (WIDTH,), (WIDTH,)),
+        *((inner, WIDTH), (inner,), (WIDTH, inner), (WIDTH,), (WIDTH,), (WIDTH,)),
+    )
+
+
+def inputs(lengths=EDGE_LENGTHS, dtype=torch.float32, inner=INNER):
     """(named tensors, x first; offsets; longest)."""
     torch.manual_seed(3)
     values = {"x": torch.randn(sum(lengths), WIDTH)}
-    for name, shape in zip(NAMES, SHAPES, strict=True):
+    for name, shape in zip(NAMES, shapes_of(inner), strict=True):
         spread = 0.3 if len(shape) == 1 else shape[1] ** -0.5
         values[name] = (1.0 if name.endswith("norm") else 0.0) + spread * torch.randn(shape)
     values = {name: v.to(dtype).requires_grad_() for name, v in values.items()}

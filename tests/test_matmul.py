@@ -7,7 +7,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fastenc.models import Encoder, EncoderConfig
 from fastenc.ops import _library, _matmul
-from fastenc.ops._matmul import linear, multiply
+from fastenc.ops._matmul import linear, multiply, multiply_packed, pack_panels
 from fastenc.packing import pack_sequences
 
 
@@ -54,6 +54,28 @@ def test_products(shape, transposed, extra):
     }[extra]
     expected = a.double() @ b.double() + sum(value.double() for value in given.values())
     assert within(multiply(a, b, **given), expected, inner)
+
+
+@pytest.mark.skipif(not _library.HAS_CPP, reason="the extension is not built")
+@pytest.mark.parametrize("rows", [0, 1, 130, 400])
+@pytest.mark.parametrize(("inner", "columns"), [(1, 1), (384, 17), (150, 64), (128, 257)])
+@pytest.mark.parametrize("biased", [False, True])
+def test_products_of_packed_weights(rows, inner, columns, biased):
+    a, weight = torch.randn(rows, inner), torch.randn(columns, inner)
+    bias = torch.randn(columns) if biased else None
+    y = multiply_packed(a, pack_panels(weight), bias, columns)
+    expected = a.double() @ weight.double().t() + (0 if bias is None else bias.double())
+    assert y.shape == expected.shape
+    assert not rows or within(y, expected, inner)
+
+
+@pytest.mark.skipif(not _library.HAS_CPP, reason="the extension is not built")
+@pytest.mark.parametrize(
+    ("inner", "columns", "bias"), [(40, 64, None), (32, 65, None), (32, 64, torch.zeros(3))]
+)
+def test_packed_weights_of_another_size_are_refused(inner, columns, bias):
+    with pytest.raises(RuntimeError, match="matmul"):
+        multiply_packed(torch.randn(5, inner), pack_panels(torch.randn(64, 32)), bias, columns)
 
 
 @pytest.mark.parametrize("rows", [0, 1, 70])

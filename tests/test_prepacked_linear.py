@@ -1,11 +1,21 @@
-"""The inference layers' products: reordered weights follow the weights, and numbers of rows stay few."""
+"""The inference layers' products: reordered weights follow the weights."""
 
 import pytest
 import torch
 import torch.nn.functional as F
 
 from fastenc.nn import prepacked_linear
-from fastenc.nn.prepacked_linear import MOST_ROW_NUMBERS, PrepackedLinear
+from fastenc.nn.prepacked_linear import PrepackedLinear
+from fastenc.ops import _library, _matmul
+
+
+@pytest.fixture(params=["ours", "torch's"], autouse=True)
+def by_ours(request, monkeypatch):
+    wanted = request.param == "ours"
+    if wanted and not _library.HAS_CPP:
+        pytest.skip("the extension is not built")
+    for module in (_matmul, prepacked_linear):
+        monkeypatch.setattr(module, "ours_is_faster", lambda: wanted)
 
 
 def weights_and_biases(dtype=torch.float32):
@@ -30,23 +40,3 @@ def test_changed_weights_are_noticed_behind_the_version_counter():
     weights[1].data.mul_(2)
     expected = F.linear(x, torch.cat(weights), torch.cat(biases))
     torch.testing.assert_close(layer(x, weights, biases), expected, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("ours", [True, False])
-def test_row_numbers_are_limited_where_our_product_takes_the_rest(ours, monkeypatch):
-    monkeypatch.setattr(prepacked_linear, "ours_is_faster", lambda: ours)
-    seen = []
-    real = prepacked_linear.linear
-    monkeypatch.setattr(
-        prepacked_linear, "linear", lambda x, *a: seen.append(len(x)) or real(x, *a)
-    )
-    weights, biases = weights_and_biases()
-    if not prepacked_linear.can_prepack(weights[0]):
-        pytest.skip("this torch or processor has no prepacked products")
-    layer = PrepackedLinear()
-    for rows in [*range(1, MOST_ROW_NUMBERS + 4), 2]:
-        x = torch.randn(rows, 24)
-        expected = F.linear(x, torch.cat(weights), torch.cat(biases))
-        torch.testing.assert_close(layer(x, weights, biases), expected, rtol=1e-5, atol=1e-5)
-    beyond = [MOST_ROW_NUMBERS + n for n in (1, 2, 3)]
-    assert seen == (beyond if ours else [])

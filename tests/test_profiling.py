@@ -179,8 +179,9 @@ def test_command_writes_table_picture_and_trace(tmp_path, monkeypatch):
     command = ["profile", "minilm", "-o", tmp_path / "p", "--batch-size", 2, "--length", 8]
     result = CliRunner().invoke(app, [str(a) for a in command], catch_exceptions=False)
     assert result.exit_code == 0, result.output
-    assert "fastenc::attention_fwd" in result.output and "ceilings allow" in result.output
+    assert "fastenc::" in result.output and "ceilings allow" in result.output
     written = json.loads((tmp_path / "p" / "profile.json").read_text())
+    assert any("attention" in row["op"] for row in written["rows"])
     assert written["rows"] and written["ceilings"]["copy_MB"] > 0 and written["peak_MB"] is None
     assert (tmp_path / "p" / "profile.png").read_bytes().startswith(b"\x89PNG")
     assert json.loads((tmp_path / "p" / "trace.json").read_text())["traceEvents"]

@@ -23,16 +23,18 @@ static void pack_panel(const Matmul& m, int64_t first_k, int64_t depth, int64_t 
   }
 }
 
-// C's rows [first, last) += or = A's times the panel.
+// C's rows [first, last) += or = A's times the panel, whose rows are ldb apart.
 template <bool kTransposed>
 static void multiply_by_panel(
-    const Matmul& m, int64_t first_k, int64_t depth, const float* panel, int64_t first, int64_t last, int64_t left,
-    int64_t columns, bool add) {
+    const Matmul& m, int64_t first_k, int64_t depth, const float* panel, int64_t ldb, int64_t first, int64_t last,
+    int64_t left, int64_t columns, bool add) {
+  // The next of packed panels lies behind this one; one that was packed here is followed by none that is ready.
+  const float* ahead = m.panels ? panel + depth * ldb : panel;
   const int64_t lda = kTransposed ? m.a_depth : m.a_row;
   const float* a = m.a + first * m.a_row + first_k * m.a_depth;
   float* c = m.c + first * m.columns + left;
   if (columns % kLanes == 0) {
-    multiply_panel<kTransposed>(a, lda, panel, kPanel, c, m.columns, last - first, columns, depth, add);
+    multiply_panel<kTransposed>(a, lda, panel, ldb, c, m.columns, last - first, columns, depth, add, ahead);
     return;
   }
   alignas(64) float edge[kEdgeRows * kPanel];
@@ -41,14 +43,16 @@ static void multiply_by_panel(
     const int64_t left_over = last - first - row, rows = left_over < kEdgeRows ? left_over : kEdgeRows;
     for (int64_t r = 0; add && r < rows; ++r)
       __builtin_memcpy(edge + r * kPanel, c + (row + r) * m.columns, columns * sizeof(float));
-    multiply_panel<kTransposed>(a + row * m.a_row, lda, panel, kPanel, edge, kPanel, rows, padded, depth, add);
+    multiply_panel<kTransposed>(a + row * m.a_row, lda, panel, ldb, edge, kPanel, rows, padded, depth, add, ahead);
     for (int64_t r = 0; r < rows; ++r)
       __builtin_memcpy(c + (row + r) * m.columns, edge + r * kPanel, columns * sizeof(float));
   }
 }
 
 void matmul_block(const Matmul& m, int64_t first, int64_t last, int64_t left, int64_t right) {
-  alignas(64) float panel[kDepth * kPanel];
+  alignas(64) float packed[kDepth * kPanel];
+  const float* panel = packed;
+  const int64_t ldb = m.panels ? kMatmulColumns : kPanel;
   for (int64_t j = left; j < right; j += kPanel) {
     const int64_t columns = panel_width(right - j);
     for (int64_t row = first; m.bias && row < last; ++row)
@@ -56,11 +60,14 @@ void matmul_block(const Matmul& m, int64_t first, int64_t last, int64_t left, in
     for (int64_t k = 0; k < m.depth; k += kDepth) {
       const int64_t depth = m.depth - k < kDepth ? m.depth - k : kDepth;
       const bool add = m.add || m.bias || k;
-      pack_panel(m, k, depth, j, columns, panel);
-      if (m.a_depth == 1)
-        multiply_by_panel<false>(m, k, depth, panel, first, last, j, columns, add);
+      if (m.panels)
+        panel = m.panels + (j / kMatmulColumns * m.depth + k) * kMatmulColumns + j % kMatmulColumns;
       else
-        multiply_by_panel<true>(m, k, depth, panel, first, last, j, columns, add);
+        pack_panel(m, k, depth, j, columns, packed);
+      if (m.a_depth == 1)
+        multiply_by_panel<false>(m, k, depth, panel, ldb, first, last, j, columns, add);
+      else
+        multiply_by_panel<true>(m, k, depth, panel, ldb, first, last, j, columns, add);
     }
   }
 }

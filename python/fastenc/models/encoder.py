@@ -17,13 +17,8 @@ from fastenc.models.pretrained import PretrainedModel
 from fastenc.models.sentence_files import SentenceSettings, read_settings, write_settings
 from fastenc.nn import LayerNorm
 from fastenc.nn.adaptation import LayerAdaptation, adapted_layer
-from fastenc.nn.encoder_layer import (
-    InferenceLayer,
-    LayerOptions,
-    LayerWeights,
-    encoder_layer,
-    wants_inference,
-)
+from fastenc.nn.encoder_layer import LayerOptions, LayerWeights, encoder_layer
+from fastenc.nn.inference_layer import InferenceLayer, wants_inference
 from fastenc.nn.pooling import check_pooling, pool, pool_layers
 from fastenc.nn.prepend import prepend_rows
 from fastenc.ops import tied_embedding_layer_norm

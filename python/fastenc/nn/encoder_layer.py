@@ -1,6 +1,5 @@
 """One post-norm transformer encoder layer over packed tokens."""
 
-import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -9,7 +8,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fastenc.nn.half_layers import AttentionHalf, FeedForwardHalf
-from fastenc.nn.prepacked_linear import PrepackedLinear
 from fastenc.ops import _checks, _dispatch, attention, bias_gelu, layer_norm
 from fastenc.ops._matmul import linear
 from fastenc.packing import check_cu_seqlens
@@ -23,10 +21,6 @@ ACTIVATIONS: dict[str, str | Callable[[Tensor], Tensor]] = {
     "relu": torch.relu,
     "silu": F.silu,
 }
-
-# Rows that inference on a CPU takes at once from the attention's output to the layer's end: larger intermediates
-# would come from fresh pages at every call.
-ROWS_AT_ONCE = 2048
 
 
 class LayerWeights(NamedTuple):
@@ -162,67 +156,12 @@ def _drawn(x: Tensor, dropout_p: float) -> tuple[Tensor | None, float]:
     return (_checks.draw_seed(x.device) if dropout_p > 0 else None), dropout_p
 
 
-class InferenceLayer:
-    """:func:`encoder_layer` without gradients and dropout, whose weights are reordered once for the CPU."""
-
-    def __init__(self) -> None:
-        self._qkv, self._attention_out = PrepackedLinear(), PrepackedLinear()
-        self._up, self._down = PrepackedLinear(), PrepackedLinear()
-
-    def forget(self) -> None:
-        """Drop the reordered weights: training is about to change them, and needs the memory."""
-        for prepacked in (self._qkv, self._attention_out, self._up, self._down):
-            prepacked.forget()
-
-    def __call__(
-        self,
-        x: Tensor,
-        cu_seqlens: Tensor,
-        max_seqlen: int,
-        weights: LayerWeights,
-        options: LayerOptions,
-    ) -> Tensor:
-        w, o = weights, options
-        qkv = self._qkv(x, w.qkv_weights, w.qkv_biases)
-        heads = qkv.view(x.shape[0], 3, o.num_heads, qkv.shape[1] // (3 * o.num_heads))
-        mixed = attention(heads, cu_seqlens, max_seqlen).flatten(1)
-        count = 1
-        if x.device.type == "cpu" and not torch.compiler.is_compiling():
-            count = max(1, math.ceil(x.shape[0] / ROWS_AT_ONCE))
-        blocks = zip(mixed.chunk(count), x.chunk(count), strict=True)
-        parts = [self._after_attention(rows, residual, w, o) for rows, residual in blocks]
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-    def _after_attention(
-        self, mixed: Tensor, x: Tensor, w: LayerWeights, o: LayerOptions
-    ) -> Tensor:
-        projected = self._attention_out(mixed, (w.attention_out_weight,), (w.attention_out_bias,))
-        h = layer_norm(
-            projected, w.attention_norm_weight, w.attention_norm_bias, residual=x, eps=o.eps
-        )
-        inner = self._up(h, (w.up_weight,), (None,))
-        inner = activate(inner, w.up_bias, o.activation, inplace=True)
-        projected = self._down(inner, (w.down_weight,), (w.down_bias,))
-        return layer_norm(projected, w.out_norm_weight, w.out_norm_bias, residual=h, eps=o.eps)
-
-
 def activate(x: Tensor, bias: Tensor, activation: str, inplace: bool = False) -> Tensor:
     """activation(x + bias) for a name of ACTIVATIONS; in place: x may be overwritten."""
     function = ACTIVATIONS[activation]
     if isinstance(function, str):
         return bias_gelu(x, bias, approximate=function, inplace=inplace)
     return function(x + bias.to(x.dtype))
-
-
-def wants_inference(x: Tensor, options: LayerOptions) -> bool:
-    """Whether a layer's input can take :class:`InferenceLayer`: no gradient, no dropout, no autocast."""
-    return not (
-        torch.is_grad_enabled()
-        or options.attention_dropout_p
-        or options.attention_out_dropout_p
-        or options.down_dropout_p
-        or _dispatch.autocast_dtype(x.device.type)
-    )
 
 
 def _cat(tensors: tuple[Tensor, ...]) -> Tensor:

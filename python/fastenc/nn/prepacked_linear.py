@@ -1,35 +1,34 @@
-"""Linear layers for inference on a CPU, with weights in the order that oneDNN's matrix product reads them."""
+"""Linear layers for inference on a CPU, with weights in the order that the fastest matrix product reads them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from fastenc.ops import _library
-from fastenc.ops._matmul import linear, ours_is_faster
-
-MOST_ROW_NUMBERS = 64
+from fastenc.ops._matmul import linear, multiply_packed, ours_is_faster, pack_panels
 
 
-def can_prepack(weight: Tensor) -> bool:
-    """Whether this build of torch has oneDNN's prepacked linear for such a weight.
+def reordering(x: Tensor, weight: Tensor) -> Callable[[Tensor], Tensor] | None:
+    """What reorders such a weight for such rows: our kernel's packing where that is the faster product, else oneDNN's.
 
-    The ops behind it are private to torch, so anything unexpected means no.
+    None stands for a plain product: the ops of oneDNN are private to torch, so anything unexpected means no.
     """
     # The compiler's question first: it cannot trace is_inference.
     if torch.compiler.is_compiling() or weight.device.type != "cpu" or weight.is_inference():
-        return False
-    if (
-        not _library.HAS_CPP
-        or not torch.backends.mkldnn.is_available()
-        or not torch.backends.mkldnn.enabled
-    ):
-        return False
+        return None
+    if x.dtype != weight.dtype or not _library.HAS_CPP:
+        return None
+    if weight.dtype == torch.float32 and ours_is_faster():
+        return pack_panels
+    if not torch.backends.mkldnn.is_available() or not torch.backends.mkldnn.enabled:
+        return None
     if not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
-        return False
-    if weight.dtype == torch.bfloat16:
-        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-    return weight.dtype == torch.float32
+        return None
+    usable = weight.dtype == torch.float32 or (
+        weight.dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    )
+    return torch.ops.mkldnn._reorder_linear_weight if usable else None
 
 
 class PrepackedLinear:
@@ -46,7 +45,6 @@ class PrepackedLinear:
         self._held: tuple = ()
         self._weight: Tensor | None = None
         self._bias: Tensor | None = None
-        self._rows: set[int] = set()
 
     def __call__(
         self,
@@ -55,26 +53,28 @@ class PrepackedLinear:
         biases: Sequence[Tensor | None],
     ) -> Tensor:
         """x: (tokens, in_features); a bias for each weight, or none at all."""
-        if not can_prepack(weights[0]) or x.dtype != weights[0].dtype or not self._room_for(x):
+        reorder = reordering(x, weights[0])
+        if reorder is None:
             return linear(x, _stack(weights), _fuse(biases))
-        key = _key([t for t in (*weights, *biases) if t is not None])
-        if key != self._key:
-            self._weight = torch.ops.mkldnn._reorder_linear_weight(_stack(weights).detach())
+        weight, bias = self.reordered(reorder, weights, biases)
+        if reorder is pack_panels:
+            return multiply_packed(x, weight, bias, sum(len(w) for w in weights))
+        return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+
+    def reordered(
+        self,
+        reorder: Callable[[Tensor], Tensor],
+        weights: Sequence[Tensor],
+        biases: Sequence[Tensor | None],
+    ) -> tuple[Tensor, Tensor | None]:
+        """(the weights in the other order, their biases)."""
+        key = (reorder, *_key([t for t in (*weights, *biases) if t is not None]))
+        if self._weight is None or key != self._key:
+            self._weight = reorder(_stack(weights).detach())
             self._bias = _fuse(biases)
             # Holding the tensors keeps another one from appearing at the same address.
             self._held, self._key = (*weights, *biases), key
-        return torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")
-
-    def _room_for(self, x: Tensor) -> bool:
-        """oneDNN compiles code for each number of rows and keeps it between the heap's large blocks, which cannot be
-        joined any more: 400 numbers cost a MiniLM 0.8 GB. Where our own product is nearly as fast, it takes the rest.
-        """
-        if x.dtype != torch.float32 or not ours_is_faster() or x.shape[0] in self._rows:
-            return True
-        if len(self._rows) == MOST_ROW_NUMBERS:
-            return False
-        self._rows.add(x.shape[0])
-        return True
+        return self._weight, self._bias
 
     def forget(self) -> None:
         """Drop the copy."""

@@ -4,6 +4,7 @@ PyTorch hands them to MKL, which has no AVX-512 code for other makers' processor
 about twice as fast; elsewhere, and for every other dtype and device, a product is torch's own.
 """
 
+from collections.abc import Callable
 from functools import cache
 
 import torch
@@ -39,6 +40,34 @@ def multiply(
         torch.ops.fastenc.matmul_add_(added, a, b)
         return added
     return F.linear(a, b.t(), bias) if added is None else added.addmm_(a, b)
+
+
+PANEL_COLUMNS = 64
+
+
+def pack_panels(weight: Tensor) -> Tensor:
+    """A layer's weight (out_features, in_features) in the order in which our kernel reads it.
+
+    Returns: (groups of 64 outputs, in_features, 64), the last group filled up with 0.
+    """
+    columns, depth = weight.shape
+    filled = F.pad(weight, (0, 0, 0, -columns % PANEL_COLUMNS))
+    return filled.view(-1, PANEL_COLUMNS, depth).transpose(1, 2).contiguous()
+
+
+def multiply_packed(a: Tensor, panels: Tensor, bias: Tensor | None, columns: int) -> Tensor:
+    """:func:`multiply` by a weight that :func:`pack_panels` has packed, transposed, of so many columns."""
+    return torch.ops.fastenc.matmul_packed(a, panels, bias, columns)
+
+
+def fastest_product(a: Tensor, b: Tensor) -> Callable[[], Tensor]:
+    """A call of the fastest product a b known here, for a device's ceiling."""
+    if _by_ours(a, b):
+        panels = pack_panels(b.t())
+        return lambda: multiply_packed(a, panels, None, b.shape[1])
+    # Into the same result each time: on a CPU new pages would cost more than a small product.
+    out = torch.zeros(a.shape[0], b.shape[1], dtype=a.dtype, device=a.device)
+    return lambda: out.addmm_(a, b)
 
 
 class _Linear(torch.autograd.Function):
@@ -87,3 +116,7 @@ _library.define(
     lambda a, b, bias: a.new_empty((a.shape[0], b.shape[1])),
 )
 _library.define("matmul_add_(Tensor(a!) c, Tensor a, Tensor b) -> ()", lambda c, a, b: None)
+_library.define(
+    "matmul_packed(Tensor a, Tensor panels, Tensor? bias, int columns) -> Tensor",
+    lambda a, panels, bias, columns: a.new_empty((a.shape[0], columns)),
+)

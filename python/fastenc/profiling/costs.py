@@ -30,7 +30,7 @@ GATHERS: dict[str, Callable[[Sequence[Any], Any], Any]] = {
 
 
 class OpCall(NamedTuple):
-    """One op as the dispatcher saw it; ``shapes`` tells apart matrix products."""
+    """One op as the dispatcher saw it; ``shapes``, of two factors, tells apart matrix products."""
 
     name: str
     shapes: str
@@ -50,12 +50,22 @@ def _attention_flops(per_score: int) -> Callable[[dict[str, Any]], float]:
     return flops
 
 
+def _layer_attention_flops(given: dict[str, Any]) -> float:
+    columns, lengths = given["qkv_bias"].numel(), given["cu_seqlens"].diff().double()
+    return 2 * given["x"].numel() * columns + 4 * columns / 3 * float((lengths**2).sum())
+
+
 # name: arguments by their names -> FLOPs
 FLOPS: dict[str, Callable[[dict[str, Any]], float]] = {
     "fastenc::attention_fwd": _attention_flops(4),
     "fastenc::attention_bwd": _attention_flops(10),
     "fastenc::matmul": lambda a: 2 * a["a"].numel() * a["b"].shape[1],
     "fastenc::matmul_add_": lambda a: 2 * a["a"].numel() * a["b"].shape[1],
+    "fastenc::matmul_packed": lambda a: 2 * a["a"].numel() * a["columns"],
+    "fastenc::encoder_layer_attention": _layer_attention_flops,
+    "fastenc::encoder_layer_after_attention": lambda a: (
+        2 * (a["mixed"].numel() + 2 * a["up_bias"].numel() * len(a["x"])) * a["x"].shape[1]
+    ),
     "aten::addmm_": lambda a: 2 * a["mat1"].numel() * a["mat2"].shape[1],
     "mkldnn::_linear_pointwise": lambda a: 2 * a["X"].numel() * a["W"].shape[0],
 }
@@ -72,8 +82,8 @@ class CountWork(TorchDispatchMode):
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
         work = _work(func, args, kwargs, out)
-        products = [t for t in _tensors(args) if t.dim() > 1] if work.flops else []
-        shapes = ["x".join(map(str, t.shape)) for t in products]
+        factors = [t for t in _tensors(args) if t.dim() > 1][:2] if work.flops else []
+        shapes = ["x".join(map(str, t.shape)) for t in factors]
         self.calls.append(OpCall(func.name().split(".")[0], " ".join(shapes), work))
         return out
 

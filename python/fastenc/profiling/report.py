@@ -29,7 +29,10 @@ def table(profile: Profile):
     """The costliest ops; kernels stand under an op that has several."""
     made = require("rich.table", extra="train").Table(title="Where a step's time goes")
     for heading in ("op", "calls", "ms", "share", "GB", "GFLOP", "GB/s", "TFLOP/s", "roofline"):
-        made.add_column(heading, justify="left" if heading == "op" else "right", no_wrap=True)
+        if heading == "op":  # gives way on a narrow terminal
+            made.add_column(heading, overflow="fold", min_width=24)
+        else:
+            made.add_column(heading, justify="right", no_wrap=True)
     for row in profile.rows[:SHOWN]:
         made.add_row(_title(row), str(row.calls), *_figures(row, profile.busy_seconds))
         if len(row.kernels) > 1 or (row.kernels and row.op.startswith("fastenc")):

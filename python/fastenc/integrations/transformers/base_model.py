@@ -11,7 +11,8 @@ from torch.utils.checkpoint import checkpoint
 
 from fastenc.integrations.transformers import architectures
 from fastenc.integrations.transformers.batch_facts import BatchFacts, take_facts
-from fastenc.nn.encoder_layer import InferenceLayer, encoder_layer, wants_inference
+from fastenc.nn.encoder_layer import encoder_layer
+from fastenc.nn.inference_layer import InferenceLayer, wants_inference
 from fastenc.ops import tied_embedding_layer_norm, unpack
 from fastenc.ops._dispatch import choose
 from fastenc.packing import PackedBatch, pack

@@ -1,0 +1,34 @@
+// The sequences of a packed batch: their offsets, and their division among workers.
+#pragma once
+#include "tensors.h"
+
+namespace fastenc {
+
+// Offsets on the host. Python checks them for the user's eyes; the checks here keep a direct call inside the buffers.
+inline const int32_t* checked_offsets(const Tensor& cu_seqlens, int64_t tokens, int64_t max_seqlen) {
+  STD_TORCH_CHECK(cu_seqlens.scalar_type() == ScalarType::Int, "attention: cu_seqlens must be int32");
+  const auto* offsets = static_cast<const int32_t*>(cu_seqlens.const_data_ptr());
+  const int64_t sequences = cu_seqlens.numel() - 1;
+  STD_TORCH_CHECK(
+      sequences >= 0 && offsets[0] == 0 && offsets[sequences] == tokens,
+      "attention: cu_seqlens must run from 0 to the number of tokens");
+  for (int64_t s = 0; s < sequences; ++s)
+    STD_TORCH_CHECK(
+        offsets[s] <= offsets[s + 1] && offsets[s + 1] - offsets[s] <= max_seqlen,
+        "attention: cu_seqlens must not decrease, nor a sequence be longer than max_seqlen");
+  return offsets;
+}
+
+// Part i has sequences [bounds[i], bounds[i + 1]), in their order and with nearly as many tokens as every other part.
+inline std::vector<int64_t> share_sequences(const int32_t* offsets, int64_t sequences, int64_t parts) {
+  std::vector<int64_t> bounds{0};
+  for (int64_t part = 1, sequence = 0; part < parts; ++part) {
+    const int64_t tokens = offsets[sequences] * part / parts;
+    while (sequence < sequences && int64_t{offsets[sequence]} + offsets[sequence + 1] <= 2 * tokens) ++sequence;
+    bounds.push_back(sequence);
+  }
+  bounds.push_back(sequences);
+  return bounds;
+}
+
+}  // namespace fastenc
