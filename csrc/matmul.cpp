@@ -5,7 +5,14 @@
 namespace fastenc {
 namespace {
 
-constexpr int64_t kRows = 192;  // of a task at least, so that packing a panel of B costs little beside its products
+// Rows of a task: packing a panel of B should cost little beside its products, and A's rows stay in the second cache.
+constexpr int64_t kLeastRows = 192, kMostRows = 512;
+
+// Of the rows: as few as give each thread several tasks.
+int64_t number_of_parts(int64_t rows, int64_t panels) {
+  const int64_t threads = torch::stable::get_num_threads();
+  return std::clamp(4 * threads / panels, (rows + kMostRows - 1) / kMostRows, std::max<int64_t>(1, rows / kLeastRows));
+}
 
 Tensor with_unit_stride(const Tensor& x) {
   STD_TORCH_CHECK(x.dim() == 2 && x.scalar_type() == ScalarType::Float, "matmul: both must be float32 matrices");
@@ -25,7 +32,7 @@ void multiply_into(Tensor& c, const Tensor& a_, Matmul m) {
   m.c = static_cast<float*>(c.mutable_data_ptr());
   m.rows = a.size(0);
   const int64_t panels = (m.columns + kMatmulColumns - 1) / kMatmulColumns;
-  const int64_t parts = std::max<int64_t>(1, m.rows / kRows);
+  const int64_t parts = number_of_parts(m.rows, panels);
   torch::stable::parallel_for(0, panels * parts, 1, [&](int64_t begin, int64_t end) {
     for (int64_t task = begin; task < end; ++task) {
       const int64_t part = task / panels, left = task % panels * kMatmulColumns;

@@ -28,8 +28,9 @@ template <bool kTransposed>
 static void multiply_by_panel(
     const Matmul& m, int64_t first_k, int64_t depth, const float* panel, int64_t ldb, int64_t first, int64_t last,
     int64_t left, int64_t columns, bool add) {
-  // The next of packed panels lies behind this one; one that was packed here is followed by none that is ready.
-  const float* ahead = m.panels ? panel + depth * ldb : panel;
+  // The next of packed panels lies behind this one. One that was packed here is followed by none that is ready, but
+  // its first product may find C in memory.
+  const float* ahead = m.panels ? panel + depth * ldb : first_k || m.bias ? panel : nullptr;
   const int64_t lda = kTransposed ? m.a_depth : m.a_row;
   const float* a = m.a + first * m.a_row + first_k * m.a_depth;
   float* c = m.c + first * m.columns + left;

@@ -7,19 +7,23 @@ constexpr int64_t kDepth = 128;                    // rows of B per pass: a pane
 
 // C (count x kRows rows, kVectors vectors) = or += A B. A's element (row, k) is at a[row * lda + k], or transposed at
 // a[k * lda + row]. The first tiles fetch `ahead`, the panel that a next product reads: a tile without misses takes
-// nine tenths of the time.
+// nine tenths of the time. Where it is null, C may lie in memory, and is fetched long before it is added to.
 template <int kRows, int kVectors, bool kTransposed>
 static void multiply_tiles(
     int64_t count, const float* a, int64_t lda, const float* b, int64_t ldb, int64_t depth, float* c, int64_t ldc,
     bool add, const float* ahead) {
-  for (; count; --count, a += kRows * (kTransposed ? 1 : lda), c += kRows * ldc, ahead += kLanes) {
+  for (; count; --count, a += kRows * (kTransposed ? 1 : lda), c += kRows * ldc) {
     Vec sums[kRows][kVectors];
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll 4
-      for (int v = 0; v < kVectors; ++v) sums[r][v] = Vec{};
+      for (int v = 0; v < kVectors; ++v) {
+        if (!ahead && depth >= kDepth) __builtin_prefetch(c + r * ldc + v * kLanes, 1);
+        sums[r][v] = Vec{};
+      }
+    const float* fetched = ahead ? ahead : b;
     for (int64_t k = 0; k < depth; ++k) {
-      __builtin_prefetch(ahead + k * kPanel, 0, 2);
+      __builtin_prefetch(fetched + k * kPanel, 0, 2);
       Vec b_k[kVectors];
 #pragma GCC unroll 4
       for (int v = 0; v < kVectors; ++v) b_k[v] = load(b + k * ldb + v * kLanes);
@@ -37,6 +41,7 @@ static void multiply_tiles(
         float* target = c + r * ldc + v * kLanes;
         store(target, add ? load(target) + sums[r][v] : sums[r][v]);
       }
+    if (ahead) ahead += kLanes;
   }
 }
 
@@ -66,14 +71,13 @@ template <bool kTransposed = false>
 static void multiply_panel(
     const float* a, int64_t lda, const float* b, int64_t ldb, float* c, int64_t ldc, int64_t rows, int64_t columns,
     int64_t depth, bool add, const float* ahead = nullptr) {
-  if (!ahead) ahead = b;
   const int64_t tiles = (rows + kTileRows - 1) / kTileRows;
   const int64_t fewer = rows / tiles, higher = rows % tiles;  // `higher` tiles have one row more
   const int64_t vectors = columns / kLanes, split = higher * (fewer + 1);
   if (higher) tiles_of<kTransposed>(fewer + 1, vectors)(higher, a, lda, b, ldb, depth, c, ldc, add, ahead);
   tiles_of<kTransposed>(fewer, vectors)(
       tiles - higher, a + split * (kTransposed ? 1 : lda), lda, b, ldb, depth, c + split * ldc, ldc, add,
-      ahead + higher * kLanes);
+      ahead ? ahead + higher * kLanes : ahead);
 }
 
 FASTENC_INLINE int64_t panel_width(int64_t columns_left) { return columns_left < kPanel ? columns_left : kPanel; }
