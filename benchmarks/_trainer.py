@@ -6,16 +6,18 @@ from typing import Any
 
 import torch
 
-from fastenc.data import BatchSampler, load_tokenizer
+from benchmarks._span_peer import PlainSpanClassifier, collate
+from fastenc.data import BatchSampler, collate_spans, load_tokenizer
 from fastenc.data.questions import question_windows
 from fastenc.demo.checkpoint import minilm_folder
-from fastenc.tasks import QuestionAnswering, Task, TokenClassification
+from fastenc.tasks import QuestionAnswering, SpanNer, Task, TokenClassification
 from fastenc.tasks.metrics import classification_metrics, regression_metrics, tagging_metrics
+from fastenc.tasks.span_decoding import best_null_offset
 from fastenc.train import TrainConfig
 
 
 class Kind(ABC):
-    """What the Trainer needs to know of a task: its model class, rows, collator and score."""
+    """What the Trainer needs to know of a task: its model, rows, collator and score."""
 
     architecture: str
 
@@ -25,6 +27,12 @@ class Kind(ABC):
 
     def model_options(self) -> dict[str, Any]:
         return {"num_labels": len(self.names) or 1}
+
+    def model(self) -> Any:
+        import transformers
+
+        automatic = getattr(transformers, f"AutoModelFor{self.architecture}")
+        return automatic.from_pretrained(minilm_folder(), **self.model_options())
 
     def collator(self) -> Callable:
         import transformers
@@ -38,6 +46,9 @@ class Kind(ABC):
     @abstractmethod
     def score(self, data: Any, prediction: Any) -> dict[str, float]:
         """The task's metrics of the Trainer's prediction for all rows of the data."""
+
+    def calibrate(self, dev: Any, prediction: Any) -> None:  # noqa: B027
+        """Choose after training what a task chooses on the dev set; most choose nothing."""
 
 
 class Texts(Kind):
@@ -124,9 +135,58 @@ class Questions(Kind):
         return self.task.score(None, data, self.task.decode(None, data, windows, logits))
 
 
+class Entities(Kind):
+    """transformers has no model of spans: a head of torch's own functions stands on its encoder. Windows, spans and
+    decoding are fastenc's, so that what differs is the training."""
+
+    def __init__(self, task: Any, train: Any, tokenizer: Any):
+        super().__init__(task, train, tokenizer)
+        self.ours = task.load(minilm_folder(), train)
+
+    def model(self) -> Any:
+        import transformers
+
+        encoder = transformers.AutoModel.from_pretrained(minilm_folder(), add_pooling_layer=False)
+        return PlainSpanClassifier(encoder, self.ours.head)
+
+    def collator(self) -> Callable:
+        return collate
+
+    def rows(self, data: Any) -> list[dict]:
+        rows = []
+        for example in self.task.encode(data, self.ours):
+            alone = collate_spans([example])
+            rows.append(
+                {
+                    "input_ids": torch.tensor(example.input_ids),
+                    "words": alone["word_rows"],
+                    "spans": torch.stack([alone["starts"], alone["ends"]], 1),
+                    "labels": alone["labels"],
+                }
+            )
+        return rows
+
+    def score(self, data: Any, prediction: Any) -> dict[str, float]:
+        found = self.task.decode(self.ours, data, *self._examples_and_logits(data, prediction))
+        return self.task.score(self.ours, data, found)
+
+    def calibrate(self, dev: Any, prediction: Any) -> None:
+        candidates = self.task.candidates(
+            self.ours, dev, *self._examples_and_logits(dev, prediction)
+        )
+        self.ours.null_offset = best_null_offset(candidates, dev.entities)
+
+    def _examples_and_logits(self, data: Any, prediction: Any) -> tuple[list, list[torch.Tensor]]:
+        padded = zip(prediction.predictions, prediction.label_ids, strict=True)
+        logits = [torch.as_tensor(row[labels != -100]) for row, labels in padded]
+        return self.task.encode(data, self.ours), logits
+
+
 def kind_of(task: Task) -> type[Kind]:
     if isinstance(task, TokenClassification):
         return Tags
+    if isinstance(task, SpanNer):
+        return Entities
     return Questions if isinstance(task, QuestionAnswering) else Texts
 
 

@@ -23,15 +23,13 @@ from benchmarks._runs import collect, runs_on_sets, training_options
 from benchmarks._trainer import kind_of, transformers_trainer
 from benchmarks.task_sets import SETS, TaskSet
 from fastenc.demo.checkpoint import minilm_folder
-from fastenc.tasks import QuestionAnswering, SpanNer, Task, TokenClassification
+from fastenc.tasks import QuestionAnswering, Task, TokenClassification
 from fastenc.train import TrainConfig, fine_tuning_rate, task_trainer
 
 OURS, OURS_CRF, THEIRS = "fastenc", "fastenc, CRF", "transformers Trainer"
 
 
 def providers(chosen: TaskSet) -> tuple[str, ...]:
-    if isinstance(chosen.task, SpanNer):
-        return (OURS,)  # transformers has no such task
     tags = isinstance(chosen.task, TokenClassification)
     return (OURS, OURS_CRF, THEIRS) if tags and chosen.metric == "f1" else (OURS, THEIRS)
 
@@ -76,8 +74,7 @@ def theirs(
 
     transformers.set_seed(config.seed)
     kind = kind_of(task)(task, train, transformers.AutoTokenizer.from_pretrained(minilm_folder()))
-    automatic = getattr(transformers, f"AutoModelFor{kind.architecture}")
-    model = automatic.from_pretrained(minilm_folder(), **kind.model_options())
+    model = kind.model()
     trainer = transformers_trainer(
         wrap(model) if wrap else model,
         config,
@@ -90,6 +87,7 @@ def theirs(
     with Stopwatch() as watch:
         trainer.train()
     trainer.compute_metrics = None  # which is of dev
+    kind.calibrate(dev, trainer.predict(kind.rows(dev)))
     measure = lambda data: kind.score(data, trainer.predict(kind.rows(data)))[metric]
     result = {"dev": measure(dev)}
     if test is not None:

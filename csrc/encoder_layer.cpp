@@ -77,7 +77,9 @@ Tensor after_attention(
   x = as_contiguous(x);
   const auto *mixed_rows = float_rows(mixed), *x_rows = float_rows(x);
   const int64_t rows = x.size(0), hidden = x.size(1), inner = up_bias.numel();
-  for (const Tensor& t : {out_bias, attention_norm_weight, attention_norm_bias, down_bias, out_norm_weight, out_norm_bias})
+  const Tensor of_width[] = {out_bias,  attention_norm_weight, attention_norm_bias,
+                             down_bias, out_norm_weight,       out_norm_bias};
+  for (const Tensor& t : of_width)
     STD_TORCH_CHECK(t.numel() == hidden, "encoder_layer: weights and biases must have the rows' width");
   STD_TORCH_CHECK(mixed.size(0) == rows, "encoder_layer: mixed must have x's rows");
   const FloatVector vectors[] = {

@@ -13,7 +13,7 @@ struct Matmul {
   int64_t a_row, a_depth;
   const float* b;
   int64_t b_depth, b_column;
-  const float* panels;  // in b's place: columns in groups of kMatmulColumns, the last filled up, each (depth, columns)
+  const float* panels;  // in place of b: columns in groups of kMatmulColumns, the last filled up, each (depth, 64)
   const float* bias;  // or null
   float* c;
   int64_t rows, columns, depth;

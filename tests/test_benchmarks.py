@@ -44,9 +44,13 @@ from benchmarks._harness import (
 from fastenc.kernels import launch
 from torch.nn.attention import flex_attention
 
+from fastenc.data import EntityData
+from fastenc.data.tags import Span
 from fastenc.models import EncoderConfig
 from fastenc.profiling import Ceilings, models
+from fastenc.tasks import SpanNer
 from fastenc.testing import CASES, numerics_report
+from training_run import sentence
 
 ROOT = Path(__file__).parents[1]
 SCRIPT = ROOT / "benchmarks" / "gpu_visit.sh"
@@ -590,6 +594,25 @@ def test_a_visits_failed_stage_does_not_stop_the_next(tmp_path):
     assert "not begun" in late.stdout
     unknown = visit("nonsense", folder=tmp_path)
     assert unknown.returncode == 2 and "no such stage: nonsense" in unknown.stderr
+
+
+def test_the_peer_of_spans_is_trained_on_the_same_scores():
+    pytest.importorskip("transformers")
+    from benchmarks._trainer import Entities
+
+    words = [["Ada", "met", "Bo"], ["nobody"], ["the", "cat", "of", "Ada", "sleeps"]]
+    found = [[Span("P", 0, 1), Span("P", 2, 3)], [], [Span("X", 0, 4), Span("P", 3, 4)]]
+    data = EntityData([sentence(row) for row in words], found, ["P", "X"])
+    task = SpanNer(max_length=16)
+    kind = Entities(task, data, None)
+    theirs, ours = kind.model().eval(), kind.ours.eval()
+    batch = kind.collator()(kind.rows(data))
+    real = batch["labels"] != -100
+    with torch.no_grad():
+        result = theirs(**batch)
+        expected = ours(**task.collate(task.encode(data, ours)))
+    torch.testing.assert_close(result["logits"][real], expected.logits, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(result["loss"], expected.loss, rtol=1e-4, atol=1e-5)
 
 
 def test_names_of_benchmarks():

@@ -149,10 +149,16 @@ class SpanNer(Task):
         if self.null_offset is not None:
             return {}
         logits, loss = run(model, examples, self.collate, self.logits_of, batch_size, fill=fill)
-        everything = self._entities(model, data, examples, logits, 0.0, lowest=float("-inf"))
-        model.null_offset = best_null_offset(everything, data.entities)
+        candidates = self.candidates(model, data, examples, logits)
+        model.null_offset = best_null_offset(candidates, data.entities)
         scores = self.score(model, data, self.decode(model, data, examples, logits))
         return {"loss": loss, **scores, "null_offset": model.null_offset}
+
+    def candidates(
+        self, model, data: EntityData, examples: Sequence[SpanExample], logits: list[Tensor]
+    ) -> list[list[FoundEntity]]:
+        """Of each sentence what there would be with an offset that lets every span be an entity."""
+        return self._entities(model, data, examples, logits, 0.0, lowest=float("-inf"))
 
     def lines(
         self, model, data: EntityData, predictions: list[list[FoundEntity]], suffix: str
