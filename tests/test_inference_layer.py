@@ -97,6 +97,19 @@ def test_changed_weights_are_noticed(ours):
     torch.testing.assert_close(y, expected, rtol=1e-4, atol=1e-5)
 
 
+def test_weights_are_reordered_once_whatever_the_number_of_rows(ours):
+    values, offsets, longest = inputs((20,) * 20)
+    layer, weights = InferenceLayer(), weights_of(values)
+    copies = []
+    with torch.no_grad():
+        for count in (20, 1, 20):  # blocks of rows, single products, blocks of rows
+            rows = values["x"][: 20 * count]
+            layer(rows, offsets[: count + 1], longest, weights, options())
+            parts = (layer._qkv, layer._attention_out, layer._up, layer._down)
+            copies.append([part._weight for part in parts])
+    assert all(a is b is c for a, b, c in zip(*copies, strict=True))
+
+
 @pytest.mark.parametrize(
     ("name", "wrong"),
     [

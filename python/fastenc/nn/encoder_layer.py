@@ -156,12 +156,12 @@ def _drawn(x: Tensor, dropout_p: float) -> tuple[Tensor | None, float]:
     return (_checks.draw_seed(x.device) if dropout_p > 0 else None), dropout_p
 
 
-def activate(x: Tensor, bias: Tensor, activation: str, inplace: bool = False) -> Tensor:
+def activate(x: Tensor, bias: Tensor | None, activation: str, inplace: bool = False) -> Tensor:
     """activation(x + bias) for a name of ACTIVATIONS; in place: x may be overwritten."""
     function = ACTIVATIONS[activation]
     if isinstance(function, str):
         return bias_gelu(x, bias, approximate=function, inplace=inplace)
-    return function(x + bias.to(x.dtype))
+    return function(x if bias is None else x + bias.to(x.dtype))
 
 
 def _cat(tensors: tuple[Tensor, ...]) -> Tensor:

@@ -103,8 +103,8 @@ class InferenceLayer:
         h = layer_norm(
             projected, w.attention_norm_weight, w.attention_norm_bias, residual=x, eps=o.eps
         )
-        inner = self._up(h, (w.up_weight,), (None,))
-        inner = activate(inner, w.up_bias, o.activation, inplace=True)
+        inner = self._up(h, (w.up_weight,), (w.up_bias,))
+        inner = activate(inner, None, o.activation, inplace=True)
         projected = self._down(inner, (w.down_weight,), (w.down_bias,))
         return layer_norm(projected, w.out_norm_weight, w.out_norm_bias, residual=h, eps=o.eps)
 
