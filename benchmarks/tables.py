@@ -27,7 +27,8 @@ def picture(data: dict, name: str, text: str) -> str:
 
 def machine_line(machine: dict) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
-    return f"{machine['device']}, {machine['threads']} threads; {versions}; {machine['date']}."
+    threads = "1 thread" if machine["threads"] == 1 else f"{machine['threads']} threads"
+    return f"{machine['device']}, {threads}; {versions}; {machine['date']}."
 
 
 def grid(cases: dict, columns: dict[str, str], unit: str, form) -> str:
