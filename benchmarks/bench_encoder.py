@@ -53,7 +53,7 @@ def batches(sequences, by_length):
 
 
 class Products:
-    """The matrix products of every layer, without anything between them, from weights in oneDNN's order."""
+    """The matrix products of every layer, without anything between them, from reordered weights."""
 
     def __init__(self, encoder: Encoder):
         layers = [(a.qkv, a.attention_out, a.up, a.down) for a in encoder.layers]

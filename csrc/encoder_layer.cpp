@@ -1,7 +1,7 @@
 #include "encoder_layer.h"
 
 #include "attention.h"
-#include "matmul.h"
+#include "panels.h"
 #include "scratch.h"
 #include "sequences.h"
 
@@ -27,12 +27,8 @@ int64_t number_of_blocks(int64_t rows) {
 }
 
 PackedLinear packed(const Tensor& panels, const FloatVector& bias, int64_t depth, int64_t columns) {
-  STD_TORCH_CHECK(
-      panels.scalar_type() == ScalarType::Float && panels.dim() == 3 && panels.is_contiguous() &&
-          panels.size(0) == (columns + kMatmulColumns - 1) / kMatmulColumns && panels.size(1) == depth &&
-          panels.size(2) == kMatmulColumns && columns % 16 == 0,
-      "encoder_layer: panels must be (groups of 64 columns, depth, 64), and widths multiples of 16");
-  return {static_cast<const float*>(panels.const_data_ptr()), bias.data(), depth, columns};
+  STD_TORCH_CHECK(columns % 16 == 0, "encoder_layer: widths must be multiples of 16");
+  return {checked_panels(panels, depth, columns), bias.data(), depth, columns};
 }
 
 const float* float_rows(const Tensor& x) {

@@ -8,7 +8,7 @@
 
 namespace fastenc {
 
-// Panels as in Matmul.
+// A weight packed as panels.h says.
 struct PackedLinear {
   const float* panels;
   const float* bias;

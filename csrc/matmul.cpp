@@ -1,6 +1,6 @@
 #include "matmul.h"
 
-#include "tensors.h"
+#include "panels.h"
 
 namespace fastenc {
 namespace {
@@ -66,15 +66,11 @@ Tensor multiply(Tensor a, Tensor b, std::optional<Tensor> bias) {
 
 Tensor multiply_packed(Tensor a, Tensor panels, std::optional<Tensor> bias, int64_t columns) {
   const FloatVector bias_values(bias);
-  STD_TORCH_CHECK(
-      panels.scalar_type() == ScalarType::Float && panels.dim() == 3 && panels.is_contiguous() &&
-          panels.size(0) == (columns + kMatmulColumns - 1) / kMatmulColumns && panels.size(2) == kMatmulColumns,
-      "matmul: panels must be (groups of 64 columns, depth, 64)");
   STD_TORCH_CHECK(!bias || bias->numel() == columns, "matmul: bias must have a number for each column");
   Tensor c = empty({a.size(0), columns}, ScalarType::Float);
   Matmul m{};
-  m.panels = static_cast<const float*>(panels.const_data_ptr());
-  m.depth = panels.size(1);
+  m.depth = a.size(1);
+  m.panels = checked_panels(panels, m.depth, columns);
   m.columns = columns;
   m.bias = bias_values.data();
   multiply_into(c, a, m);

@@ -6,15 +6,15 @@
 
 namespace fastenc {
 
-// Element (row, k) of A is at row * a_row + k * a_depth, (k, column) of B at k * b_depth + column * b_column; one stride
-// of each is 1. C's rows are contiguous.
+// Element (row, k) of A is at row * a_row + k * a_depth, (k, column) of B at k * b_depth + column * b_column; one
+// stride of each is 1. C's rows are contiguous.
 struct Matmul {
   const float* a;
   int64_t a_row, a_depth;
   const float* b;
   int64_t b_depth, b_column;
-  const float* panels;  // in place of b: columns in groups of kMatmulColumns, the last filled up, each (depth, 64)
-  const float* bias;  // or null
+  const float* panels;  // in place of b: packed as panels.h says
+  const float* bias;    // or null
   float* c;
   int64_t rows, columns, depth;
   bool add;  // to what C holds

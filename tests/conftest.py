@@ -20,7 +20,7 @@ try:
 except ImportError:
     _C = None
 
-from fastenc.ops import _dispatch, _library  # noqa: E402
+from fastenc.ops import _dispatch, _library, _matmul  # noqa: E402
 
 
 def pytest_runtest_setup(item):
@@ -51,6 +51,16 @@ def instruction_set(request):
     _C.set_instruction_set(request.param)
     yield request.param
     _C.set_instruction_set(before)
+
+
+@pytest.fixture(params=["our products", "torch's"])
+def ours(request, monkeypatch):
+    """Runs a test with our float32 products and with torch's, whichever the processor would choose."""
+    wanted = request.param == "our products"
+    if wanted and _C is None:
+        pytest.skip("the compiled extension is not available")
+    monkeypatch.setattr(_matmul, "ours_is_faster", lambda: wanted)
+    return wanted
 
 
 class TritonTarget(NamedTuple):

@@ -4,22 +4,13 @@ import pytest
 import torch
 from conftest import needs_cpp
 
-from fastenc.nn import prepacked_linear
 from fastenc.nn.inference_layer import InferenceLayer
-from fastenc.ops import _encoder_layer, _matmul
+from fastenc.ops import _encoder_layer
 from fastenc.testing import assert_within_budget
 from test_attention import EDGE_LENGTHS
 from test_half_layers import inputs, options, plain_layer, weights_of
 
 pytestmark = needs_cpp
-
-
-@pytest.fixture(params=["our products", "torch's"])
-def ours(request, monkeypatch):
-    ours = request.param == "our products"
-    for module in (_matmul, prepacked_linear):
-        monkeypatch.setattr(module, "ours_is_faster", lambda: ours)
-    return ours
 
 
 @pytest.fixture(params=[1, 3])

@@ -10,14 +10,7 @@ from fastenc.ops import _library, _matmul
 from fastenc.ops._matmul import linear, multiply, multiply_packed, pack_panels
 from fastenc.packing import pack_sequences
 
-
-@pytest.fixture(params=["ours", "torch"], autouse=True)
-def by_ours(request, monkeypatch, instruction_set):
-    wanted = request.param == "ours"
-    if wanted and not _library.HAS_CPP:
-        pytest.skip("the extension is not built")
-    monkeypatch.setattr(_matmul, "ours_is_faster", lambda: wanted)
-    return wanted
+pytestmark = pytest.mark.usefixtures("ours", "instruction_set")
 
 
 def within(actual, expected, inner):
@@ -123,7 +116,7 @@ def test_torch_can_compile():
 
 
 @pytest.mark.skipif(not _library.HAS_CPP, reason="without the extension the layers are references")
-def test_a_training_step_forgets_none(by_ours):
+def test_a_training_step_forgets_none(ours):
     torch.manual_seed(0)
     config = EncoderConfig(
         vocab_size=50,
@@ -137,8 +130,8 @@ def test_a_training_step_forgets_none(by_ours):
     batch = pack_sequences([[1, 2, 3], [4, 5, 6, 7]])
     with Products() as seen:
         model(batch).last_hidden_state.square().sum().backward()
-    assert ("matmul" in seen.names) == by_ours
-    assert bool(seen.names & {"mm", "addmm", "addmm_"}) != by_ours
+    assert ("matmul" in seen.names) == ours
+    assert bool(seen.names & {"mm", "addmm", "addmm_"}) != ours
 
 
 @pytest.mark.skipif(not _library.HAS_CPP, reason="the extension tells the processor")

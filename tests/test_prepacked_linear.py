@@ -4,18 +4,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fastenc.nn import prepacked_linear
 from fastenc.nn.prepacked_linear import PrepackedLinear
-from fastenc.ops import _library, _matmul
 
-
-@pytest.fixture(params=["ours", "torch's"], autouse=True)
-def by_ours(request, monkeypatch):
-    wanted = request.param == "ours"
-    if wanted and not _library.HAS_CPP:
-        pytest.skip("the extension is not built")
-    for module in (_matmul, prepacked_linear):
-        monkeypatch.setattr(module, "ours_is_faster", lambda: wanted)
+pytestmark = pytest.mark.usefixtures("ours")
 
 
 def weights_and_biases(dtype=torch.float32):

@@ -1,11 +1,7 @@
 // A block of rows stays in the second cache from product to product.
 
-static void fill_with_bias(const float* bias, int64_t columns, float* c, int64_t ldc, int64_t rows) {
-  for (int64_t row = 0; row < rows; ++row) __builtin_memcpy(c + row * ldc, bias, columns * sizeof(float));
-}
-
-FASTENC_INLINE const float* panel_at(const PackedLinear& w, int64_t top, int64_t column) {
-  return w.panels + (column / kMatmulColumns * w.depth + top) * kMatmulColumns + column % kMatmulColumns;
+FASTENC_INLINE const float* panel_at(const PackedLinear& w, int64_t row, int64_t column) {
+  return panel_at(w.panels, w.depth, row, column);
 }
 
 // C += A times the weight's rows [top, top + depth) and columns [left, left + columns); `next` is read after it.

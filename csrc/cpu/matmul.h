@@ -56,13 +56,12 @@ void matmul_block(const Matmul& m, int64_t first, int64_t last, int64_t left, in
   const int64_t ldb = m.panels ? kMatmulColumns : kPanel;
   for (int64_t j = left; j < right; j += kPanel) {
     const int64_t columns = panel_width(right - j);
-    for (int64_t row = first; m.bias && row < last; ++row)
-      __builtin_memcpy(m.c + row * m.columns + j, m.bias + j, columns * sizeof(float));
+    if (m.bias) fill_with_bias(m.bias + j, columns, m.c + first * m.columns + j, m.columns, last - first);
     for (int64_t k = 0; k < m.depth; k += kDepth) {
       const int64_t depth = m.depth - k < kDepth ? m.depth - k : kDepth;
       const bool add = m.add || m.bias || k;
       if (m.panels)
-        panel = m.panels + (j / kMatmulColumns * m.depth + k) * kMatmulColumns + j % kMatmulColumns;
+        panel = panel_at(m.panels, m.depth, k, j);
       else
         pack_panel(m, k, depth, j, columns, packed);
       if (m.a_depth == 1)

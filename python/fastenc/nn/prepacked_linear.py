@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from fastenc.ops import _library
-from fastenc.ops._matmul import linear, multiply_packed, ours_is_faster, pack_panels
+from fastenc.ops import _library, _matmul
+from fastenc.ops._matmul import linear, multiply_packed, pack_panels
 
 
 def reordering(x: Tensor, weight: Tensor) -> Callable[[Tensor], Tensor] | None:
@@ -19,7 +19,7 @@ def reordering(x: Tensor, weight: Tensor) -> Callable[[Tensor], Tensor] | None:
         return None
     if x.dtype != weight.dtype or not _library.HAS_CPP:
         return None
-    if weight.dtype == torch.float32 and ours_is_faster():
+    if weight.dtype == torch.float32 and _matmul.ours_is_faster():
         return pack_panels
     if not torch.backends.mkldnn.is_available() or not torch.backends.mkldnn.enabled:
         return None
