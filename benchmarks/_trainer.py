@@ -213,7 +213,7 @@ def transformers_trainer(
     compute_metrics: Callable,
     metric: str,
 ) -> Any:
-    """A Trainer that evaluates every epoch and keeps the best by ``metric``; rows have ``input_ids`` and labels."""
+    """A Trainer that evaluates when fastenc's does and keeps the best by ``metric``; rows: ``input_ids`` and labels."""
     import transformers
 
     arguments = transformers.TrainingArguments(
@@ -242,6 +242,15 @@ def transformers_trainer(
                 train, batch_sampler=EpochAfterEpoch(sampler), collate_fn=self.data_collator
             )
 
+    class WithinEpochs(transformers.TrainerCallback):
+        """Evaluations before the end of an epoch, at which "epoch" has one."""
+
+        def on_step_end(self, args, state, control, **_):
+            steps = state.max_steps // config.epochs
+            done = state.global_step % steps
+            if done and config.evaluation_due(state.global_step, done, steps):
+                control.should_evaluate = control.should_save = True
+
     return SameBatches(
         model,
         arguments,
@@ -249,4 +258,5 @@ def transformers_trainer(
         eval_dataset=dev,
         data_collator=collate,
         compute_metrics=compute_metrics,
+        callbacks=[WithinEpochs()],
     )

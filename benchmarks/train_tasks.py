@@ -3,10 +3,10 @@
 python -m benchmarks.train_tasks [SET ...] [--seeds 0 1 2] [--epochs N] [--limit N]    (needs FASTENC_DATA)
 
 Batches and their order, learning rate, warm-up, weight decay and clipping are the same; dropout and the classifier's
-first weights are each library's own. The epoch is chosen on dev, the score is of test where there is one. Each run has
-a process of its own, whose time (training with its evaluations) and peak memory are reported beside the score. Runs
-whose results are there already are not run again; with --limit only so many examples of each file are read, and
-nothing is written.
+first weights are each library's own. Of the evaluations, one an epoch or four in SST-2's long ones, the best on dev
+counts; the score is of test where there is one. Each run has a process of its own, whose time (training with its
+evaluations) and peak memory are reported beside the score. Runs whose results are there already are not run again;
+with --limit only so many examples of each file are read, and nothing is written.
 """
 
 import shutil

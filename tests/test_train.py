@@ -49,6 +49,21 @@ def test_the_log_counts_passes_that_are_done(tmp_path):
     assert trainer.sampler._counts.keys() == {0, 1, 2}, "counting an epoch costs a pass over it"
 
 
+@pytest.mark.parametrize(
+    "options, steps, expected",
+    [
+        ({}, 499, [499]),
+        ({}, 500, [125, 250, 375, 500]),
+        ({}, 2105, [527, 1053, 1579, 2105]),
+        ({"eval_every": 800}, 2105, [800, 1600]),
+    ],
+)
+def test_long_epochs_have_an_evaluation_each_quarter(options, steps, expected):
+    config = TrainConfig("runs", **options)
+    due = [done for done in range(1, steps + 1) if config.evaluation_due(done, done, steps)]
+    assert due == expected
+
+
 def test_without_a_terminal_the_logs_lines_are_printed(tmp_path, capsys):
     trainer = build(tmp_path, max_steps=4, eval_every=4, log_every=2)
     trainer.show_progress = None

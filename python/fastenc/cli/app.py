@@ -55,7 +55,10 @@ Parallel = Annotated[
 Precision = Annotated[str, typer.Option(help="fp32, or bf16 for autocast over fp32 weights.")]
 Seed = Annotated[int, typer.Option(help="Seed of initial weights, data order, masks and dropout.")]
 EvalEvery = Annotated[
-    int | None, typer.Option(help="Steps between evaluations; default: every epoch.")
+    int | None,
+    typer.Option(
+        help="Steps between evaluations; default: every epoch, every quarter of a long one."
+    ),
 ]
 SaveEvery = Annotated[int | None, typer.Option(help="Steps between further checkpoints.")]
 Track = Annotated[

@@ -11,6 +11,9 @@ PRECISIONS = ("fp32", "bf16")
 PARALLEL = ("ddp", "fsdp")
 # Fields that a resumed run may change, because no weight depends on them.
 FREE = {"output_dir", "log_every", "save_every", "keep_checkpoints", "track"}
+# Optimiser steps from which an epoch is too long to see nothing, and to keep nothing, before its end. Dodge et al. 2020
+# (arXiv:2002.06305) evaluate ten times in each; four keep the cost low where the dev set is large.
+LONG_EPOCH = 500
 # How a step's work is split. Its result depends on ``micro_batches`` * processes alone, but for rounding and dropout.
 SPLIT = {"accumulation", "global_batch_size", "parallel"}
 
@@ -54,7 +57,8 @@ class TrainConfig:
         max_grad_norm: the gradient is scaled down to this Euclidean norm; 0 switches it off.
         parallel: "ddp", the whole model on each process, or "fsdp", a shard of it.
         precision: "fp32", or "bf16" for autocast over fp32 weights.
-        eval_every: optimiser steps between evaluations, each with a checkpoint; None: at the end of each epoch.
+        eval_every: optimiser steps between evaluations, each with a checkpoint; None: at the end of each epoch, and of
+            each quarter of one that has at least ``LONG_EPOCH`` steps.
         save_every: optimiser steps between further checkpoints, or None.
         keep_checkpoints: newest checkpoints to keep, beside the best.
         log_every: optimiser steps between lines of the log.
@@ -154,6 +158,13 @@ class TrainConfig:
                 f"warmup_steps must be at most the run's {total_steps} steps, got {self.warmup_steps}: give fewer"
             )
         return self.warmup_steps
+
+    def evaluation_due(self, step: int, done: int, steps: int) -> bool:
+        """Whether an evaluation follows a step, which ends ``done`` of its epoch's ``steps``."""
+        if self.eval_every is not None:
+            return step % self.eval_every == 0
+        parts = 4 if steps >= LONG_EPOCH else 1
+        return done * parts // steps > (done - 1) * parts // steps
 
     def decisive(self) -> dict[str, Any]:
         """The fields that the weights depend on."""

@@ -186,8 +186,7 @@ class Trainer:
             epoch, done = self._place()
             steps = self._steps(epoch)
             logs = self.step % config.log_every == 0 or last
-            due = self.step % config.eval_every == 0 if config.eval_every else done == steps
-            evaluates = due or last
+            evaluates = config.evaluation_due(self.step, done, steps) or last
             saves = evaluates or (config.save_every and self.step % config.save_every == 0)
             if logs or saves:
                 self._read_window()
