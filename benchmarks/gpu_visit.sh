@@ -59,8 +59,10 @@ for capability in 80 90 100; do
 done
 stage tests_cuda_binaries 300 - "$PYTEST tests/test_cuda_binaries.py"
 stage numerics 300 gpu "$PYTHON -m benchmarks.numerics"
-stage memcheck 560 compute-sanitizer "$SANITIZER --tool memcheck $PYTHON tests/sanitize.py"
-stage racecheck 560 compute-sanitizer "$SANITIZER --tool racecheck $PYTHON tests/sanitize.py"
+for tool in memcheck racecheck; do
+  stage "${tool}_attention" 560 compute-sanitizer "$SANITIZER --tool $tool $PYTHON tests/sanitize.py 'attention*'"
+  stage "${tool}_others" 560 compute-sanitizer "$SANITIZER --tool $tool $PYTHON tests/sanitize.py '[!a]*'"
+done
 # A candidate may compile for a minute. What the table changes is tested again.
 stage tune 580 gpu "$PYTHON -m benchmarks.run --tune --seconds \$((STAGE_SECONDS > 120 ? STAGE_SECONDS - 60 : STAGE_SECONDS / 2))"
 stage tests_tuned 560 tables "$PYTEST $XDIST tests/test_*_triton.py"

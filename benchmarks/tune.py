@@ -57,8 +57,8 @@ class Problem(NamedTuple):
 
 
 def problems(dtype: torch.dtype) -> Iterator[Callable[[], Problem]]:
-    """Encoders' shapes, made one at a time; attention first, which has most to gain."""
-    yield from attention_problems(dtype, p=(0.1, 0.0))
+    """Encoders' shapes, made one at a time; attention first, which has most to gain, what is rarer last."""
+    yield from attention_problems(dtype, (64, 32), p=(0.1, 0.0))
     for width in (768, 1024, 384):
         for p in (0.1, 0.0):
             yield lambda: norm_problem(TOKENS, width, dtype, p)
@@ -70,22 +70,30 @@ def problems(dtype: torch.dtype) -> Iterator[Callable[[], Problem]]:
     for length in (512, 256) if dtype != torch.float32 else ():
         lengths = [length] * (TOKENS // length)
         yield lambda: attention_problem(lengths, 12, 64, dtype, 0.1, mode=deterministic)
+    for p in (0.1, 0.0):  # Longformer's window stands for every bias: all have one entry
+        options = {**attention_options(dtype), "window": (256, 256)}
+        yield lambda: attention_problem([2048] * 4, 12, 64, dtype, p, **options)
+    yield from attention_problems(dtype, (128, 96), p=(0.1, 0.0))
     if dtype == torch.float32:
         # Last, as candidates with full float32 products compile for up to a minute.
-        yield from attention_problems(dtype, p=(0.0,), full=True)
+        yield from attention_problems(dtype, (64, 32), p=(0.0,), full=True)
 
 
 def attention_problems(
-    dtype: torch.dtype, p: tuple[float, ...], full: bool = False
+    dtype: torch.dtype, dims: tuple[int, ...], p: tuple[float, ...], full: bool = False
 ) -> Iterator[Callable[[], Problem]]:
     """full: float32 products, not TF32's."""
-    fast = {"mode": tf32, "tolerance": TF32_TOLERANCE}
-    options = fast if dtype == torch.float32 and not full else {}
-    for dim in (64, 32):
+    options = {} if full else attention_options(dtype)
+    for dim in dims:
         for probability in p:
             for length in (512, 128, 256, 64, 32):
                 lengths = [length] * (TOKENS // length)
                 yield lambda: attention_problem(lengths, 12, dim, dtype, probability, **options)
+
+
+def attention_options(dtype: torch.dtype) -> dict:
+    """float32's products in TF32."""
+    return {"mode": tf32, "tolerance": TF32_TOLERANCE} if dtype == torch.float32 else {}
 
 
 def random_inputs(dtype: torch.dtype, *shapes: tuple[int, ...]) -> tuple[Tensor, ...]:
@@ -143,13 +151,20 @@ def deterministic() -> Iterator[None]:
 
 
 def attention_problem(
-    lengths: list[int], heads: int, dim: int, dtype: torch.dtype, p: float, **options
+    lengths: list[int],
+    heads: int,
+    dim: int,
+    dtype: torch.dtype,
+    p: float,
+    window: tuple[int, int] = (-1, -1),
+    **options,
 ) -> Problem:
     """options: mode and tolerance, see :class:`Problem`."""
     batch = pack_sequences([[0] * length for length in lengths]).to(DEVICE)
 
     def run(qkv, impl):
-        return attention(qkv, batch.cu_seqlens, batch.max_seqlen, dropout_p=p, impl=impl)
+        offsets = batch.cu_seqlens, batch.max_seqlen
+        return attention(qkv, *offsets, dropout_p=p, window_size=window, impl=impl)
 
     inputs = random_inputs(dtype, (sum(lengths), 3, heads, dim))
     return Problem("attention", run, inputs, **options)

@@ -112,7 +112,8 @@ def _embedding_layer_norm_fwd_kernel(
     )
     mean = tl.sum(tl.where(mask, h, 0.0), 1)[:, None] * (1.0 / WIDTH)
     deviation = tl.where(mask, h - mean, 0.0)
-    rstd = 1.0 / tl.sqrt(tl.sum(deviation * deviation, 1)[:, None] * (1.0 / WIDTH) + eps)
+    variance = tl.sum(deviation * deviation, 1)[:, None] * (1.0 / WIDTH)
+    rstd = tl.div_rn(1.0, tl.sqrt_rn(variance + eps))  # its error would be the whole row's
     y = deviation * rstd
     if HAS_WEIGHT:
         y *= tl.load(weight_ptr + column, mask=inside, other=0.0).to(tl.float32)

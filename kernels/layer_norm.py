@@ -79,7 +79,8 @@ def _layer_norm_fwd_kernel(
         column = (tl.arange(0, CHUNK) + c * CHUNK)[None, :]
         deviation = tl.where(column < WIDTH, pieces[c] - mean, 0.0)
         squares += deviation * deviation
-    rstd = 1.0 / tl.sqrt(tl.sum(squares, 1)[:, None] * (1.0 / WIDTH) + eps)
+    variance = tl.sum(squares, 1)[:, None] * (1.0 / WIDTH)
+    rstd = tl.div_rn(1.0, tl.sqrt_rn(variance + eps))  # its error would be the whole row's
     for c in tl.static_range(CHUNKS):
         column = (tl.arange(0, CHUNK) + c * CHUNK)[None, :]
         y = (pieces[c] - mean) * rstd

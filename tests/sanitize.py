@@ -4,13 +4,14 @@
     PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool racecheck .venv/bin/python tests/sanitize.py
 
 Without torch's cache every tensor is an allocation of its own, so that a step past its end is seen. Results are not
-compared here; the tests do that. ``--device cpu`` tries the script itself.
+compared here; the tests do that. ``--device cpu`` tries the script itself; cases may be chosen by patterns.
 """
 
 import argparse
 import itertools
 import os
 from collections.abc import Callable
+from fnmatch import fnmatch
 
 import torch
 
@@ -227,13 +228,14 @@ def crf_decode_nbest(dtype):
         ops.crf_decode_nbest(emissions, offset, start, end, transitions, 3)
 
 
-def whole_model(device):
+@case
+def whole_model(dtype):
     """A training step and inference, on a GPU through a CUDA graph too.
 
     Without torch's cache an allocation is a cudaMalloc, which a capture does not allow.
     """
-    model = MaskedLM(EncoderConfig(97, 64, 2, 2, 128, 140)).train()
-    batch = packing.pack_sequences([[1] * n for n in LENGTHS]).to(device)
+    model = MaskedLM(EncoderConfig(97, 64, 2, 2, 128, 140)).to(dtype).train()
+    batch = packing.pack_sequences([[1] * n for n in LENGTHS]).to(torch.get_default_device())
     model(batch, labels(TOKENS, 97)).loss.backward()
     model.eval()
     run = (
@@ -247,14 +249,14 @@ def whole_model(device):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--device", default="cuda")
-    device = parser.parse_args().device
-    torch.set_default_device(device)
-    dtypes = [torch.float32, torch.bfloat16] + [torch.float16] * (device == "cuda")
-    for (name, run), dtype in itertools.product(CASES.items(), dtypes):
+    parser.add_argument("patterns", nargs="*", default=["*"], metavar="CASE")
+    options = parser.parse_args()
+    torch.set_default_device(options.device)
+    chosen = [n for n in CASES if any(fnmatch(n, pattern) for pattern in options.patterns)]
+    dtypes = [torch.float32, torch.bfloat16] + [torch.float16] * (options.device == "cuda")
+    for name, dtype in itertools.product(chosen, dtypes):
         print(name, dtype, flush=True)
-        run(dtype)
-    print("whole model", flush=True)
-    whole_model(device)
+        CASES[name](dtype)
     if left := sorted(set(ops.__all__) - CASES.keys()):
         raise SystemExit(f"no case here for {', '.join(left)}: add one")
 

@@ -488,6 +488,15 @@ def test_a_visits_dry_run_accounts_for_every_stage(tmp_path):
     assert not list((tmp_path / "done").iterdir()), "a dry run does nothing"
 
 
+def test_what_a_visits_sanitizer_runs_names_every_op():
+    script = ROOT / "tests" / "sanitize.py"
+    command = [sys.executable, str(script), "--device", "cpu", "bias_gelu", "whole_*"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    ran = {line.split()[0] for line in done.stdout.splitlines()}
+    assert ran == {"bias_gelu", "whole_model"}
+
+
 def test_a_visit_hands_over_its_results(tmp_path):
     folder, out = tmp_path / "visit", tmp_path / "out"
     results(folder / "results")

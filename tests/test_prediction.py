@@ -58,6 +58,25 @@ def test_parts_give_what_the_whole_gives(small_parts, inputs, tmp_path, task, ki
     assert sorted(path.name for path in tmp_path.iterdir()) == [output.name, inputs.name]
 
 
+def test_the_input_is_never_overwritten(inputs):
+    before = inputs.read_text()
+    with pytest.raises(ValueError, match="is the input itself: give another file"):
+        predict_file(SequenceClassification(), a_model(SequenceClassifier), inputs, inputs)
+    assert inputs.read_text() == before
+
+
+def test_an_empty_file_is_named(tmp_path):
+    (tmp_path / "empty.txt").touch()
+    with pytest.raises(ValueError, match=r"empty.txt holds no text: give a file with at least one"):
+        predict_file(
+            SequenceClassification(),
+            a_model(SequenceClassifier),
+            tmp_path / "empty.txt",
+            tmp_path / "out.tsv",
+        )
+    assert [path.name for path in tmp_path.iterdir()] == ["empty.txt"]
+
+
 def check_line(one, two, suffix):
     if suffix == ".jsonl":
         first, second = json.loads(one), json.loads(two)

@@ -186,6 +186,22 @@ def test_other_files_and_questions_without_room_are_errors(tmp_path, tokenizer):
     long = Question("long", "why " * 40, CONTEXT, [])
     with pytest.raises(ValueError, match=r"question 'long' has .* tokens and leaves"):
         question_windows([long], tokenizer, max_length=48, stride=12)
+    invisible = Question("empty", "Who ?", "\u200d", [])
+    with pytest.raises(
+        ValueError, match=r"question 'empty' has a context without tokens, '.u200d'"
+    ):
+        question_windows([ask("Bernoulli numbers"), invisible], tokenizer, max_length=48, stride=12)
+
+
+def test_a_malformed_question_of_a_table_is_named_by_its_line(tmp_path):
+    row = {"id": "q1", "question": "Who ?", "context": "Ada wrote it ."}
+    answers = [{"text": [text], "answer_start": [0]} for text in ("Ada", "Bob")]
+    lines = [json.dumps({**row, "id": str(i), "answers": a}) for i, a in enumerate(answers)]
+    (tmp_path / "q.jsonl").write_text("\n".join(lines))
+    with pytest.raises(
+        ValueError, match=r"q.jsonl, line 2: the answer 'Bob' is not in its context"
+    ):
+        read_questions(tmp_path / "q.jsonl")
 
 
 def test_questions_to_be_answered_need_no_answers(tmp_path):

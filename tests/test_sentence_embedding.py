@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from families import FAMILIES, model
 from fastenc.data import train_tokenizer
 from fastenc.data.pairs import TextPairs, collate_pairs, encode_pairs, read_pairs
-from fastenc.models import Encoder, SentenceEmbedder
+from fastenc.models import Encoder, EncoderConfig, SentenceEmbedder, SequenceClassifier
 from fastenc.nn.pooling import POOLINGS, pool_layers
 from fastenc.nn.similarity import cosent_loss, ranking_loss
 from fastenc.packing import pack_sequences
@@ -266,6 +266,16 @@ def test_arguments_that_make_no_sense_are_errors(base):
         embedder(pack_sequences([[5], [6]]), torch.arange(1))
     with pytest.raises(ValueError, match=r"ranking_loss needs vectors \(pairs, 2 or 3"):
         ranking_loss(torch.ones(2, 4, 8), torch.ones(2, 4))
+
+
+def test_a_fine_tuned_head_is_not_lost_in_silence(tmp_path, tokenizer):
+    config = EncoderConfig(tokenizer.get_vocab_size(), 32, 1, 2, 64, 64)
+    model = SequenceClassifier(config, label_names=["no", "yes"])
+    model.tokenizer = tokenizer
+    model.save_pretrained(tmp_path)
+    message = "was fine-tuned for another task: it holds BertForSequenceClassification, this is Sen"
+    with pytest.raises(ValueError, match=message):
+        SentenceEmbedder.from_pretrained(tmp_path)
 
 
 def test_retrieval_is_scikit_learns():

@@ -185,7 +185,7 @@ def test_a_run_that_is_not_finished_says_so(triton_target, tables, monkeypatch, 
 
 SMALL = {
     "layer_norm": lambda: tune.norm_problem(4, 64, torch.float32, 0.1),
-    "attention": lambda: tune.attention_problem([20, 9], 1, 32, torch.float32, 0.1),
+    "attention": lambda: tune.attention_problem([20, 9], 1, 32, torch.float32, 0.1, (4, 4)),
     "bias_gelu": problem,
     "embedding_layer_norm": lambda: tune.embedding_problem(5, 64, torch.float32, 0.1),
     "attention_short": lambda: tune.attention_problem([20, 9], 1, 32, torch.float16, 0.0),

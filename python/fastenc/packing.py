@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fastenc._transfer import send
+
 
 @dataclass(frozen=True)
 class PackedBatch:
@@ -63,7 +65,7 @@ class PackedBatch:
     def to(self, device: torch.device | str, non_blocking: bool = True) -> "PackedBatch":
         """The same batch with its tensors on ``device``."""
         moved: dict[str, Any] = {
-            name: value.to(device, non_blocking=non_blocking)
+            name: send(value, device, non_blocking)
             for name, value in vars(self).items()
             if isinstance(value, Tensor)
         }
@@ -106,7 +108,7 @@ class Documents:
 
     def to(self, device: torch.device | str, non_blocking: bool = True) -> "Documents":
         """The same with its tensors on ``device``."""
-        move = lambda tensor: tensor.to(device, non_blocking=non_blocking)
+        move = lambda tensor: send(tensor, device, non_blocking)
         return replace(self, cu_chunks=move(self.cu_chunks), position_ids=move(self.position_ids))
 
 

@@ -1,10 +1,15 @@
 """The command line: ``fastenc COMMAND``; ``fastenc --help`` lists the commands."""
 
 import sys
+import warnings
+from pathlib import Path
+
+PACKAGE = Path(__file__).parents[1]
 
 
 def main() -> None:
     """Run the command line; an error the user can mend is one line on stderr and exit code 2."""
+    warnings.showwarning = _show_warning
     try:
         from fastenc._extras import require
 
@@ -15,3 +20,12 @@ def main() -> None:
     except (ValueError, ImportError, OSError, FloatingPointError) as error:
         print("fastenc:", " ".join(str(error).split()), file=sys.stderr)
         raise SystemExit(2) from error
+
+
+def _show_warning(message, category, filename, lineno, file=None, line=None) -> None:
+    """Ours in a line, as they are about the user's data; those of other libraries as Python shows them."""
+    if Path(filename).is_relative_to(PACKAGE):
+        text = f"fastenc: warning: {message}\n"
+    else:
+        text = warnings.formatwarning(message, category, filename, lineno, line)
+    sys.stderr.write(text)

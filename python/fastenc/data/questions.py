@@ -65,11 +65,11 @@ def read_questions(path: str | Path, *, answers: bool = True) -> list[Question]:
     is_squad = bool(names) and names[-1] == ".json"
     rows = _squad_rows(path, answers) if is_squad else _table_rows(path, answers)
     questions, seen = [], set()
-    for question in rows:
+    for where, question in rows:
         if question.id in seen:
-            raise ValueError(f"{path}: two questions have the id {question.id!r}: rename one")
+            raise ValueError(f"{where}: two questions have the id {question.id!r}: rename one")
         seen.add(question.id)
-        questions.append(_checked(question, path))
+        questions.append(_checked(question, where))
     if not questions:
         raise ValueError(f"{path} holds no questions: give a file with at least one")
     return questions
@@ -90,7 +90,7 @@ def question_windows(
         show_progress: None: a bar on a terminal.
     The first answer of a question is the one to learn. A window that does not hold all of it has start = end = 0,
     the first special token, which stands for "no answer here".
-    Raises: ValueError naming a question that leaves no room for its context.
+    Raises: ValueError naming a question that leaves no room for its context, or whose context has no tokens.
     Source: Devlin et al. 2018, arXiv:1810.04805, section 4.2; which window is central is as in windows.owned, where
     its code prefers long windows a little.
     """
@@ -118,6 +118,10 @@ def question_windows(
         encodings = own.encode_batch([(q.question, q.context) for q in chunk])
         for place, (question, encoding) in enumerate(zip(chunk, encodings, strict=True)):
             pieces = [encoding, *encoding.overflowing]
+            if 1 not in encoding.sequence_ids:
+                raise ValueError(
+                    f"question {question.id!r} has a context without tokens, {question.context!r}: leave out the row"
+                )
             windows += _windows_of(question, start + place, pieces, stride)
     return windows
 
@@ -158,7 +162,7 @@ def _labels(question: Question, first: int, offsets: Sequence[tuple[int, int]]) 
     return first + covering[0], first + covering[-1]
 
 
-def _squad_rows(path: Path, answers: bool) -> Iterator[Question]:
+def _squad_rows(path: Path, answers: bool) -> Iterator[tuple[str, Question]]:
     if not path.is_file():
         raise ValueError(f"{path} is not a file: check the path")
     try:
@@ -168,11 +172,11 @@ def _squad_rows(path: Path, answers: bool) -> Iterator[Question]:
             for paragraph in article["paragraphs"]:
                 for row in paragraph["qas"]:
                     spans = row["answers"] if answers else []
-                    yield Question(
-                        str(row["id"]),
-                        row["question"],
-                        paragraph["context"],
-                        [Answer(span["answer_start"], span["text"]) for span in spans],
+                    found = [Answer(span["answer_start"], span["text"]) for span in spans]
+                    name = str(row["id"])
+                    yield (
+                        f"{path}, question {name!r}",
+                        Question(name, row["question"], paragraph["context"], found),
                     )
     except (KeyError, TypeError, json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ValueError(
@@ -181,15 +185,14 @@ def _squad_rows(path: Path, answers: bool) -> Iterator[Question]:
         ) from error
 
 
-def _table_rows(path: Path, answers: bool) -> Iterator[Question]:
+def _table_rows(path: Path, answers: bool) -> Iterator[tuple[str, Question]]:
     columns = ["id", "question", "context"]
     for where, row in numbered_rows(path, [*columns, "answers"] if answers else columns):
         try:
             spans = row["answers"] if answers else {"answer_start": [], "text": []}
             pairs = zip(spans["answer_start"], spans["text"], strict=True)
-            yield Question(
-                str(row["id"]), row["question"], row["context"], [Answer(*pair) for pair in pairs]
-            )
+            found = [Answer(*pair) for pair in pairs]
+            yield where, Question(str(row["id"]), row["question"], row["context"], found)
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(
                 f"{where}: answers must be an object of two lists, text and answer_start, "
@@ -197,8 +200,7 @@ def _table_rows(path: Path, answers: bool) -> Iterator[Question]:
             ) from error
 
 
-def _checked(question: Question, path: Path) -> Question:
-    where = f"{path}, question {question.id!r}"
+def _checked(question: Question, where: str) -> Question:
     for name, value in (("question", question.question), ("context", question.context)):
         if not isinstance(value, str) or not value.strip():
             raise ValueError(f"{where}: the {name} must be text, got {value!r}: leave out the row")

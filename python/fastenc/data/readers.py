@@ -150,7 +150,11 @@ def read_inputs(path: str | Path, columns: Sequence[str] = ("sentence",)) -> lis
 def iterate_inputs(path: str | Path, columns: Sequence[str] = ("sentence",)) -> Iterator[Any]:
     """:func:`read_inputs`, a text or a tuple of texts at a time."""
     if kind_of(path) == ".txt":
-        yield from (line for _, line in numbered_lines(Path(path)))
+        number = 0
+        for number, line in numbered_lines(Path(path)):  # noqa: B007  (read after the loop)
+            yield line
+        if not number:
+            raise ValueError(f"{path} holds no text: give a file with at least one line")
         return
     for where, row in numbered_rows(path, columns):
         texts = tuple(text_of(row, name, where) for name in columns)

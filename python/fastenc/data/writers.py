@@ -6,12 +6,18 @@ from typing import Any
 
 
 def table_lines(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """Cells with tabs between, below a header; floating-point numbers with six decimals."""
+    """Cells with tabs between, below a header; floating-point numbers with six decimals, commas in lists."""
     if rows:
         yield "\t".join(rows[0])
     for row in rows:
-        yield "\t".join(f"{v:.6f}" if isinstance(v, float) else str(v) for v in row.values())
+        yield "\t".join(map(_cell, row.values()))
 
 
 def json_lines(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
     return (json.dumps(row, ensure_ascii=False) for row in rows)
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.6f}"
+    return ",".join(value) if isinstance(value, list) else str(value)

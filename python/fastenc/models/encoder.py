@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fastenc._transfer import send
 from fastenc.data.progress import progress_bar
 from fastenc.models.config import EncoderConfig
 from fastenc.models.families import FAMILIES
@@ -276,7 +277,7 @@ class Encoder(PretrainedModel):
             parts.append(F.normalize(pooled, dim=1) if normalize else pooled)
         self.train(was_training)
         places = torch.tensor(order, dtype=torch.long).argsort()
-        vectors = torch.cat(parts).index_select(0, places.to(weight.device, non_blocking=True))
+        vectors = torch.cat(parts).index_select(0, send(places, weight.device))
         return vectors[0] if single else vectors
 
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from fastenc._transfer import staged
 from fastenc.models.pretrained import PretrainedModel
 from fastenc.models.token_buckets import Bucket, bucket_of, cut_to, pad_to
 from fastenc.ops import _dispatch
@@ -63,7 +64,8 @@ class InferenceRunner:
             recording = self._recording(self._recorder, bucket, padded, device, options)
             for name, value in vars(padded).items():
                 if isinstance(value, Tensor):
-                    getattr(recording.batch, name).copy_(value, non_blocking=True)
+                    own = getattr(recording.batch, name)
+                    own.copy_(staged(value, device), non_blocking=True)
             recording.replay()
             return _cut(recording.output, bucket, batch)
 

@@ -102,10 +102,7 @@ class PretrainedModel(nn.Module):
         """Raises: ValueError for a checkpoint that was fine-tuned for another task."""
         stored = architecture_of(hf_config)
         if {stored, cls.architecture} <= {*FINE_TUNED} and stored != cls.architecture:
-            raise ValueError(
-                f"{folder} was fine-tuned for another task: it holds {hf_config['architectures'][0]}, this is "
-                f"{cls.__name__}. Load it as what it is, or begin from {checkpoint.without_head(folder)}"
-            )
+            raise another_task(cls, folder, hf_config)
 
     @classmethod
     def _load(
@@ -254,6 +251,13 @@ class PretrainedModel(nn.Module):
                 "belongs to it"
             )
         return state
+
+
+def another_task(model: type, folder: Path, hf_config: dict[str, Any]) -> ValueError:
+    return ValueError(
+        f"{folder} was fine-tuned for another task: it holds {hf_config['architectures'][0]}, this is "
+        f"{model.__name__}. Load it as what it is, or begin from {checkpoint.without_head(folder)}"
+    )
 
 
 def architecture_of(hf_config: dict[str, Any]) -> str:

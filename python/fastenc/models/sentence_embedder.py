@@ -11,7 +11,12 @@ from torch import Tensor
 from fastenc.models.config import EncoderConfig
 from fastenc.models.encoder import Encoder
 from fastenc.models.masked_lm import ModelOutput
-from fastenc.models.pretrained import PretrainedModel
+from fastenc.models.pretrained import (
+    FINE_TUNED,
+    PretrainedModel,
+    another_task,
+    architecture_of,
+)
 from fastenc.models.sentence_files import MODULES, SentenceSettings, read_settings
 from fastenc.nn.pooling import check_pooling
 from fastenc.nn.similarity import cosent_loss, ranking_loss
@@ -36,6 +41,12 @@ class SentenceEmbedder(PretrainedModel):
     """
 
     architecture = "Model"
+
+    @classmethod
+    def check_task(cls, folder: Path, hf_config: dict[str, Any]) -> None:
+        """Raises: ValueError for a checkpoint with a fine-tuned head, which would be lost."""
+        if architecture_of(hf_config) in FINE_TUNED:
+            raise another_task(cls, folder, hf_config)
 
     def __init__(
         self,

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fastenc._transfer import send_arguments
 from fastenc.data import BatchSampler
 from fastenc.models.pretrained import PretrainedModel
 from fastenc.objectives.base import Collator
@@ -32,11 +33,8 @@ def evaluate_objective(
     for step, places in enumerate(batches):
         arguments = collate([examples[place] for place in places], step)
         items = count_items(collate, arguments)
-        moved = {
-            name: value if isinstance(value, int) else value.to(device, non_blocking=True)
-            for name, value in arguments.items()
-        }
-        for name, (mean, weight) in loss_parts(model(**moved)).items():
+        parts = loss_parts(model(**send_arguments(arguments, device)))
+        for name, (mean, weight) in parts.items():
             zero = torch.zeros((), dtype=torch.float64, device=device)
             totals[name] = totals.get(name, zero) + mean * items[name]  # read at the end
             counts[name] = counts.get(name, 0) + items[name]

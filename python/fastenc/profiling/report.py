@@ -26,7 +26,7 @@ def write_json(profile: Profile, path: Path) -> None:
 
 
 def table(profile: Profile):
-    """The costliest ops; kernels stand under an op that has several."""
+    """The costliest ops, each with its kernels under it on a GPU; of several kernels only the op's work is known."""
     made = require("rich.table", extra="train").Table(title="Where a step's time goes")
     for heading in ("op", "calls", "ms", "share", "GB", "GFLOP", "GB/s", "TFLOP/s", "roofline"):
         if heading == "op":  # gives way on a narrow terminal
@@ -35,9 +35,8 @@ def table(profile: Profile):
             made.add_column(heading, justify="right", no_wrap=True)
     for row in profile.rows[:SHOWN]:
         made.add_row(_title(row), str(row.calls), *_figures(row, profile.busy_seconds))
-        if len(row.kernels) > 1 or (row.kernels and row.op.startswith("fastenc")):
-            for kernel, (launches, seconds) in row.kernels.items():
-                made.add_row(f"  {kernel[:60]}", str(launches), f"{seconds * 1e3:.3f}")
+        for kernel, (launches, seconds) in row.kernels.items():
+            made.add_row(f"  {kernel[:60]}", str(launches), f"{seconds * 1e3:.3f}")
     rest = profile.rows[SHOWN:]
     if rest:
         calls, seconds = sum(row.calls for row in rest), sum(row.seconds for row in rest)

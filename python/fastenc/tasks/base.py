@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from fastenc._transfer import send_arguments
 from fastenc.data import BatchSampler
 from fastenc.data.progress import progress_bar
 from fastenc.models.pretrained import PretrainedModel
@@ -220,9 +221,7 @@ def run(
         counts = logits_of(arguments)
         if fill is not None:
             arguments["batch"] = fill(arguments["batch"], chosen)
-        output = model(
-            **{name: value.to(device, non_blocking=True) for name, value in arguments.items()}
-        )
+        output = model(**send_arguments(arguments, device))
         if output.loss is not None:
             labelled = labelled_items(arguments["labels"])
             total, items = total + output.loss * labelled, items + labelled

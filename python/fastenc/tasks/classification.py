@@ -158,7 +158,17 @@ class SequenceClassification(Task):
 
     def lines(self, model, data, predictions: Tensor, suffix: str) -> Iterable[str]:
         rows = _rows(model, predictions)
-        return table_lines(rows) if suffix == ".tsv" else json_lines(rows)
+        if (
+            suffix == ".tsv"
+        ):  # a text may have tabs and line ends, so that the lines' order tells whose they are
+            return table_lines(rows)
+        return json_lines(
+            [{**self._texts(t), **row} for t, row in zip(data.texts, rows, strict=True)]
+        )
+
+    def _texts(self, text: str | tuple[str, ...]) -> dict[str, str]:
+        """A text, or each of a pair, under its column's name."""
+        return dict(zip(self.text, (text,) if isinstance(text, str) else text, strict=False))
 
     def long_texts(self) -> LongTexts:
         """What training makes of long texts: the options given, else the defaults."""
@@ -221,7 +231,7 @@ def _rows(model: SequenceClassifier, logits: Tensor) -> list[dict[str, Any]]:
     for chances in (logits.sigmoid() if several else logits.softmax(1)).tolist():
         named = dict(zip(model.label_names, chances, strict=True))
         if several:
-            row = {"labels": ",".join(name for name, p in named.items() if p >= 0.5)}
+            row: dict[str, Any] = {"labels": [name for name, p in named.items() if p >= 0.5]}
         else:
             row = {"label": max(named, key=named.__getitem__)}
         rows.append(row | {f"p({name})": p for name, p in named.items()})

@@ -38,10 +38,12 @@ def predict_file(
         resume: go on after the last finished part of a run that was killed, or start if there is none.
         model_name: where the model comes from, which a resumed run must share.
     Returns: the number of predictions.
-    Raises: ValueError as ``task.read_inputs``, when an unfinished run is there and ``resume`` is False, or when it had
-        another model, other options or another input file.
+    Raises: ValueError as ``task.read_inputs``, when input and output are one file, when an unfinished run is there and
+        ``resume`` is False, or when it had another model, other options or another input file.
     """
     output = Path(output)
+    if output.exists() and Path(inputs).exists() and output.samefile(inputs):
+        raise ValueError(f"the output {output} is the input itself: give another file")
     written = output.with_name(f"{output.name}.part")
     progress = output.with_name(f"{output.name}.part.json")
     settings = {

@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor
 
 from fastenc._extras import require
 from fastenc._files import write_atomically
+from fastenc._transfer import send, send_arguments
 from fastenc.data import BatchSampler, Group
 from fastenc.data.prefetch import prefetch
 from fastenc.data.progress import progress_bar
@@ -287,7 +288,7 @@ class Trainer:
         names = list(items[0])
         sums = [sum(counts[name] for counts in items) for name in names]
         totals = torch.tensor([*sums, tokens], dtype=torch.float64)
-        totals = accelerator.reduce(totals.to(device, non_blocking=True), "sum")
+        totals = accelerator.reduce(send(totals, device), "sum")
         for group in self.optimizer.param_groups:
             factor = rate_factor(self.step, self.warmup_steps, self.total_steps)
             group["lr"] = config.learning_rate * group["rate_scale"] * factor
@@ -295,10 +296,7 @@ class Trainer:
         shares = self.processes / totals[:-1].clamp(min=1)
         means = torch.zeros_like(shares)
         for number, ((arguments, _), counts) in enumerate(zip(batches, items, strict=True)):
-            arguments = {
-                name: value if isinstance(value, int) else value.to(device, non_blocking=True)
-                for name, value in arguments.items()
-            }
+            arguments = send_arguments(arguments, device)
             with self.parallel.exchange(number + 1 == len(batches)):
                 with accelerator.autocast():
                     parts = loss_parts(self.model(**arguments))

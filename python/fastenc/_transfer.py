@@ -1,0 +1,32 @@
+"""Copies from the host to a device that the host does not wait for."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def staged(tensor: Tensor, device: torch.device | str) -> Tensor:
+    """``tensor`` where a copy to ``device`` can start from: for a GPU in pinned memory, since a copy of pageable memory
+    may wait for the work queued before it (CUDA Runtime API, "API synchronization behavior")."""
+    leaves_the_host = tensor.device.type == "cpu" and torch.device(device).type == "cuda"
+    return tensor.pin_memory() if leaves_the_host else tensor
+
+
+def send(tensor: Tensor, device: torch.device | str, non_blocking: bool = True) -> Tensor:
+    """``tensor`` on ``device``; the host waits for the copy only if ``non_blocking`` is False."""
+    source = staged(tensor, device) if non_blocking else tensor
+    return source.to(device, non_blocking=non_blocking)
+
+
+def send_arguments(arguments: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
+    """A model's arguments on ``device``: tensors, batches, and integers as they are."""
+    return {
+        name: send(value, device)
+        if isinstance(value, Tensor)
+        else value
+        if isinstance(value, int)
+        else value.to(device)
+        for name, value in arguments.items()
+    }
