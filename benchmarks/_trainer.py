@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from benchmarks._crf_peer import TaggerWithCrf
 from benchmarks._span_peer import PlainSpanClassifier, collate
 from fastenc.data import BatchSampler, collate_spans, load_tokenizer
 from fastenc.data.questions import question_windows
@@ -97,12 +98,25 @@ class Tags(Kind):
         return examples
 
     def score(self, data: Any, prediction: Any) -> dict[str, float]:
-        found, gold = [], []
-        for logits, labels in zip(prediction.predictions, prediction.label_ids, strict=True):
-            real = labels != -100
-            found.append([self.names[tag] for tag in logits.argmax(-1)[real]])
-            gold.append([self.names[tag] for tag in labels[real]])
+        labels = torch.as_tensor(prediction.label_ids)
+        real = labels != -100
+        named = lambda rows: [[self.names[tag] for tag in row] for row in rows]
+        found = named(self.paths(torch.as_tensor(prediction.predictions), real))
+        gold = named(row[chosen] for row, chosen in zip(labels, real, strict=True))
         return tagging_metrics(found, gold, entities=any("-" in name for name in self.names))
+
+    def paths(self, logits: torch.Tensor, real: torch.Tensor) -> list:
+        """The tags of each sentence's words, which begin where ``real``."""
+        return [row[chosen] for row, chosen in zip(logits.argmax(-1), real, strict=True)]
+
+
+class TagsWithCrf(Tags):
+    def model(self) -> Any:
+        self.tagger = TaggerWithCrf(super().model())
+        return self.tagger
+
+    def paths(self, logits: torch.Tensor, real: torch.Tensor) -> list:
+        return self.tagger.decode(logits, real)
 
 
 class Questions(Kind):
@@ -184,7 +198,7 @@ class Entities(Kind):
 
 def kind_of(task: Task) -> type[Kind]:
     if isinstance(task, TokenClassification):
-        return Tags
+        return TagsWithCrf if task.crf else Tags
     if isinstance(task, SpanNer):
         return Entities
     return Questions if isinstance(task, QuestionAnswering) else Texts

@@ -54,7 +54,7 @@ for file in tests/test_*_triton.py tests/test_strided_inputs.py tests/test_tune.
   stage "tests_${name#test_}" 560 - "$PYTEST $XDIST $file"
 done
 stage tests_binaries 560 - "$PYTEST tests/test_triton_binaries.py -k 'not budget'"
-for capability in 80 90 100; do
+for capability in 80 89 90 100; do
   stage "tests_binaries_$capability" 560 - "$PYTEST tests/test_triton_binaries.py -k 'budget and $capability'"
 done
 stage tests_cuda_binaries 300 - "$PYTEST tests/test_cuda_binaries.py"

@@ -24,8 +24,9 @@ from fastenc.models.adaptations import METHODS
 from fastenc.train import TrainConfig, fine_tuning_rate, task_trainer
 
 FULL, LOWER, FEATURES = "full", "freeze 4 of 6 layers", "features"
+DECAYING, DECAY = "layer-wise rates, each 0.8 of the one above", 0.8
 PEFT_LORA = "lora, PEFT and transformers Trainer"
-WAYS = (FULL, LOWER, *METHODS, FEATURES, PEFT_LORA)
+WAYS = (FULL, LOWER, DECAYING, *METHODS, FEATURES, PEFT_LORA)
 
 
 def one_run(name: str, way: str, seed: int, epochs: int, limit: int | None) -> dict:
@@ -34,7 +35,13 @@ def one_run(name: str, way: str, seed: int, epochs: int, limit: int | None) -> d
     method = "lora" if way == PEFT_LORA else way
     rate = fine_tuning_rate(384, method if method in (*METHODS, FEATURES) else None)
     with tempfile.TemporaryDirectory() as scratch:
-        config = TrainConfig(scratch, epochs=epochs, seed=seed, learning_rate=rate)
+        config = TrainConfig(
+            scratch,
+            epochs=epochs,
+            seed=seed,
+            learning_rate=rate,
+            layer_decay=DECAY if way == DECAYING else 1.0,
+        )
         if way == PEFT_LORA:
             return peft_lora(chosen, limit, config)
         return ours(chosen, way, limit, config)
@@ -46,7 +53,7 @@ def ours(chosen: TaskSet, way: str, limit: int | None, config: TrainConfig) -> d
     model = chosen.task.load(minilm_folder(), train)
     if way in METHODS:
         add_adaptation(model, METHODS[way]())
-    elif way != FULL:
+    elif way in (LOWER, FEATURES):
         freeze_encoder(model, 4 if way == LOWER else None)
     features = Path(config.output_dir) / "features" if way == FEATURES else None
     result = {"trained": trained_parameters(model)[0]}

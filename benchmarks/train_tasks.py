@@ -26,12 +26,14 @@ from fastenc.demo.checkpoint import minilm_folder
 from fastenc.tasks import QuestionAnswering, Task, TokenClassification
 from fastenc.train import TrainConfig, fine_tuning_rate, task_trainer
 
-OURS, OURS_CRF, THEIRS = "fastenc", "fastenc, CRF", "transformers Trainer"
+OURS, THEIRS = "fastenc", "transformers Trainer"
+OURS_CRF, THEIRS_CRF = "fastenc, CRF", "transformers Trainer, pytorch-crf"
 
 
 def providers(chosen: TaskSet) -> tuple[str, ...]:
     tags = isinstance(chosen.task, TokenClassification)
-    return (OURS, OURS_CRF, THEIRS) if tags and chosen.metric == "f1" else (OURS, THEIRS)
+    with_crf = tags and chosen.metric == "f1"
+    return (OURS, OURS_CRF, THEIRS, THEIRS_CRF) if with_crf else (OURS, THEIRS)
 
 
 def one_run(name: str, provider: str, seed: int, epochs: int, limit: int | None) -> dict:
@@ -41,11 +43,10 @@ def one_run(name: str, provider: str, seed: int, epochs: int, limit: int | None)
     scratch = tempfile.mkdtemp()
     rate = fine_tuning_rate(384)
     config = TrainConfig(scratch, epochs=epochs, seed=seed, learning_rate=rate)
-    if provider == THEIRS:
-        result = theirs(chosen.task, train, dev, test, chosen.metric, config)
-    else:
-        task = replace(chosen.task, crf=True) if provider == OURS_CRF else chosen.task
-        result = ours(task, train, dev, test, chosen.metric, config)
+    with_crf = provider in (OURS_CRF, THEIRS_CRF)
+    task = replace(chosen.task, crf=True) if with_crf else chosen.task
+    measure = theirs if provider in (THEIRS, THEIRS_CRF) else ours
+    result = measure(task, train, dev, test, chosen.metric, config)
     shutil.rmtree(scratch)
     if isinstance(chosen.task, QuestionAnswering):  # SQuAD's own scores are percentages
         result |= {part: result[part] / 100 for part in ("dev", "test") if part in result}

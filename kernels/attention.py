@@ -385,7 +385,7 @@ def config(kernel: str, head_dim: int, precision: str, biased: bool) -> dict:
             return _launch(16, 16, 8)
         return _launch(32, 32, 8) if head_dim <= 64 else _launch(32, 16, 8)
     if head_dim > 64 and precision == "tf32":
-        return _launch(32, 32, 4)
+        return _launch(32, 16 if kernel == "backward_kv" else 32, 4)
     if kernel == "backward_kv" and head_dim > 64:
         return _launch(32, 64, 8) if head_dim > 96 else _launch(32, 32, 4)
     if kernel == "backward_kv":
@@ -530,7 +530,8 @@ def attention_backward(
     arguments = _call(q, k, v, *call)
     dout = dout.contiguous()
     max_seqlen_q, max_seqlen_k = call[6:8]
-    if dlse is None and _is_short(max_seqlen_q, call[1], arguments):
+    fits = attention_short.backward_fits(q.shape[2], max_seqlen_q, q.device)
+    if dlse is None and fits and _is_short(max_seqlen_q, call[1], arguments):
         attention_short.backward(dout, dq, dk, dv, max_seqlen_q, arguments)
         return (*results, nothing())
     delta = torch.empty_like(lse)

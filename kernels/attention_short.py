@@ -15,9 +15,11 @@ grid, 2 ceil(T / BLOCK) tiles, depends on the number of tokens only.
 Bytes: forward 4 T H D elements, backward 7.
 """
 
+import torch
 import triton
 import triton.language as tl
 from fastenc.kernels.attention_tile import LOG2_E, drop_keep, load_rows, store_rows
+from fastenc.kernels.device import shared_memory
 from fastenc.kernels.launch import tunable
 from torch import Tensor
 
@@ -202,6 +204,12 @@ def config(head_dim: int, max_seqlen: int, backward: bool) -> dict:
         rows = 32 if head_dim <= 64 and (head_dim > 32 or max_seqlen <= 64) else 16
     block, warps = (64, 4) if max_seqlen <= 64 else (LONGEST, 8)
     return {"BLOCK": block, "ROWS": rows, "num_warps": warps, "num_stages": 1}
+
+
+def backward_fits(head_dim: int, max_seqlen: int, device: torch.device) -> bool:
+    """Whether a program can have the backward's tiles. Wide heads take 108 KiB for 128 tokens, and the GPUs of sm_86,
+    sm_89 and sm_120 have 99 (CUDA C++ Programming Guide, "Technical Specifications per Compute Capability")."""
+    return head_dim <= 64 or max_seqlen <= 64 or shared_memory(device) >= 108 * 1024
 
 
 def forward(out: Tensor, lse: Tensor, max_seqlen: int, arguments: dict) -> None:

@@ -1,5 +1,7 @@
 """The Triton kernels behind fastenc.ops.attention: on a GPU, or interpreted."""
 
+from unittest.mock import Mock
+
 import pytest
 import torch
 
@@ -94,6 +96,21 @@ def test_short_sequences_keep_the_budget(triton_target, lengths, dim):
             torch.autograd.grad(exact, exact_qkv, dout.double())[0],
             f"{dtype} dqkv",
         )
+
+
+@pytest.mark.parametrize("longest, fits", [(128, False), (64, True)])
+def test_short_sequences_on_a_device_with_little_shared_memory(
+    triton_target, monkeypatch, longest, fits
+):
+    from fastenc.kernels import attention_short
+
+    if triton_target.device.type == "cuda":
+        pytest.skip("a device has what it has")
+    launched = Mock(wraps=attention_short.backward)
+    monkeypatch.setattr(attention_short, "backward", launched)
+    monkeypatch.setattr(attention_short, "shared_memory", lambda device: 99 * 1024)
+    test_short_sequences_keep_the_budget(triton_target, (longest, 5), 96)
+    assert launched.called == fits
 
 
 @pytest.mark.parametrize("lengths", [(5, 20, 39, 64), (70, 17, 128)])

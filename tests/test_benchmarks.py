@@ -44,11 +44,12 @@ from benchmarks._harness import (
 from fastenc.kernels import launch
 from torch.nn.attention import flex_attention
 
-from fastenc.data import EntityData
+from fastenc.data import EntityData, TaggedData
 from fastenc.data.tags import Span
+from fastenc.demo.checkpoint import minilm_folder
 from fastenc.models import EncoderConfig
 from fastenc.profiling import Ceilings, models
-from fastenc.tasks import SpanNer
+from fastenc.tasks import SpanNer, TokenClassification
 from fastenc.testing import CASES, numerics_report
 from training_run import sentence
 
@@ -622,6 +623,30 @@ def test_the_peer_of_spans_is_trained_on_the_same_scores():
         expected = ours(**task.collate(task.encode(data, ours)))
     torch.testing.assert_close(result["logits"][real], expected.logits, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(result["loss"], expected.loss, rtol=1e-4, atol=1e-5)
+
+
+def test_the_peer_of_tag_sequences_is_trained_on_the_same_scores():
+    transformers, _ = pytest.importorskip("transformers"), pytest.importorskip("torchcrf")
+    from benchmarks._trainer import TagsWithCrf
+
+    rows = [(["Ada", "unbelievably", "slept"], "NAV"), (["hm"], "X"), (["cats", "sleep"], "NV")]
+    data = TaggedData([sentence(words, list(tags)) for words, tags in rows], sorted("NAVX"))
+    task = TokenClassification(crf=True)
+    ours = task.load(minilm_folder(), data).eval()
+    kind = TagsWithCrf(task, data, transformers.AutoTokenizer.from_pretrained(minilm_folder()))
+    theirs = kind.model().eval()
+    theirs.tagger.classifier.load_state_dict(ours.classifier.state_dict())
+    theirs.crf.load_state_dict(ours.crf.state_dict())
+    batch = kind.collator()(kind.rows(data))
+    examples = task.encode(data, ours)
+    with torch.no_grad():
+        result = theirs(**batch)
+        loss = ours(**task.collate(examples)).loss
+    torch.testing.assert_close(result["loss"], loss, rtol=1e-4, atol=1e-5)
+    found = transformers.trainer_utils.PredictionOutput(result["logits"], batch["labels"], None)
+    scores = kind.score(data, found)
+    expected = task.evaluate(ours, data, examples)
+    assert scores and scores == {name: pytest.approx(expected[name]) for name in scores}
 
 
 def test_names_of_benchmarks():

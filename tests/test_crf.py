@@ -315,6 +315,28 @@ def test_module_takes_the_place_of_pytorch_crfs(batch_first, reduction):
     assert ours.decode(emissions) == theirs.decode(emissions)
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning:torchcrf")
+@pytest.mark.parametrize("num_tags", [9, 25])
+def test_gradients_are_closer_to_float64_than_pytorch_crfs(num_tags):
+    torchcrf = pytest.importorskip("torchcrf")
+    ours, theirs = (m(num_tags, batch_first=True) for m in (fnn.CRF, torchcrf.CRF))
+    exact = torchcrf.CRF(num_tags, batch_first=True).double()
+    for other in (theirs, exact):
+        other.load_state_dict(ours.state_dict())
+    emissions, tags = torch.randn(32, 128, num_tags), torch.randint(num_tags, (32, 128))
+
+    def gradients(module, dtype):
+        x = emissions.to(dtype).requires_grad_()
+        loss = -module(x, tags, reduction="token_mean")
+        return torch.autograd.grad(loss, [x, *module.parameters()])
+
+    truth = gradients(exact, torch.float64)
+    error = lambda found: [(f - t).norm() / t.norm() for f, t in zip(found, truth, strict=True)]
+    both = error(gradients(ours, torch.float32)), error(gradients(theirs, torch.float32))
+    for name, one, other in zip(NAMES, *both, strict=True):
+        assert one < other, f"d{name}: {one:.2g} of ours, {other:.2g} of pytorch-crf's"
+
+
 def test_module_leaves_out_masked_tokens_wherever_they_stand():
     crf = fnn.CRF(5, batch_first=True)
     emissions, tags = torch.randn(3, 6, 5), torch.randint(5, (3, 6))

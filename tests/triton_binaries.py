@@ -1,6 +1,6 @@
 """Compiles the Triton kernels ahead of time, without a GPU, and reports what the machine code uses, as JSON.
 
-    python tests/triton_binaries.py 80|90|100 [TABLE]
+    python tests/triton_binaries.py 80|89|90|100 [TABLE]
 
 Those of each kernel's own rule, and those of the architecture's tuned table (or of TABLE).
 
@@ -166,6 +166,8 @@ BINARIES = {
     "bias_glu": bias_glu_binaries,
     "embedding_layer_norm": embedding_layer_norm_binaries,
 }
+# With those of keys() in float32 every launch of the norms' rules for the widths of transformers.
+NORM_WIDTHS = (256, 512, 640, 1536, 2048, 2560, 3072, 3584, 5120, 6144, 7168)
 ELEMENTS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 
 
@@ -192,21 +194,22 @@ def keys() -> Iterator[tuple[str, dict]]:
         op = "attention" if "kernel" in key else "attention_short"
         for dropout in (False, True):
             yield op, {**key, "dropout": dropout, "dtype": "float16"}
-    for width in (128, 384, 768, 1024, 4096, 8192):
+    in_float32 = (128, 384, 768, 1024, 4096, 8192)
+    for width in sorted({*in_float32, *NORM_WIDTHS}):
         for backward in (False, True):
-            for dtype in ("bfloat16", "float32"):
+            for dtype in ("bfloat16", "float32") if width in in_float32 else ("bfloat16",):
                 key = {"width": width, "backward": backward, "dropout": True, "dtype": dtype}
                 yield "layer_norm", key
-                if width < 8192:
+                if width <= 4096:
                     yield "embedding_layer_norm", key
     for backward in (False, True):
         key = {"width": 768, "backward": backward, "dropout": False, "dtype": "float16"}
         yield "layer_norm", key
         yield "embedding_layer_norm", key
     for op in ("bias_gelu", "bias_glu"):
-        for width in (1536, 3072):
+        for width in (256, 512, 1536, 3072):
             for backward in (False, True):
-                for dtype in ("bfloat16", "float32"):
+                for dtype in ("bfloat16", "float32") if width > 1000 else ("bfloat16",):
                     yield op, {"width": width, "backward": backward, "dtype": dtype}
 
 

@@ -1,0 +1,42 @@
+"""pytorch-crf on transformers' token classifier, over each word's first subword."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
+
+
+class TaggerWithCrf(nn.Module):
+    """The negated mean log-likelihood a word of the tags, as fastenc's; logits as the tagger gives them."""
+
+    def __init__(self, tagger: nn.Module):
+        import torchcrf
+
+        super().__init__()
+        self.tagger = tagger
+        self.crf = torchcrf.CRF(tagger.config.num_labels, batch_first=True)
+
+    def forward(self, labels: Tensor, **inputs: Tensor) -> dict[str, Any]:
+        """labels: (batch, length), -100 but at the words' first subwords."""
+        logits = self.tagger(**inputs).logits
+        real = labels != -100
+        emissions, mask = of_words(logits, real)
+        tags, _ = of_words(labels, real)
+        return {
+            "loss": -self.crf(emissions, tags, mask, reduction="token_mean"),
+            "logits": logits,
+        }
+
+    @torch.no_grad()
+    def decode(self, logits: Tensor, real: Tensor) -> list[list[int]]:
+        """Each sentence's best path; real: (batch, length), where its words begin."""
+        return self.crf.decode(*of_words(logits, real))
+
+
+def of_words(values: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
+    """The values where ``real``, sentence by sentence from the left, and the mask of what is no padding."""
+    rows = [row[chosen] for row, chosen in zip(values, real, strict=True)]
+    lengths = real.sum(1)
+    mask = torch.arange(int(lengths.max()), device=real.device) < lengths[:, None]
+    return pad_sequence(rows, batch_first=True), mask
