@@ -41,8 +41,9 @@ def one_run(name: str, provider: str, seed: int, epochs: int, limit: int | None)
     chosen = SETS[name]
     train, dev, test = chosen.read(limit)
     scratch = tempfile.mkdtemp()
-    rate = fine_tuning_rate(384)
-    config = TrainConfig(scratch, epochs=epochs, seed=seed, learning_rate=rate)
+    config = TrainConfig(scratch, epochs=epochs, seed=seed)
+    rate = fine_tuning_rate(384, steps=config.steps_over(len(train)))
+    config = replace(config, learning_rate=rate)
     with_crf = provider in (OURS_CRF, THEIRS_CRF)
     task = replace(chosen.task, crf=True) if with_crf else chosen.task
     measure = theirs if provider in (THEIRS, THEIRS_CRF) else ours

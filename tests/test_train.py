@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fastenc.models import EncoderConfig, MaskedLM
-from fastenc.train import TrainConfig, Trainer
+from fastenc.train import TrainConfig, Trainer, fine_tuning_rate
 from fastenc.train import checkpoint as checkpoints
 from fastenc.train.log import read_log
 from fastenc.train.optimizer import parameter_groups, rate_factor
@@ -62,6 +62,25 @@ def test_long_epochs_have_an_evaluation_each_quarter(options, steps, expected):
     config = TrainConfig("runs", **options)
     due = [done for done in range(1, steps + 1) if config.evaluation_due(done, done, steps)]
     assert due == expected
+
+
+@pytest.mark.parametrize(
+    "options, processes, steps",
+    [
+        ({}, 1, 3 * 2105),
+        (dict(epochs=1, batch_size=16, accumulation=2), 4, 527),
+        (dict(batch_size=None, batch_tokens=4096), 1, 3 * 2105),
+        (dict(max_steps=7), 1, 7),
+    ],
+)
+def test_steps_of_a_run_are_known_before_it(options, processes, steps):
+    assert TrainConfig("runs", **options).steps_over(67349, processes) == steps
+
+
+def test_the_default_rate_falls_with_width_and_length():
+    assert fine_tuning_rate(768) == fine_tuning_rate(768, steps=1000) == 5e-5
+    assert fine_tuning_rate(384, "lora", steps=200) == pytest.approx(1e-3)
+    assert fine_tuning_rate(768, steps=4000) == pytest.approx(5e-5 / 4**0.32)
 
 
 def test_without_a_terminal_the_logs_lines_are_printed(tmp_path, capsys):

@@ -433,7 +433,8 @@ def finetune(
         typer.Option(
             "--learning-rate",
             "--lr",
-            help="Peak learning rate. Default: 5e-5 * 768 / the model's width, with --adapt 10 or 100 times that.",
+            help="Peak learning rate. Default: 5e-5 * 768 / the model's width, less beyond 1,000 steps, with --adapt 10 "
+            "or 100 times that.",
         ),
     ] = None,
     warmup: Warmup = 0.06,
@@ -529,10 +530,10 @@ def predict(
 ) -> None:
     """Predict with a fine-tuned model.
 
-    Of texts, the label and the probability of every label, or the number. Of words, a word and its tag a line (.tsv),
-    or each sentence with tags, entities, their offsets and confidences (.jsonl). Of spans, each sentence with its
-    entities, their offsets and probabilities (.jsonl). Of pairs of texts, with a sentence-embedding model, their cosine
-    similarity; `fastenc embed` gives the vectors.
+    Of texts, the label and the probability of every label, or the number, a line each in their order (.tsv), or with
+    the text (.jsonl). Of words, a word and its tag a line (.tsv), or each sentence with tags, entities, their offsets
+    and confidences (.jsonl). Of spans, each sentence with its entities, their offsets and probabilities (.jsonl). Of
+    pairs of texts, with a sentence-embedding model, their cosine similarity; `fastenc embed` gives the vectors.
 
     Files of any size: 10,000 items at a time are read, encoded and predicted, and what is finished is kept beside the
     output, so that `--resume` goes on from there. Questions are read as a whole.

@@ -306,7 +306,8 @@ def finetune(
     torch.manual_seed(config.seed)
     model = task.load(model_name, train)
     if not rate_given:
-        rate = fine_tuning_rate(model.config.hidden_size, ways.adapt)
+        steps = config.steps_over(len(train), process_state().num_processes)
+        rate = fine_tuning_rate(model.config.hidden_size, ways.adapt, steps)
         config = replace(config, learning_rate=rate)
     if ways.freeze_layers is not None:
         freeze_encoder(model, ways.freeze_layers)

@@ -30,12 +30,18 @@ RATE_FACTORS = {
 }
 
 
-def fine_tuning_rate(hidden_size: int, adapt: str | None = None) -> float:
-    """A learning rate to start from: 5e-5 at BERT-base's 768, the largest that Devlin et al. 2018 (arXiv:1810.04805)
-    recommend, and in inverse proportion to the width, as Adam's steps transfer (Yang et al. 2022, arXiv:2203.03466);
-    for a way to adapt so many times as ``RATE_FACTORS`` says.
+def fine_tuning_rate(hidden_size: int, adapt: str | None = None, steps: int = 0) -> float:
+    """A learning rate to start from.
+
+        5e-5 * 768 / hidden_size * (1000 / steps)^0.32 beyond 1,000 optimiser steps
+
+    5e-5 is the largest that Devlin et al. 2018 (arXiv:1810.04805) recommend for BERT-base's width of 768, the best rate
+    is in inverse proportion to the width, as Adam's steps transfer (Yang et al. 2022, arXiv:2203.03466), and falls with
+    the length of the run by that power (Bjorck et al. 2024, arXiv:2409.19913). For a way to adapt so many times as
+    ``RATE_FACTORS`` says.
     """
-    return 5e-5 * 768 / hidden_size * RATE_FACTORS[adapt]
+    length = min(1.0, (1000 / steps) ** 0.32) if steps else 1.0
+    return 5e-5 * 768 / hidden_size * length * RATE_FACTORS[adapt]
 
 
 @dataclass(frozen=True)
@@ -148,6 +154,11 @@ class TrainConfig:
                 f"{self.batch_size} * {processes}: change one of them"
             )
         return number
+
+    def steps_over(self, examples: int, processes: int = 1) -> int:
+        """Optimiser steps of a run over so many examples; an estimate where tokens limit the batches."""
+        step = (self.batch_size or 32) * self.micro_batches(processes) * processes
+        return self.max_steps or self.epochs * math.ceil(examples / step)
 
     def warmup_of(self, total_steps: int) -> int:
         """Steps with rising learning rate. Raises: ValueError when the run has fewer."""
