@@ -1,5 +1,8 @@
 """MiniLM fine-tuned by fastenc and by transformers' Trainer with the same settings: score, time and memory.
 
+The Trainer has transformers' own model, and the same one patched by fastenc; with pytorch-crf's CRF on it where ours
+has one.
+
 python -m benchmarks.train_tasks [SET ...] [--seeds 0 1 2] [--epochs N] [--limit N]    (needs FASTENC_DATA)
 
 Batches and their order, learning rate, warm-up, weight decay and clipping are the same; dropout and the classifier's
@@ -18,22 +21,26 @@ from typing import Any
 
 import torch
 
+import fastenc
 from benchmarks._process import Stopwatch
 from benchmarks._runs import collect, runs_on_sets, training_options
 from benchmarks._trainer import kind_of, transformers_trainer
 from benchmarks.task_sets import SETS, TaskSet
 from fastenc.demo.checkpoint import minilm_folder
-from fastenc.tasks import QuestionAnswering, Task, TokenClassification
+from fastenc.tasks import QuestionAnswering, SpanNer, Task, TokenClassification
 from fastenc.train import TrainConfig, fine_tuning_rate, task_trainer
 
 OURS, THEIRS = "fastenc", "transformers Trainer"
 OURS_CRF, THEIRS_CRF = "fastenc, CRF", "transformers Trainer, pytorch-crf"
+PATCHED = "transformers Trainer, fastenc.patch"
 
 
 def providers(chosen: TaskSet) -> tuple[str, ...]:
-    tags = isinstance(chosen.task, TokenClassification)
-    with_crf = tags and chosen.metric == "f1"
-    return (OURS, OURS_CRF, THEIRS, THEIRS_CRF) if with_crf else (OURS, THEIRS)
+    if isinstance(chosen.task, SpanNer):  # transformers has no such model to patch
+        return (OURS, THEIRS)
+    if isinstance(chosen.task, TokenClassification) and chosen.metric == "f1":
+        return (OURS, OURS_CRF, THEIRS, THEIRS_CRF, PATCHED)
+    return (OURS, THEIRS, PATCHED)
 
 
 def one_run(name: str, provider: str, seed: int, epochs: int, limit: int | None) -> dict:
@@ -46,8 +53,11 @@ def one_run(name: str, provider: str, seed: int, epochs: int, limit: int | None)
     config = replace(config, learning_rate=rate)
     with_crf = provider in (OURS_CRF, THEIRS_CRF)
     task = replace(chosen.task, crf=True) if with_crf else chosen.task
-    measure = theirs if provider in (THEIRS, THEIRS_CRF) else ours
-    result = measure(task, train, dev, test, chosen.metric, config)
+    data = (train, dev, test, chosen.metric, config)
+    if provider in (OURS, OURS_CRF):
+        result = ours(task, *data)
+    else:
+        result = theirs(task, *data, fastenc.patch if provider == PATCHED else None)
     shutil.rmtree(scratch)
     if isinstance(chosen.task, QuestionAnswering):  # SQuAD's own scores are percentages
         result |= {part: result[part] / 100 for part in ("dev", "test") if part in result}

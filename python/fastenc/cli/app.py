@@ -433,8 +433,8 @@ def finetune(
         typer.Option(
             "--learning-rate",
             "--lr",
-            help="Peak learning rate. Default: 5e-5 * 768 / the model's width, less beyond 1,000 steps, with --adapt 10 "
-            "or 100 times that.",
+            help="Peak learning rate. Default: 5e-5 * 768 / the model's width, less beyond 1,000 steps, with --adapt "
+            "10 or 100 times that.",
         ),
     ] = None,
     warmup: Warmup = 0.06,
