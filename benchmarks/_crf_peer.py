@@ -17,9 +17,9 @@ class TaggerWithCrf(nn.Module):
         self.tagger = tagger
         self.crf = torchcrf.CRF(tagger.config.num_labels, batch_first=True)
 
-    def forward(self, labels: Tensor, **inputs: Tensor) -> dict[str, Any]:
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor) -> dict[str, Any]:
         """labels: (batch, length), -100 but at the words' first subwords."""
-        logits = self.tagger(**inputs).logits
+        logits = self.tagger(input_ids=input_ids, attention_mask=attention_mask).logits
         real = labels != -100
         emissions, mask = of_words(logits, real)
         tags, _ = of_words(labels, real)

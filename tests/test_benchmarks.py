@@ -640,7 +640,7 @@ def test_the_peer_of_tag_sequences_is_trained_on_the_same_scores():
     batch = kind.collator()(kind.rows(data))
     examples = task.encode(data, ours)
     with torch.no_grad():
-        result = theirs(**batch)
+        result = theirs(batch["input_ids"], batch["attention_mask"], batch["labels"])
         loss = ours(**task.collate(examples)).loss
     torch.testing.assert_close(result["loss"], loss, rtol=1e-4, atol=1e-5)
     found = transformers.trainer_utils.PredictionOutput(result["logits"], batch["labels"], None)
