@@ -22,11 +22,5 @@ def send(tensor: Tensor, device: torch.device | str, non_blocking: bool = True) 
 
 def send_arguments(arguments: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
     """A model's arguments on ``device``: tensors, batches, and integers as they are."""
-    return {
-        name: send(value, device)
-        if isinstance(value, Tensor)
-        else value
-        if isinstance(value, int)
-        else value.to(device)
-        for name, value in arguments.items()
-    }
+    move = lambda value: send(value, device) if isinstance(value, Tensor) else value.to(device)
+    return {n: value if isinstance(value, int) else move(value) for n, value in arguments.items()}

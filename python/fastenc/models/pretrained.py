@@ -254,6 +254,7 @@ class PretrainedModel(nn.Module):
 
 
 def another_task(model: type, folder: Path, hf_config: dict[str, Any]) -> ValueError:
+    """The error that a checkpoint's head would not be this model's."""
     return ValueError(
         f"{folder} was fine-tuned for another task: it holds {hf_config['architectures'][0]}, this is "
         f"{model.__name__}. Load it as what it is, or begin from {checkpoint.without_head(folder)}"

@@ -158,13 +158,11 @@ class SequenceClassification(Task):
 
     def lines(self, model, data, predictions: Tensor, suffix: str) -> Iterable[str]:
         rows = _rows(model, predictions)
-        if (
-            suffix == ".tsv"
-        ):  # a text may have tabs and line ends, so that the lines' order tells whose they are
+        if suffix == ".tsv":
+            # No texts, which may have tabs and line ends: the lines' order tells whose they are.
             return table_lines(rows)
-        return json_lines(
-            [{**self._texts(t), **row} for t, row in zip(data.texts, rows, strict=True)]
-        )
+        named = zip(data.texts, rows, strict=True)
+        return json_lines([{**self._texts(text), **row} for text, row in named])
 
     def _texts(self, text: str | tuple[str, ...]) -> dict[str, str]:
         """A text, or each of a pair, under its column's name."""
