@@ -198,11 +198,14 @@ def config(head_dim: int, max_seqlen: int, backward: bool) -> dict:
 
     As many query rows at a time as sm_80 takes without spills; the backward holds dk and dv beside them.
     """
-    rows = 64 if head_dim <= 64 and max_seqlen <= 64 else 32
-    if backward:
-        # Narrow heads leave the compiler so much room in long tiles that it unrolls past the registers.
-        rows = 32 if head_dim <= 64 and (head_dim > 32 or max_seqlen <= 64) else 16
-    block, warps = (64, 4) if max_seqlen <= 64 else (LONGEST, 8)
+    small = max_seqlen <= 64
+    if head_dim <= 32 and (backward or not small):
+        rows = 16  # narrow heads leave the compiler so much room that it unrolls past the registers
+    elif backward:
+        rows = 32 if head_dim <= 64 else 16
+    else:
+        rows = 64 if head_dim <= 64 and small else 32
+    block, warps = (64, 4) if small else (LONGEST, 8)
     return {"BLOCK": block, "ROWS": rows, "num_warps": warps, "num_stages": 1}
 
 

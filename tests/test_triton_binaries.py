@@ -12,12 +12,13 @@ triton = pytest.importorskip("triton")
 
 # Bytes of stack a thread, and at most as many loads and stores there: none, but for a few registers' worth in
 # attention's dk and dv, above all in TF32, in its forward with a relative bias, in products without matrix
-# instructions, in the widest norm, whose three sums a column fill the registers at 16 warps, and in the CRF's backward.
+# instructions, in the widest norms, whose three sums a column fill the registers at 16 warps, and the CRF's backward.
 STACK = {80: 24, 89: 24, 90: 0, 100: 16}
-TF32, WITHOUT_MATRICES, WIDEST_NORM, CRF_BACKWARD = 56, 48, 144, 128
+TF32, WITHOUT_MATRICES, WIDEST_NORMS, CRF_BACKWARD = 56, 48, 144, 128
 WIDE_SHORT_BACKWARD = re.compile("attention_short max_seqlen=128 backward=True head_dim=(96|128)")
-# The launches were chosen with Triton 3.9's code; that of older versions may spill a little.
-OLDER_TRITON = 0 if tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 9) else 256
+# The launches were chosen with Triton 3.9's code; that of 3.6 spills up to 216 bytes more, in the deterministic
+# backward with biases on sm_80.
+OLDER_TRITON = 0 if tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 9) else 224
 # Bytes a program can have; sm_86 and sm_120 have as few as sm_89.
 SHARED = {80: 163 * 1024, 89: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024}
 
@@ -37,8 +38,8 @@ def misfits(binaries: dict[str, dict], capability: int) -> dict[str, dict]:
     wrong = {}
     for name, binary in binaries.items():
         stack = STACK[capability] + OLDER_TRITON
-        if name.startswith("layer_norm width=8192 backward=True"):
-            stack = WIDEST_NORM + OLDER_TRITON
+        if re.match("layer_norm width=(7168|8192) backward=True", name):
+            stack = WIDEST_NORMS + OLDER_TRITON
         elif name.startswith("crf") and name.endswith("_bwd_kernel"):
             stack = CRF_BACKWARD + OLDER_TRITON
         elif "precision=ieee" in name:
