@@ -383,9 +383,8 @@ def measure_parts(name: str, parts: Parts, broken: list[str]) -> None:
         broken: what raises, and which of fastenc's own rows are wrong or failed, is added to it.
     """
     content = _begun(name) if GO_ON else _nothing_yet()
-    if (
-        math.inf > END
-    ):  # a stage that is ended in its first part must not leave older results as its own
+    if math.inf > END:
+        # A stage that is ended in its first part must not leave older results as its own.
         _save(name, content)
     longest = float(LEAST_LEFT)
     left = [part for part in parts if part not in content["measured"]]

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from benchmarks._harness import (
     DEVICE,
     ON_GPU,
+    TOLERANCES,
     Work,
     compare,
     compare_functions,
@@ -64,20 +65,37 @@ def measure(name: str, tokens: int, width: int, dtype: torch.dtype) -> dict[str,
         backward=backward,
     )
 
-    def tied():
-        given, named = arguments(*tables)
-        y, decoder = tied_embedding_layer_norm(*given, **named)
-        return torch.autograd.grad((y, F.linear(y[:8], decoder)), tables, (dy, dlogits))
+    def tied(*values):
+        given, named = arguments(*values)
+        return tied_embedding_layer_norm(*given, **named)
 
-    def twice():
-        y = eager(*tables)
-        return torch.autograd.grad((y, F.linear(y[:8], tables[0])), tables, (dy, dlogits))
+    def twice(*values):
+        return eager(*values), values[0]
+
+    def gradients(embed, values, *upstream):
+        y, decoder = embed(*values)
+        return torch.autograd.grad((y, F.linear(y[:8], decoder)), values, upstream)
 
     dlogits = torch.randn(8, VOCABULARY, device=DEVICE).to(dtype)
+    wide = tuple(table.detach().double().requires_grad_() for table in tables)
+    exact = gradients(twice, wide, dy.double(), dlogits.double())
+
+    def check(_, found):
+        pairs = zip(found, exact, strict=True)
+        worst = max(((value.double() - true).norm() / true.norm()).item() for value, true in pairs)
+        return None if worst < TOLERANCES[dtype] else f"gradient: relative error {worst:.2g}"
+
+    embeddings = {"fastenc": tied, "eager": twice, "torch.compile": compiled(twice)}
+    calls = {
+        provider: embed
+        if isinstance(embed, str)
+        else partial(gradients, embed, tables, dy, dlogits)
+        for provider, embed in embeddings.items()
+    }
     # Beside the above the table read and the logits written, then the table and dlogits read; three products.
     more = Work(2 * table + 2 * dlogits.nbytes, 6 * dlogits.numel() * width, dtype)
     cases[f"{name}, forward + backward, tied decoder of 8 rows"] = compare(
-        {"fastenc": tied, "eager": twice}, baseline="eager", work=forward + backward + more
+        calls, baseline="eager", check=check, work=forward + backward + more
     )
     return cases
 
