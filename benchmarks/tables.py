@@ -8,6 +8,7 @@ import argparse
 import json
 import re
 import statistics
+from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks._harness import RESULTS
@@ -193,13 +194,10 @@ def training(title: str, name: str, about: str, baseline: str):
             computed = {provider: mean(rows, "cpu_seconds") for provider, rows in providers.items()}
             base = computed.get(baseline)
             for provider, rows in providers.items():
-                scores = [100 * row.get("test", row["dev"]) for row in rows]
-                spread = f" ± {statistics.stdev(scores):.1f}" if len(scores) > 1 else ""
-                part = "test" if "test" in rows[0] else "dev"
                 cells = [
                     f"{case}: {provider}",
                     *([f"{rows[0]['trained']:,}"] if counted else []),
-                    f"{rows[0]['metric']} ({part}) {statistics.mean(scores):.1f}{spread}",
+                    f"{metric_of(rows)} {mean_score(rows)}",
                     f"{mean(rows, 'seconds'):,.0f} s",
                     f"{computed[provider]:,.0f} s",
                     f"{base / computed[provider]:.2f}×" if base else "",
@@ -217,6 +215,39 @@ def training(title: str, name: str, about: str, baseline: str):
         )
 
     return table
+
+
+def metric_of(rows: Sequence[dict]) -> str:
+    return f"{rows[0]['metric']} ({'test' if 'test' in rows[0] else 'dev'})"
+
+
+def mean_score(rows: Sequence[dict]) -> str:
+    """Score × 100, of several seeds with its standard deviation."""
+    scores = [100 * row.get("test", row["dev"]) for row in rows]
+    spread = f" ± {statistics.stdev(scores):.1f}" if len(scores) > 1 else ""
+    return f"{statistics.mean(scores):.1f}{spread}"
+
+
+def scores_of_every_seed(results: Sequence[dict]) -> str:
+    """Fine-tuning's scores on all machines together, on which they do not depend; a seed that two have counts once."""
+    sets: dict[str, dict[str, dict[str, dict]]] = {}
+    for data in results:
+        for case, rows in data["cases"].items():
+            what, _, seed = case.rpartition(", seed ")
+            for provider, row in rows.items():
+                sets.setdefault(what, {}).setdefault(provider, {}).setdefault(seed, row)
+    providers = list(dict.fromkeys(provider for rows in sets.values() for provider in rows))
+    lines = [f"|  | score | {' | '.join(providers)} |", "|---|---|" + "---:|" * len(providers)]
+    for what, found in sets.items():
+        rows = {provider: list(seeds.values()) for provider, seeds in found.items()}
+        cells = [f"{mean_score(rows[p])} ({len(rows[p])})" if p in rows else "–" for p in providers]
+        lines.append(f"| {what} | {metric_of(next(iter(rows.values())))} | {' | '.join(cells)} |")
+    return section(
+        "Fine-tuning: MiniLM, the defaults, the seeds of all machines together",
+        "FASTENC_DATA=... python -m benchmarks.train_tasks --seeds 0 1 2",
+        "Scores × 100, mean and standard deviation, in brackets the number of seeds.",
+        "\n".join(lines),
+    )
 
 
 def tokenizer_languages(data: dict) -> str:
@@ -474,13 +505,16 @@ SECTIONS = {
 
 
 def tables() -> str:
-    parts = []
+    parts, fine_tuned = [], []
     for device in sorted(path for path in RESULTS.glob("*") if path.is_dir()):
         results = {name: load(device, name) for name in SECTIONS}
         results = {name: data for name, data in results.items() if data is not None}
         if results:
             parts.append(f"### {next(iter(results.values()))['machine']['device']}\n")
         parts += [SECTIONS[name](data) for name, data in results.items()]
+        fine_tuned += [results["train_tasks"]] if "train_tasks" in results else []
+    if len(fine_tuned) > 1:
+        parts += ["### All machines\n", scores_of_every_seed(fine_tuned)]
     return "\n".join(parts)
 
 

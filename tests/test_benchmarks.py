@@ -438,6 +438,14 @@ def test_tables_say_of_every_provider_what_there_is(tmp_path, monkeypatch):
     assert "rows x vocabulary" in text
 
 
+def test_a_seed_that_two_machines_have_counts_once():
+    row = lambda score: {"metric": "f1", "dev": 0.1, "test": score}
+    first = {"Set, seed 0": {"fastenc": row(0.8), "peer": row(0.7)}}
+    second = {"Set, seed 0": {"fastenc": row(0.2)}, "Set, seed 1": {"fastenc": row(0.9)}}
+    text = tables.scores_of_every_seed([{"cases": first}, {"cases": second}])
+    assert "| Set | f1 (test) | 85.0 ± 7.1 (2) | 70.0 (1) |" in text
+
+
 def test_pictures_are_made_from_the_results(tmp_path, monkeypatch):
     monkeypatch.setattr(plots, "RESULTS", results(tmp_path / "results"))
     monkeypatch.setattr(sys, "argv", ["plots", str(tmp_path / "plots")])
