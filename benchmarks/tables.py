@@ -229,7 +229,7 @@ def mean_score(rows: Sequence[dict]) -> str:
 
 
 def scores_of_every_seed(results: Sequence[dict]) -> str:
-    """Fine-tuning's scores on all machines together, on which they do not depend; a seed that two have counts once."""
+    """Fine-tuning's scores on all machines together, which differ in rounding alone; a seed of two counts once."""
     sets: dict[str, dict[str, dict[str, dict]]] = {}
     for data in results:
         for case, rows in data["cases"].items():

@@ -31,9 +31,9 @@ RATE_FACTORS = {
 
 
 def fine_tuning_rate(hidden_size: int, adapt: str | None = None, steps: int = 0) -> float:
-    """A learning rate to start from.
+    """A learning rate to start from; steps: optimiser steps of the run, 0 if there are few.
 
-        5e-5 * 768 / hidden_size * (1000 / steps)^0.32 beyond 1,000 optimiser steps
+        5e-5 * 768 / hidden_size * (1000 / steps)^0.32 beyond 1,000 steps
 
     5e-5 is the largest that Devlin et al. 2018 (arXiv:1810.04805) recommend for BERT-base's width of 768, the best rate
     is in inverse proportion to the width, as Adam's steps transfer (Yang et al. 2022, arXiv:2203.03466), and falls with
@@ -156,7 +156,8 @@ class TrainConfig:
         return number
 
     def steps_over(self, examples: int, processes: int = 1) -> int:
-        """Optimiser steps of a run over so many examples; an estimate where tokens limit the batches."""
+        """Optimiser steps of a run over so many examples; an estimate where tokens limit the batches, or where a long
+        example becomes several."""
         step = (self.batch_size or 32) * self.micro_batches(processes) * processes
         return self.max_steps or self.epochs * math.ceil(examples / step)
 
