@@ -29,7 +29,7 @@ struct Call {
 
   Call(
       const Tensor& q_, const Tensor& k_, const Tensor& v_, const Tensor& offsets_q,
-      const std::optional<Tensor>& offsets_k, const std::optional<Tensor>& seed, bool biased, int64_t max_q,
+      const std::optional<Tensor>& offsets_k, const std::optional<Tensor>& rng_state, bool biased, int64_t max_q,
       int64_t max_k, double dropout_p, double scale, int64_t window_left, int64_t window_right)
       : q(rows_contiguous(q_)),
         k(rows_contiguous(k_)),
@@ -53,7 +53,7 @@ struct Call {
     attention.head_dim = q.size(2);
     attention.total_q = q.size(0);
     attention.scale = static_cast<float>(scale);
-    attention.dropout = make_dropout(dropout_p, seed);
+    attention.dropout = make_dropout(dropout_p, rng_state);
   }
 
   // Calls run(task) for every head of every sequence. Each worker begins with a share of the tokens, in their order,
@@ -89,13 +89,13 @@ struct Call {
 };
 
 std::tuple<Tensor, Tensor> forward(
-    Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, std::optional<Tensor> cu_seqlens_k, std::optional<Tensor> seed,
-    std::optional<Tensor> alibi_slopes, std::optional<Tensor> relative_bias, std::optional<Tensor> key_bias,
-    int64_t max_seqlen_q, int64_t max_seqlen_k, double dropout_p, double scale, int64_t window_left,
-    int64_t window_right) {
+    Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, std::optional<Tensor> cu_seqlens_k,
+    std::optional<Tensor> rng_state, std::optional<Tensor> alibi_slopes, std::optional<Tensor> relative_bias,
+    std::optional<Tensor> key_bias, int64_t max_seqlen_q, int64_t max_seqlen_k, double dropout_p, double scale,
+    int64_t window_left, int64_t window_right) {
   Call call(
-      q, k, v, cu_seqlens_q, cu_seqlens_k, seed, alibi_slopes || relative_bias || key_bias, max_seqlen_q, max_seqlen_k,
-      dropout_p, scale, window_left, window_right);
+      q, k, v, cu_seqlens_q, cu_seqlens_k, rng_state, alibi_slopes || relative_bias || key_bias, max_seqlen_q,
+      max_seqlen_k, dropout_p, scale, window_left, window_right);
   Attention& a = call.attention;
   Tensor out = empty({a.total_q, a.num_heads, a.head_dim}, q.scalar_type());
   Tensor lse = empty({a.num_heads, a.total_q}, ScalarType::Float);
@@ -111,13 +111,13 @@ std::tuple<Tensor, Tensor> forward(
 // Forms the probabilities from q and k alone.
 std::tuple<Tensor, Tensor, Tensor, Tensor> backward(
     Tensor dout, std::optional<Tensor> dlse, Tensor /*out*/, Tensor /*lse*/, Tensor q, Tensor k, Tensor v,
-    Tensor cu_seqlens_q, std::optional<Tensor> cu_seqlens_k, std::optional<Tensor> seed,
+    Tensor cu_seqlens_q, std::optional<Tensor> cu_seqlens_k, std::optional<Tensor> rng_state,
     std::optional<Tensor> alibi_slopes, std::optional<Tensor> relative_bias, std::optional<Tensor> key_bias,
     int64_t max_seqlen_q, int64_t max_seqlen_k, double dropout_p, double scale, int64_t window_left,
     int64_t window_right, bool packed, bool /*wants_relative_bias*/) {
   Call call(
-      q, k, v, cu_seqlens_q, cu_seqlens_k, seed, alibi_slopes || relative_bias || key_bias, max_seqlen_q, max_seqlen_k,
-      dropout_p, scale, window_left, window_right);
+      q, k, v, cu_seqlens_q, cu_seqlens_k, rng_state, alibi_slopes || relative_bias || key_bias, max_seqlen_q,
+      max_seqlen_k, dropout_p, scale, window_left, window_right);
   Attention& a = call.attention;
   dout = as_contiguous(dout);
   a.dout = dout.const_data_ptr();

@@ -65,7 +65,7 @@ Tensor like_rows(const Tensor& ids, const Tensor& word) {
 std::tuple<Tensor, Tensor, Tensor> forward(
     Tensor input_ids, std::optional<Tensor> position_ids, std::optional<Tensor> token_type_ids, Tensor word,
     std::optional<Tensor> position, std::optional<Tensor> token_type, std::optional<Tensor> weight,
-    std::optional<Tensor> bias, std::optional<Tensor> seed, int64_t position_offset, double dropout_p, double eps,
+    std::optional<Tensor> bias, std::optional<Tensor> rng_state, int64_t position_offset, double dropout_p, double eps,
     bool save) {
   const Tables tables(input_ids, position_ids, token_type_ids, word, position, token_type, position_offset);
   const bool bf16 = is_bfloat16(tables.word);
@@ -81,7 +81,7 @@ std::tuple<Tensor, Tensor, Tensor> forward(
   a.mean = save ? static_cast<float*>(mean.mutable_data_ptr()) : nullptr;
   a.rstd = save ? static_cast<float*>(rstd.mutable_data_ptr()) : nullptr;
   a.eps = static_cast<float>(eps);
-  a.dropout = make_dropout(dropout_p, seed);
+  a.dropout = make_dropout(dropout_p, rng_state);
   torch::stable::parallel_for(0, rows, grain(width), [&](int64_t begin, int64_t end) {
     std::vector<float> scratch(scratch_size(width));
     FASTENC_CALL(embedding_layer_norm_forward, a, bf16, begin, end, scratch.data());
@@ -93,7 +93,7 @@ std::tuple<Tensor, Tensor, Tensor> forward(
 std::tuple<Tensor, Tensor, Tensor> backward(
     Tensor dy, Tensor input_ids, std::optional<Tensor> position_ids, std::optional<Tensor> token_type_ids, Tensor word,
     std::optional<Tensor> position, std::optional<Tensor> token_type, std::optional<Tensor> weight,
-    std::optional<Tensor> seed, Tensor mean, Tensor rstd, int64_t position_offset, double dropout_p,
+    std::optional<Tensor> rng_state, Tensor mean, Tensor rstd, int64_t position_offset, double dropout_p,
     bool wants_affine) {
   dy = as_contiguous(dy);
   const Tables tables(input_ids, position_ids, token_type_ids, word, position, token_type, position_offset);
@@ -108,7 +108,7 @@ std::tuple<Tensor, Tensor, Tensor> backward(
   common.rstd = static_cast<const float*>(rstd.const_data_ptr());
   common.weight = weight_values.data();
   common.dh = dh.mutable_data_ptr();
-  common.dropout = make_dropout(dropout_p, seed);
+  common.dropout = make_dropout(dropout_p, rng_state);
   const RowBlocks blocks(rows);
   ColumnSums dweight(blocks, wants_affine ? width : 0), dbias(blocks, wants_affine ? width : 0);
   torch::stable::parallel_for(0, blocks.count, 1, [&](int64_t first, int64_t last) {

@@ -10,12 +10,12 @@ int64_t scratch_size(int64_t width) { return 2 * ((width + 127) / 128 * 128); }
 // (y, h, mean, rstd); h is empty where it would equal x, all three are empty unless `save`.
 std::tuple<Tensor, Tensor, Tensor, Tensor> forward(
     Tensor x, std::optional<Tensor> residual, std::optional<Tensor> x_bias, std::optional<Tensor> weight,
-    std::optional<Tensor> bias, std::optional<Tensor> seed, double dropout_p, double eps, bool rms, bool save) {
+    std::optional<Tensor> bias, std::optional<Tensor> rng_state, double dropout_p, double eps, bool rms, bool save) {
   x = as_contiguous(x);
   if (residual) residual = as_contiguous(*residual);
   const bool bf16 = is_bfloat16(x);
   const int64_t width = x.size(x.dim() - 1), rows = width ? x.numel() / width : 0;
-  const bool fused = residual || x_bias || seed;
+  const bool fused = residual || x_bias || rng_state;
   FloatVector x_bias_values(x_bias), weight_values(weight), bias_values(bias);
   Tensor y = torch::stable::empty_like(x);
   Tensor h = save && fused ? torch::stable::empty_like(x) : empty({0}, x.scalar_type());
@@ -34,7 +34,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> forward(
   a.width = width;
   a.eps = static_cast<float>(eps);
   a.rms = rms;
-  a.dropout = make_dropout(dropout_p, seed);
+  a.dropout = make_dropout(dropout_p, rng_state);
   torch::stable::parallel_for(0, rows, grain(width), [&](int64_t begin, int64_t end) {
     std::vector<float> scratch(scratch_size(width));
     FASTENC_CALL(layer_norm_forward, a, bf16, begin, end, scratch.data());
@@ -45,14 +45,14 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> forward(
 // (dh, dx, dweight, dbias, dx_bias); dh is the residual's gradient. dx is empty where it would equal dh;
 // the sums are float32 and empty unless wanted.
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> backward(
-    Tensor dy, Tensor h, Tensor mean, Tensor rstd, std::optional<Tensor> weight, std::optional<Tensor> seed,
+    Tensor dy, Tensor h, Tensor mean, Tensor rstd, std::optional<Tensor> weight, std::optional<Tensor> rng_state,
     double dropout_p, bool rms, bool wants_affine, bool wants_x_bias) {
   dy = as_contiguous(dy);
   const bool bf16 = is_bfloat16(h);
   const int64_t width = h.size(h.dim() - 1), rows = width ? h.numel() / width : 0;
   FloatVector weight_values(weight);
   Tensor dh = torch::stable::empty_like(h);
-  Tensor dx = seed ? torch::stable::empty_like(h) : empty({0}, h.scalar_type());
+  Tensor dx = rng_state ? torch::stable::empty_like(h) : empty({0}, h.scalar_type());
   LayerNormBackward common{};
   common.dy = dy.const_data_ptr();
   common.h = h.const_data_ptr();
@@ -60,10 +60,10 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> backward(
   common.rstd = static_cast<const float*>(rstd.const_data_ptr());
   common.weight = weight_values.data();
   common.dh = dh.mutable_data_ptr();
-  common.dx = seed ? dx.mutable_data_ptr() : nullptr;
+  common.dx = rng_state ? dx.mutable_data_ptr() : nullptr;
   common.width = width;
   common.rms = rms;
-  common.dropout = make_dropout(dropout_p, seed);
+  common.dropout = make_dropout(dropout_p, rng_state);
 
   const RowBlocks blocks(rows);
   ColumnSums dweight(blocks, wants_affine ? width : 0), dbias(blocks, wants_affine ? width : 0);

@@ -92,12 +92,17 @@ class ColumnSums {
   std::vector<float> sums_;
 };
 
-// The mask of probability p for a seed drawn by the caller, or none without a seed.
-inline Dropout make_dropout(double p, const std::optional<Tensor>& seed) {
+// The mask of probability p for a seed and an offset that the caller drew, or none without them.
+inline Dropout make_dropout(double p, const std::optional<Tensor>& rng_state) {
   Dropout dropout;
-  if (!seed) return dropout;
+  if (!rng_state) return dropout;
+  STD_TORCH_CHECK(
+      rng_state->numel() == 2 && rng_state->scalar_type() == ScalarType::Long,
+      "fastenc: rng_state must be int64 (2,), seed and offset");
   dropout.threshold = static_cast<uint32_t>(p * 65536.0 + 0.5);
-  dropout.seed = static_cast<uint64_t>(*static_cast<const int64_t*>(seed->const_data_ptr()));
+  const auto* state = static_cast<const int64_t*>(rng_state->const_data_ptr());
+  dropout.seed = static_cast<uint64_t>(state[0]);
+  dropout.offset = static_cast<uint32_t>(state[1]);
   dropout.scale = 65536.f / static_cast<float>(65536 - dropout.threshold);
   return dropout;
 }

@@ -89,7 +89,7 @@ def _attention_fwd_kernel(
     lse_ptr,  # (H, total_q), float32
     cu_seqlens_q_ptr,  # (batch+1,), int32
     cu_seqlens_k_ptr,  # (batch+1,), int32
-    seed_ptr,  # (1,), int64, or None
+    rng_ptr,  # (2,), int64: seed and offset, or None
     alibi_ptr,  # (H,), or None
     relative_ptr,  # (H, 2 * span + 1), or None
     key_bias_ptr,  # (total_k,), or None
@@ -122,7 +122,7 @@ def _attention_fwd_kernel(
         return
     first_k, length_k = sequence_bounds(cu_seqlens_k_ptr, sequence)
     shift = length_k - length_q
-    dropout = (seed_ptr, head, threshold, drop_scale)
+    dropout = (rng_ptr, head, threshold, drop_scale)
     keys = sequence_keys(
         k_ptr, v_ptr, stride_k_token, stride_k_head, stride_v_token, stride_v_head, first_k, length_k, head
     )  # fmt: skip
@@ -194,7 +194,7 @@ def _attention_bwd_kv_kernel(
     delta_ptr,
     cu_seqlens_q_ptr,
     cu_seqlens_k_ptr,
-    seed_ptr,
+    rng_ptr,
     alibi_ptr,
     relative_ptr,
     key_bias_ptr,
@@ -228,7 +228,7 @@ def _attention_bwd_kv_kernel(
         return
     first_q, length_q = sequence_bounds(cu_seqlens_q_ptr, sequence)
     shift = length_k - length_q
-    dropout = (seed_ptr, head, threshold, drop_scale)
+    dropout = (rng_ptr, head, threshold, drop_scale)
     keys = sequence_keys(
         k_ptr, v_ptr, stride_k_token, stride_k_head, stride_v_token, stride_v_head, first_k, length_k, head
     )  # fmt: skip
@@ -298,7 +298,7 @@ def _attention_bwd_q_kernel(
     delta_ptr,
     cu_seqlens_q_ptr,
     cu_seqlens_k_ptr,
-    seed_ptr,
+    rng_ptr,
     alibi_ptr,
     relative_ptr,
     key_bias_ptr,
@@ -332,7 +332,7 @@ def _attention_bwd_q_kernel(
         return
     first_k, length_k = sequence_bounds(cu_seqlens_k_ptr, sequence)
     shift = length_k - length_q
-    dropout = (seed_ptr, head, threshold, drop_scale)
+    dropout = (rng_ptr, head, threshold, drop_scale)
     keys = sequence_keys(
         k_ptr, v_ptr, stride_k_token, stride_k_head, stride_v_token, stride_v_head, first_k, length_k, head
     )  # fmt: skip
@@ -407,7 +407,7 @@ def _config(kernel: str, max_seqlen: int, arguments: dict) -> dict:
         _biased(arguments),
         like=arguments["q_ptr"],
         max_seqlen=max_seqlen,
-        dropout=arguments["seed_ptr"] is not None,
+        dropout=arguments["rng_ptr"] is not None,
     )
 
 
@@ -436,7 +436,7 @@ def _call(
     v: Tensor,
     cu_seqlens_q: Tensor,
     cu_seqlens_k: Tensor | None,
-    seed: Tensor | None,
+    rng_state: Tensor | None,
     alibi_slopes: Tensor | None,
     relative_bias: Tensor | None,
     key_bias: Tensor | None,
@@ -449,7 +449,7 @@ def _call(
 ) -> dict:
     """Arguments and constants that all kernels for any length share."""
     q, k, v = (x if x.stride(2) == 1 else x.contiguous() for x in (q, k, v))
-    threshold = int(dropout_p * 65536 + 0.5) if seed is not None else 0
+    threshold = int(dropout_p * 65536 + 0.5) if rng_state is not None else 0
     heads, head_dim = q.shape[1:]
     tf32 = q.dtype == torch.float32 and torch.backends.cuda.matmul.fp32_precision == "tf32"
     return {
@@ -458,7 +458,7 @@ def _call(
         "v_ptr": v,
         "cu_seqlens_q_ptr": cu_seqlens_q.contiguous(),
         "cu_seqlens_k_ptr": (cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k).contiguous(),
-        "seed_ptr": seed if threshold else None,
+        "rng_ptr": rng_state if threshold else None,
         "alibi_ptr": _contiguous(alibi_slopes),
         "relative_ptr": _contiguous(relative_bias),
         "key_bias_ptr": _contiguous(key_bias),

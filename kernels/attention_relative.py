@@ -39,7 +39,7 @@ def _attention_bwd_relative_kernel(
     delta_ptr,  # (H, total_q), float32
     cu_seqlens_q_ptr,
     cu_seqlens_k_ptr,
-    seed_ptr,
+    rng_ptr,
     alibi_ptr,
     relative_ptr,
     key_bias_ptr,
@@ -69,7 +69,7 @@ def _attention_bwd_relative_kernel(
     """partial[..., 0, c]: sums for distance (band - 1) * BLOCK + c; partial[..., 1, c]: for band * BLOCK + c."""
     chunk, head = tl.program_id(1), tl.program_id(2)
     band = first_band + tl.program_id(0)
-    dropout = (seed_ptr, head, threshold, drop_scale)
+    dropout = (rng_ptr, head, threshold, drop_scale)
     places = tl.arange(0, BLOCK)
     sums = tl.zeros([BLOCK, BLOCK], tl.float32)
     for sequence in tl.range(chunk, batch, tl.num_programs(1)):

@@ -84,7 +84,7 @@ def _attention_short_fwd_kernel(
     lse_ptr,  # (H, total_tokens), float32
     starts_ptr,  # (total_tokens,), int32
     ends_ptr,  # (total_tokens,), int32
-    seed_ptr,  # (1,), int64, or None
+    rng_ptr,  # (2,), int64: seed and offset, or None
     stride_q_token,
     stride_q_head,
     stride_k_token,
@@ -107,7 +107,7 @@ def _attention_short_fwd_kernel(
         return
     head = tl.program_id(1)
     wide_head = head.to(tl.int64)  # strides of heads may be long
-    dropout = (seed_ptr, head, threshold, drop_scale)
+    dropout = (rng_ptr, head, threshold, drop_scale)
     keys = first + tl.arange(0, BLOCK)
     valid = keys < last
     starts = tl.load(starts_ptr + keys, mask=valid, other=-2)
@@ -119,7 +119,7 @@ def _attention_short_fwd_kernel(
         row_starts = tl.load(starts_ptr + tokens, mask=mask_m, other=-1)
         q = load_rows(q_ptr + wide_head * stride_q_head, tokens, stride_q_token, mask_m, D, BLOCK_D)
         p, peak, total = _probabilities(q, k, row_starts, starts, scale * LOG2_E, PRECISION)
-        if seed_ptr is not None:
+        if rng_ptr is not None:
             p *= drop_keep(tokens[:, None], keys[None, :] - row_starts[:, None], dropout)
         out = tl.dot(p.to(v.dtype), v, input_precision=PRECISION)
         store_rows(out_ptr + head * D, tokens, H * D, mask_m, out, D, BLOCK_D)
@@ -138,7 +138,7 @@ def _attention_short_bwd_kernel(
     dv_ptr,
     starts_ptr,
     ends_ptr,
-    seed_ptr,
+    rng_ptr,
     stride_q_token,
     stride_q_head,
     stride_k_token,
@@ -162,7 +162,7 @@ def _attention_short_bwd_kernel(
         return
     head = tl.program_id(1)
     wide_head = head.to(tl.int64)  # strides of heads may be long
-    dropout = (seed_ptr, head, threshold, drop_scale)
+    dropout = (rng_ptr, head, threshold, drop_scale)
     keys = first + tl.arange(0, BLOCK)
     valid = keys < last
     starts = tl.load(starts_ptr + keys, mask=valid, other=-2)
@@ -179,7 +179,7 @@ def _attention_short_bwd_kernel(
         p, _, _ = _probabilities(q, k, row_starts, starts, scale * LOG2_E, PRECISION)
         dp = tl.dot(dout, v.T, input_precision=PRECISION)
         kept = p
-        if seed_ptr is not None:
+        if rng_ptr is not None:
             keep = drop_keep(tokens[:, None], keys[None, :] - row_starts[:, None], dropout)
             kept = p * keep
             dp *= keep
@@ -250,7 +250,7 @@ def _launch(kernel, max_seqlen: int, arguments: dict, **own) -> None:
         max_seqlen,
         kernel is _attention_short_bwd_kernel,
         like=arguments["q_ptr"],
-        dropout=arguments["seed_ptr"] is not None,
+        dropout=arguments["rng_ptr"] is not None,
     )
     shared = {name: arguments[name] for name in kernel.arg_names if name in arguments}
     grid = (2 * triton.cdiv(total_tokens, launch["BLOCK"]), arguments["H"])

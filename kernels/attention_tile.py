@@ -5,7 +5,7 @@ Scores are in units of log2 inside the kernels, for exp2. Arguments travel in tu
     keys:     (k_base, v_base, stride_k_token, stride_v_token, length), from the sequence's first key
     biases:   (alibi_ptr, relative_ptr, key_bias_ptr, span, left, right, head, first key in the batch); a bias that is
               not there is None
-    dropout:  (seed_ptr or None, stream, threshold, drop_scale)
+    dropout:  (rng_ptr or None, stream, threshold, drop_scale)
 """
 
 import triton
@@ -100,8 +100,8 @@ def tile_scores(
 @triton.jit
 def drop_keep(tokens, columns, dropout):
     """Factors of dropout, 0 or drop_scale; tokens: the queries in the batch; columns: the keys in their sequence."""
-    seed_ptr, stream, threshold, drop_scale = dropout
-    return dropout_scale(tl.load(seed_ptr), stream, tokens, columns, threshold, drop_scale)
+    rng_ptr, stream, threshold, drop_scale = dropout
+    return dropout_scale(rng_ptr, stream, tokens, columns, threshold, drop_scale)
 
 
 @triton.jit

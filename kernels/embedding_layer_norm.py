@@ -72,7 +72,7 @@ def _embedding_layer_norm_fwd_kernel(
     y_ptr,  # (rows, width)
     mean_ptr,  # (rows,), float32
     rstd_ptr,  # (rows,), float32
-    seed_ptr,  # (1,), int64
+    rng_ptr,  # (2,), int64: seed and offset
     rows,
     offset,
     eps,
@@ -120,7 +120,7 @@ def _embedding_layer_norm_fwd_kernel(
     if HAS_BIAS:
         y += tl.load(bias_ptr + column, mask=inside, other=0.0).to(tl.float32)
     if HAS_DROPOUT:
-        keep = dropout_scale(tl.load(seed_ptr), 0, row, column, threshold, drop_scale)
+        keep = dropout_scale(rng_ptr, 0, row, column, threshold, drop_scale)
         y = tl.where(keep == 0.0, 0.0, y * keep)
     tl.store(y_ptr + row.to(tl.int64) * WIDTH + column, y.to(y_ptr.dtype.element_ty), mask=mask)
     if SAVE_STATISTICS:
@@ -142,7 +142,7 @@ def _embedding_layer_norm_bwd_kernel(
     rstd_ptr,  # (rows,), float32
     dh_ptr,  # (rows, width)
     partial_ptr,  # (programs, 2, width), float32: dweight, dbias
-    seed_ptr,  # (1,), int64
+    rng_ptr,  # (2,), int64: seed and offset
     rows,
     offset,
     threshold,
@@ -187,7 +187,7 @@ def _embedding_layer_norm_bwd_kernel(
         xhat = tl.where(mask, (h - mean) * rstd, 0.0)
         dy = tl.load(dy_ptr + place, mask=mask, other=0.0).to(tl.float32)
         if HAS_DROPOUT:
-            dy *= dropout_scale(tl.load(seed_ptr), 0, row, column, threshold, drop_scale)
+            dy *= dropout_scale(rng_ptr, 0, row, column, threshold, drop_scale)
         dweight += dy * xhat
         dbias += dy
         g = dy
@@ -306,8 +306,8 @@ def config_add(width: int) -> dict:
     return {"BLOCK": min(1024, triton.next_power_of_2(width)), "ROWS": 4, "num_warps": 4}
 
 
-def _dropout(dropout_p: float, seed: Tensor | None) -> tuple[int, float]:
-    threshold = int(dropout_p * 65536 + 0.5) if seed is not None else 0
+def _dropout(dropout_p: float, rng_state: Tensor | None) -> tuple[int, float]:
+    threshold = int(dropout_p * 65536 + 0.5) if rng_state is not None else 0
     return threshold, 65536 / (65536 - threshold)
 
 
@@ -320,7 +320,7 @@ def embedding_layer_norm_forward(
     token_type: Tensor | None,
     weight: Tensor | None,
     bias: Tensor | None,
-    seed: Tensor | None,
+    rng_state: Tensor | None,
     position_offset: int,
     dropout_p: float,
     eps: float,
@@ -332,7 +332,7 @@ def embedding_layer_norm_forward(
     mean, rstd = (word.new_empty((rows if save else 0,), dtype=torch.float32) for _ in range(2))
     if not y.numel():
         return y, mean, rstd
-    threshold, drop_scale = _dropout(dropout_p, seed)
+    threshold, drop_scale = _dropout(dropout_p, rng_state)
     launch = config(width, False, like=word, dropout=threshold > 0)
     some = lambda tensor: word if tensor is None else tensor.contiguous()
     _embedding_layer_norm_fwd_kernel[(triton.cdiv(rows, launch["ROWS"]),)](
@@ -347,7 +347,7 @@ def embedding_layer_norm_forward(
         y,
         mean,
         rstd,
-        some(seed),
+        some(rng_state),
         rows,
         position_offset,
         eps,
@@ -375,7 +375,7 @@ def embedding_layer_norm_backward(
     position: Tensor | None,
     token_type: Tensor | None,
     weight: Tensor | None,
-    seed: Tensor | None,
+    rng_state: Tensor | None,
     mean: Tensor,
     rstd: Tensor,
     position_offset: int,
@@ -390,7 +390,7 @@ def embedding_layer_norm_backward(
     if not dh.numel():
         dweight, dbias = (torch.zeros(columns, device=dy.device) for _ in range(2))
         return dh, dweight, dbias
-    threshold, drop_scale = _dropout(dropout_p, seed)
+    threshold, drop_scale = _dropout(dropout_p, rng_state)
     launch = config(width, True, like=word, dropout=threshold > 0)
     # The order of the sums depends on the number of programs, so on the kind of device, and on nothing else.
     programs = min(persistent_programs(dy.device, 2), triton.cdiv(rows, launch["ROWS"]))
@@ -409,7 +409,7 @@ def embedding_layer_norm_backward(
         rstd,
         dh,
         partial,
-        some(seed),
+        some(rng_state),
         rows,
         position_offset,
         threshold,

@@ -30,7 +30,7 @@ def _layer_norm_fwd_kernel(
     h_ptr,  # (rows, width)
     mean_ptr,  # (rows,), float32
     rstd_ptr,  # (rows,), float32
-    seed_ptr,  # (1,), int64
+    rng_ptr,  # (2,), int64: seed and offset
     rows,
     eps,
     threshold,
@@ -59,7 +59,7 @@ def _layer_norm_fwd_kernel(
         if HAS_X_BIAS:
             h += tl.load(x_bias_ptr + column, mask=column < WIDTH, other=0.0).to(tl.float32)
         if HAS_DROPOUT:
-            keep = dropout_scale(tl.load(seed_ptr), 0, row, column, threshold, drop_scale)
+            keep = dropout_scale(rng_ptr, 0, row, column, threshold, drop_scale)
             h = tl.where(keep == 0.0, 0.0, h * keep)
         if HAS_RESIDUAL:
             h += tl.load(residual_ptr + start + column, mask=mask, other=0.0).to(tl.float32)
@@ -108,7 +108,7 @@ def _layer_norm_bwd_kernel(
     dh_ptr,  # (rows, width)
     dx_ptr,  # (rows, width), only with dropout
     partial_ptr,  # (programs, 3, width), float32: dweight, dbias, dx_bias
-    seed_ptr,
+    rng_ptr,
     rows,
     threshold,
     drop_scale,
@@ -168,7 +168,7 @@ def _layer_norm_bwd_kernel(
             dx = tl.where(mask, (gs[c] - mean_g - xhats[c] * mean_gx) * rstd, 0.0)
             tl.store(dh_ptr + start + column, dx.to(dh_ptr.dtype.element_ty), mask=mask)
             if HAS_DROPOUT:
-                dx *= dropout_scale(tl.load(seed_ptr), 0, row, column, threshold, drop_scale)
+                dx *= dropout_scale(rng_ptr, 0, row, column, threshold, drop_scale)
                 tl.store(dx_ptr + start + column, dx.to(dx_ptr.dtype.element_ty), mask=mask)
             new_dx_biases = new_dx_biases + (dx_biases[c] + dx,)  # noqa: RUF005
         dx_biases = new_dx_biases
@@ -198,7 +198,7 @@ def config(width: int, backward: bool) -> dict:
     """
     chunk, count = chunks(width)
     # A power of two, as every tensor's sides must be.
-    rows = 1 << ((1024 if backward else 2048) // (chunk * count) or 1).bit_length() - 1
+    rows = 1 << (min(8, (1024 if backward else 2048) // (chunk * count)) or 1).bit_length() - 1
     warps = max(4, triton.next_power_of_2(width) // (512 if backward else 1024))
     return {"CHUNK": chunk, "CHUNKS": count, "ROWS": rows, "num_warps": warps}
 
@@ -209,7 +209,7 @@ def layer_norm_forward(
     x_bias: Tensor | None,
     weight: Tensor | None,
     bias: Tensor | None,
-    seed: Tensor | None,
+    rng_state: Tensor | None,
     dropout_p: float,
     eps: float,
     rms: bool,
@@ -219,13 +219,13 @@ def layer_norm_forward(
     x = x.contiguous()
     width = x.shape[-1]
     rows = x.numel() // width if width else 0
-    fused = residual is not None or x_bias is not None or seed is not None
+    fused = residual is not None or x_bias is not None or rng_state is not None
     y = torch.empty_like(x)
     h = torch.empty_like(x) if save and fused else x.new_empty((0,))
     mean, rstd = (x.new_empty((rows if save else 0,), dtype=torch.float32) for _ in range(2))
     if not rows:
         return y, h, mean, rstd
-    threshold = int(dropout_p * 65536 + 0.5) if seed is not None else 0
+    threshold = int(dropout_p * 65536 + 0.5) if rng_state is not None else 0
     launch = config(width, False, like=x, dropout=threshold > 0)
     some = lambda tensor: x if tensor is None else tensor.contiguous()
     _layer_norm_fwd_kernel[(triton.cdiv(rows, launch["ROWS"]),)](
@@ -238,7 +238,7 @@ def layer_norm_forward(
         h,
         mean,
         rstd,
-        some(seed),
+        some(rng_state),
         rows,
         eps,
         threshold,
@@ -263,7 +263,7 @@ def layer_norm_backward(
     mean: Tensor,
     rstd: Tensor,
     weight: Tensor | None,
-    seed: Tensor | None,
+    rng_state: Tensor | None,
     dropout_p: float,
     rms: bool,
     wants_affine: bool,
@@ -273,13 +273,13 @@ def layer_norm_backward(
     dy = dy.contiguous()
     width = h.shape[-1]
     rows = h.numel() // width if width else 0
-    threshold = int(dropout_p * 65536 + 0.5) if seed is not None else 0
+    threshold = int(dropout_p * 65536 + 0.5) if rng_state is not None else 0
     launch = config(width, True, like=h, dropout=threshold > 0) if width else {"ROWS": 1}
     # The order of the sums depends on the number of programs, so on the kind of device, and on nothing else.
     most = persistent_programs(h.device, 2)
     programs = max(1, min(most, triton.cdiv(rows, launch["ROWS"])))
     dh = torch.empty_like(h)
-    dx = torch.empty_like(h) if seed is not None else h.new_empty((0,))
+    dx = torch.empty_like(h) if rng_state is not None else h.new_empty((0,))
     partial = torch.zeros((programs, 3, width), dtype=torch.float32, device=h.device)
     if rows:
         _layer_norm_bwd_kernel[(programs,)](
@@ -291,7 +291,7 @@ def layer_norm_backward(
             dh,
             dx,
             partial,
-            h if seed is None else seed,
+            h if rng_state is None else rng_state,
             rows,
             threshold,
             65536 / (65536 - threshold),
@@ -303,7 +303,7 @@ def layer_norm_backward(
             RMS=rms,
             **launch,
         )
-        if seed is not None and not threshold:
+        if rng_state is not None and not threshold:
             dx.copy_(dh)
     # Tensors of their own: an op's results must not share memory.
     total = lambda place, wanted: partial[:, place].sum(0) if wanted else partial.new_empty((0,))

@@ -216,14 +216,14 @@ def test_result_does_not_depend_on_the_number_of_threads():
 def test_registration_passes_opcheck():
     ids, tables = inputs(5, 7, 24, torch.float32)
     every = (*ids.values(), *(table.detach() for table in tables.values()))
-    seed = torch.tensor([3])
+    rng_state = torch.tensor([3, 4])
     forward = torch.ops.fastenc.embedding_layer_norm_fwd.default
-    torch.library.opcheck(forward, (*every, seed, 3, 0.1, 1e-12, True))
+    torch.library.opcheck(forward, (*every, rng_state, 3, 0.1, 1e-12, True))
     only_word = (every[0], None, None, every[3], *(None,) * 5)
     torch.library.opcheck(forward, (*only_word, 0, 0.0, 1e-12, False))
     dy, statistics = torch.randn(5, 24), torch.randn(5)
     backward = torch.ops.fastenc.embedding_layer_norm_bwd.default
-    tail = (seed, statistics, statistics, 3, 0.1, True)
+    tail = (rng_state, statistics, statistics, 3, 0.1, True)
     torch.library.opcheck(backward, (dy, *every[:7], *tail))
     sorted_ids, order = every[0].sort(stable=True)
     add = torch.ops.fastenc.add_rows_.default

@@ -87,7 +87,7 @@ def test_dropout_mask_and_gradients_are_the_references(instruction_set, op):
 def test_dropout_has_the_asked_rate_and_mean():
     from fastenc.reference.dropout import dropout_scales
 
-    scales = dropout_scales(12345, 0, torch.arange(2000), 500, 0.1)
+    scales = dropout_scales(torch.tensor([12345, 6]), 0, torch.arange(2000), 500, 0.1)
     assert abs((scales == 0).double().mean().item() - 0.1) < 4 * (0.1 * 0.9 / 1e6) ** 0.5 + 2**-16
     assert abs(scales.double().mean().item() - 1) < 2e-3
     # Neighbouring rows and columns are independent: their joint rate is the product.
@@ -114,9 +114,9 @@ def test_result_does_not_depend_on_the_number_of_threads():
 
 @needs_cpp
 def test_registration_passes_opcheck():
-    x, w, seed = torch.randn(4, 24), torch.randn(24), torch.tensor([3])
+    x, w, rng_state = torch.randn(4, 24), torch.randn(24), torch.tensor([3, 4])
     torch.library.opcheck(
-        torch.ops.fastenc.layer_norm_fwd.default, (x, x, w, w, w, seed, 0.1, 1e-5, False, True)
+        torch.ops.fastenc.layer_norm_fwd.default, (x, x, w, w, w, rng_state, 0.1, 1e-5, False, True)
     )
     torch.library.opcheck(
         torch.ops.fastenc.layer_norm_fwd.default,
@@ -125,7 +125,7 @@ def test_registration_passes_opcheck():
     statistics = torch.randn(4)
     torch.library.opcheck(
         torch.ops.fastenc.layer_norm_bwd.default,
-        (x, x, statistics, statistics, w, seed, 0.1, False, True, True),
+        (x, x, statistics, statistics, w, rng_state, 0.1, False, True, True),
     )
 
 

@@ -29,6 +29,7 @@ from fastenc.kernels import (
     attention_short,
     bias_gelu,
     bias_glu,
+    column_sum,
     crf,
     embedding_layer_norm,
     launch,
@@ -46,7 +47,7 @@ FLOAT32_POINTERS |= {"alibi", "relative", "key_bias"}
 INTEGER_POINTERS = {
     **dict.fromkeys(("cu_seqlens", "cu_seqlens_q", "cu_seqlens_k", "starts", "ends"), "*i32"),
     "argmax": "*i32",
-    **dict.fromkeys(("seed", "ids", "indices", "positions", "types", "order"), "*i64"),
+    **dict.fromkeys(("rng", "seed", "ids", "indices", "positions", "types", "order"), "*i64"),
     **dict.fromkeys(("choices", "corrupted", "cutoffs", "labels", "tags", "path"), "*i64"),
     **dict.fromkeys(("seqused", "last"), "*i32"),
     "pointers": "*u8",
@@ -76,7 +77,7 @@ def attention_constants(key: dict) -> dict:
         "BLOCK_D": triton.next_power_of_2(dim),
         "PRECISION": key["precision"] if key["dtype"] == "float32" else "ieee",
     }
-    return constants if key["dropout"] else {**constants, "seed_ptr": None}
+    return constants if key["dropout"] else {**constants, "rng_ptr": None}
 
 
 def attention_binaries(key: dict) -> Iterator[Binary]:
@@ -257,6 +258,7 @@ def untuned_cases() -> Iterator[tuple[str, object, str, dict]]:
             name = f"segment pool backward {mode} {element}"
             yield name, segment_pool._segment_pool_bwd_kernel, element, constants
         yield f"unpack {element}", packing._unpack_kernel, element, packing.config(768)
+        yield f"column sum {element}", column_sum._column_sum_kernel, element, column_sum.config()
     for tags in (9, 25, 64):
         for kernel in (crf._crf_fwd_kernel, crf._crf_bwd_kernel, crf._crf_best_kernel):
             parameters = crf.config(tags, backward=kernel is crf._crf_bwd_kernel)

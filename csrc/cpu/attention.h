@@ -96,8 +96,7 @@ FASTENC_INLINE void fold_all(Vec* partial, int64_t rows, float* out) {
 }
 
 FASTENC_INLINE void row_dropout(const Attention& a, int64_t token, int64_t head, int64_t length, float* keep) {
-  dropout_scales(
-      a.dropout.seed, (uint32_t)head, (uint32_t)token, length, a.dropout.threshold, a.dropout.scale, keep);
+  dropout_scales(a.dropout, (uint32_t)head, (uint32_t)token, length, keep);
 }
 
 FASTENC_INLINE int64_t padded_length(int64_t length) { return (length + kLanes - 1) / kLanes * kLanes; }

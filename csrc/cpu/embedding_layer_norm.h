@@ -28,8 +28,7 @@ static void embedding_layer_norm_forward_rows(
     T* y = (T*)a.y + row * width;
     const Vec total = embed_row<T>(a.tables, row, h);
     const RowStatistics s = row_statistics(h, total, width, a.eps, false);
-    if (a.dropout.threshold)
-      dropout_scales(a.dropout.seed, 0, (uint32_t)row, width, a.dropout.threshold, a.dropout.scale, keep);
+    if (a.dropout.threshold) dropout_scales(a.dropout, 0, (uint32_t)row, width, keep);
     auto write = [&](int64_t c, int n) __attribute__((always_inline)) {
       Vec v = normalised(h, s, a.weight, a.bias, c, n);
       if (a.dropout.threshold) {
@@ -52,8 +51,7 @@ static void embedding_layer_norm_backward_rows(
   float* dy = scratch + (width + kPhiloxColumns - 1) / kPhiloxColumns * kPhiloxColumns;
   for (int64_t row = begin; row < end; ++row) {
     embed_row<T>(a.tables, row, h);
-    if (a.dropout.threshold)
-      dropout_scales(a.dropout.seed, 0, (uint32_t)row, width, a.dropout.threshold, a.dropout.scale, dy);
+    if (a.dropout.threshold) dropout_scales(a.dropout, 0, (uint32_t)row, width, dy);
     auto widen = [&](int64_t c, int n) __attribute__((always_inline)) {
       const Vec d = load_n((const T*)a.dy + row * width + c, n);
       store_n(dy + c, a.dropout.threshold ? d * load(dy + c) : d, n);

@@ -34,8 +34,7 @@ static void layer_norm_forward_rows(const LayerNormForward& a, int64_t begin, in
     const T* x = (const T*)a.x + row * width;
     const T* residual = a.residual ? (const T*)a.residual + row * width : nullptr;
     T* y = (T*)a.y + row * width;
-    if (a.dropout.threshold)
-      dropout_scales(a.dropout.seed, 0, (uint32_t)row, width, a.dropout.threshold, a.dropout.scale, keep);
+    if (a.dropout.threshold) dropout_scales(a.dropout, 0, (uint32_t)row, width, keep);
     Vec total{};
     auto form = [&](int64_t c, int n) __attribute__((always_inline)) {
       Vec v = load_n(x + c, n);
@@ -98,8 +97,7 @@ static void layer_norm_backward_rows(const LayerNormBackward& a, int64_t begin, 
   for (int64_t row = begin; row < end; ++row) {
     T* dh = (T*)a.dh + row * width;
     T* dx = a.dx ? (T*)a.dx + row * width : nullptr;
-    if (a.dropout.threshold)
-      dropout_scales(a.dropout.seed, 0, (uint32_t)row, width, a.dropout.threshold, a.dropout.scale, keep);
+    if (a.dropout.threshold) dropout_scales(a.dropout, 0, (uint32_t)row, width, keep);
     auto write = [&](int64_t c, int n, Vec d) __attribute__((always_inline)) {
       store_n(dh + c, d, n);
       if (a.dropout.threshold) d *= load(keep + c);

@@ -1,10 +1,10 @@
 // Counter-based dropout bits: Philox4x32-7 (Salmon et al. 2011, "Parallel random numbers: as easy as
-// 1, 2, 3"), defined on (seed, stream, row, column) alone, so that any layout, vector width or number
-// of threads draws the same mask. Included by kernels.inc only.
+// 1, 2, 3"), defined on (seed, offset, stream, row, column) alone, so that any layout, vector width or
+// number of threads draws the same mask. Included by kernels.inc only.
 //
 // Columns go in groups of 128. In a group, column c is 16-bit word c / 16 (0..7) of the Philox output
-// for the counter (16 * group + c % 16, row, stream, 0) and the key (seed low, seed high); word 2i is the
-// low half of output i, word 2i + 1 the high half. The element is kept if its word is >= threshold.
+// for the counter (16 * group + c % 16, row, stream, offset) and the key (seed low, seed high); word 2i is
+// the low half of output i, word 2i + 1 the high half. The element is kept if its word is >= threshold.
 
 constexpr int kPhiloxColumns = 128;
 
@@ -31,10 +31,12 @@ FASTENC_INLINE void philox_multiply(VecU a, uint32_t factor, VecU* high, VecU* l
 }
 
 // Writes the 128 words of one group of columns.
-FASTENC_INLINE void philox_words(uint64_t seed, uint32_t stream, uint32_t row, uint32_t group, uint16_t* words) {
+FASTENC_INLINE void philox_words(
+    const Dropout& dropout, uint32_t stream, uint32_t row, uint32_t group, uint16_t* words) {
   for (int first = 0; first < 16; first += kLanes) {
-    VecU c0 = (VecU)kLaneIndex + (16 * group + first), c1 = VecU{} + row, c2 = VecU{} + stream, c3 = VecU{};
-    uint32_t key0 = (uint32_t)seed, key1 = (uint32_t)(seed >> 32);
+    VecU c0 = (VecU)kLaneIndex + (16 * group + first), c1 = VecU{} + row, c2 = VecU{} + stream;
+    VecU c3 = VecU{} + dropout.offset;
+    uint32_t key0 = (uint32_t)dropout.seed, key1 = (uint32_t)(dropout.seed >> 32);
     for (int round = 0; round < 7; ++round) {
       VecU high0, low0, high1, low1;
       philox_multiply(c0, 0xD2511F53u, &high0, &low0);
@@ -56,17 +58,17 @@ FASTENC_INLINE void philox_words(uint64_t seed, uint32_t stream, uint32_t row, u
   }
 }
 
-// Writes `scale` or 0 for columns [0, n) of a row; `out` has room for n rounded up to 128.
+// Writes `dropout.scale` or 0 for columns [0, n) of a row; `out` has room for n rounded up to 128.
 FASTENC_INLINE void dropout_scales(
-    uint64_t seed, uint32_t stream, uint32_t row, int64_t n, uint32_t threshold, float scale, float* out) {
+    const Dropout& dropout, uint32_t stream, uint32_t row, int64_t n, float* out) {
   uint16_t words[kPhiloxColumns];
   for (int64_t c = 0; c < n; c += kPhiloxColumns) {
-    philox_words(seed, stream, row, (uint32_t)(c / kPhiloxColumns), words);
+    philox_words(dropout, stream, row, (uint32_t)(c / kPhiloxColumns), words);
     for (int i = 0; i < kPhiloxColumns && c + i < n; i += kLanes) {
       VecH h;
       __builtin_memcpy(&h, words + i, sizeof h);
-      VecI keep = (VecI)(__builtin_convertvector(h, VecU) >= (VecU{} + threshold));
-      store(out + c + i, (Vec)(keep & (VecI)splat(scale)));
+      VecI keep = (VecI)(__builtin_convertvector(h, VecU) >= (VecU{} + dropout.threshold));
+      store(out + c + i, (Vec)(keep & (VecI)splat(dropout.scale)));
     }
   }
 }

@@ -151,9 +151,9 @@ def _one_node(tensors: tuple[Tensor, ...], head_dim: int = 16) -> bool:
 
 
 def _drawn(x: Tensor, dropout_p: float) -> tuple[Tensor | None, float]:
-    """(seed of the mask, probability); no seed without dropout."""
+    """(seed and offset of the mask, probability); None without dropout."""
     _checks.check_dropout("encoder_layer", dropout_p)
-    return (_checks.draw_seed(x.device) if dropout_p > 0 else None), dropout_p
+    return (_checks.draw_rng_state(x.device) if dropout_p > 0 else None), dropout_p
 
 
 def activate(x: Tensor, bias: Tensor | None, activation: str, inplace: bool = False) -> Tensor:

@@ -11,13 +11,14 @@ import torch
 from torch import Tensor
 
 from fastenc.ops import _checks, _dispatch
+from fastenc.ops._column_sum import column_sum
 from fastenc.ops._matmul import multiply
 
 
 class AttentionHalf(torch.autograd.Function):
     """y = LN(x + dropout(Attention(x) W_out + b_out)); x (total_tokens, hidden_size) in the dtype of the products.
 
-    Seeds are None without dropout. Weights of another dtype (autocast) are cast; gradients have the weights' own.
+    No random state without dropout. Weights of another dtype (autocast) are cast; gradients have the weights' own.
     """
 
     @staticmethod
@@ -46,8 +47,8 @@ class AttentionHalf(torch.autograd.Function):
         heads = multiply(x, qkv_weight.t(), qkv_bias.to(x.dtype))
         heads = heads.view(x.shape[0], 3, num_heads, head_dim)
         # Neither other keys nor biases nor a window.
-        seed, dropout_p = attention_dropout
-        tensors = (cu_seqlens, None, seed, None, None, None)
+        rng_state, dropout_p = attention_dropout
+        tensors = (cu_seqlens, None, rng_state, None, None, None)
         ctx.attention = (max_seqlen, max_seqlen, dropout_p, head_dim**-0.5, -1, -1)
         mixed, lse = torch.ops.fastenc.attention_fwd(*heads.unbind(1), *tensors, *ctx.attention)
         projected = multiply(mixed.flatten(1), out_weight.t())
@@ -69,7 +70,7 @@ class AttentionHalf(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, dy: Tensor):
-        (x, qkv_weight, out_weight, heads, mixed, lse, cu_seqlens, attention_seed, *norm) = (
+        (x, qkv_weight, out_weight, heads, mixed, lse, cu_seqlens, attention_rng_state, *norm) = (
             ctx.saved_tensors
         )
         needs_x, needs_qkv, needs_qkv_bias, needs_out, *needs_norm = ctx.needs_input_grad[:7]
@@ -80,7 +81,7 @@ class AttentionHalf(torch.autograd.Function):
                 dout_weight = multiply(dprojected.t(), mixed.flatten(1))
             if needs_x or needs_qkv or needs_qkv_bias:
                 dmixed = multiply(dprojected, out_weight).view(-1, *heads.shape[2:])
-                tensors = (cu_seqlens, None, attention_seed, None, None, None)
+                tensors = (cu_seqlens, None, attention_rng_state, None, None, None)
                 dqkv, *_ = torch.ops.fastenc.attention_bwd(
                     dmixed,
                     None,
@@ -96,7 +97,7 @@ class AttentionHalf(torch.autograd.Function):
                 if needs_qkv:
                     dqkv_weight = multiply(dqkv.t(), x)
                 if needs_qkv_bias:
-                    dqkv_bias = dqkv.sum(0)
+                    dqkv_bias = column_sum(dqkv)
                 if needs_x:
                     dx = multiply(dqkv, qkv_weight, added=dx)
         weights = _cast((dqkv_weight, dqkv_bias, dout_weight, *dnorm), ctx.dtypes)
@@ -169,11 +170,11 @@ def _norm_forward(projected, residual, x_bias, weight, bias, dropout, eps):
     _checks.check_like("layer_norm", "residual", residual, projected)
     for name, value in (("x_bias", x_bias), ("weight", weight), ("bias", bias)):
         _checks.check_vector("layer_norm", name, value, projected)
-    seed, dropout_p = dropout
+    rng_state, dropout_p = dropout
     y, h, mean, rstd = torch.ops.fastenc.layer_norm_fwd(
-        projected, residual, x_bias, weight, bias, seed, dropout_p, eps, False, True
+        projected, residual, x_bias, weight, bias, rng_state, dropout_p, eps, False, True
     )
-    return y, h, mean, rstd, weight, seed
+    return y, h, mean, rstd, weight, rng_state
 
 
 def _norm_backward(dy, saved, dropout_p, needs_x_bias, needs_weight, needs_bias):
@@ -181,17 +182,17 @@ def _norm_backward(dy, saved, dropout_p, needs_x_bias, needs_weight, needs_bias)
 
     Without dropout the first two are one tensor: accumulate into it last.
     """
-    h, mean, rstd, weight, seed = saved
+    h, mean, rstd, weight, rng_state = saved
     wants_affine = needs_weight or needs_bias
     dh, dx, dweight, dbias, dx_bias = torch.ops.fastenc.layer_norm_bwd(
-        dy, h, mean, rstd, weight, seed, dropout_p, False, wants_affine, needs_x_bias
+        dy, h, mean, rstd, weight, rng_state, dropout_p, False, wants_affine, needs_x_bias
     )
     parameters = (
         dx_bias if needs_x_bias else None,
         dweight if needs_weight else None,
         dbias if needs_bias else None,
     )
-    return dh, dh if seed is None else dx, parameters
+    return dh, dh if rng_state is None else dx, parameters
 
 
 def _no_autocast(x: Tensor):

@@ -58,6 +58,6 @@ def check_dropout(op: str, dropout_p: float) -> None:
         raise ValueError(f"{op}: dropout_p must be in [0, 1), got {dropout_p}")
 
 
-def draw_seed(device: torch.device) -> Tensor:
-    """A dropout seed from the device's default generator: int64 (1,), on that device."""
-    return torch.randint(2**62, (1,), device=device)
+def draw_rng_state(device: torch.device) -> Tensor:
+    """Philox seed and offset of a dropout mask, from the device's default generator: int64 (2,), on that device."""
+    return torch.randint(2**62, (2,), device=device)

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fastenc.ops import _dispatch, _library
+from fastenc.ops._column_sum import column_sum
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -85,7 +86,7 @@ class _Linear(torch.autograd.Function):
         return (
             multiply(dy, weight) if needs_x else None,
             multiply(dy.t(), x) if needs_weight else None,
-            dy.sum(0) if needs_bias else None,
+            column_sum(dy) if needs_bias else None,
         )
 
 

@@ -185,7 +185,7 @@ def _attend(
     if not 0 < head_dim <= 128:
         triton_limit = f"head_dim must be at most 128, got {head_dim}"
     chosen = choose("attention", impl, q, cpp_limit=cpp_limit, triton_limit=triton_limit)
-    seed = _checks.draw_seed(q.device) if dropout_p > 0 else None
+    rng_state = _checks.draw_rng_state(q.device) if dropout_p > 0 else None
     scale = head_dim**-0.5 if softmax_scale is None else softmax_scale
     if chosen == "reference":
         out, lse = reference.attention(
@@ -197,7 +197,7 @@ def _attend(
             max_seqlens[0],
             max_seqlens[1],
             dropout_p=dropout_p,
-            seed=seed,
+            rng_state=rng_state,
             softmax_scale=scale,
             window_size=window_size,
             alibi_slopes=biases[0],
@@ -205,7 +205,7 @@ def _attend(
             key_bias=biases[2],
         )
         return (out, lse) if return_lse else out
-    tensors = (*cu_seqlens, seed, *biases)
+    tensors = (*cu_seqlens, rng_state, *biases)
     numbers = (*max_seqlens, dropout_p, scale, *window_size)
     wants_grad = torch.is_grad_enabled() and any(
         x is not None and x.requires_grad for x in (*qkv, biases[1])
@@ -301,7 +301,7 @@ class _Attention(torch.autograd.Function):
 
 
 _CALL = (
-    "Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? seed, Tensor? alibi_slopes, "
+    "Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? rng_state, Tensor? alibi_slopes, "
     "Tensor? relative_bias, Tensor? key_bias, SymInt max_seqlen_q, SymInt max_seqlen_k, float dropout_p, float scale, "
     "SymInt window_left, SymInt window_right"
 )

@@ -112,7 +112,7 @@ def tied_embedding_layer_norm(
     limit = None if word.shape[1] <= 4096 else f"width must be at most 4096, got {word.shape[1]}"
     chosen = choose(OP, impl, word, triton_limit=limit)
     every = (input_ids, word, position_ids, position, token_type_ids, token_type, position_offset)
-    seed = _checks.draw_seed(word.device) if dropout_p > 0 else None
+    rng_state = _checks.draw_rng_state(word.device) if dropout_p > 0 else None
     if chosen == "reference":
         if word.device.type == "cpu" and not torch.compiler.is_compiling():
             _check_values(*every)
@@ -129,12 +129,12 @@ def tied_embedding_layer_norm(
             padding_idx=padding_idx,
             position_padding_idx=position_padding_idx,
             dropout_p=dropout_p,
-            seed=seed,
+            rng_state=rng_state,
             eps=eps,
         )
         return y, word
     ids = tuple(None if v is None else v.long() for v in (input_ids, position_ids, token_type_ids))
-    tensors = (*ids, word, position, token_type, weight, bias, seed)
+    tensors = (*ids, word, position, token_type, weight, bias, rng_state)
     paddings = tuple(-1 if p is None else p for p in (padding_idx, position_padding_idx))
     try:
         return _run(tensors, position_offset, paddings, dropout_p, eps)
@@ -168,7 +168,7 @@ class _EmbeddingLayerNorm(torch.autograd.Function):
         token_type,
         weight,
         bias,
-        seed,
+        rng_state,
         position_offset,
         paddings,
         dropout_p,
@@ -176,9 +176,9 @@ class _EmbeddingLayerNorm(torch.autograd.Function):
     ):
         inputs = (input_ids, position_ids, token_type_ids, word, position, token_type, weight)
         y, mean, rstd = torch.ops.fastenc.embedding_layer_norm_fwd(
-            *inputs, bias, seed, position_offset, dropout_p, eps, True
+            *inputs, bias, rng_state, position_offset, dropout_p, eps, True
         )
-        ctx.save_for_backward(*inputs, bias, seed, mean, rstd)
+        ctx.save_for_backward(*inputs, bias, rng_state, mean, rstd)
         ctx.position_offset, ctx.paddings, ctx.dropout_p = position_offset, paddings, dropout_p
         ctx.set_materialize_grads(False)
         return y, word.view_as(word)
@@ -188,14 +188,14 @@ class _EmbeddingLayerNorm(torch.autograd.Function):
     def backward(ctx, dy, dtied):
         if dy is None:
             return None, None, None, dtied, *(None,) * 9
-        *inputs, weight, bias, seed, mean, rstd = ctx.saved_tensors
+        *inputs, weight, bias, rng_state, mean, rstd = ctx.saved_tensors
         input_ids, position_ids, token_type_ids, word, position, token_type = inputs
         needs_word, needs_position, needs_type, needs_weight, needs_bias = ctx.needs_input_grad[3:8]
         dh, dweight, dbias = torch.ops.fastenc.embedding_layer_norm_bwd(
             dy,
             *inputs,
             weight,
-            seed,
+            rng_state,
             mean,
             rstd,
             ctx.position_offset,
@@ -247,7 +247,7 @@ def _fake_forward(
     token_type,
     weight,
     bias,
-    seed,
+    rng_state,
     position_offset,
     dropout_p,
     eps,
@@ -266,7 +266,7 @@ def _fake_backward(
     position,
     token_type,
     weight,
-    seed,
+    rng_state,
     mean,
     rstd,
     position_offset,
@@ -282,13 +282,13 @@ TABLES = (
     "Tensor? token_type, Tensor? weight"
 )
 define(
-    f"embedding_layer_norm_fwd({TABLES}, Tensor? bias, Tensor? seed, int position_offset, float dropout_p, float eps, "
-    "bool save) -> (Tensor, Tensor, Tensor)",
+    f"embedding_layer_norm_fwd({TABLES}, Tensor? bias, Tensor? rng_state, int position_offset, float dropout_p, "
+    "float eps, bool save) -> (Tensor, Tensor, Tensor)",
     _fake_forward,
     triton="embedding_layer_norm.embedding_layer_norm_forward",
 )
 define(
-    f"embedding_layer_norm_bwd(Tensor dy, {TABLES}, Tensor? seed, Tensor mean, Tensor rstd, int position_offset, "
+    f"embedding_layer_norm_bwd(Tensor dy, {TABLES}, Tensor? rng_state, Tensor mean, Tensor rstd, int position_offset, "
     "float dropout_p, bool wants_affine) -> (Tensor, Tensor, Tensor)",
     _fake_backward,
     triton="embedding_layer_norm.embedding_layer_norm_backward",

@@ -40,7 +40,7 @@ def layer_norm(
     Source: Ba et al. 2016, arXiv:1607.06450.
     """
     _check("layer_norm", x, weight, bias, residual, x_bias, dropout_p)
-    seed = _checks.draw_seed(x.device) if dropout_p > 0 else None
+    rng_state = _checks.draw_rng_state(x.device) if dropout_p > 0 else None
     if choose("layer_norm", impl, x, triton_limit=_triton_limit(x)) == "reference":
         return reference.layer_norm(
             x,
@@ -49,10 +49,10 @@ def layer_norm(
             residual=residual,
             x_bias=x_bias,
             dropout_p=dropout_p,
-            seed=seed,
+            rng_state=rng_state,
             eps=eps,
         )
-    return _run(x, residual, x_bias, weight, bias, seed, dropout_p, eps, False)
+    return _run(x, residual, x_bias, weight, bias, rng_state, dropout_p, eps, False)
 
 
 def rms_norm(
@@ -73,12 +73,18 @@ def rms_norm(
     Source: Zhang and Sennrich 2019, arXiv:1910.07467.
     """
     _check("rms_norm", x, weight, None, residual, x_bias, dropout_p)
-    seed = _checks.draw_seed(x.device) if dropout_p > 0 else None
+    rng_state = _checks.draw_rng_state(x.device) if dropout_p > 0 else None
     if choose("rms_norm", impl, x, triton_limit=_triton_limit(x)) == "reference":
         return reference.rms_norm(
-            x, weight, residual=residual, x_bias=x_bias, dropout_p=dropout_p, seed=seed, eps=eps
+            x,
+            weight,
+            residual=residual,
+            x_bias=x_bias,
+            dropout_p=dropout_p,
+            rng_state=rng_state,
+            eps=eps,
         )
-    return _run(x, residual, x_bias, weight, None, seed, dropout_p, eps, True)
+    return _run(x, residual, x_bias, weight, None, rng_state, dropout_p, eps, True)
 
 
 def _triton_limit(x: Tensor) -> str | None:
@@ -103,13 +109,13 @@ def _run(*arguments):
 
 class _LayerNorm(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, residual, x_bias, weight, bias, seed, dropout_p, eps, rms):
+    def forward(ctx, x, residual, x_bias, weight, bias, rng_state, dropout_p, eps, rms):
         y, h, mean, rstd = torch.ops.fastenc.layer_norm_fwd(
-            x, residual, x_bias, weight, bias, seed, dropout_p, eps, rms, True
+            x, residual, x_bias, weight, bias, rng_state, dropout_p, eps, rms, True
         )
-        fused = residual is not None or x_bias is not None or seed is not None
+        fused = residual is not None or x_bias is not None or rng_state is not None
         ctx.save_for_backward(
-            h if fused else x.contiguous(), mean, rstd, weight, bias, x_bias, seed
+            h if fused else x.contiguous(), mean, rstd, weight, bias, x_bias, rng_state
         )
         ctx.dropout_p, ctx.rms = dropout_p, rms
         return y
@@ -117,7 +123,7 @@ class _LayerNorm(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, dy):
-        h, mean, rstd, weight, bias, x_bias, seed = ctx.saved_tensors
+        h, mean, rstd, weight, bias, x_bias, rng_state = ctx.saved_tensors
         needs_x, needs_residual, needs_x_bias, needs_weight, needs_bias = ctx.needs_input_grad[:5]
         dh, dx, dweight, dbias, dx_bias = torch.ops.fastenc.layer_norm_bwd(
             dy,
@@ -125,14 +131,14 @@ class _LayerNorm(torch.autograd.Function):
             mean,
             rstd,
             weight,
-            seed,
+            rng_state,
             ctx.dropout_p,
             ctx.rms,
             needs_weight or needs_bias,
             needs_x_bias,
         )
         return (
-            (dh if seed is None else dx) if needs_x else None,
+            (dh if rng_state is None else dx) if needs_x else None,
             dh if needs_residual else None,
             dx_bias.to(x_bias.dtype) if needs_x_bias else None,
             dweight.to(weight.dtype) if needs_weight else None,
@@ -144,8 +150,8 @@ class _LayerNorm(torch.autograd.Function):
         )
 
 
-def _fake_forward(x, residual, x_bias, weight, bias, seed, dropout_p, eps, rms, save):
-    fused = residual is not None or x_bias is not None or seed is not None
+def _fake_forward(x, residual, x_bias, weight, bias, rng_state, dropout_p, eps, rms, save):
+    fused = residual is not None or x_bias is not None or rng_state is not None
     rows = x.shape[:-1].numel() if save else 0
     y = torch.empty_like(x, memory_format=torch.contiguous_format)
     statistics = lambda: x.new_empty((rows,), dtype=torch.float32)
@@ -157,21 +163,23 @@ def _fake_forward(x, residual, x_bias, weight, bias, seed, dropout_p, eps, rms, 
     )
 
 
-def _fake_backward(dy, h, mean, rstd, weight, seed, dropout_p, rms, wants_affine, wants_x_bias):
+def _fake_backward(
+    dy, h, mean, rstd, weight, rng_state, dropout_p, rms, wants_affine, wants_x_bias
+):
     width = h.shape[-1]
     sums = lambda wanted: h.new_empty((width if wanted else 0,), dtype=torch.float32)
-    dx = torch.empty_like(h) if seed is not None else h.new_empty((0,))
+    dx = torch.empty_like(h) if rng_state is not None else h.new_empty((0,))
     return torch.empty_like(h), dx, sums(wants_affine), sums(wants_affine), sums(wants_x_bias)
 
 
 define(
-    "layer_norm_fwd(Tensor x, Tensor? residual, Tensor? x_bias, Tensor? weight, Tensor? bias, Tensor? seed, "
+    "layer_norm_fwd(Tensor x, Tensor? residual, Tensor? x_bias, Tensor? weight, Tensor? bias, Tensor? rng_state, "
     "float dropout_p, float eps, bool rms, bool save) -> (Tensor, Tensor, Tensor, Tensor)",
     _fake_forward,
     triton="layer_norm.layer_norm_forward",
 )
 define(
-    "layer_norm_bwd(Tensor dy, Tensor h, Tensor mean, Tensor rstd, Tensor? weight, Tensor? seed, "
+    "layer_norm_bwd(Tensor dy, Tensor h, Tensor mean, Tensor rstd, Tensor? weight, Tensor? rng_state, "
     "float dropout_p, bool rms, bool wants_affine, bool wants_x_bias) "
     "-> (Tensor, Tensor, Tensor, Tensor, Tensor)",
     _fake_backward,

@@ -52,7 +52,8 @@ def mlm_corruption(
     if not 0 < probability < 1:
         raise ValueError(f"mlm_corruption: probability must be in (0, 1), got {probability}")
     entries = cutoffs.shape[0] if cutoffs.dim() else 0
-    seed = _checks.draw_seed(input_ids.device) if seed is None else seed
+    if seed is None:
+        seed = torch.randint(2**62, (1,), device=input_ids.device)
     for name, value, dtype, shape in (
         ("is_special", is_special, torch.bool, is_special.shape[:1]),
         ("choices", choices, torch.int64, (entries, 2)),

@@ -20,7 +20,7 @@ def attention(
     max_seqlen_k: int,
     *,
     dropout_p: float = 0.0,
-    seed: Tensor | None = None,
+    rng_state: Tensor | None = None,
     softmax_scale: float | None = None,
     window_size: tuple[int, int] = (-1, -1),
     alibi_slopes: Tensor | None = None,
@@ -71,8 +71,8 @@ def attention(
     lse = torch.logsumexp(scores, dim=-1, keepdim=True).masked_fill(dead, float("-inf"))
     if dropout_p > 0:
         streams = torch.arange(heads, device=q.device)[:, None]
-        assert seed is not None
-        scales = dropout_scales(seed, streams, rows[:, None], max_seqlen_k, dropout_p)
+        assert rng_state is not None
+        scales = dropout_scales(rng_state, streams, rows[:, None], max_seqlen_k, dropout_p)
         probabilities = probabilities * scales.to(wide)
     out = probabilities @ v_rows
 

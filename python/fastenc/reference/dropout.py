@@ -1,4 +1,4 @@
-"""The library's dropout mask: Philox4x32-7, a function of (seed, stream, row, column) alone.
+"""The library's dropout mask: Philox4x32-7, a function of (seed, offset, stream, row, column) alone.
 
 Source: Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3". The layout of the words is
 described in csrc/cpu/philox.h.
@@ -27,13 +27,12 @@ def philox(
     return c0, c1, c2, c3
 
 
-def philox_words(
-    seed: int | Tensor, stream: int | Tensor, rows: Tensor, num_columns: int
-) -> Tensor:
+def philox_words(rng_state: Tensor, stream: int | Tensor, rows: Tensor, num_columns: int) -> Tensor:
     """16 random bits for each element.
 
     Args:
-        seed: 64-bit key; a tensor of one element stays on its device.
+        rng_state: int64 (2,), seed and offset: the 64-bit key and the low 32 bits of the last counter word. It stays
+            on its device.
         stream: 32-bit number, or a tensor that broadcasts with ``rows`` (such as attention heads).
         rows: integer tensor of any shape.
     Returns: int64, rows' shape (broadcast with stream) + (num_columns,), values in [0, 65536).
@@ -42,22 +41,23 @@ def philox_words(
     c0 = 16 * (column // 128) + column % 16
     c1 = rows.long().unsqueeze(-1) & _MASK
     c2 = torch.as_tensor(stream, device=rows.device).long().unsqueeze(-1) & _MASK
-    c0, c1, c2 = torch.broadcast_tensors(c0, c1, c2)
-    outputs = torch.stack(philox(seed, c0, c1, c2, torch.zeros_like(c0)))
+    seed, offset = rng_state
+    counter = torch.broadcast_tensors(c0, c1, c2, offset & _MASK)
+    outputs = torch.stack(philox(seed, *counter))
     word = (column % 128) // 16
-    output = outputs.gather(0, (word // 2).expand_as(c0).unsqueeze(0))[0]
+    output = outputs.gather(0, (word // 2).expand_as(outputs[:1]))[0]
     return torch.where(word % 2 == 0, output & 0xFFFF, output >> 16)
 
 
 def dropout_scales(
-    seed: int | Tensor, stream: int | Tensor, rows: Tensor, num_columns: int, dropout_p: float
+    rng_state: Tensor, stream: int | Tensor, rows: Tensor, num_columns: int, dropout_p: float
 ) -> Tensor:
     """float32 factors: 0 where dropped, 1 / (probability of keeping) elsewhere.
 
     The probability is ``dropout_p`` rounded to a multiple of 2^-16, and the scale is that of the rounded one.
     """
     threshold = int(dropout_p * 65536 + 0.5)
-    keep = philox_words(seed, stream, rows, num_columns) >= threshold
+    keep = philox_words(rng_state, stream, rows, num_columns) >= threshold
     return keep.to(torch.float32) * (65536 / (65536 - threshold))
 
 

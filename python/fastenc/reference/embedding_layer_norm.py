@@ -25,7 +25,7 @@ def embedding_layer_norm(
     padding_idx: int | None = None,
     position_padding_idx: int | None = None,
     dropout_p: float = 0.0,
-    seed: Tensor | None = None,
+    rng_state: Tensor | None = None,
     eps: float = 1e-12,
 ) -> Tensor:
     wide = torch.promote_types(word.dtype, torch.float32)
@@ -38,8 +38,8 @@ def embedding_layer_norm(
         rows = position_ids + position_offset
         h = h + F.embedding(rows, position.to(wide), position_padding_idx)
     y = layer_norm(h, weight, bias, eps=eps)
-    if seed is not None:
+    if rng_state is not None:
         tokens = torch.arange(input_ids.numel(), device=word.device)
-        scales = dropout_scales(int(seed), 0, tokens, word.shape[1], dropout_p)
+        scales = dropout_scales(rng_state, 0, tokens, word.shape[1], dropout_p)
         y = y * scales.view(y.shape).to(wide)
     return y.to(word.dtype)

@@ -17,10 +17,10 @@ def layer_norm(
     residual: Tensor | None = None,
     x_bias: Tensor | None = None,
     dropout_p: float = 0.0,
-    seed: Tensor | None = None,
+    rng_state: Tensor | None = None,
     eps: float = 1e-5,
 ) -> Tensor:
-    h = _pre_norm(x, residual, x_bias, dropout_p, seed)
+    h = _pre_norm(x, residual, x_bias, dropout_p, rng_state)
     centred = h - h.mean(-1, keepdim=True)
     y = centred * torch.rsqrt(centred.square().mean(-1, keepdim=True) + eps)
     return _affine(y, weight, bias, x.dtype)
@@ -33,15 +33,15 @@ def rms_norm(
     residual: Tensor | None = None,
     x_bias: Tensor | None = None,
     dropout_p: float = 0.0,
-    seed: Tensor | None = None,
+    rng_state: Tensor | None = None,
     eps: float = 1e-6,
 ) -> Tensor:
-    h = _pre_norm(x, residual, x_bias, dropout_p, seed)
+    h = _pre_norm(x, residual, x_bias, dropout_p, rng_state)
     y = h * torch.rsqrt(h.square().mean(-1, keepdim=True) + eps)
     return _affine(y, weight, None, x.dtype)
 
 
-def _pre_norm(x, residual, x_bias, dropout_p, seed):
+def _pre_norm(x, residual, x_bias, dropout_p, rng_state):
     # Statistics are at least float32: low-precision inputs are widened first, as every kernel does.
     wide = torch.promote_types(x.dtype, torch.float32)
     h = x.to(wide)
@@ -49,7 +49,7 @@ def _pre_norm(x, residual, x_bias, dropout_p, seed):
         h = h + x_bias.to(wide)
     if dropout_p > 0:
         rows = torch.arange(x.shape[:-1].numel(), device=x.device)
-        scales = dropout_scales(int(seed), 0, rows, x.shape[-1], dropout_p)
+        scales = dropout_scales(rng_state, 0, rows, x.shape[-1], dropout_p)
         h = h * scales.view(x.shape).to(wide)
     if residual is not None:
         h = h + residual.to(wide)

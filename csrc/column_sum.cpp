@@ -1,0 +1,27 @@
+#include "column_sum.h"
+
+#include "tensors.h"
+
+namespace fastenc {
+namespace {
+
+// (width,), float32.
+Tensor sum(Tensor x) {
+  x = as_contiguous(x);
+  const bool bf16 = is_bfloat16(x);
+  const int64_t width = x.size(1);
+  const RowBlocks blocks(x.size(0));
+  ColumnSums sums(blocks, width);
+  torch::stable::parallel_for(0, blocks.count, 1, [&](int64_t first, int64_t last) {
+    for (int64_t block = first; block < last; ++block)
+      FASTENC_CALL(
+          column_sum, x.const_data_ptr(), width, bf16, blocks.begin(block), blocks.begin(block + 1), sums.of(block));
+  });
+  return sums.total();
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(fastenc, CPU, m) { m.impl("column_sum", TORCH_BOX(&sum)); }
+
+}  // namespace fastenc
