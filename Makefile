@@ -11,7 +11,7 @@ setup: .stamps/build
 # What building takes; seqeval, which comes as source alone, asks for setuptools-scm.
 .stamps/venv:
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install -q "$(TORCH)" numpy "setuptools>=77" setuptools-scm wheel ninja
+	$(BIN)/pip install -q "$(TORCH)" numpy "setuptools>=64" setuptools-scm wheel ninja
 	@mkdir -p .stamps && touch $@
 
 # What the project needs, from pyproject.toml alone; the extension is compiled by the next stamp.

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import sys
 from glob import glob
 from pathlib import Path
@@ -12,6 +13,16 @@ REMEDY = """fastenc's extension is compiled against the torch you already have, 
     pip install "torch>=2.11" setuptools wheel ninja
     pip install --no-build-isolation fastenc
 or set FASTENC_BUILD=0 to install the pure Python reference path."""
+
+
+def name_cuda_home(usual="/usr/local/cuda"):
+    """Tell torch where CUDA is if the nvcc on the PATH is a script beside which it would look in vain."""
+    nvcc = shutil.which("nvcc")
+    if not nvcc or {"CUDA_HOME", "CUDA_PATH"} & os.environ.keys():
+        return
+    has_header = lambda home: Path(home, "include", "cuda.h").is_file()
+    if not has_header(Path(nvcc).parents[1]) and has_header(usual):
+        os.environ["CUDA_HOME"] = usual
 
 
 def cuda_targets(torch, home):
@@ -34,6 +45,7 @@ def extension():
     if os.environ.get("FASTENC_BUILD", "1" if sys.platform == "linux" else "0") == "0":
         print("fastenc: extension not built, the reference path will be used")
         return {}
+    name_cuda_home()
     try:
         import torch
         from torch.utils import cpp_extension as cpp
@@ -62,6 +74,7 @@ def extension():
 
 
 setup(
+    license="Apache-2.0",
     package_dir={"": "python", "fastenc.kernels": "kernels"},
     packages=[*find_packages("python"), "fastenc.kernels"],
     package_data={"fastenc.kernels": ["tuned/*.json"], "fastenc.train": ["recipes/*.toml"]},
