@@ -1,6 +1,7 @@
 """Wheel, sdist and an installation without a compiler, each checked from outside the checkout."""
 
 import os
+import runpy
 import subprocess
 import sys
 import sysconfig
@@ -129,6 +130,44 @@ def test_cuda_asked_for_where_torch_has_none_is_an_error_that_says_so(checkout):
     )
     assert done.returncode != 0
     assert "FASTENC_CUDA=1 needs a torch with CUDA and a CUDA_HOME" in done.stderr
+
+
+def test_an_nvcc_that_is_a_script_elsewhere_does_not_hide_cuda(tmp_path, monkeypatch):
+    monkeypatch.setattr("setuptools.setup", lambda **_: None)
+    monkeypatch.setenv("FASTENC_BUILD", "0")
+    name_cuda_home = runpy.run_path(str(ROOT / "setup.py"))["name_cuda_home"]
+    script, usual = tmp_path / "bin" / "nvcc", tmp_path / "cuda"
+    for path in (script, usual / "include" / "cuda.h"):
+        path.parent.mkdir(parents=True)
+        path.write_text("#!/bin/sh\n")
+    script.chmod(0o755)
+    monkeypatch.setenv("PATH", str(script.parent))
+    monkeypatch.delenv("CUDA_PATH", raising=False)
+    monkeypatch.setenv("CUDA_HOME", "mine")
+    name_cuda_home(str(usual))
+    assert os.environ["CUDA_HOME"] == "mine"
+    monkeypatch.delenv("CUDA_HOME")
+    name_cuda_home(str(tmp_path / "nowhere"))
+    assert "CUDA_HOME" not in os.environ
+    name_cuda_home(str(usual))
+    assert os.environ["CUDA_HOME"] == str(usual)
+    monkeypatch.delenv("CUDA_HOME")
+    (tmp_path / "include").mkdir()
+    (tmp_path / "include" / "cuda.h").touch()
+    name_cuda_home(str(usual))
+    assert "CUDA_HOME" not in os.environ  # torch finds the one beside nvcc
+
+
+def test_the_module_reads_a_pybind11_that_refuses_torchs_stable_abi(checkout, tmp_path):
+    """As torch 2.11's copy does."""
+    (tmp_path / "pybind11").mkdir()
+    for name in ("pybind11.h", "stl.h"):
+        guard = "#ifdef TORCH_TARGET_VERSION\n#error stable ABI\n#endif\n"
+        (tmp_path / "pybind11" / name).write_text(guard)
+    source = checkout / "csrc" / "library.cpp"
+    command = ["c++", "-E", "-DTORCH_TARGET_VERSION=1", f"-I{tmp_path}", str(source)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_without_the_extension_everything_takes_the_reference_path_and_says_so_once(
