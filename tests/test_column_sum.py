@@ -6,11 +6,9 @@ from fastenc.nn.encoder_layer import LayerOptions, LayerWeights, encoder_layer
 from fastenc.ops._column_sum import column_sum
 from fastenc.testing import assert_within_budget
 
-SHAPES = pytest.mark.parametrize("rows,width", [(1, 1), (7, 37), (130, 1536), (3000, 20)])
 
-
-@SHAPES
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("rows,width", [(1, 1), (7, 37), (130, 1536), (3000, 20)])
 def test_sums_keep_the_budget(instruction_set, rows, width, dtype):
     x = torch.randn(rows, width).to(dtype)
     ours = column_sum(x)
@@ -20,16 +18,6 @@ def test_sums_keep_the_budget(instruction_set, rows, width, dtype):
     strided = x.repeat_interleave(2, dim=1)[:, ::2]
     assert not strided.is_contiguous() or width == 1
     torch.testing.assert_close(column_sum(strided), ours, rtol=0, atol=0)
-
-
-@SHAPES
-def test_triton_sums_keep_the_budget(triton_target, rows, width):
-    for dtype in triton_target.dtypes:
-        x = torch.randn(rows, width, device=triton_target.device).to(dtype)
-        ours = column_sum(x)
-        assert ours.dtype == torch.float32
-        assert_within_budget(ours, x.float().sum(0), x.double().sum(0), f"{dtype} sum")
-    assert column_sum(x[:0]).eq(0).all() and column_sum(x[:, :0]).shape == (0,)
 
 
 @needs_cpp

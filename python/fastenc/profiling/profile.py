@@ -85,7 +85,8 @@ def profile_step(
     activities = [torch.profiler.ProfilerActivity.CPU]
     if device.type == "cuda":
         activities.append(torch.profiler.ProfilerActivity.CUDA)
-    with torch.profiler.profile(activities=activities) as profiler, LabelOps():
+    # There is one cycle, whose events torch 2.11 warns that it will clear.
+    with torch.profiler.profile(activities=activities, acc_events=True) as profiler, LabelOps():
         step()
         synchronize(device)
     profiler.export_chrome_trace(str(trace))
