@@ -7,6 +7,7 @@ namespace {
 
 // (width,), float32.
 Tensor sum(Tensor x) {
+  STD_TORCH_CHECK(x.dim() == 2, "fastenc: column_sum takes (rows, width)");
   x = as_contiguous(x);
   const bool bf16 = is_bfloat16(x);
   const int64_t width = x.size(1);

@@ -18,8 +18,9 @@ Bytes: forward 4 T H D elements, backward 7.
 import torch
 import triton
 import triton.language as tl
-from fastenc.kernels.attention_tile import LOG2_E, drop_keep, load_rows, store_rows
+from fastenc.kernels.attention_tile import LOG2_E, load_rows, store_rows
 from fastenc.kernels.device import shared_memory
+from fastenc.kernels.dropout import dropout_scale, load_rng
 from fastenc.kernels.launch import tunable
 from torch import Tensor
 
@@ -107,7 +108,8 @@ def _attention_short_fwd_kernel(
         return
     head = tl.program_id(1)
     wide_head = head.to(tl.int64)  # strides of heads may be long
-    dropout = (rng_ptr, head, threshold, drop_scale)
+    if rng_ptr is not None:
+        rng = load_rng(rng_ptr)
     keys = first + tl.arange(0, BLOCK)
     valid = keys < last
     starts = tl.load(starts_ptr + keys, mask=valid, other=-2)
@@ -120,7 +122,8 @@ def _attention_short_fwd_kernel(
         q = load_rows(q_ptr + wide_head * stride_q_head, tokens, stride_q_token, mask_m, D, BLOCK_D)
         p, peak, total = _probabilities(q, k, row_starts, starts, scale * LOG2_E, PRECISION)
         if rng_ptr is not None:
-            p *= drop_keep(tokens[:, None], keys[None, :] - row_starts[:, None], dropout)
+            columns = keys[None, :] - row_starts[:, None]
+            p *= dropout_scale(rng, head, tokens[:, None], columns, threshold, drop_scale)
         out = tl.dot(p.to(v.dtype), v, input_precision=PRECISION)
         store_rows(out_ptr + head * D, tokens, H * D, mask_m, out, D, BLOCK_D)
         lse = (peak + tl.math.log2(total)) / LOG2_E
@@ -162,7 +165,8 @@ def _attention_short_bwd_kernel(
         return
     head = tl.program_id(1)
     wide_head = head.to(tl.int64)  # strides of heads may be long
-    dropout = (rng_ptr, head, threshold, drop_scale)
+    if rng_ptr is not None:
+        rng = load_rng(rng_ptr)
     keys = first + tl.arange(0, BLOCK)
     valid = keys < last
     starts = tl.load(starts_ptr + keys, mask=valid, other=-2)
@@ -180,7 +184,8 @@ def _attention_short_bwd_kernel(
         dp = tl.dot(dout, v.T, input_precision=PRECISION)
         kept = p
         if rng_ptr is not None:
-            keep = drop_keep(tokens[:, None], keys[None, :] - row_starts[:, None], dropout)
+            columns = keys[None, :] - row_starts[:, None]
+            keep = dropout_scale(rng, head, tokens[:, None], columns, threshold, drop_scale)
             kept = p * keep
             dp *= keep
         dv = tl.dot(kept.to(dout.dtype).T, dout, dv, input_precision=PRECISION)

@@ -10,7 +10,7 @@ Scores are in units of log2 inside the kernels, for exp2. Arguments travel in tu
 
 import triton
 import triton.language as tl
-from fastenc.kernels.dropout import dropout_scale
+from fastenc.kernels.dropout import dropout_scale, load_rng
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 
@@ -101,7 +101,7 @@ def tile_scores(
 def drop_keep(tokens, columns, dropout):
     """Factors of dropout, 0 or drop_scale; tokens: the queries in the batch; columns: the keys in their sequence."""
     rng_ptr, stream, threshold, drop_scale = dropout
-    return dropout_scale(rng_ptr, stream, tokens, columns, threshold, drop_scale)
+    return dropout_scale(load_rng(rng_ptr), stream, tokens, columns, threshold, drop_scale)
 
 
 @triton.jit

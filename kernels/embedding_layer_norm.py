@@ -20,7 +20,7 @@ import torch
 import triton
 import triton.language as tl
 from fastenc.kernels.device import persistent_programs
-from fastenc.kernels.dropout import dropout_scale
+from fastenc.kernels.dropout import dropout_scale, load_rng
 from fastenc.kernels.launch import tunable
 from torch import Tensor
 
@@ -120,7 +120,7 @@ def _embedding_layer_norm_fwd_kernel(
     if HAS_BIAS:
         y += tl.load(bias_ptr + column, mask=inside, other=0.0).to(tl.float32)
     if HAS_DROPOUT:
-        keep = dropout_scale(rng_ptr, 0, row, column, threshold, drop_scale)
+        keep = dropout_scale(load_rng(rng_ptr), 0, row, column, threshold, drop_scale)
         y = tl.where(keep == 0.0, 0.0, y * keep)
     tl.store(y_ptr + row.to(tl.int64) * WIDTH + column, y.to(y_ptr.dtype.element_ty), mask=mask)
     if SAVE_STATISTICS:
@@ -187,7 +187,7 @@ def _embedding_layer_norm_bwd_kernel(
         xhat = tl.where(mask, (h - mean) * rstd, 0.0)
         dy = tl.load(dy_ptr + place, mask=mask, other=0.0).to(tl.float32)
         if HAS_DROPOUT:
-            dy *= dropout_scale(rng_ptr, 0, row, column, threshold, drop_scale)
+            dy *= dropout_scale(load_rng(rng_ptr), 0, row, column, threshold, drop_scale)
         dweight += dy * xhat
         dbias += dy
         g = dy

@@ -14,7 +14,7 @@ import torch
 import triton
 import triton.language as tl
 from fastenc.kernels.device import persistent_programs
-from fastenc.kernels.dropout import dropout_scale
+from fastenc.kernels.dropout import dropout_scale, load_rng
 from fastenc.kernels.launch import tunable
 from torch import Tensor
 
@@ -59,7 +59,7 @@ def _layer_norm_fwd_kernel(
         if HAS_X_BIAS:
             h += tl.load(x_bias_ptr + column, mask=column < WIDTH, other=0.0).to(tl.float32)
         if HAS_DROPOUT:
-            keep = dropout_scale(rng_ptr, 0, row, column, threshold, drop_scale)
+            keep = dropout_scale(load_rng(rng_ptr), 0, row, column, threshold, drop_scale)
             h = tl.where(keep == 0.0, 0.0, h * keep)
         if HAS_RESIDUAL:
             h += tl.load(residual_ptr + start + column, mask=mask, other=0.0).to(tl.float32)
@@ -168,7 +168,7 @@ def _layer_norm_bwd_kernel(
             dx = tl.where(mask, (gs[c] - mean_g - xhats[c] * mean_gx) * rstd, 0.0)
             tl.store(dh_ptr + start + column, dx.to(dh_ptr.dtype.element_ty), mask=mask)
             if HAS_DROPOUT:
-                dx *= dropout_scale(rng_ptr, 0, row, column, threshold, drop_scale)
+                dx *= dropout_scale(load_rng(rng_ptr), 0, row, column, threshold, drop_scale)
                 tl.store(dx_ptr + start + column, dx.to(dx_ptr.dtype.element_ty), mask=mask)
             new_dx_biases = new_dx_biases + (dx_biases[c] + dx,)  # noqa: RUF005
         dx_biases = new_dx_biases

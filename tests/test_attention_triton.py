@@ -76,6 +76,8 @@ def test_values_and_gradients_keep_the_budget_at_edge_lengths(triton_target, dim
         ((20,) * 9, 16),
         ((1,) * 130, 16),
         ((64, 64), 96),
+        ((64, 3, 1), 128),
+        ((128, 5, 100), 128),
     ],
 )
 def test_short_sequences_keep_the_budget(triton_target, lengths, dim):

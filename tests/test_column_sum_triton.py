@@ -14,4 +14,6 @@ def test_sums_keep_the_budget(triton_target, rows, width):
         ours = column_sum(x)
         assert ours.dtype == torch.float32
         assert_within_budget(ours, x.float().sum(0), x.double().sum(0), f"{dtype} sum")
+    assert torch.equal(column_sum(x), ours)
+    torch.library.opcheck(torch.ops.fastenc.column_sum.default, (x,))
     assert column_sum(x[:0]).eq(0).all() and column_sum(x[:, :0]).shape == (0,)

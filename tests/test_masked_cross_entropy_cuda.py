@@ -149,6 +149,18 @@ def test_torch_compile_full_graph_and_dynamic_shapes():
         torch.testing.assert_close(ours, theirs)
 
 
+@pytest.mark.parametrize("vocabulary", [30522, 70000, 300001])
+def test_a_loss_and_its_gradient_repeat_bit_for_bit(vocabulary):
+    logits = torch.randn(300, vocabulary, device="cuda", requires_grad=True)
+    labels = labels_for(300, vocabulary, 0.5).cuda()
+    both = []
+    for _ in range(2):
+        loss = masked_cross_entropy(logits, labels, impl="cuda")
+        both.append((loss, *torch.autograd.grad(loss, logits)))
+    for one, same in zip(*both, strict=True):
+        assert torch.equal(one, same)
+
+
 def test_registration_passes_opcheck():
     logits = torch.randn(5, 40, device="cuda")
     labels = torch.tensor([1, -100, 3, 39, -100], device="cuda")

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from random import Random
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ from torch.utils._pytree import tree_map_only
 from attention_cases import offsets_of, plain_cross
 from cross_entropy import labels_for
 from fastenc import ops, packing
+from fastenc.ops import _dispatch
 from fastenc.testing import assert_within_budget
 from gpu import deterministic
 
@@ -380,6 +382,17 @@ class Calls(TorchDispatchMode):
         return function(*arguments, **(options or {}))
 
 
+def test_fastenc_info_knows_which_ops_have_a_gpu_kernel():
+    """By the names that users call."""
+    x = torch.ones(1)
+    reason = lambda op, impl: _dispatch._obstacle(op, impl, x, None, None)
+    losses = {"masked_cross_entropy", "linear_masked_cross_entropy"}
+    for name in ops.__all__:
+        plain = name in losses | {"crf_decode_nbest", "linear_kl_divergence"}
+        assert (reason(name, "triton") == "it has no Triton kernel") == plain, name
+        assert (reason(name, "cuda") != "it has no CUDA kernel") == (name in losses), name
+
+
 @EVERY
 def test_registrations_pass_opcheck(triton_target, name):
     op, dtype = OPS[name], dtypes(name, triton_target)[-1]
@@ -454,7 +467,7 @@ def test_a_recorded_step_follows_values_and_lengths(triton_target, name):
     assert not torch.equal(before[0], results[0])
 
 
-def in_uniform_probabilities(target, dtype):
+def in_uniform_probabilities(target, dtype, wrap=lambda call: call):
     """Attention whose values are unit vectors: the result is the mask, and so is the gradient of the values."""
     length = 16
     qkv = torch.zeros(length, 3, 1, length, device=target.device, dtype=dtype)
@@ -462,62 +475,87 @@ def in_uniform_probabilities(target, dtype):
     qkv[:, 2, 0] = unit
     qkv.requires_grad_()
     cu_seqlens = offsets_of((length,)).to(target.device)
+    call = wrap(lambda qkv: ops.attention(qkv, cu_seqlens, length, dropout_p=0.5, impl=target.impl))
 
     def step():
-        out = ops.attention(qkv, cu_seqlens, length, dropout_p=0.5, impl=target.impl)
+        out = call(qkv)
         (gradient,) = torch.autograd.grad(out, qkv, unit[:, None])
         return out.detach()[:, 0], gradient[:, 2, 0].t()
 
     return step
 
 
-def in_layer_norm(target, dtype):
+def in_layer_norm(target, dtype, wrap=lambda call: call):
     """Ones of which dropout takes some: the kept ones alone are above the mean, and have a gradient."""
     x = torch.ones(4, 256, device=target.device, dtype=dtype, requires_grad=True)
     residual, dout = torch.zeros_like(x), torch.randn_like(x)
     weight = torch.ones(256, device=target.device, dtype=dtype)
+    named = dict(residual=residual, dropout_p=0.5, impl=target.impl)
+    call = wrap(lambda x: ops.layer_norm(x, weight, torch.zeros_like(weight), **named))
 
     def step():
-        y = ops.layer_norm(
-            x, weight, torch.zeros_like(weight), residual=residual, dropout_p=0.5, impl=target.impl
-        )
+        y = call(x)
         (gradient,) = torch.autograd.grad(y, x, dout)
         return y.detach(), gradient
 
     return step
 
 
-def in_embedding(target, dtype):
+def in_embedding(target, dtype, wrap=lambda call: call):
     """One token, whose result has a gradient for the norm's bias where dropout keeps it."""
     new = lambda *shape: torch.randn(*shape, device=target.device).to(dtype)
     ids = torch.zeros(1, dtype=torch.long, device=target.device)
     tables, weight, bias = [new(3, 256) for _ in range(3)], new(256), new(256).requires_grad_()
-    named = {"position": tables[1], "token_type": tables[2], "position_ids": ids}
+    named = {"position": tables[1], "token_type": tables[2], "position_ids": ids.clone()}
+    named |= {"dropout_p": 0.5, "impl": target.impl}
+    call = wrap(lambda bias: ops.embedding_layer_norm(ids, tables[0], weight, bias, **named))
 
     def step():
-        y = ops.embedding_layer_norm(
-            ids, tables[0], weight, bias, dropout_p=0.5, impl=target.impl, **named
-        )
+        y = call(bias)
         (gradient,) = torch.autograd.grad(y, bias, torch.ones_like(y))
         return y.detach()[0].abs(), gradient
 
     return step
 
 
-@pytest.mark.parametrize("op", [in_uniform_probabilities, in_layer_norm, in_embedding])
-def test_a_recorded_step_drops_others_each_time_and_the_same_in_its_backward(triton_target, op):
+WITH_DROPOUT = pytest.mark.parametrize(
+    "op", [in_uniform_probabilities, in_layer_norm, in_embedding]
+)
+
+
+def assert_drops_others_each_time_and_the_same_in_its_backward(step):
+    """step: () -> (result, gradient), each 0 or less where dropped."""
+    kept = []
+    for _ in range(3):
+        result, gradient = step()
+        forward, backward = result > 0, gradient != 0
+        assert torch.equal(forward, backward)
+        assert 0.3 < forward.float().mean() < 0.7
+        kept.append(forward.clone())
+    assert not torch.equal(kept[0], kept[1]) and not torch.equal(kept[1], kept[2])
+
+
+@WITH_DROPOUT
+def test_dropout_of_a_recorded_step(triton_target, op):
     for dtype in triton_target.dtypes:
         step = op(triton_target, dtype)
         step()  # compiled before it is recorded
         results, replay = recorded(step, triton_target.device)
-        kept = []
-        for _ in range(3):
+
+        def replayed(results=results, replay=replay):
             replay()
-            forward, backward = results[0] > 0, results[1] != 0
-            assert torch.equal(forward, backward), dtype
-            assert 0.3 < forward.float().mean() < 0.7
-            kept.append(forward.clone())
-        assert not torch.equal(kept[0], kept[1]) and not torch.equal(kept[1], kept[2])
+            return results
+
+        assert_drops_others_each_time_and_the_same_in_its_backward(replayed)
+
+
+@WITH_DROPOUT
+def test_dropout_under_torch_compile(triton_target, op):
+    torch.compiler.reset()
+    backend = "inductor" if triton_target.device.type == "cuda" else "aot_eager"
+    wrap = partial(torch.compile, fullgraph=True, dynamic=True, backend=backend)
+    step = op(triton_target, torch.float32, wrap)
+    assert_drops_others_each_time_and_the_same_in_its_backward(step)
 
 
 @pytest.mark.parametrize("longest", [40, 140])

@@ -15,7 +15,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from functools import partial
-from itertools import islice
+from itertools import islice, product
 from multiprocessing import Pool
 from pathlib import Path
 
@@ -177,8 +177,7 @@ def keys() -> Iterator[tuple[str, dict]]:
     for dim in (32, 64, 96, 128):
         for precision in ("half", "tf32", "ieee"):
             dtype = "bfloat16" if precision == "half" else "float32"
-            # float32's biased kernels compile for long, and differ from its other ones alike at every width
-            for biased in (False, True) if precision == "half" or dim == 64 else (False,):
+            for biased in (False, True):
                 key = {"head_dim": dim, "precision": precision, "biased": biased, "dtype": dtype}
                 for kernel in ("forward", "backward_kv", "backward_q"):
                     yield "attention", {"kernel": kernel, **key, "dropout": True}
@@ -239,17 +238,17 @@ def untuned_cases() -> Iterator[tuple[str, object, str, dict]]:
         constants = {"H": 12, "D": dim, "BLOCK_D": triton.next_power_of_2(dim), "BLOCK_M": 64}
         constants |= {"num_warps": 4}
         yield f"delta {dim} bf16", attention._attention_delta_kernel, "bf16", constants
-        for precision in ("half", "tf32", "ieee") if dim == 64 else ("half",):
+        for precision, same in product(("half", "tf32", "ieee"), (True, False)):
             dtype = "bfloat16" if precision == "half" else "float32"
             key = {"head_dim": dim, "precision": precision, "dtype": dtype, "dropout": True}
-            constants = attention_constants(key) | {"WINDOW": True, "SAME_LENGTHS": True}
+            constants = attention_constants(key) | {"WINDOW": True, "SAME_LENGTHS": same}
             constants |= attention_relative.config(dim, precision)
-            name = f"attention backward_relative {dim} precision={precision}"
+            name = f"attention backward_relative {dim} precision={precision} same={same}"
             kernel = attention_relative._attention_bwd_relative_kernel
             yield name, kernel, ELEMENTS[dtype], constants
     constants = {"BLOCK": 256, "num_warps": 4}
     yield "sequence ends", attention_short._sequence_ends_kernel, "bf16", constants
-    for element in ("bf16", "fp32"):
+    for element in ELEMENTS.values():
         parameters = segment_pool.config(768)
         for mode in ("cls", "mean", "max"):
             constants = {"MODE": getattr(segment_pool, mode.upper()).value, **parameters}
@@ -267,11 +266,11 @@ def untuned_cases() -> Iterator[tuple[str, object, str, dict]]:
     yield "crf _crf_back_kernel", crf._crf_back_kernel, "fp32", constants
     kernel = mlm_corruption._mlm_corruption_kernel
     yield "mlm corruption", kernel, "i64", mlm_corruption.config()
-    for width in (128, 768, 1024, 4096):
-        module, name = embedding_layer_norm, f"embedding layer norm {width} bf16"
+    for width, element in product((128, 768, 1024, 4096), ("bf16", "fp32")):
+        module, name = embedding_layer_norm, f"embedding layer norm {width} {element}"
         constants = {"WIDTH": width, "WINDOW": module.WINDOW, **module.config_add(width)}
         for kernel in (module._add_chunks_kernel, module._add_long_kernel):
-            yield f"{name} {kernel.__name__}", kernel, "bf16", constants
+            yield f"{name} {kernel.__name__}", kernel, element, constants
 
 
 def compile_case(kernel, element: str, constants: dict, capability: int) -> dict:

@@ -11,12 +11,17 @@ WITH_TRITON = {
     "bias_gelu",
     "bias_glu",
     "crf",
+    "crf_decode",
+    "crf_log_likelihood",
+    "crf_marginals",
+    "cross_attention",
     "embedding_layer_norm",
     "layer_norm",
     "mlm_corruption",
     "pack",
     "rms_norm",
     "segment_pool",
+    "tied_embedding_layer_norm",
     "unpack",
 }
 WITH_CUDA = {"masked_cross_entropy", "linear_masked_cross_entropy"}

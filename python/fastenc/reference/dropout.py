@@ -40,7 +40,9 @@ def philox_words(rng_state: Tensor, stream: int | Tensor, rows: Tensor, num_colu
     column = torch.arange(num_columns, device=rows.device)
     c0 = 16 * (column // 128) + column % 16
     c1 = rows.long().unsqueeze(-1) & _MASK
-    c2 = torch.as_tensor(stream, device=rows.device).long().unsqueeze(-1) & _MASK
+    if isinstance(stream, int):  # filled in on the device, where a copy of it would wait
+        stream = torch.full((), stream, device=rows.device)
+    c2 = stream.long().unsqueeze(-1) & _MASK
     seed, offset = rng_state
     counter = torch.broadcast_tensors(c0, c1, c2, offset & _MASK)
     outputs = torch.stack(philox(seed, *counter))
