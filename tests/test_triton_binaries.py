@@ -11,8 +11,9 @@ import pytest
 triton = pytest.importorskip("triton")
 
 # Bytes of stack a thread, and at most as many loads and stores there: none, but for a few registers' worth in
-# attention's dk and dv, above all in TF32, in its forward with a relative bias, in products without matrix
-# instructions, in the widest norms, whose three sums a column fill the registers at 16 warps, and the CRF's backward.
+# attention's dk and dv and its relative bias's gradient, above all in TF32, in its forward with a relative bias, in
+# products without matrix instructions, in the widest norms, whose three sums a column fill the registers at 16 warps,
+# and the CRF's backward.
 STACK = {80: 24, 89: 24, 90: 0, 100: 16}
 TF32, WITHOUT_MATRICES, WIDEST_NORMS, CRF_BACKWARD = 56, 48, 144, 128
 WIDE_SHORT_BACKWARD = re.compile("attention_short max_seqlen=128 backward=True head_dim=(96|128)")
@@ -21,6 +22,13 @@ WIDE_SHORT_BACKWARD = re.compile("attention_short max_seqlen=128 backward=True h
 OLDER_TRITON = 0 if tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 9) else 224
 # Bytes a program can have; sm_86 and sm_120 have as few as sm_89.
 SHARED = {80: 163 * 1024, 89: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024}
+# A multiprocessor holds two programs at least, so that one computes while the other waits for memory, but for those
+# that hold a wide tile or row in registers.
+ALONE = re.compile(
+    r"attention backward_relative|attention kernel=backward_\w+ head_dim=\d+ precision=(ieee|tf32)"
+    r"|attention kernel=backward_kv head_dim=128|attention_short max_seqlen=128 backward=True"
+    r"|(embedding_)?layer_norm width=(2560|[3-8]\d{3}) |crf 64 tags"
+)
 
 
 def compiled(capability: int, *table: Path) -> dict[str, dict]:
@@ -34,8 +42,15 @@ def takes_matrix_instructions(name: str) -> bool:
     return name.startswith("attention") and "precision=ieee" not in name
 
 
+def programs_at_a_time(binary: dict, capability: int) -> int:
+    """That fit into a multiprocessor's 65,536 registers, given out by 8 a thread, and its shared memory."""
+    registers = -(-binary["registers"] // 8) * 8 * 32 * binary["warps"]
+    return min(65536 // registers, (SHARED[capability] + 1024) // (binary["shared"] + 1024))
+
+
 def misfits(binaries: dict[str, dict], capability: int) -> dict[str, dict]:
     wrong = {}
+    tightest = "backward_relative|backward_kv" if capability in (80, 89) else "backward_relative"
     for name, binary in binaries.items():
         stack = STACK[capability] + OLDER_TRITON
         if re.match("layer_norm width=(6144|7168|8192) backward=True", name):
@@ -44,16 +59,17 @@ def misfits(binaries: dict[str, dict], capability: int) -> dict[str, dict]:
             stack = CRF_BACKWARD + OLDER_TRITON
         elif "precision=ieee" in name:
             stack = WITHOUT_MATRICES + OLDER_TRITON
-        elif "backward_kv" in name and "precision=tf32" in name and capability in (80, 89):
+        elif "precision=tf32" in name and re.search(tightest, name):
             stack = TF32 + OLDER_TRITON
         # A tuned launch was the fastest on a device, whatever it spilled.
         tuned = name.split()[1] == "tuned"
+        programs = 1 if tuned or OLDER_TRITON or ALONE.match(name) else 2
         # Launched only where it fits (attention_short.backward_fits).
         shared = SHARED[80] if WIDE_SHORT_BACKWARD.match(name) else SHARED[capability]
         fits = (
             (tuned or max(binary["stack"], binary["spills"]) <= stack)
             and binary["shared"] <= shared
-            and binary["registers"] * 32 * binary["warps"] <= 65536
+            and programs_at_a_time(binary, capability) >= programs
             and (binary["matrix"] > 0) == takes_matrix_instructions(name)
         )
         if not fits:
