@@ -1,4 +1,4 @@
-"""The masked-LM head's last product and its loss, 15 % labelled: loss and gradients of both factors, time and memory."""
+"""The masked-LM head's last product and its loss, 15 % labelled: loss, gradients of both factors, time and memory."""
 
 from functools import partial
 
