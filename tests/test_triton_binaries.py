@@ -17,13 +17,13 @@ triton = pytest.importorskip("triton")
 STACK = {80: 24, 89: 24, 90: 0, 100: 16}
 TIGHT, WITHOUT_MATRICES, WIDEST_NORMS, CRF_BACKWARD = 56, 48, 144, 128
 WIDE_SHORT_BACKWARD = re.compile("attention_short max_seqlen=128 backward=True head_dim=(96|128)")
-# The launches were chosen with Triton 3.9's code; that of 3.6 spills up to 216 bytes more, in the deterministic
-# backward with biases on sm_80.
+# The launches were chosen with Triton 3.9's code; that of 3.6 spills up to 224 bytes more, in
+# backward passes with biases.
 OLDER_TRITON = 0 if tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 9) else 224
 # Bytes a program can have; sm_86 and sm_120 have as few as sm_89.
 SHARED = {80: 163 * 1024, 89: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024}
 # A multiprocessor holds two programs at least, so that one computes while the other waits for memory, but for those
-# that hold a wide tile or row in registers.
+# that hold a wide tile or row in registers, and on sm_89, which has little shared memory.
 ALONE = re.compile(
     r"attention backward_relative|attention kernel=backward_\w+ head_dim=\d+ precision=(ieee|tf32)"
     r"|attention kernel=backward_kv head_dim=128|attention_short max_seqlen=128 backward=True"
@@ -69,7 +69,7 @@ def misfits(binaries: dict[str, dict], capability: int) -> dict[str, dict]:
         fits = (
             (tuned or max(binary["stack"], binary["spills"]) <= stack)
             and binary["shared"] <= shared
-            and programs_at_a_time(binary, capability) >= programs
+            and (capability == 89 or programs_at_a_time(binary, capability) >= programs)
             and (binary["matrix"] > 0) == takes_matrix_instructions(name)
         )
         if not fits:
