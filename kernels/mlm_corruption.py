@@ -13,7 +13,7 @@ from torch import Tensor
 MASKED_BELOW = tl.constexpr(3435973837)  # 0.8 * 2^32, and next 0.9 * 2^32, rounded up
 REPLACED_BELOW = tl.constexpr(3865470567)
 IGNORED = tl.constexpr(-100)
-STREAM = tl.constexpr(1)  # dropout's is 0
+OFFSET = tl.constexpr(1)  # the counter's last word, which dropout draws
 
 
 @triton.jit
@@ -37,7 +37,7 @@ def _mlm_corruption_kernel(
     ids = tl.load(ids_ptr + token, mask=mask, other=-1)
     zero = (token * 0).to(tl.uint32)
     r0, r1, r2, r3 = tl.philox(
-        tl.load(seed_ptr), token.to(tl.uint32), zero, zero, zero + STREAM, n_rounds=7
+        tl.load(seed_ptr), token.to(tl.uint32), zero, zero, zero + OFFSET, n_rounds=7
     )
     known = (ids >= 0) & (ids < vocabulary)
     special = tl.load(special_ptr + ids, mask=known, other=1) != 0

@@ -12,7 +12,7 @@ from fastenc.reference.dropout import philox
 IGNORED = -100
 MASKED_BELOW = 3435973837  # 0.8 * 2^32, and next 0.9 * 2^32, rounded up
 REPLACED_BELOW = 3865470567
-STREAM = 1  # dropout's is 0
+OFFSET = 1  # the counter's last word, which dropout draws
 
 
 def mlm_corruption(
@@ -27,7 +27,7 @@ def mlm_corruption(
     """(corrupted ids, labels); ``threshold`` is the probability of selection times 2^32."""
     token = torch.arange(len(input_ids), device=input_ids.device)
     zero = torch.zeros_like(token)
-    select, fate, draw, side = philox(seed, token, zero, zero, zero + STREAM)
+    select, fate, draw, side = philox(seed, token, zero, zero, zero + OFFSET)
     selected = (select < threshold) & ~is_special[input_ids]
     entry = (draw * len(cutoffs)) >> 32
     replacement = choices[entry, (side >= cutoffs[entry]).long()]
