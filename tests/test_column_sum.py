@@ -13,7 +13,7 @@ def test_sums_keep_the_budget(instruction_set, rows, width, dtype):
     x = torch.randn(rows, width).to(dtype)
     ours = column_sum(x)
     assert ours.dtype == torch.float32
-    # Above the plain path's rounding to x's dtype stands a float32 sum of the same values.
+    # The budget of a float32 sum, whatever x's dtype.
     assert_within_budget(ours, x.float().sum(0), x.double().sum(0), "sum")
     strided = x.repeat_interleave(2, dim=1)[:, ::2]
     assert not strided.is_contiguous() or width == 1

@@ -17,8 +17,8 @@ triton = pytest.importorskip("triton")
 STACK = {80: 24, 89: 24, 90: 0, 100: 16}
 TIGHT, WITHOUT_MATRICES, WIDEST_NORMS, CRF_BACKWARD = 56, 48, 144, 128
 WIDE_SHORT_BACKWARD = re.compile("attention_short max_seqlen=128 backward=True head_dim=(96|128)")
-# The launches were chosen with Triton 3.9's code; that of 3.6 spills up to 224 bytes more, in
-# backward passes with biases.
+# The launches were chosen with Triton 3.9's code; that of 3.6 spills up to 224 bytes more, in backward passes with
+# biases.
 OLDER_TRITON = 0 if tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 9) else 224
 # Bytes a program can have; sm_86 and sm_120 have as few as sm_89.
 SHARED = {80: 163 * 1024, 89: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024}
