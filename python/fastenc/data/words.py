@@ -21,7 +21,7 @@ def tokens_of_words(
     A word that leaves no token (a lone joiner or variation selector) is read as the unknown token, with a warning
     after the last sentence that names the first such word and its line of ``path``.
     """
-    unknown, own = special_tokens(tokenizer).unk, _for_words(tokenizer)
+    unknown, own = special_tokens(tokenizer).unk, tokenizer_for_words(tokenizer)
     vanished: list[str] = []
     chunks = range(0, len(sentences), CHUNK)
     for begin in progress_bar(chunks, "encoding", "chunk", show_progress):
@@ -53,7 +53,7 @@ def check_room(max_length: int) -> None:
         )
 
 
-def _for_words(tokenizer: Any) -> Any:
+def tokenizer_for_words(tokenizer: Any) -> Any:
     """A copy that reads a word by itself as it reads one inside a text: after a space."""
     values = json.loads(tokenizer.to_str())
     outer = values["pre_tokenizer"] or {}

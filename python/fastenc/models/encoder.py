@@ -16,6 +16,7 @@ from fastenc.models.config import EncoderConfig
 from fastenc.models.families import FAMILIES
 from fastenc.models.pretrained import PretrainedModel
 from fastenc.models.sentence_files import SentenceSettings, read_settings, write_settings
+from fastenc.models.word_vectors import WordVectors, embed_words
 from fastenc.nn import LayerNorm
 from fastenc.nn.adaptation import LayerAdaptation, adapted_layer
 from fastenc.nn.encoder_layer import LayerOptions, LayerWeights, encoder_layer
@@ -279,6 +280,10 @@ class Encoder(PretrainedModel):
         places = torch.tensor(order, dtype=torch.long).argsort()
         vectors = torch.cat(parts).index_select(0, send(places, weight.device))
         return vectors[0] if single else vectors
+
+    def embed_words(self, sentences: Any, **options: Any) -> WordVectors:
+        """Vectors of the words of sentences: :func:`fastenc.models.word_vectors.embed_words`."""
+        return embed_words(self, sentences, **options)
 
 
 def tokenize(texts: list[str], tokenizer, max_length: int) -> list[list[int]]:

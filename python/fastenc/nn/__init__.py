@@ -6,6 +6,7 @@ from fastenc.nn.cross_entropy import CrossEntropyLoss
 from fastenc.nn.gelu import GELU
 from fastenc.nn.glu import GEGLU, SwiGLU
 from fastenc.nn.layer_norm import LayerNorm, RMSNorm
+from fastenc.nn.scalar_mix import ScalarMix
 
 __all__ = [
     "CRF",
@@ -15,5 +16,6 @@ __all__ = [
     "LayerNorm",
     "MultiheadAttention",
     "RMSNorm",
+    "ScalarMix",
     "SwiGLU",
 ]

@@ -1,0 +1,388 @@
+"""Vectors of words in their sentences, from one or several layers of an encoder."""
+
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from fastenc._extras import require
+from fastenc._files import write_atomically
+from fastenc._transfer import send
+from fastenc.data.progress import progress_bar
+from fastenc.data.tokenizers import special_tokens
+from fastenc.data.windows import cut_windows
+from fastenc.data.words import tokenizer_for_words
+from fastenc.nn import ScalarMix
+from fastenc.ops import segment_pool
+from fastenc.packing import PackedBatch, pack_sequences
+
+LAYERS = (-4, -3, -2, -1)
+COMBINATIONS = ("mean", "sum", "concat", "last")
+SUBWORDS = ("first", "mean", "last")
+CHUNK = 4096  # sentences that are tokenised, and sorted by length, together
+
+
+@dataclass(frozen=True)
+class WordVectors:
+    """The vectors of the words of sentences, one after another.
+
+    Fields:
+        vectors: (total_words, width).
+        offsets: int64 (sentences+1,): sentence i has rows offsets[i] to offsets[i+1].
+    """
+
+    vectors: Tensor
+    offsets: Tensor
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, sentence: int) -> Tensor:
+        """(words, width) of one sentence."""
+        place = range(len(self))[sentence]
+        return self.vectors[self.offsets[place] : self.offsets[place + 1]]
+
+
+class _Window(NamedTuple):
+    """Tokens for one pass of the encoder, and the words that are taken from it.
+
+    ``bounds`` are the positions where those words begin, and the one where the last of them ends; the first is word
+    ``first_row`` of all sentences.
+    """
+
+    input_ids: list[int]
+    bounds: list[int]
+    first_row: int
+
+
+def embed_words(
+    encoder: Any,
+    sentences: Iterable[Sequence[str] | str],
+    *,
+    layers: Sequence[int] = LAYERS,
+    combine: str | ScalarMix = "mean",
+    subwords: str = "mean",
+    batch_size: int = 32,
+    out: str | Path | None = None,
+    show_progress: bool | None = None,
+) -> WordVectors:
+    """One vector for every word of every sentence.
+
+        vector = combine_{l in layers} pool_{t in subwords of the word} h_l[t]
+
+    Layers are added up as they are computed: beside the encoder's own memory there is one vector a word of the batch.
+    A sentence that is longer than the encoder's positions is read in overlapping windows; a word is taken from the
+    window in which it is most central. A word without tokens is read as the unknown token, a word of more tokens than
+    a window has by those that fit.
+
+    Args:
+        encoder: a :class:`fastenc.models.Encoder` with a tokenizer.
+        sentences: words in their order; a str is split at white space. What is not a list is read twice (or kept, if
+            it is an iterator), so that files of any size can be streamed.
+        layers: states to take: 0 is the embeddings' output, 1 the first layer's; negative numbers count from the last.
+        combine: "mean", "sum" or "concat" of the layers, "last" (the last of ``layers`` alone), or a
+            :class:`fastenc.nn.ScalarMix` with a weight for each of them.
+        subwords: which of a word's tokens speak for it: "first", "last" or the "mean" of all.
+        batch_size: windows a batch; batches are formed by length.
+        out: a .npy file that the vectors are written to as they are computed, in float32; the result maps it.
+        show_progress: a progress bar on stderr; None: on a terminal.
+    Returns: vectors (total_words, hidden_size), or with "concat" (total_words, len(layers) * hidden_size), in the
+        encoder's dtype on the CPU.
+    Raises: ValueError for layers that do not exist, an unknown combination or pooling, no tokenizer, an empty word,
+        and where memory or disk is too small for the result.
+    Source: Devlin et al. 2018, arXiv:1810.04805 (section 5.3).
+    """
+    taken = resolve_layers(layers, encoder.config.num_layers)
+    _check_options(encoder, taken, combine, subwords, batch_size, out)
+    if isinstance(sentences, Iterator):
+        sentences = list(sentences)
+    elif isinstance(sentences, str):
+        raise ValueError("embed_words takes a list of sentences, got one str: put it in a list")
+    offsets = torch.tensor([0, *accumulate(len(_words(each)) for each in sentences)])
+    width = encoder.config.hidden_size * (len(taken) if combine == "concat" else 1)
+    dtype = next(encoder.parameters()).dtype if out is None else torch.float32
+    shape = (int(offsets[-1]), width)
+    _check_space(shape, dtype, out)
+
+    def fill(vectors: Tensor) -> None:
+        pool = _pooling(combine, taken, subwords)
+        for rows, values in _batches(encoder, sentences, taken, pool, batch_size, show_progress):
+            vectors.index_copy_(0, rows, values.to("cpu", dtype))
+
+    if out is None:
+        vectors = torch.empty(shape, dtype=dtype)
+        fill(vectors)
+        return WordVectors(vectors, offsets)
+    numpy = require("numpy", extra="train")
+
+    def write(path: Path) -> None:
+        file = numpy.lib.format.open_memmap(path, mode="w+", dtype="float32", shape=shape)
+        if shape[0]:
+            fill(torch.from_numpy(file))
+        file.flush()
+
+    Path(out).parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(Path(out), write)
+    if not shape[0]:  # an empty file cannot be mapped
+        return WordVectors(torch.empty(shape), offsets)
+    # Copy on write, because torch has no read-only tensors.
+    return WordVectors(torch.from_numpy(numpy.load(out, mmap_mode="c")), offsets)
+
+
+def resolve_layers(layers: Sequence[int], num_layers: int) -> list[int]:
+    """Numbers of states, from 0 (the embeddings' output) to num_layers; negative ones count from the last.
+
+    Raises: ValueError for no layers, one that does not exist, or one given twice.
+    """
+    for layer in layers:
+        if not -num_layers - 1 <= layer <= num_layers:
+            raise ValueError(
+                f"layers must be from 0 (the embeddings' output) to the model's {num_layers}, or -1 to "
+                f"{-num_layers - 1} from the last, got {layer}"
+            )
+    taken = [layer % (num_layers + 1) for layer in layers]
+    if not taken or len(set(taken)) < len(taken):
+        raise ValueError(f"layers must name each layer once, at least one, got {list(layers)}")
+    return taken
+
+
+def visit_states(
+    encoder: Any, batch: PackedBatch, layers: Sequence[int], visit: Callable[[int, Tensor], None]
+) -> None:
+    """Run the encoder and call ``visit(layer, state)`` with each wanted state when it is there; nothing is kept.
+
+    Args:
+        layers: numbers of states, 0 for the embeddings' output.
+        visit: gets a state (total_tokens, hidden_size), which it must not change.
+    Raises: ValueError for an encoder with a learned prompt, whose rows are no tokens of the batch.
+    """
+    modules: list[nn.Module] = [encoder.embeddings, *encoder.layers]
+
+    def hook(layer: int) -> Callable[..., None]:
+        def call(module: nn.Module, arguments: Any, output: Any) -> None:
+            state = output[0] if isinstance(output, tuple) else output
+            if state.shape[0] != batch.total_tokens:
+                raise ValueError(
+                    "states of single layers cannot be taken from an encoder with a learned prompt: "
+                    "use encoder(batch, output_hidden_states=True)"
+                )
+            visit(layer, state)
+
+        return call
+
+    handles = [modules[layer].register_forward_hook(hook(layer)) for layer in layers]
+    try:
+        encoder(batch)
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _check_options(
+    encoder: Any,
+    layers: Sequence[int],
+    combine: str | ScalarMix,
+    subwords: str,
+    batch_size: int,
+    out: str | Path | None,
+) -> None:
+    if encoder.tokenizer is None:
+        raise ValueError(
+            "embed_words needs the checkpoint's tokenizer.json: load the model with from_pretrained from a folder "
+            "that has one, or set model.tokenizer"
+        )
+    if isinstance(combine, ScalarMix):
+        if len(combine.scalars) != len(layers):
+            raise ValueError(
+                f"the ScalarMix has weights for {len(combine.scalars)} states, got {len(layers)} layers: give layers "
+                "for each"
+            )
+    elif combine not in COMBINATIONS:
+        raise ValueError(
+            f"combine must be one of {', '.join(COMBINATIONS)} or a ScalarMix, got {combine!r}"
+        )
+    if subwords not in SUBWORDS:
+        raise ValueError(f"subwords must be one of {', '.join(SUBWORDS)}, got {subwords!r}")
+    if batch_size < 1:
+        raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+    if out is not None and Path(out).suffix != ".npy":
+        raise ValueError(f"out must end in .npy, got {out}")
+
+
+def _check_space(shape: tuple[int, int], dtype: torch.dtype, out: str | Path | None) -> None:
+    """Raises: ValueError when the result cannot fit."""
+    needed = shape[0] * shape[1] * dtype.itemsize
+    if out is None:
+        free, remedy = _free_memory(), "stream them to a file (out=, or fastenc embed --words)"
+    else:
+        folder = next(parent for parent in Path(out).absolute().parents if parent.exists())
+        free, remedy = shutil.disk_usage(folder).free, "free some, or take another disk"
+    if free is not None and needed > free:
+        raise ValueError(
+            f"{shape[0]:,} word vectors of {shape[1]} numbers need {needed / 2**30:.1f} GB, "
+            f"{'the memory' if out is None else folder} has {free / 2**30:.1f}: {remedy}, or take fewer layers"
+        )
+
+
+def _free_memory() -> int | None:
+    """Bytes that programs can have without swapping; None where nobody tells."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) * 1024 for line in lines if "MemAvailable" in line), None)
+
+
+def _words(sentence: Sequence[str] | str) -> Sequence[str]:
+    return sentence.split() if isinstance(sentence, str) else sentence
+
+
+def _pooling(
+    combine: str | ScalarMix, layers: Sequence[int], subwords: str
+) -> Callable[[Any, PackedBatch, list[_Window]], Tensor]:
+    """What makes the vectors (words, width) of a batch's words."""
+
+    def run(encoder: Any, batch: PackedBatch, windows: list[_Window]) -> Tensor:
+        select = _selector(windows, subwords, batch)
+        kept: dict[int, Tensor] = {}
+        total: Tensor | None = None
+        if isinstance(combine, ScalarMix):
+            factors = dict(zip(layers, combine.weights.detach(), strict=True))
+        else:
+            factors = dict.fromkeys(layers, 1.0 if combine == "sum" else 1.0 / len(layers))
+        wanted = layers[-1:] if combine == "last" else layers
+
+        def visit(layer: int, state: Tensor) -> None:
+            nonlocal total
+            vectors = select(state)
+            if combine in ("concat", "last"):
+                kept[layer] = vectors
+            else:
+                vectors = vectors * factors[layer]
+                total = vectors if total is None else total.add_(vectors)
+
+        visit_states(encoder, batch, wanted, visit)
+        return total if total is not None else torch.cat([kept[each] for each in wanted], dim=1)
+
+    return run
+
+
+def _selector(
+    windows: list[_Window], subwords: str, batch: PackedBatch
+) -> Callable[[Tensor], Tensor]:
+    """(total_tokens, hidden_size) → (words, hidden_size)."""
+    device = batch.input_ids.device
+    bounds: list[int] = []
+    first: list[int] = []  # places of the words' beginnings among the bounds
+    offset = 0
+    for window in windows:
+        first += range(len(bounds), len(bounds) + len(window.bounds) - 1)
+        bounds += [offset + bound for bound in window.bounds]
+        offset += len(window.input_ids)
+    places = torch.tensor(first)
+    edges = torch.tensor(bounds, dtype=torch.int32)
+    if subwords != "mean":
+        tokens = edges[places] if subwords == "first" else edges[places + 1] - 1
+        rows = send(tokens.long(), device)
+        return lambda state: state.index_select(0, rows)
+    # Special tokens, and those that another window owns, are segments between the words' own.
+    ends = torch.tensor([batch.total_tokens], dtype=torch.int32)
+    segments = send(torch.cat((torch.zeros_like(ends), edges, ends)), device)
+    chosen = send(places + 1, device)
+    return lambda state: segment_pool(state, segments, "mean").index_select(0, chosen)
+
+
+@torch.inference_mode()
+def _batches(
+    encoder: Any,
+    sentences: Iterable[Sequence[str] | str],
+    layers: Sequence[int],
+    pool: Callable[[Any, PackedBatch, list[_Window]], Tensor],
+    batch_size: int,
+    show_progress: bool | None,
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """(rows of the result, their vectors), batch by batch."""
+    device = encoder.embeddings.word.weight.device
+    was_training = encoder.training
+    encoder.eval()
+    try:
+        windows = _windows(sentences, encoder.tokenizer, encoder.positions)
+        for chunk in progress_bar(windows, "embed words", "chunk", show_progress):
+            chunk.sort(key=lambda window: len(window.input_ids), reverse=True)
+            for start in range(0, len(chunk), batch_size):
+                chosen = chunk[start : start + batch_size]
+                batch = pack_sequences([window.input_ids for window in chosen])
+                values = pool(encoder, batch.to(device), chosen)
+                rows = [
+                    row
+                    for window in chosen
+                    for row in range(window.first_row, window.first_row + len(window.bounds) - 1)
+                ]
+                yield torch.tensor(rows), values
+    finally:
+        encoder.train(was_training)
+
+
+def _windows(
+    sentences: Iterable[Sequence[str] | str], tokenizer: Any, positions: int
+) -> Iterator[list[_Window]]:
+    """The windows of ``CHUNK`` sentences at a time."""
+    special = special_tokens(tokenizer)
+    splitter = tokenizer_for_words(tokenizer)
+    room = positions - 2
+    row = 0
+    rest = iter(sentences)
+    while chunk := [list(_words(each)) for each in islice(rest, CHUNK)]:
+        windows: list[_Window] = []
+        encodings = splitter.encode_batch(chunk, is_pretokenized=True, add_special_tokens=False)
+        for words, encoding in zip(chunk, encodings, strict=True):
+            ids, starts = _tokens(encoding, len(words), special.unk)
+            for first, stop, own_start, own_stop in _spans(starts, room):
+                inside = [special.cls, *ids[first:stop], special.sep]
+                bounds = [start - first + 1 for start in starts[own_start:own_stop]]
+                bounds.append(min(starts[own_stop], stop) - first + 1)
+                windows.append(_Window(inside, bounds, row + own_start))
+            row += len(words)
+        yield windows
+
+
+def _tokens(encoding: Any, count: int, unknown: int) -> tuple[list[int], list[int]]:
+    """Token ids of a sentence, and where each word begins among them, with the end behind."""
+    ids, word_ids = encoding.ids, encoding.word_ids
+    starts = [
+        place for place, word in enumerate(word_ids) if place == 0 or word != word_ids[place - 1]
+    ]
+    if len(starts) != count:  # a lone joiner, or an empty string, leaves no token
+        tokens: list[list[int]] = [[] for _ in range(count)]
+        for word, token in zip(word_ids, ids, strict=True):
+            tokens[word].append(token)
+        tokens = [own or [unknown] for own in tokens]
+        ids = [token for own in tokens for token in own]
+        starts = [0, *accumulate(map(len, tokens))][:-1]
+    return ids, [*starts, len(ids)]
+
+
+def _spans(starts: list[int], room: int) -> Iterator[tuple[int, int, int, int]]:
+    """(first token, one after the last, first word, one after the last word) of each window."""
+    words = len(starts) - 1
+    if starts[-1] <= room:
+        if words:
+            yield 0, starts[-1], 0, words
+        return
+    spans = [(window.start, window.stop) for window in cut_windows(starts[-1], room)]
+    owner: list[tuple[int, int]] = []
+    for start, stop in zip(starts, starts[1:], strict=False):
+        holders = [span for span in spans if span[0] <= start and stop <= span[1]]
+        # A word longer than the windows' overlap gets a window of its own.
+        central = lambda span, start=start, stop=stop: min(start - span[0], span[1] - stop)
+        owner.append(max(holders, key=central) if holders else (start, min(stop, start + room)))
+    begin = 0
+    for place in range(1, words + 1):
+        if place == words or owner[place] != owner[begin]:
+            yield *owner[begin], begin, place
+            begin = place

@@ -1,0 +1,50 @@
+"""A learned weighted sum of an encoder's states."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+
+class ScalarMix(nn.Module):
+    """One state from several, by learned weights that sum to 1 and a learned factor.
+
+        y = γ Σ_j softmax(s)_j h_j,   j = 0 (the embeddings' output) … num_states - 1
+
+    It begins as the mean: s = 0, γ = 1.
+
+    Args:
+        num_states: number of states, of a whole encoder its layers + 1.
+    Raises: ValueError for fewer than one state, and in forward for another number of them.
+    Source: Peters et al. 2018, arXiv:1802.05365; Tenney et al. 2019, arXiv:1905.06316.
+    """
+
+    def __init__(self, num_states: int):
+        super().__init__()
+        if num_states < 1:
+            raise ValueError(f"num_states must be at least 1, got {num_states}")
+        self.scalars = nn.Parameter(torch.zeros(num_states))
+        self.gamma = nn.Parameter(torch.ones(()))
+
+    @property
+    def weights(self) -> Tensor:
+        """(num_states,), γ softmax(s): what each state is multiplied by."""
+        return self.gamma * self.scalars.softmax(0)
+
+    def forward(self, states: Sequence[Tensor]) -> Tensor:
+        """Args:
+            states: num_states tensors of one shape and dtype.
+        Returns: that shape and dtype.
+        """
+        if len(states) != len(self.scalars):
+            raise ValueError(
+                f"ScalarMix has weights for {len(self.scalars)} states, got {len(states)}: make it with that number"
+            )
+        weights = self.weights.to(states[0].dtype)
+        mixed = weights[0] * states[0]
+        for weight, state in zip(weights[1:], states[1:], strict=True):
+            mixed = torch.addcmul(mixed, weight, state)
+        return mixed
+
+    def extra_repr(self) -> str:
+        return f"num_states={len(self.scalars)}"
