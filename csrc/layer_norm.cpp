@@ -42,12 +42,13 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> forward(
   return {y, h, mean, rstd};
 }
 
-// (dh, dx, dweight, dbias, dx_bias); dh is the residual's gradient. dx is empty where it would equal dh;
-// the sums are float32 and empty unless wanted.
+// (dh, dx, dweight, dbias, dx_bias); dh is the residual's gradient, dresidual_sum the gradient of h where h was a
+// result too. dx is empty where it would equal dh; the sums are float32 and empty unless wanted.
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> backward(
-    Tensor dy, Tensor h, Tensor mean, Tensor rstd, std::optional<Tensor> weight, std::optional<Tensor> rng_state,
-    double dropout_p, bool rms, bool wants_affine, bool wants_x_bias) {
+    Tensor dy, std::optional<Tensor> dresidual_sum, Tensor h, Tensor mean, Tensor rstd, std::optional<Tensor> weight,
+    std::optional<Tensor> rng_state, double dropout_p, bool rms, bool wants_affine, bool wants_x_bias) {
   dy = as_contiguous(dy);
+  if (dresidual_sum) dresidual_sum = as_contiguous(*dresidual_sum);
   const bool bf16 = is_bfloat16(h);
   const int64_t width = h.size(h.dim() - 1), rows = width ? h.numel() / width : 0;
   FloatVector weight_values(weight);
@@ -55,6 +56,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> backward(
   Tensor dx = rng_state ? torch::stable::empty_like(h) : empty({0}, h.scalar_type());
   LayerNormBackward common{};
   common.dy = dy.const_data_ptr();
+  common.dresidual_sum = dresidual_sum ? dresidual_sum->const_data_ptr() : nullptr;
   common.h = h.const_data_ptr();
   common.mean = static_cast<const float*>(mean.const_data_ptr());
   common.rstd = static_cast<const float*>(rstd.const_data_ptr());

@@ -7,7 +7,7 @@
 
 namespace fastenc {
 
-// Pointers that may be null say so; x, residual, h, y, dy, dx and dh hold elements of one storage type.
+// Pointers that may be null say so; x, residual, h, y and their gradients hold elements of one storage type.
 struct LayerNormForward {
   const void* x;
   const void* residual;  // or null
@@ -26,6 +26,7 @@ struct LayerNormForward {
 
 struct LayerNormBackward {
   const void* dy;
+  const void* dresidual_sum;  // or null: h was not a result
   const void* h;
   const float* mean;
   const float* rstd;

@@ -1,12 +1,15 @@
 """LayerNorm and RMSNorm of residual + dropout(x + x_bias), forward and backward.
 
-    y = (h - mean(h)) * rstd * weight + bias;   dh = rstd * (g - mean(g) - xhat * mean(g * xhat)),  g = dy * weight
+    y = (h - mean(h)) * rstd * weight + bias
+    dh = rstd * (g - mean(g) - xhat * mean(g * xhat)) + dresidual_sum,  g = dy * weight
+
+`dresidual_sum` is the gradient of h where h was a result too.
 
 Tiling: a program holds ROWS rows in registers, each as CHUNKS pieces of a power of two of columns (768 = 3 x 256), so
 that no lane is idle; a width with no such division takes one masked piece. The backward is persistent: each program
 walks rows with its partial column sums (dweight, dbias, dx_bias) in registers and writes them once.
 
-Bytes per element, 2-byte types: forward 4 to 8 (x, y, and residual, h where there are any), backward 6 to 8.
+Bytes per element, 2-byte types: forward 4 to 8 (x, y, and residual, h where there are any), backward 6 to 10.
 Source: Ba et al. 2016, arXiv:1607.06450; Zhang and Sennrich 2019, arXiv:1910.07467.
 """
 
@@ -101,6 +104,7 @@ def _layer_norm_fwd_kernel(
 @triton.jit
 def _layer_norm_bwd_kernel(
     dy_ptr,  # (rows, width)
+    dresidual_sum_ptr,  # (rows, width)
     h_ptr,  # (rows, width)
     mean_ptr,  # (rows,)
     rstd_ptr,  # (rows,)
@@ -118,6 +122,7 @@ def _layer_norm_bwd_kernel(
     ROWS: tl.constexpr,
     HAS_WEIGHT: tl.constexpr,
     HAS_DROPOUT: tl.constexpr,
+    HAS_DRESIDUAL_SUM: tl.constexpr,
     WANTS_AFFINE: tl.constexpr,
     WANTS_X_BIAS: tl.constexpr,
     RMS: tl.constexpr,
@@ -166,6 +171,9 @@ def _layer_norm_bwd_kernel(
             column = (tl.arange(0, CHUNK) + c * CHUNK)[None, :]
             mask = (row < rows) & (column < WIDTH)
             dx = tl.where(mask, (gs[c] - mean_g - xhats[c] * mean_gx) * rstd, 0.0)
+            if HAS_DRESIDUAL_SUM:
+                sums = tl.load(dresidual_sum_ptr + start + column, mask=mask, other=0.0)
+                dx += sums.to(tl.float32)
             tl.store(dh_ptr + start + column, dx.to(dh_ptr.dtype.element_ty), mask=mask)
             if HAS_DROPOUT:
                 dx *= dropout_scale(load_rng(rng_ptr), 0, row, column, threshold, drop_scale)
@@ -259,6 +267,7 @@ def layer_norm_forward(
 
 def layer_norm_backward(
     dy: Tensor,
+    dresidual_sum: Tensor | None,
     h: Tensor,
     mean: Tensor,
     rstd: Tensor,
@@ -284,6 +293,7 @@ def layer_norm_backward(
     if rows:
         _layer_norm_bwd_kernel[(programs,)](
             dy,
+            h if dresidual_sum is None else dresidual_sum.contiguous(),
             h,
             mean,
             rstd,
@@ -298,6 +308,7 @@ def layer_norm_backward(
             WIDTH=width,
             HAS_WEIGHT=weight is not None,
             HAS_DROPOUT=threshold > 0,
+            HAS_DRESIDUAL_SUM=dresidual_sum is not None,
             WANTS_AFFINE=wants_affine,
             WANTS_X_BIAS=wants_x_bias,
             RMS=rms,

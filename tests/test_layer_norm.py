@@ -70,16 +70,44 @@ def test_rms_norm_keeps_the_budget(instruction_set, dtype):
         assert_within_budget(ours[name], theirs[name], truth[name], f"d{name}")
 
 
+def check_residual_sum(op, impl, device, dtype, rows, width):
+    """The norm and h = residual + x + x_bias, both of them with a gradient, against plain PyTorch and float64."""
+    names = NAMES if op is layer_norm else NAMES[:4]
+    drawn = inputs(rows, width, dtype)
+    values = {name: drawn[name].detach().to(device).requires_grad_() for name in names}
+    truth_in = wide(values)
+    dy, dh = torch.randn(2, rows, width, device=device).to(dtype)
+
+    def plain_results(x, residual, x_bias, weight, bias=None):
+        h = residual + (x + x_bias)
+        if op is rms_norm:
+            return F.rms_norm(h, (width,), weight, 1e-6), h
+        return F.layer_norm(h, (width,), weight, bias, 1e-5), h
+
+    def with_gradients(results, leaves):
+        upstream = [g.to(results[0].dtype) for g in (dy, dh)]
+        return (*results, *torch.autograd.grad(results, list(leaves.values()), upstream))
+
+    ours = with_gradients(op(**values, return_residual_sum=True, impl=impl), values)
+    theirs = with_gradients(plain_results(**values), values)
+    truth = with_gradients(plain_results(**truth_in), truth_in)
+    for what, *three in zip(("y", "h", *names), ours, theirs, truth, strict=True):
+        assert_within_budget(*three, f"{dtype} {what}")
+
+
 @pytest.mark.parametrize("op", [layer_norm, rms_norm])
 def test_dropout_mask_and_gradients_are_the_references(instruction_set, op):
     x = torch.randn(40, 300, requires_grad=True)
     residual = torch.randn(40, 300, requires_grad=True)
-    dy = torch.randn(40, 300)
+    dy, dh = torch.randn(2, 40, 300)
     results = []
     for impl in ("cpp", "reference"):
         torch.manual_seed(5)
         y = op(x, residual=residual, dropout_p=0.3, impl=impl)
-        results.append((y, *torch.autograd.grad(y, (x, residual), dy)))
+        torch.manual_seed(5)
+        both = op(x, residual=residual, dropout_p=0.3, return_residual_sum=True, impl=impl)
+        alone = torch.autograd.grad(y, (x, residual), dy)
+        results.append((y, *alone, *both, *torch.autograd.grad(both, (x, residual), (dy, dh))))
     for ours, theirs in zip(*results, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
 
@@ -94,6 +122,32 @@ def test_dropout_has_the_asked_rate_and_mean():
     zero = (scales == 0).double()
     assert abs((zero[1:] * zero[:-1]).mean().item() - 0.01) < 1e-3
     assert abs((zero[:, 1:] * zero[:, :-1]).mean().item() - 0.01) < 1e-3
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("op", [layer_norm, rms_norm])
+def test_the_residual_sum_and_its_gradient_keep_the_budget(instruction_set, op, dtype):
+    check_residual_sum(op, "cpp", "cpu", dtype, 33, 200)
+
+
+@pytest.mark.parametrize("given", [(), ("x_bias",), ("residual",)], ids=str)
+@pytest.mark.parametrize("impl", ["auto", "reference"])
+def test_the_residual_sum_of_what_is_given(impl, given):
+    values = {name: torch.randn(5, 8) if name != "x_bias" else torch.randn(8) for name in NAMES[:3]}
+    values = {name: values[name].requires_grad_() for name in ("x", *given)}
+    with torch.no_grad():
+        y, h = layer_norm(**values, return_residual_sum=True, impl=impl)
+    torch.testing.assert_close(h, sum(values.values()))
+    assert torch.equal(y, layer_norm(**values, impl=impl))
+    # A loss of one of the results alone.
+    y, h = layer_norm(**values, return_residual_sum=True, impl=impl)
+    dh = torch.randn_like(h)
+    for name, gradient in gradients(h, values, dh).items():
+        torch.testing.assert_close(gradient, dh.sum(0) if name == "x_bias" else dh)
+    y, _ = layer_norm(**values, return_residual_sum=True, impl=impl)
+    alone = gradients(layer_norm(**values, impl=impl), values, dh)
+    for name, gradient in gradients(y, values, dh).items():
+        torch.testing.assert_close(gradient, alone[name])
 
 
 @needs_cpp
@@ -123,25 +177,26 @@ def test_registration_passes_opcheck():
         (x, None, None, w, w, None, 0.0, 1e-5, True, False),
     )
     statistics = torch.randn(4)
-    torch.library.opcheck(
-        torch.ops.fastenc.layer_norm_bwd.default,
-        (x, x, statistics, statistics, w, rng_state, 0.1, False, True, True),
-    )
+    for dresidual_sum in (None, x):
+        torch.library.opcheck(
+            torch.ops.fastenc.layer_norm_bwd.default,
+            (x, dresidual_sum, x, statistics, statistics, w, rng_state, 0.1, False, True, True),
+        )
 
 
 @needs_cpp
-def test_torch_compile_full_graph_and_dynamic_shapes():
-    compiled = torch.compile(
-        lambda x, w: layer_norm(x, w, residual=2 * x).sum(),
-        fullgraph=True,
-        dynamic=True,
-        backend="aot_eager",
-    )
+@pytest.mark.parametrize("fused", [False, True])
+def test_torch_compile_full_graph_and_dynamic_shapes(fused):
+    def loss(x, w):
+        y, h = layer_norm(x, w, residual=2 * x if fused else None, return_residual_sum=True)
+        return (y * h).sum()
+
+    compiled = torch.compile(loss, fullgraph=True, dynamic=True, backend="aot_eager")
     w = torch.randn(40, requires_grad=True)
     for rows in (3, 7):
         x = torch.randn(rows, 40, requires_grad=True)
         ours = torch.autograd.grad(compiled(x, w), (x, w))
-        theirs = torch.autograd.grad(layer_norm(x, w, residual=2 * x).sum(), (x, w))
+        theirs = torch.autograd.grad(loss(x, w), (x, w))
         for a, b in zip(ours, theirs, strict=True):
             torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
 

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from fastenc.ops import layer_norm, rms_norm
 from fastenc.reference import layer_norm as reference
 from fastenc.testing import assert_within_budget
-from test_layer_norm import NAMES, gradients, inputs, plain, wide
+from test_layer_norm import NAMES, check_residual_sum, gradients, inputs, plain, wide
 
 
 def on(device, values):
@@ -53,16 +53,27 @@ def test_rms_norm_and_a_norm_without_parameters_keep_the_budget(triton_target):
 
 
 @pytest.mark.parametrize("op", [layer_norm, rms_norm])
+def test_the_residual_sum_and_its_gradient_keep_the_budget(triton_target, op):
+    for dtype in triton_target.dtypes:
+        check_residual_sum(op, triton_target.impl, triton_target.device, dtype, 17, 200)
+
+
+@pytest.mark.parametrize("op", [layer_norm, rms_norm])
 def test_dropout_mask_and_gradients_are_the_references(triton_target, op):
     device = triton_target.device
     x, residual = (torch.randn(20, 300, device=device, requires_grad=True) for _ in range(2))
     x_bias = torch.randn(300, device=device, requires_grad=True)
-    dy = torch.randn(20, 300, device=device)
+    dy, dh = torch.randn(2, 20, 300, device=device)
+    leaves = (x, residual, x_bias)
     results = []
     for impl in (triton_target.impl, "reference"):
+        options = {"residual": residual, "x_bias": x_bias, "dropout_p": 0.3, "impl": impl}
         torch.manual_seed(5)
-        y = op(x, residual=residual, x_bias=x_bias, dropout_p=0.3, impl=impl)
-        results.append((y, *torch.autograd.grad(y, (x, residual, x_bias), dy)))
+        y = op(x, **options)
+        torch.manual_seed(5)
+        both = op(x, **options, return_residual_sum=True)
+        alone = torch.autograd.grad(y, leaves, dy)
+        results.append((y, *alone, *both, *torch.autograd.grad(both, leaves, (dy, dh))))
     for ours, theirs in zip(*results, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
 

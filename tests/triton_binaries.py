@@ -115,7 +115,7 @@ def layer_norm_binaries(key: dict) -> Iterator[Binary]:
     flags |= {"CHUNK": chunk, "CHUNKS": count}
     if key["backward"]:
         kernel = layer_norm._layer_norm_bwd_kernel
-        flags |= {"WANTS_AFFINE": True, "WANTS_X_BIAS": True}
+        flags |= {"WANTS_AFFINE": True, "WANTS_X_BIAS": True, "HAS_DRESIDUAL_SUM": True}
     else:
         kernel = layer_norm._layer_norm_fwd_kernel
         flags |= {"HAS_RESIDUAL": True, "HAS_X_BIAS": True, "SAVE_H": True, "SAVE_STATISTICS": True}

@@ -97,8 +97,10 @@ static void layer_norm_backward_rows(const LayerNormBackward& a, int64_t begin, 
   for (int64_t row = begin; row < end; ++row) {
     T* dh = (T*)a.dh + row * width;
     T* dx = a.dx ? (T*)a.dx + row * width : nullptr;
+    const T* dresidual_sum = a.dresidual_sum ? (const T*)a.dresidual_sum + row * width : nullptr;
     if (a.dropout.threshold) dropout_scales(a.dropout, 0, (uint32_t)row, width, keep);
     auto write = [&](int64_t c, int n, Vec d) __attribute__((always_inline)) {
+      if (dresidual_sum) d += load_n(dresidual_sum + c, n);
       store_n(dh + c, d, n);
       if (a.dropout.threshold) d *= load(keep + c);
       if (dx) store_n(dx + c, d, n);

@@ -185,7 +185,7 @@ def _norm_backward(dy, saved, dropout_p, needs_x_bias, needs_weight, needs_bias)
     h, mean, rstd, weight, rng_state = saved
     wants_affine = needs_weight or needs_bias
     dh, dx, dweight, dbias, dx_bias = torch.ops.fastenc.layer_norm_bwd(
-        dy, h, mean, rstd, weight, rng_state, dropout_p, False, wants_affine, needs_x_bias
+        dy, None, h, mean, rstd, weight, rng_state, dropout_p, False, wants_affine, needs_x_bias
     )
     parameters = (
         dx_bias if needs_x_bias else None,

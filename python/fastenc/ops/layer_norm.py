@@ -1,5 +1,7 @@
 """LayerNorm and RMSNorm with bias, dropout and residual fused before them."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -18,8 +20,9 @@ def layer_norm(
     x_bias: Tensor | None = None,
     dropout_p: float = 0.0,
     eps: float = 1e-5,
+    return_residual_sum: bool = False,
     impl: str = "auto",
-) -> Tensor:
+) -> Any:
     """LayerNorm(residual + dropout(x + x_bias)) in one pass.
 
         h = residual + dropout(x + x_bias)
@@ -33,8 +36,10 @@ def layer_norm(
         dropout_p: probability of zeroing an element, rounded to a multiple of 2^-16. Applied whenever
             positive: pass 0 in evaluation. The mask comes from the device's default generator.
         eps: added to the variance.
+        return_residual_sum: return h too, as a pre-norm layer needs it: h is the residual of the next sum. Its gradient
+            is added to h's own in the same pass.
         impl: "auto", "cpp", "triton" (hidden_size up to 8192) or "reference".
-    Returns: y, shape and dtype of x.
+    Returns: y, shape and dtype of x; with return_residual_sum (y, h), both so.
     Raises: ValueError stating rule, received value, remedy.
     Numerics: fp32 statistics. Deterministic: yes. Differentiable: x, weight, bias, residual, x_bias.
     Source: Ba et al. 2016, arXiv:1607.06450.
@@ -51,8 +56,11 @@ def layer_norm(
             dropout_p=dropout_p,
             rng_state=rng_state,
             eps=eps,
+            return_residual_sum=return_residual_sum,
         )
-    return _run(x, residual, x_bias, weight, bias, rng_state, dropout_p, eps, False)
+    return _run(
+        return_residual_sum, x, residual, x_bias, weight, bias, rng_state, dropout_p, eps, False
+    )
 
 
 def rms_norm(
@@ -63,8 +71,9 @@ def rms_norm(
     x_bias: Tensor | None = None,
     dropout_p: float = 0.0,
     eps: float = 1e-6,
+    return_residual_sum: bool = False,
     impl: str = "auto",
-) -> Tensor:
+) -> Any:
     """RMSNorm(residual + dropout(x + x_bias)) in one pass.
 
         y = h / sqrt(mean(h^2) + eps) * weight,  h = residual + dropout(x + x_bias)
@@ -83,8 +92,11 @@ def rms_norm(
             dropout_p=dropout_p,
             rng_state=rng_state,
             eps=eps,
+            return_residual_sum=return_residual_sum,
         )
-    return _run(x, residual, x_bias, weight, None, rng_state, dropout_p, eps, True)
+    return _run(
+        return_residual_sum, x, residual, x_bias, weight, None, rng_state, dropout_p, eps, True
+    )
 
 
 def _triton_limit(x: Tensor) -> str | None:
@@ -99,34 +111,57 @@ def _check(op, x, weight, bias, residual, x_bias, dropout_p):
     _checks.check_dropout(op, dropout_p)
 
 
-def _run(*arguments):
+def _run(return_residual_sum, *arguments):
     if torch.is_grad_enabled() and any(
         isinstance(value, Tensor) and value.requires_grad for value in arguments
     ):
-        return _LayerNorm.apply(*arguments)
-    return torch.ops.fastenc.layer_norm_fwd(*arguments, False)[0]
+        return _LayerNorm.apply(return_residual_sum, *arguments)
+    y, h, _, _ = torch.ops.fastenc.layer_norm_fwd(*arguments, return_residual_sum)
+    if not return_residual_sum:
+        return y
+    x, residual, x_bias, _, _, rng_state = arguments[:6]
+    return y, h if _changes_x(residual, x_bias, rng_state) else x
+
+
+def _changes_x(residual: Tensor | None, x_bias: Tensor | None, rng_state: Tensor | None) -> bool:
+    """Whether h is another tensor than x; the ops return an empty one otherwise."""
+    return residual is not None or x_bias is not None or rng_state is not None
 
 
 class _LayerNorm(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, residual, x_bias, weight, bias, rng_state, dropout_p, eps, rms):
+    def forward(
+        ctx,
+        return_residual_sum,
+        x,
+        residual,
+        x_bias,
+        weight,
+        bias,
+        rng_state,
+        dropout_p,
+        eps,
+        rms,
+    ):
         y, h, mean, rstd = torch.ops.fastenc.layer_norm_fwd(
             x, residual, x_bias, weight, bias, rng_state, dropout_p, eps, rms, True
         )
-        fused = residual is not None or x_bias is not None or rng_state is not None
-        ctx.save_for_backward(
-            h if fused else x.contiguous(), mean, rstd, weight, bias, x_bias, rng_state
-        )
+        residual_sum = h
+        if not _changes_x(residual, x_bias, rng_state):
+            h, residual_sum = x.contiguous(), x.view_as(x)
+        ctx.save_for_backward(h, mean, rstd, weight, bias, x_bias, rng_state)
         ctx.dropout_p, ctx.rms = dropout_p, rms
-        return y
+        ctx.set_materialize_grads(False)
+        return (y, residual_sum) if return_residual_sum else y
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx, dy):
+    def backward(ctx, dy, dresidual_sum=None):
         h, mean, rstd, weight, bias, x_bias, rng_state = ctx.saved_tensors
-        needs_x, needs_residual, needs_x_bias, needs_weight, needs_bias = ctx.needs_input_grad[:5]
+        needs_x, needs_residual, needs_x_bias, needs_weight, needs_bias = ctx.needs_input_grad[1:6]
         dh, dx, dweight, dbias, dx_bias = torch.ops.fastenc.layer_norm_bwd(
-            dy,
+            torch.zeros_like(h) if dy is None else dy,
+            dresidual_sum,
             h,
             mean,
             rstd,
@@ -138,33 +173,41 @@ class _LayerNorm(torch.autograd.Function):
             needs_x_bias,
         )
         return (
+            None,
             (dh if rng_state is None else dx) if needs_x else None,
             dh if needs_residual else None,
             dx_bias.to(x_bias.dtype) if needs_x_bias else None,
             dweight.to(weight.dtype) if needs_weight else None,
             dbias.to(bias.dtype) if needs_bias else None,
-            None,
-            None,
-            None,
-            None,
+            *(None,) * 4,
         )
 
 
 def _fake_forward(x, residual, x_bias, weight, bias, rng_state, dropout_p, eps, rms, save):
-    fused = residual is not None or x_bias is not None or rng_state is not None
+    changes_x = _changes_x(residual, x_bias, rng_state)
     rows = x.shape[:-1].numel() if save else 0
     y = torch.empty_like(x, memory_format=torch.contiguous_format)
     statistics = lambda: x.new_empty((rows,), dtype=torch.float32)
     return (
         y,
-        torch.empty_like(y) if save and fused else x.new_empty((0,)),
+        torch.empty_like(y) if save and changes_x else x.new_empty((0,)),
         statistics(),
         statistics(),
     )
 
 
 def _fake_backward(
-    dy, h, mean, rstd, weight, rng_state, dropout_p, rms, wants_affine, wants_x_bias
+    dy,
+    dresidual_sum,
+    h,
+    mean,
+    rstd,
+    weight,
+    rng_state,
+    dropout_p,
+    rms,
+    wants_affine,
+    wants_x_bias,
 ):
     width = h.shape[-1]
     sums = lambda wanted: h.new_empty((width if wanted else 0,), dtype=torch.float32)
@@ -179,8 +222,8 @@ define(
     triton="layer_norm.layer_norm_forward",
 )
 define(
-    "layer_norm_bwd(Tensor dy, Tensor h, Tensor mean, Tensor rstd, Tensor? weight, Tensor? rng_state, "
-    "float dropout_p, bool rms, bool wants_affine, bool wants_x_bias) "
+    "layer_norm_bwd(Tensor dy, Tensor? dresidual_sum, Tensor h, Tensor mean, Tensor rstd, Tensor? weight, "
+    "Tensor? rng_state, float dropout_p, bool rms, bool wants_affine, bool wants_x_bias) "
     "-> (Tensor, Tensor, Tensor, Tensor, Tensor)",
     _fake_backward,
     triton="layer_norm.layer_norm_backward",

@@ -3,6 +3,8 @@
 Source: Ba et al. 2016, arXiv:1607.06450; Zhang and Sennrich 2019, arXiv:1910.07467.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -19,11 +21,13 @@ def layer_norm(
     dropout_p: float = 0.0,
     rng_state: Tensor | None = None,
     eps: float = 1e-5,
-) -> Tensor:
+    return_residual_sum: bool = False,
+) -> Any:
     h = _pre_norm(x, residual, x_bias, dropout_p, rng_state)
     centred = h - h.mean(-1, keepdim=True)
     y = centred * torch.rsqrt(centred.square().mean(-1, keepdim=True) + eps)
-    return _affine(y, weight, bias, x.dtype)
+    y = _affine(y, weight, bias, x.dtype)
+    return (y, h.to(x.dtype)) if return_residual_sum else y
 
 
 def rms_norm(
@@ -35,10 +39,12 @@ def rms_norm(
     dropout_p: float = 0.0,
     rng_state: Tensor | None = None,
     eps: float = 1e-6,
-) -> Tensor:
+    return_residual_sum: bool = False,
+) -> Any:
     h = _pre_norm(x, residual, x_bias, dropout_p, rng_state)
     y = h * torch.rsqrt(h.square().mean(-1, keepdim=True) + eps)
-    return _affine(y, weight, None, x.dtype)
+    y = _affine(y, weight, None, x.dtype)
+    return (y, h.to(x.dtype)) if return_residual_sum else y
 
 
 def _pre_norm(x, residual, x_bias, dropout_p, rng_state):

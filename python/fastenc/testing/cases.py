@@ -148,6 +148,17 @@ def _norm_inputs(draw: torch.Generator) -> dict[str, Tensor]:
     }
 
 
+def _residual_sum(x, residual, x_bias, weight) -> Tensor:
+    return torch.cat(
+        ops.rms_norm(x, weight, residual=residual, x_bias=x_bias, return_residual_sum=True)
+    )
+
+
+def _plain_residual_sum(x, residual, x_bias, weight) -> Tensor:
+    h = residual + (x + x_bias)
+    return torch.cat([F.rms_norm(h, (768,), weight, 1e-6), h])
+
+
 def _embedding_inputs(draw: torch.Generator) -> dict[str, Tensor]:
     return {
         "input_ids": torch.randint(2000, (TOKENS,), generator=draw),
@@ -291,6 +302,7 @@ CASES = [
             residual + (x + x_bias), (768,), weight, 1e-6
         ),
     ),
+    Case("rms_norm", _norm_inputs, _residual_sum, _plain_residual_sum, "with the residual sum"),
     Case(
         "bias_gelu",
         lambda draw: {"x": normal(draw, TOKENS, 3072), "bias": normal(draw, 3072)},
