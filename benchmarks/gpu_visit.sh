@@ -47,28 +47,28 @@ if [[ -n $GPU ]]; then
   BUILT="$PYTHON -c 'from fastenc import _C; raise SystemExit(None if _C.build_info()[\"cuda\"] else \"the extension has no CUDA code: remove build/ and python/fastenc/_C*.so, and build again\")'"
 fi
 stage build 560 - "${GPU:+FASTENC_CUDA=1 }PIP_BREAK_SYSTEM_PACKAGES=1 $PYTHON -m pip install --no-index --no-build-isolation --no-deps -e . && $PYTHON -m fastenc.cli info && $BUILT"
-for file in tests/test_gpu_*.py tests/test_*_cuda.py; do
+for file in tests/*/test_gpu_*.py tests/*/test_*_cuda.py; do
   name=$(basename "$file" .py) name=${name#test_}
   stage "tests_gpu_${name#gpu_}" 560 gpu "$PYTEST $XDIST $file"
 done
-for file in tests/test_*_triton.py tests/test_strided_inputs.py tests/test_tune.py; do
+for file in tests/*/test_*_triton.py tests/ops/test_strided_inputs.py tests/triton/test_tune.py; do
   name=$(basename "$file" .py)
   stage "tests_${name#test_}" 560 - "$PYTEST $XDIST $file"
 done
-stage tests_binaries 560 - "$PYTEST tests/test_triton_binaries.py -k 'not budget'"
+stage tests_binaries 560 - "$PYTEST tests/triton/test_triton_binaries.py -k 'not budget'"
 for capability in 80 89 90 100; do
-  stage "tests_binaries_$capability" 560 - "$PYTEST tests/test_triton_binaries.py -k 'budget and $capability'"
+  stage "tests_binaries_$capability" 560 - "$PYTEST tests/triton/test_triton_binaries.py -k 'budget and $capability'"
 done
-stage tests_cuda_binaries 300 - "$PYTEST tests/test_cuda_binaries.py"
+stage tests_cuda_binaries 300 - "$PYTEST tests/cuda/test_cuda_binaries.py"
 stage numerics 300 gpu "$PYTHON -m benchmarks.numerics"
 for tool in memcheck racecheck; do
-  stage "${tool}_attention" 560 compute-sanitizer "$SANITIZER --tool $tool $PYTHON tests/sanitize.py 'attention*'"
-  stage "${tool}_others" 560 compute-sanitizer "$SANITIZER --tool $tool $PYTHON tests/sanitize.py '[!a]*'"
+  stage "${tool}_attention" 560 compute-sanitizer "$SANITIZER --tool $tool $PYTHON -m tests.helpers.sanitize 'attention*'"
+  stage "${tool}_others" 560 compute-sanitizer "$SANITIZER --tool $tool $PYTHON -m tests.helpers.sanitize '[!a]*'"
 done
 # A candidate may compile for a minute. What the table changes is tested again.
 stage tune 580 gpu "$PYTHON -m benchmarks.run --tune --seconds \$((STAGE_SECONDS > 120 ? STAGE_SECONDS - 60 : STAGE_SECONDS / 2))"
-stage tests_tuned 560 tables "$PYTEST $XDIST tests/test_*_triton.py"
-stage tests_tuned_binaries 560 tables "$PYTEST tests/test_triton_binaries.py -k 'budget and $GPU'"
+stage tests_tuned 560 tables "$PYTEST $XDIST tests/*/test_*_triton.py"
+stage tests_tuned_binaries 560 tables "$PYTEST tests/triton/test_triton_binaries.py -k 'budget and $GPU'"
 for file in benchmarks/bench_*.py; do
   name=$(basename "$file" .py)
   case ${name#bench_} in models | encoder | matmul | mlm_step) ;; # one stage a model below; the others are for CPUs

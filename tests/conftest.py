@@ -15,20 +15,13 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
-try:
-    from fastenc import _C
-except ImportError:
-    _C = None
-
 from fastenc.ops import _dispatch, _library, _matmul  # noqa: E402
+from tests.helpers.extension import _C  # noqa: E402
 
 
 def pytest_runtest_setup(item):
     if item.get_closest_marker("gpu") and not torch.cuda.is_available():
         pytest.skip("needs an NVIDIA GPU")
-
-
-needs_cpp = pytest.mark.skipif(_C is None, reason="the compiled extension is not available")
 
 
 @pytest.fixture

@@ -1,0 +1,259 @@
+"""Training on a frozen encoder's outputs from disk is training on the frozen encoder."""
+
+import json
+import random
+from dataclasses import replace
+from types import MethodType
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from fastenc.adapt import cache_features, features, freeze_encoder
+from fastenc.data import train_tokenizer
+from fastenc.models import Encoder, EncoderConfig, SentenceEmbedder
+from fastenc.packing import pack_sequences
+from fastenc.tasks import (
+    QuestionAnswering,
+    SequenceClassification,
+    SpanNer,
+    TokenClassification,
+)
+from fastenc.train import TrainConfig, task_trainer
+from tests.helpers.commands import failure, run
+
+NAMES, VERBS, PLACES = (
+    ["ada", "bob", "grace hopper"],
+    ["saw", "liked", "left"],
+    ["paris", "new york"],
+)
+TASKS = {
+    "sequences": (SequenceClassification(max_length=16), "train.tsv"),
+    "tokens": (TokenClassification(max_length=12), "train.conll"),
+    "crf": (TokenClassification(max_length=12, crf=True), "train.conll"),
+    "answers": (QuestionAnswering(max_length=24, stride=4), "train.jsonl"),
+    "spans": (SpanNer(max_length=12), "train.conll"),
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """The same sentences labelled for each task, and encoders of two families."""
+    folder = tmp_path_factory.mktemp("features")
+    draw = random.Random(0)
+    table, columns, questions = ["sentence\tlabel"], [], []
+    for number in range(70):
+        name, verb, place = (draw.choice(words) for words in (NAMES, VERBS, PLACES))
+        text = f"{name} {verb} {place}"
+        table.append(f"{text}\t{verb}")
+        for part, kind in ((name, "PER"), (verb, ""), (place, "LOC")):
+            for i, word in enumerate(part.split()):
+                columns.append(f"{word} {'BI'[i > 0]}-{kind}" if kind else f"{word} O")
+        columns.append("")
+        answers = {"text": [place], "answer_start": [text.index(place)]}
+        question = {"id": str(number), "question": "where", "context": text, "answers": answers}
+        questions.append(json.dumps(question))
+    (folder / "train.tsv").write_text("\n".join(table) + "\n")
+    (folder / "train.conll").write_text("\n".join(columns) + "\n")
+    (folder / "train.jsonl").write_text("\n".join(questions) + "\n")
+    tokenizer = train_tokenizer([line.split("\t")[0] for line in table], vocab_size=60)
+    for family in ("bert", "distilbert"):
+        torch.manual_seed(0)
+        encoder = Encoder(
+            EncoderConfig(
+                vocab_size=60,
+                hidden_size=32,
+                num_layers=2,
+                num_heads=2,
+                intermediate_size=64,
+                max_positions=40,
+                type_vocab_size=2 if family == "bert" else 0,
+                family=family,
+                pooler=family == "bert",
+            )
+        )
+        encoder.tokenizer = tokenizer
+        encoder.save_pretrained(folder / family)
+    return folder
+
+
+def prepared(folder, task, data, family="bert"):
+    train = task.read(folder / data)
+    torch.manual_seed(0)
+    model = task.load(folder / family, train)
+    freeze_encoder(model)
+    return model, train
+
+
+def losses(output):
+    lines = [json.loads(line) for line in (output / "log.jsonl").read_text().splitlines()]
+    return [line["loss"] for line in lines if "loss" in line]
+
+
+@pytest.mark.parametrize("family", ["bert", "distilbert"])
+@pytest.mark.parametrize("name", TASKS)
+def test_training_from_the_cache_is_training_on_the_frozen_encoder(folder, tmp_path, name, family):
+    task, data = TASKS[name]
+    metrics, models = [], []
+    for kept in (None, tmp_path / "features"):
+        model, train = prepared(folder, task, data, family)
+        if kept is None:  # the encoder's dropout stays off when the trainer asks for training
+            model.encoder.train = MethodType(
+                lambda self, mode=True: nn.Module.train(self, False), model.encoder
+            )
+        output = tmp_path / ("without" if kept is None else "with")
+        config = TrainConfig(str(output), epochs=2, batch_size=8, learning_rate=5e-3, log_every=1)
+        metrics.append(task_trainer(task, model, train, config, dev=train, features=kept).train())
+        models.append(model)
+    torch.testing.assert_close(
+        losses(tmp_path / "with"), losses(tmp_path / "without"), rtol=1e-4, atol=1e-5
+    )
+    without, found = (model.state_dict() for model in models)
+    for key, value in found.items():
+        torch.testing.assert_close(value, without[key], rtol=1e-3, atol=1e-4, msg=key)
+    assert metrics[1] == pytest.approx(metrics[0], rel=1e-3)
+    # An ordinary checkpoint, which predicts without the cache what was evaluated with it.
+    loaded = task.load(tmp_path / "with")
+    again = task.evaluate(loaded, train, task.encode(train, loaded))
+    assert again["loss"] == pytest.approx(metrics[1]["loss"], rel=1e-4)
+
+
+def cached(model, task, examples, folder, **options):
+    return cache_features(
+        model, examples, task.collate, folder, per_token=not task.reads_first_token, **options
+    )
+
+
+@pytest.mark.parametrize("name", ["sequences", "tokens"])
+def test_vectors_are_the_encoders_whatever_the_shards(folder, tmp_path, name, monkeypatch):
+    task, data = TASKS[name]
+    model, train = prepared(folder, task, data)
+    examples = task.encode(train, model)
+    monkeypatch.setattr(features, "SHARD_BYTES", 4 * 32 * 40)  # 40 vectors
+    model.train()  # which has no dropout in the vectors
+    cache = cached(model, task, examples, tmp_path, batch_size=3)
+    assert model.encoder.training
+    model.eval()
+    assert len(list(tmp_path.glob("*/*.safetensors"))) > 1 and len(cache) == len(examples)
+    chosen = [63, 0, 5, 6, 41]
+    batch = task.collate([examples[place] for place in chosen])["batch"]
+    filled = cache.fill(batch, chosen)
+    expected = model.encoder(batch)
+    found = model.encoder(filled)
+    if not task.reads_first_token:
+        torch.testing.assert_close(found.last_hidden_state, expected.last_hidden_state)
+    else:
+        first = expected.last_hidden_state[batch.cu_seqlens[:-1].long()]
+        torch.testing.assert_close(found.last_hidden_state, first)
+        torch.testing.assert_close(found.pooled, expected.pooled)
+    half = cached(model, task, examples, tmp_path, dtype=torch.float16).fill(batch, chosen)
+    assert half.hidden.dtype == torch.float32
+    torch.testing.assert_close(half.hidden, filled.hidden, rtol=2**-10, atol=1e-6)
+    sizes = [sum(f.stat().st_size for f in path.iterdir()) for path in tmp_path.iterdir()]
+    assert min(sizes) < 0.8 * max(sizes)
+
+
+def test_what_is_there_is_taken_and_what_differs_is_made_anew(folder, tmp_path, monkeypatch):
+    task, data = TASKS["sequences"]
+    model, train = prepared(folder, task, data)
+    examples = task.encode(train, model)
+    cached(model, task, examples, tmp_path)
+    (made,) = tmp_path.iterdir()
+
+    def fail(*_):
+        raise AssertionError("computed again")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(features, "_outputs", fail)
+        cached(model, task, examples, tmp_path)
+        model.head["out"].weight.data.add_(1)  # the head is none of it, nor is the pooler
+        model.encoder.pooler.weight.data.add_(1)
+        cached(model, task, examples, tmp_path)
+        shorter = SequenceClassification(max_length=4)
+        others = [
+            (examples[1:], {}),
+            (shorter.encode(train, model), {}),
+            (examples, {"dtype": torch.bfloat16}),
+            (examples, {"autocast_dtype": torch.bfloat16}),
+        ]
+        for other, options in others:
+            with pytest.raises(AssertionError, match="computed again"):
+                cached(model, task, other, tmp_path, **options)
+        # What failed left nothing behind.
+        assert list(tmp_path.iterdir()) == [made]
+    model.encoder.layers[1].down.weight.data[0, 0] += 1e-3
+    cached(model, task, examples, tmp_path)
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_damaged_files_are_an_error(folder, tmp_path):
+    task, data = TASKS["tokens"]
+    model, train = prepared(folder, task, data)
+    examples = task.encode(train, model)
+    cached(model, task, examples, tmp_path)
+    (made,) = tmp_path.iterdir()
+    file = made / "vectors-00000.safetensors"
+    whole = file.read_bytes()
+    held = load_file(file)["vectors"]
+    save_file({"vectors": held[:-1].clone()}, file)
+    with pytest.raises(ValueError, match=rf"must hold {len(held)} vectors, got {len(held) - 1}"):
+        cached(model, task, examples, tmp_path)
+    for damage in (lambda: file.write_bytes(whole[:50]), file.unlink):
+        damage()
+        with pytest.raises(ValueError, match=r"is corrupt .*remove it to have it made again"):
+            cached(model, task, examples, tmp_path)
+    file.write_bytes(whole)
+    cached(model, task, examples, tmp_path)
+    (made / "manifest.json").unlink()
+    with pytest.raises(ValueError, match="is corrupt"):
+        cached(model, task, examples, tmp_path)
+
+
+def test_what_cannot_be_kept_is_an_error(folder, tmp_path):
+    task, data = TASKS["sequences"]
+    model, train = prepared(folder, task, data)
+    examples = task.encode(train, model)
+    with pytest.raises(ValueError, match=r"dtype must be one of .*got torch.int8"):
+        cached(model, task, examples, tmp_path, dtype=torch.int8)
+    model.encoder.layers[0].up.weight.requires_grad_(True)
+    with pytest.raises(ValueError, match=r"frozen encoder.*call freeze_encoder"):
+        cached(model, task, examples, tmp_path)
+    embedder = SentenceEmbedder.from_pretrained(folder / "bert")
+    freeze_encoder(embedder)
+    with pytest.raises(ValueError, match="SentenceEmbedder has no head to train"):
+        cached(embedder, task, examples, tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_batch_of_features_has_no_other_states(folder):
+    encoder = Encoder.from_pretrained(folder / "bert")
+    batch = replace(pack_sequences([[5, 6]]), hidden=torch.zeros(2, 32))
+    with pytest.raises(ValueError, match="has no other states: leave out hidden"):
+        encoder(batch, output_hidden_states=True)
+
+
+def test_the_command(folder, tmp_path, capsys):
+    train, kept = folder / "train.tsv", tmp_path / "kept"
+    command = ("finetune", folder / "bert", train, "--dev", train, "--adapt", "features")
+    options = ("--lr", 5e-3, "--epochs", 3, "--feature-cache", kept, "--half-features")
+    text = run(*command, "-o", tmp_path / "one", *options)
+    head = 32 * 32 + 32 + 32 * 3 + 3
+    assert f"training {head:,} of " in text
+    (made,) = kept.iterdir()  # training and evaluation are on the same data
+    assert json.loads((made / "manifest.json").read_text())["dtype"] == "torch.float16"
+    run(*command, "-o", tmp_path / "two", "--max-steps", 2)
+    assert (tmp_path / "two" / "features").is_dir()
+    run("predict", tmp_path / "one", train, "-o", tmp_path / "labels.tsv")
+    metrics = json.loads((tmp_path / "one" / "metrics.json").read_text())
+    rows = (tmp_path / "labels.tsv").read_text().splitlines()[1:]
+    labels = [line.split("\t")[1] for line in train.read_text().splitlines()[1:]]
+    right = sum(row.split("\t")[0] == label for row, label in zip(rows, labels, strict=True))
+    assert right / len(labels) == pytest.approx(metrics["accuracy"], abs=0.02)
+    plain = ("finetune", folder / "bert", train, "-o", tmp_path / "never")
+    for options, message in (
+        (("--half-features",), "--half-features need --adapt features, got None"),
+        (("--adapt", "features", "--adapt-size", 3), "features adds nothing, got --adapt-size 3"),
+        (("--adapt", "features", "--freeze-layers", 1), "leave out --freeze-layers"),
+    ):
+        assert message in failure(capsys, *plain, *options)

@@ -1,0 +1,483 @@
+import json
+import math
+import shutil
+import subprocess
+import sys
+import warnings
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from typer.testing import CliRunner
+
+from fastenc.cli import info
+from fastenc.cli.app import app
+from fastenc.demo.checkpoint import minilm_folder
+from fastenc.models import Encoder
+from fastenc.tasks import SequenceClassification
+from fastenc.testing import CASES
+from tests.helpers.commands import failure, run
+
+WORDS = ["good", "fine", "nice", "happy"], ["bad", "poor", "sad", "awful"]
+
+
+def test_warnings_about_the_users_data_are_a_line(capsys):
+    from fastenc import cli
+
+    failure(capsys, "predict", "no model", "no data", "-o", "out.tsv")
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warnings.warn_explicit("line 2: no token", UserWarning, cli.__file__, 7)
+        warnings.warn_explicit("theirs", UserWarning, "elsewhere.py", 7)
+    ours, theirs = capsys.readouterr().err.split("\n", 1)
+    assert ours == "fastenc: warning: line 2: no token" and "elsewhere.py:7: UserWarning" in theirs
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("cli")
+    draw = torch.Generator().manual_seed(0)
+    pick = lambda words: words[int(torch.randint(len(words), (1,), generator=draw))]
+    rows = []
+    for place in range(120):
+        label = place % 2
+        words = [pick(WORDS[label]), "the", pick(["film", "book", "song"]), pick(WORDS[label])]
+        rows.append((" ".join(words), "pos" if label == 0 else "neg"))
+    table = lambda part: "sentence\tlabel\n" + "".join(f"{s}\t{y}\n" for s, y in part)
+    (folder / "train.tsv").write_text(table(rows[:100]))
+    (folder / "dev.tsv").write_text(table(rows[100:]))
+    (folder / "text.txt").write_text("\n\n".join(s for s, _ in rows))
+    return folder
+
+
+SMALL = ("--layers", 1, "--hidden", 32, "--heads", 2, "--vocab-size", 60)
+
+
+@pytest.fixture(scope="module")
+def pretrained(folder):
+    output = folder / "pretrained"
+    text = run(
+        "pretrain", folder / "text.txt", "-o", output, *SMALL, "--block-size", 32, "--max-steps", 6
+    )
+    assert "perplexity" in text
+    return output
+
+
+@pytest.fixture(scope="module")
+def finetuned(folder, pretrained):
+    output = folder / "finetuned"
+    command = (
+        "finetune",
+        pretrained,
+        folder / "train.tsv",
+        "--dev",
+        folder / "dev.tsv",
+        "-o",
+        output,
+    )
+    text = run(*command, "--lr", 3e-3, "--epochs", 10, "--batch-size", 8)
+    assert "accuracy" in text
+    return output
+
+
+def test_pretrain_finetune_predict(folder, finetuned):
+    run("predict", finetuned, folder / "dev.tsv", "-o", folder / "labels.tsv")
+    lines = [line.split("\t") for line in (folder / "labels.tsv").read_text().splitlines()]
+    assert lines[0] == ["label", "p(neg)", "p(pos)"] and len(lines) == 21
+    truth = [line.split("\t")[1] for line in (folder / "dev.tsv").read_text().splitlines()[1:]]
+    right = sum(line[0] == label for line, label in zip(lines[1:], truth, strict=True))
+    assert right >= 18, "the words tell the label"
+    run("predict", finetuned, folder / "dev.tsv", "-o", folder / "labels.jsonl")
+    rows = [json.loads(line) for line in (folder / "labels.jsonl").read_text().splitlines()]
+    assert [row["label"] for row in rows] == [line[0] for line in lines[1:]]
+    assert all(abs(row["p(neg)"] + row["p(pos)"] - 1) < 1e-5 for row in rows)
+    texts = [line.split("\t")[0] for line in (folder / "dev.tsv").read_text().splitlines()[1:]]
+    assert [row["sentence"] for row in rows] == texts
+    for name in ("model.safetensors", "config.json", "tokenizer.json", "log.jsonl", "curves.png"):
+        assert (finetuned / name).is_file()
+
+
+def test_evaluate_gives_the_metrics_of_training(folder, finetuned):
+    output = folder / "evaluated.json"
+    text = run("evaluate", finetuned, folder / "dev.tsv", "-o", output)
+    best = json.loads((finetuned / "metrics.json").read_text())
+    found = json.loads(output.read_text())
+    assert found == pytest.approx({name: best[name] for name in found}, abs=1e-6)
+    assert "accuracy" in found and f"accuracy {found['accuracy']:.4f}" in text
+
+
+def test_a_model_goes_by_the_options_of_its_training(folder, pretrained, capsys):
+    rows = [line.split("\t") for line in (folder / "train.tsv").read_text().splitlines()[1:41]]
+    pairs = folder / "pairs.tsv"
+    lines = ["one\ttwo\tclass", *(f"{text}\t{text}\t{label}" for text, label in rows)]
+    pairs.write_text("\n".join(lines))
+    output = folder / "of pairs"
+    columns = ("-t", "one", "-t", "two")
+    options = ("--label", "class", "--dev", pairs, "--epochs", 1)
+    run("finetune", pretrained, pairs, *columns, *options, "-o", output)
+    run("predict", output, pairs, "-o", folder / "kept.tsv")
+    run("predict", output, pairs, *columns, "-o", folder / "given.tsv")
+    assert (folder / "kept.tsv").read_text() == (folder / "given.tsv").read_text()
+    assert "accuracy" in run("evaluate", output, pairs)
+    predict = ("predict", output, pairs, "-o", folder / "wrong.tsv")
+    text = failure(capsys, *predict, "-t", "one")
+    assert "the model was trained on pairs of texts (of one and two), got single texts" in text
+    text = failure(capsys, *predict, *columns, "-t", "one")
+    assert "text must name one column, or two of pairs, got one, two, one" in text
+
+
+def test_options_of_a_newer_version_and_of_transformers(folder, finetuned, tmp_path):
+    shutil.copytree(finetuned, tmp_path / "model")
+    config = json.loads((finetuned / "config.json").read_text())
+    for options in ({"unheard_of": 1, **config["task_options"]}, None):
+        (tmp_path / "model" / "config.json").write_text(
+            json.dumps({**config, "task_options": options})
+        )
+        assert "accuracy" in run("evaluate", tmp_path / "model", folder / "dev.tsv")
+    assert SequenceClassification.options_kept({"problem_type": "regression"})["regression"]
+    several = {"problem_type": "multi_label_classification"}
+    assert SequenceClassification.options_kept(several) == {
+        "regression": False,
+        "multi_label": True,
+    }
+
+
+def test_a_text_file_gives_a_line_for_each_of_its_lines(folder, finetuned):
+    (folder / "lines.txt").write_text("a good film\n\na bad film\n")
+    run("predict", finetuned, folder / "lines.txt", "-o", folder / "lines.tsv")
+    assert len((folder / "lines.tsv").read_text().splitlines()) == 1 + 3
+
+
+def test_regression_predicts_numbers(folder, pretrained):
+    lines = (folder / "train.tsv").read_text().replace("pos", "1.5").replace("neg", "-2.5")
+    (folder / "numbers.tsv").write_text(lines)
+    output, data = folder / "regression", folder / "numbers.tsv"
+    text = run(
+        *("finetune", pretrained, data, "--dev", data, "--regression", "-o", output),
+        *("--lr", 5e-3, "--batch-size", 8, "--epochs", 6, "--metric", "spearman"),
+        *(
+            "--eval-every",
+            78,
+        ),  # the end: the best ranking of an earlier epoch may be far from the numbers
+    )
+    metrics = json.loads((output / "metrics.json").read_text())
+    assert metrics["spearman"] > 0.8 and "pearson" in text
+    run("predict", output, data, "-o", folder / "numbers.jsonl")
+    rows = [json.loads(line) for line in (folder / "numbers.jsonl").read_text().splitlines()]
+    targets = [float(line.split("\t")[1]) for line in lines.splitlines()[1:]]
+    errors = [(r["prediction"] - y) ** 2 for r, y in zip(rows, targets, strict=True)]
+    assert sum(errors) / len(errors) == pytest.approx(metrics["loss"], rel=1e-3)
+    assert metrics["loss"] < 2, "the variance of the targets is 4"
+
+
+def test_several_labels_a_text(folder, pretrained):
+    table = (folder / "dev.tsv").read_text().replace("\tpos", "\twarm,pos").replace("\tneg", "\t")
+    data, output = folder / "several.tsv", folder / "several"
+    data.write_text(table)
+    text = run(
+        *("finetune", pretrained, data, "--dev", data, "--multi-label", "-o", output),
+        *("--lr", 5e-3, "--batch-size", 4, "--epochs", 10, "--eval-every", 50),
+    )
+    assert "micro_f1" in text and "macro_f1" in text
+    config = json.loads((output / "config.json").read_text())
+    assert config["problem_type"] == "multi_label_classification"
+    run("predict", output, data, "-o", folder / "several.jsonl")
+    found = [json.loads(line) for line in (folder / "several.jsonl").read_text().splitlines()]
+    truth = [line.split("\t")[1] for line in table.splitlines()[1:]]
+    right = [
+        ",".join(r["labels"]) == ",".join(reversed(y.split(",")))
+        for r, y in zip(found, truth, strict=True)
+    ]
+    metrics = json.loads((output / "metrics.json").read_text())
+    assert sum(right) / len(right) == pytest.approx(metrics["accuracy"]) and sum(right) > 16
+    assert {tuple(row["labels"]) for row in found} >= {(), ("pos", "warm")}
+    assert all((row["p(pos)"] >= 0.5) == ("pos" in row["labels"]) for row in found)
+
+
+def test_a_run_is_resumed_with_its_own_settings_only(folder, pretrained, capsys):
+    command = ("pretrain", folder / "text.txt", "-o", pretrained, *SMALL, "--block-size", 32)
+    before = load_file(pretrained / "model.safetensors")
+    assert "perplexity" in run(*command, "--max-steps", 6, "--resume")
+    after = load_file(pretrained / "model.safetensors")
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    for options, message in (
+        (("--probability", 0.3), "written with probability=0.15, this run has 0.3"),
+        (("--layers", 2), "written with layers=1, this run has 2"),
+        (("--seed", 1), "written with seed=0, this run has 1"),
+    ):
+        assert message in failure(capsys, *command, "--max-steps", 6, "--resume", *options)
+
+
+def test_pretraining_goes_on_from_a_checkpoint(folder, pretrained):
+    output = folder / "adapted"
+    command = (
+        "pretrain",
+        folder / "text.txt",
+        "--from",
+        pretrained,
+        "-o",
+        output,
+        "--block-size",
+        32,
+    )
+    run(*command, "--max-steps", 2, "--whole-word", "--replacement", "unigram", "--epochs", 1)
+    assert (
+        load_file(output / "model.safetensors").keys()
+        == load_file(pretrained / "model.safetensors").keys()
+    )
+
+
+def test_embed_writes_the_encoders_vectors(folder):
+    texts = ["first text", "a second text"]
+    (folder / "texts.txt").write_text("\n".join(texts) + "\n")
+    run("embed", minilm_folder(), folder / "texts.txt", "-o", folder / "vectors.safetensors")
+    vectors = load_file(folder / "vectors.safetensors")["embeddings"]
+    torch.testing.assert_close(vectors, Encoder.from_pretrained(minilm_folder()).encode(texts))
+    import numpy
+
+    run(
+        "embed",
+        minilm_folder(),
+        folder / "texts.txt",
+        "-o",
+        folder / "vectors.npy",
+        "--pooling",
+        "cls",
+    )
+    assert numpy.load(folder / "vectors.npy").shape == (2, 384)
+
+
+def test_info_names_every_op_and_library():
+    text = run("info")
+    for word in ("masked_cross_entropy", "attention", "cpu float32", "transformers", "torch"):
+        assert word in text
+
+
+def test_info_measures_errors_against_float64(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    few = partial(info.numerics_report, cases=[case for case in CASES if "pool" in case.op])
+    monkeypatch.setattr(info, "numerics_report", few)
+    text = run("info", "--numerics")
+    for words in ("Largest error against float64", "segment_pool mean", "segment_pool max", "kept"):
+        assert words in text
+    assert "broken" not in text
+
+
+def test_a_broken_budget_is_an_error_after_everything_is_shown(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    first, *others = (case for case in CASES if case.op == "segment_pool")
+    off = replace(first, ours=lambda **inputs: 1.1 * first.ours(**inputs))
+    monkeypatch.setattr(
+        info, "numerics_report", partial(info.numerics_report, cases=[off, *others])
+    )
+    result = CliRunner().invoke(app, ["info", "--numerics"])
+    assert result.exit_code == 1
+    for words in ("broken: forward", "segment_pool max", "kept"):
+        assert words in result.output
+
+
+def test_help_teaches():
+    assert "Examples" in run("finetune", "--help") and "fastenc finetune" in run(
+        "finetune", "--help"
+    )
+    for command in ("pretrain", "predict", "embed", "info"):
+        assert "Usage" in run(command, "--help")
+
+
+def test_errors_are_one_line(folder, pretrained, finetuned, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", [])
+    text = failure(
+        capsys, "predict", folder / "nowhere", folder / "dev.tsv", "-o", folder / "x.tsv"
+    )
+    assert "is not a folder here" in text
+    text = failure(capsys, "predict", finetuned, folder / "dev.tsv", "-o", folder / "x.csv")
+    assert "--output must end in .tsv or .jsonl" in text
+    text = failure(
+        capsys, "finetune", pretrained, folder / "train.tsv", "-t", "text", "-o", folder / "x"
+    )
+    assert "train.tsv, line 2: no column 'text'" in text
+    train, dev = folder / "train.tsv", folder / "dev.tsv"
+    text = failure(capsys, "finetune", pretrained, train, "-o", finetuned)
+    assert "holds a run" in text
+    for metric, option in (("bleu", ("--dev", dev)), ("f1", ()), ("pearson", ("--dev", dev))):
+        text = failure(
+            capsys, "finetune", pretrained, train, *option, "--metric", metric, "-o", folder / "x"
+        )
+        assert f"--metric needs --dev and one of accuracy, f1, mcc, loss, got {metric}" in text
+    text = failure(capsys, "finetune", pretrained, train, "--lr", 1e30, "-o", folder / "diverged")
+    assert "at step 3: lower learning_rate" in text
+    text = failure(
+        capsys, "finetune", pretrained, train, "--regression", "--multi-label", "-o", folder / "x"
+    )
+    assert "regression and multi_label exclude each other" in text
+    text = failure(capsys, "finetune", pretrained, train, "--task", "ner", "-o", folder / "x")
+    assert "--task must be one of sequence-classification" in text
+    text = failure(capsys, "predict", pretrained, dev, "-o", folder / "x.tsv")
+    assert "holds BertForMaskedLM, which predicts nothing: fine-tune it first" in text
+    (folder / "other.tsv").write_text(dev.read_text().replace("pos", "good"))
+    text = failure(capsys, "finetune", finetuned, folder / "other.tsv", "-o", folder / "x")
+    assert "head tells ['neg', 'pos'] apart, the data has ['good', 'neg'] (look at 'good')" in text
+    text = failure(capsys, "predict", finetuned, folder / "none.txt", "-o", folder / "x.tsv")
+    assert "none.txt" in text and not (folder / "x.tsv").exists()
+    text = failure(
+        capsys,
+        "pretrain",
+        folder / "text.txt",
+        "--block-size",
+        900,
+        "--from",
+        pretrained,
+        "-o",
+        folder / "x",
+    )
+    assert "--block-size must be at most the model's 512 positions" in text
+
+
+def test_without_typer_the_extra_is_named():
+    code = "import sys; sys.modules['typer'] = None\nfrom fastenc.cli import main\nmain()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (
+        done.returncode == 2 and "fastenc[train]" in done.stderr and "Traceback" not in done.stderr
+    )
+
+
+@pytest.mark.parametrize("way", ["lora", "adapters", "prefix", "prompt"])
+def test_adapted_model_is_saved_alone_and_predicts(folder, pretrained, way):
+    output = folder / way
+    text = run(
+        *("finetune", pretrained, folder / "train.tsv", "--dev", folder / "dev.tsv"),
+        *("-o", output, "--epochs", 1, "--adapt", way, "--adapt-size", 2),
+    )
+    assert "training " in text and " parameters" in text
+    assert (output / "adapter_model.safetensors").is_file()
+    assert not (output / "model.safetensors").exists()
+    run("predict", output, folder / "dev.tsv", "-o", output / "labels.tsv")
+    assert len((output / "labels.tsv").read_text().splitlines()) == 21
+
+
+def test_lora_is_added_to_the_layers_that_are_named(folder, pretrained):
+    output = folder / "lora of two"
+    targets = ("--lora-target", "key", "--lora-target", "down")
+    run(
+        *("finetune", pretrained, folder / "train.tsv", "-o", output, "--epochs", 1),
+        *("--adapt", "lora", *targets),
+    )
+    held = load_file(output / "adapter_model.safetensors")
+    layers = {name.split(".lora_")[0].split("layer.0.")[1] for name in held if ".lora_" in name}
+    assert layers == {"attention.self.key", "output.dense"}
+
+
+def test_lower_layers_can_be_frozen(folder, pretrained):
+    output = folder / "frozen"
+    run(
+        *("finetune", pretrained, folder / "train.tsv", "-o", output, "--epochs", 1),
+        *("--freeze-layers", 1, "--layer-decay", 0.9),
+    )
+    before, after = (load_file(path / "model.safetensors") for path in (pretrained, output))
+    for name, value in after.items():
+        if "embeddings" in name or "encoder.layer.0" in name:
+            assert torch.equal(value, before[name]), name
+
+
+def test_ways_that_exclude_each_other_are_errors(folder, pretrained, capsys):
+    train = ("finetune", pretrained, folder / "train.tsv", "-o", folder / "never")
+    for options, message in (
+        (("--adapt", "ia3"), "must be one of lora, adapters, prefix, prompt, features, got ia3"),
+        (("--adapt-size", 3), "--adapt-size needs --adapt"),
+        (("--adapt", "lora", "--freeze-layers", 1), "leave out --freeze-layers"),
+        (("--adapt", "lora", "--adapt-size", 0), "rank must be at least 1, got 0"),
+        (("--adapt", "lora", "--lora-target", "keys"), "targets must be of ['query', 'key',"),
+        (("--adapt", "prefix", "--lora-target", "key"), "--lora-target needs --adapt lora"),
+        (("--freeze-layers", 9), "layers must be in [0, 1]"),
+    ):
+        assert message in failure(capsys, *train, *options)
+    assert not (folder / "never").exists()
+
+
+@pytest.fixture(scope="module")
+def reviews(folder):
+    """Texts of up to six chunks of 12 tokens, whose telling words stand in one place of it."""
+    draw = torch.Generator().manual_seed(1)
+    number = lambda low, high: int(torch.randint(low, high, (1,), generator=draw))
+    rows = []
+    for place in range(80):
+        filler = ["the", "film", "book", "song"]
+        words = [filler[number(0, 4)] for _ in range(number(5, 50))]
+        told = [WORDS[place % 2][number(0, 4)] for _ in range(6)]
+        at = number(0, len(words))
+        words[at:at] = told
+        rows.append(f"{' '.join(words)}\t{'neg' if place % 2 else 'pos'}\n")
+    (folder / "reviews.tsv").write_text("sentence\tlabel\n" + "".join(rows))
+    return folder / "reviews.tsv"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--chunks", "mean", "--stride", 2),
+        ("--chunks", "max", "--stride", 2, "--adapt", "lora"),
+        ("--chunks", "attention", "--stride", 2, "--freeze-layers", 1),
+        ("--chunks", "transformer", "--stride", 2, "--max-chunks", 4, "--truncation", "tail"),
+        ("--truncation", "head+tail"),
+    ],
+    ids=lambda options: options[1],
+)
+def test_long_documents_from_files_to_files(options, finetuned, reviews, tmp_path):
+    # A checkpoint with a pooler, which an adaptation does not save.
+    text = run(
+        *("finetune", finetuned, reviews, "--dev", reviews, "-o", tmp_path / "model"),
+        *("--max-length", 12, *options, "--lr", 5e-3, "--epochs", 4, "--batch-tokens", 400),
+    )
+    metrics = json.loads((tmp_path / "model" / "metrics.json").read_text())
+    assert "accuracy" in text and 0 <= metrics["accuracy"] <= 1
+    stored = json.loads((tmp_path / "model" / "config.json").read_text())["long_texts"]
+    given = {
+        k.strip("-").replace("-", "_"): v for k, v in zip(options[::2], options[1::2], strict=True)
+    }
+    assert all(given[name] == stored[name] for name in given if name in stored)
+    assert stored["max_length"] == 12
+    # Prediction reads texts as training did: the metrics come out again.
+    output = tmp_path / "labels.jsonl"
+    run("predict", tmp_path / "model", reviews, "-o", output)
+    rows = [json.loads(line) for line in output.read_text().splitlines()]
+    truth = [line.split("\t")[1] for line in reviews.read_text().splitlines()[1:]]
+    pairs = list(zip(rows, truth, strict=True))
+    assert sum(row["label"] == y for row, y in pairs) / 80 == pytest.approx(metrics["accuracy"])
+    loss = -sum(math.log(row[f"p({y})"]) for row, y in pairs) / 80
+    assert loss == pytest.approx(metrics["loss"], rel=1e-3)
+    # Other lengths are other texts.
+    run("predict", tmp_path / "model", reviews, "-o", tmp_path / "short.jsonl", "--max-length", 5)
+    short = [json.loads(line) for line in (tmp_path / "short.jsonl").read_text().splitlines()]
+    assert short != rows
+
+
+def test_long_document_errors(folder, pretrained, reviews, tmp_path, capsys):
+    train = ("finetune", pretrained, reviews, "-o", tmp_path / "never", "--max-length", 12)
+    for options, message in (
+        (("--chunks", "sum"), "chunks must be one of mean, max, attention, transformer, got 'sum'"),
+        (("--truncation", "none"), "truncation must be one of head, tail, head+tail, got 'none'"),
+        (("--chunks", "mean", "--stride", 10), "stride must be less than the 10 tokens"),
+        (("--stride", 4), "stride is for texts in chunks, got 4 without chunks"),
+        (("--batch-tokens", 0), "batch_tokens must be at least 1, got 0"),
+    ):
+        assert message in failure(capsys, *train, *options)
+    (tmp_path / "empty.tsv").write_text("sentence\tlabel\na film\tpos\n \tneg\n")
+    text = failure(
+        capsys, *train[:2], tmp_path / "empty.tsv", *train[3:], "--chunks", "mean", "--stride", 2
+    )
+    assert "empty.tsv, line 3 has no tokens, got ' ': leave out the row" in text
+    assert not (tmp_path / "never").exists()
+    run(
+        *train[:4],
+        tmp_path / "model",
+        *train[5:],
+        *("--chunks", "transformer", "--stride", 2),
+        "--max-chunks",
+        3,
+    )
+    text = failure(
+        capsys, "predict", tmp_path / "model", reviews, "-o", tmp_path / "x.tsv", "--max-chunks", 9
+    )
+    assert "transformer has 3 positions: give max_chunks of 3 or less" in text and "text " in text

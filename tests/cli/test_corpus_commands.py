@@ -1,0 +1,159 @@
+"""The commands before pretraining, and pretraining on a store, from files to files."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from fastenc.data import TokenStore, save_tokenizer
+from fastenc.objectives import OBJECTIVES
+from fastenc.train.log import read_log
+from tests.helpers.commands import failure, run
+from tests.helpers.training_run import assert_bitwise_equal, documents, weights, word_tokenizer
+
+MODEL = ("--layers", 2, "--hidden", 32, "--heads", 2, "--block-size", 32)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("corpus")
+    save_tokenizer(word_tokenizer(), folder / "tokenizer")
+    (folder / "en.txt").write_text("\n\n".join(documents(120)))
+    (folder / "mt.txt").write_text("\n\n".join(reversed(documents(30))))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def store(folder):
+    languages = ("--language", f"en={folder / 'en.txt'}", "--language", f"mt={folder / 'mt.txt'}")
+    options = ("--tokenizer", folder / "tokenizer", "--shard-characters", 4000)
+    text = run("prepare", *languages, *options, "-o", folder / "store")
+    made = TokenStore(folder / "store")
+    assert f"{made.tokens:,} tokens in {len(made.shards)} shards" in text
+    assert made.languages == ["en", "mt"]
+    assert "shards" in run("prepare", *languages, *options, "-o", folder / "store", "--resume")
+    return folder / "store"
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_every_objective_trains_on_a_store_and_goes_on(objective, folder, store, tmp_path):
+    options = ("--objective", objective, *MODEL, "--batch-tokens", 128)
+    if objective == "distill":
+        run("pretrain", store, "-o", tmp_path / "t", *MODEL, "--layers", 4, "--max-steps", 1)
+        options = (*options, "--teacher", tmp_path / "t")
+    run("pretrain", store, "-o", tmp_path / "a", *options, "--max-steps", 3)
+    assert "perplexity" in run(
+        "pretrain", store, "-o", tmp_path / "a", *options, "--max-steps", 3, "--resume"
+    )
+    tokens = [line["step"] for line in read_log(tmp_path / "a" / "log.jsonl") if "loss" in line]
+    assert tokens == [3]
+
+
+def test_unigram_replacements_and_other_held_out_texts(folder, store, tmp_path):
+    options = (*MODEL, "--replacement", "unigram", "--dev", folder / "mt.txt", "--max-steps", 1)
+    assert "perplexity" in run("pretrain", store, "-o", tmp_path, *options)
+
+
+def test_a_killed_run_on_a_store_sees_every_example_once(store, tmp_path):
+    """By SIGKILL in the middle of the second epoch; the weights are those of a run that was not killed."""
+    command = (
+        *("pretrain", store, *MODEL, "--batch-tokens", 192, "--epochs", 2),
+        *("--save-every", 3, "--alpha", 0.7),
+    )
+    run(*command, "-o", tmp_path / "whole")
+    code = (
+        "import json, os, signal, sys\n"
+        "from fastenc.train.loop import Trainer\n"
+        "real = Trainer._optimiser_step\n"
+        "def step(self, batches):\n"
+        "    if self.step == self._steps(0) + 5:\n"
+        "        os.kill(os.getpid(), signal.SIGKILL)\n"
+        "    real(self, batches)\n"
+        "Trainer._optimiser_step = step\n"
+        "from fastenc.cli import main\n"
+        "sys.argv = ['fastenc', *json.loads(sys.argv[1])]\n"
+        "main()"
+    )
+    arguments = json.dumps([str(part) for part in (*command, "-o", tmp_path / "killed")])
+    done = subprocess.run(
+        [sys.executable, "-c", code, arguments],
+        env={**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    run(*command, "-o", tmp_path / "killed", "--resume")
+    assert_bitwise_equal(weights(tmp_path / "killed"), weights(tmp_path / "whole"))
+
+
+def test_tokenizers_of_languages_and_their_report(folder, tmp_path):
+    languages = ("--language", f"en={folder / 'en.txt'}", "--language", f"mt={folder / 'mt.txt'}")
+    options = ("--kind", "bpe", "--vocab-size", 300)
+    text = run("tokenizer", *languages, *options, "-o", tmp_path / "t", "--alpha", 0.5)
+    assert "mt: " in text and "300 tokens in" in text
+    assert "en" in run(
+        "tokens", tmp_path / "t", folder / "tokenizer", *languages, "-o", tmp_path / "r"
+    )
+    report = json.loads((tmp_path / "r" / "tokens.json").read_text())
+    assert list(report) == [str(tmp_path / "t"), str(folder / "tokenizer")]
+    counts = report[str(folder / "tokenizer")]["en"]
+    words = len(" ".join(documents(120)).split())
+    assert counts["words"] == counts["tokens"] == words and counts["tokens_per_word"] == 1
+    assert (tmp_path / "r" / "tokens.png").read_bytes()[:4] == b"\x89PNG"
+    run("tokenizer", folder / "en.txt", "--vocab-size", 60, "-o", tmp_path / "w")
+
+
+def test_errors_are_one_line(folder, store, tmp_path, capsys):
+    bad = tmp_path / "bad.txt"
+    bad.write_bytes(b"the cat\nsat \xff on\n")
+    save_tokenizer(other := word_tokenizer(), tmp_path / "other")
+    other.add_tokens(["more"])
+    save_tokenizer(other, tmp_path / "other")
+    run("prepare", folder / "en.txt", "--tokenizer", tmp_path / "other", "-o", tmp_path / "theirs")
+    run("pretrain", store, "-o", tmp_path / "run", *MODEL, "--max-steps", 1)
+    with_tokenizer = ("--tokenizer", folder / "tokenizer")
+    (tmp_path / "begun").mkdir()
+    (tmp_path / "begun" / "settings.json").write_text("{}")
+    for command, message in (
+        (
+            ("prepare", bad, *with_tokenizer, "-o", tmp_path / "s"),
+            "bad.txt, line 2: not UTF-8 ('utf-8' codec can't decode byte 0xff in position 4",
+        ),
+        (("prepare", "-o", tmp_path / "s", *with_tokenizer), "give texts, or --language"),
+        (
+            ("pretrain", tmp_path / "theirs", "--from", tmp_path / "run", "-o", tmp_path / "x"),
+            "holds tokens of another tokenizer",
+        ),
+        (
+            ("pretrain", tmp_path / "begun", "-o", tmp_path / "x"),
+            "is a token store that is not finished",
+        ),
+        (
+            ("pretrain", store, folder / "en.txt", "-o", tmp_path / "x"),
+            "a token store is trained on alone",
+        ),
+        (
+            ("pretrain", store, "-o", tmp_path / "x", *MODEL, "--batch-tokens", 20),
+            "batch_tokens must hold the longest example, of 32 tokens, got 20",
+        ),
+        (("pretrain", store, "-o", tmp_path / "x", *MODEL, "--alpha", 2), "alpha must be in"),
+        (
+            ("pretrain", store, "-o", tmp_path / "x", *MODEL, "--vocab-size", 60),
+            "the tokenizer that it was prepared with, got --vocab-size: leave it out",
+        ),
+        (
+            ("pretrain", store, "-o", tmp_path / "x", "--tokenizer", "bpe"),
+            "the tokenizer that it was prepared with, got --tokenizer: leave it out",
+        ),
+        (
+            ("tokenizer", folder / "en.txt", "--vocab-size", 3, "-o", tmp_path / "y"),
+            "vocab_size must hold the 5 special tokens and every character of the texts, got 3",
+        ),
+        (("tokens", tmp_path / "other"), "give --language name=file, got none"),
+    ):
+        assert message in failure(capsys, *command)

@@ -1,0 +1,35 @@
+"""What the CUDA source compiles to, without a GPU."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.helpers import cuda_binaries
+
+NVCC = shutil.which("nvcc")
+ELEMENTS = {"float": "If", "half": "I6__half", "bfloat16": "I13__nv_bfloat16"}  # as mangled
+
+# Registers a thread, bytes of shared memory a block. 64 registers leave a multiprocessor
+# room for 1,024 threads, two blocks of the narrow types; at 32 the scaling kernel fills it.
+BUDGETS = {
+    ("masked_cross_entropy", "float"): (64, 400),
+    ("masked_cross_entropy", "half"): (64, 400),
+    ("masked_cross_entropy", "bfloat16"): (64, 400),
+    ("scale_rows", "float"): (32, 0),
+    ("scale_rows", "half"): (32, 0),
+    ("scale_rows", "bfloat16"): (32, 0),
+}
+
+
+@pytest.mark.skipif(NVCC is None, reason="there is no nvcc")
+def test_every_kernel_keeps_its_budget():
+    source = Path(cuda_binaries.ROOT, "csrc", "cuda", "masked_cross_entropy.cu")
+    usages = cuda_binaries.compile_for([80, 90, 100], source, NVCC)
+    assert len(usages) == 3 * len(BUDGETS)
+    for (kernel, element), (registers, shared) in BUDGETS.items():
+        found = [u for (name, _), u in usages.items() if f"{kernel}{ELEMENTS[element]}E" in name]
+        assert len(found) == 3, (kernel, element, list(usages))
+        for usage in found:
+            assert usage.registers <= registers and usage.shared <= shared, (kernel, usage)
+            assert usage.stack == usage.spills == 0, (kernel, usage)

@@ -1,0 +1,64 @@
+import pytest
+
+from fastenc.data import (
+    load_tokenizer,
+    read_texts,
+    segment_pairs,
+    special_tokens,
+    train_tokenizer,
+)
+from fastenc.data.sentences import split_sentences
+from fastenc.demo.checkpoint import minilm_folder
+from tests.helpers.texts import TEXT
+
+
+def check_pairs(pairs, documents, tokenizer, block_size):
+    """The definition, pair by pair: contiguous whole sentences, in order, of one document."""
+    special = special_tokens(tokenizer)
+    half = (block_size - 3) // 2
+    for number, document in enumerate(filter(split_sentences, documents)):
+        pieces = []
+        for sentence in split_sentences(document):
+            ids = tokenizer.encode(sentence, add_special_tokens=False).ids
+            pieces += [ids[start : start + half] for start in range(0, len(ids), half)]
+        for pair in (pair for pair in pairs if pair.document == number):
+            ids = list(pair.ids)
+            assert ids[0] == special.cls and ids[-1] == ids[pair.split] == special.sep
+            assert len(ids) <= block_size
+            assert [*pair.first, special.sep, *pair.second] == ids[1:-1]
+            for segment in (list(pair.first), list(pair.second)):
+                assert segment, "a segment is empty"
+                while segment:
+                    assert segment[: len(pieces[0])] == pieces[0], "not the next whole sentence"
+                    del segment[: len(pieces.pop(0))]
+        assert len(pieces) < 2, "text is missing"
+
+
+@pytest.mark.parametrize("block_size", [8, 20, 64, 500])
+def test_pairs_follow_the_definition(block_size):
+    tokenizer = train_tokenizer([TEXT], vocab_size=200)
+    documents = [TEXT, "", "Alone.", TEXT * 9, "One. Two. Three.", " \n"]
+    pairs = segment_pairs(documents, tokenizer, block_size)
+    check_pairs(pairs, documents, tokenizer, block_size)
+    assert {pair.document for pair in pairs} == {0, 2, 3}
+    assert pairs == segment_pairs(documents, tokenizer, block_size)
+    assert documents[2] == "Alone."
+
+
+def test_bad_input_is_named():
+    tokenizer = load_tokenizer(minilm_folder())
+    with pytest.raises(ValueError, match="block_size must be at least 8 tokens, got 4"):
+        segment_pairs(["A b. C d."], tokenizer, block_size=4)
+    for documents in (["", " "], ["One sentence only.", "Another one."], []):
+        with pytest.raises(ValueError, match="there is no document of two sentences"):
+            segment_pairs(documents, tokenizer)
+
+
+def test_real_articles(data_dir):
+    tokenizer = load_tokenizer(minilm_folder())
+    documents = read_texts(data_dir / "wikipedia_en/test.txt.gz")[:60]
+    pairs = segment_pairs(documents, tokenizer, 128)
+    check_pairs(pairs, documents, tokenizer, 128)
+    lengths = [len(pair.ids) for pair in pairs]
+    short = sum(length < 64 for length in lengths) / len(pairs)
+    assert max(lengths) <= 128 and 0.02 < short < 0.25, "one in ten is short, and documents end"

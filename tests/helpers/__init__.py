@@ -1,0 +1,5 @@
+"""What several test files share; a file that serves one op has the op's stem."""
+
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]  # the repository

@@ -1,0 +1,46 @@
+"""Compiles an op's CUDA source for GPUs that are not here and reads what each kernel uses from ptxas's own report."""
+
+import re
+import subprocess
+from pathlib import Path
+from typing import NamedTuple
+
+from torch.utils.cpp_extension import include_paths
+
+from tests.helpers import ROOT
+
+KERNEL = re.compile(r"Compiling entry function '(\w+)' for 'sm_(\d+)'")
+STACK = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
+USED = re.compile(r"Used (\d+) registers(?:.*?(\d+) bytes smem)?")
+
+
+class Usage(NamedTuple):
+    """Of one thread: registers, bytes of stack and of spills; of one block: bytes of shared memory."""
+
+    registers: int
+    stack: int
+    spills: int
+    shared: int
+
+
+def compile_for(architectures: list[int], source: Path, nvcc: str) -> dict[tuple[str, int], Usage]:
+    """{(mangled name, architecture): usage} of every kernel in the file; its host code is compiled too."""
+    targets = [f"-gencode=arch=compute_{a},code=sm_{a}" for a in architectures]
+    folders = [f"-I{path}" for path in (ROOT / "csrc", *include_paths())]
+    flags = ["-O3", "-std=c++20", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020b000000000000"]
+    flags += ["--expt-relaxed-constexpr", "-Xptxas=-v", "-Werror=all-warnings"]
+    done = subprocess.run(
+        [nvcc, "-c", "-o", "/dev/null", *flags, *targets, *folders, str(source)],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    usages, kernel = {}, None
+    for line in done.stderr.splitlines():
+        if found := KERNEL.search(line):
+            kernel = found[1], int(found[2])
+        elif found := STACK.search(line):
+            stack, stores, loads = map(int, found.groups())
+        elif found := USED.search(line):
+            usages[kernel] = Usage(int(found[1]), stack, stores + loads, int(found[2] or 0))
+    return usages

@@ -1,0 +1,82 @@
+"""Measures each objective's step: its peak of memory with small and large vocabularies, and few and many tokens.
+
+Run by test_objectives.py, in a process that hands all freed memory back, so that the system's own count of what the
+process holds shows every buffer, whoever allocated it.
+"""
+
+import json
+
+import torch
+import torch.nn.functional as F
+
+from fastenc.objectives import OBJECTIVES, PACKINGS
+from fastenc.packing import pack_sequences
+from tests.helpers.training_run import documents, small_model, word_tokenizer
+
+VOCABULARIES, SEQUENCES, LENGTH = (2_000, 12_000), (8, 72), 32
+EVERY_LOGIT = "every token's logits"  # what no objective may form
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    peaks = {
+        name: [
+            [peak(name, vocabulary, count) for count in SEQUENCES] for vocabulary in VOCABULARIES
+        ]
+        for name in (*OBJECTIVES, EVERY_LOGIT)
+    }
+    print(json.dumps(peaks))
+
+
+def peak(name: str, vocabulary: int, sequences: int) -> int:
+    """Bytes that a step needs at most above what there was, with so many sequences beside the labelled ones."""
+    objective = "mlm" if name == EVERY_LOGIT else name
+    tokenizer, chosen = word_tokenizer(), OBJECTIVES[objective]
+    tokenizer.add_tokens([f"w{n}" for n in range(vocabulary - tokenizer.get_vocab_size())])
+    model = small_model(objective, tokenizer).train()
+    packed = PACKINGS[chosen.packings[0]](documents(20), tokenizer, LENGTH, show_progress=False)
+    arguments = with_unlabelled(chosen.collator(tokenizer, packed, 0)(packed[:6], 0), sequences)
+
+    def step() -> None:
+        model.zero_grad()
+        if name == EVERY_LOGIT:
+            logits = model(arguments["batch"]).logits
+            F.cross_entropy(logits, arguments["labels"]).backward()
+        else:
+            model(**arguments).loss.backward()
+
+    step()  # allocates what stays
+    model.zero_grad()
+    with open("/proc/self/clear_refs", "w") as file:
+        file.write("5")  # the peak starts anew
+    before = held("VmRSS")
+    step()
+    return held("VmHWM") - before
+
+
+def with_unlabelled(arguments: dict, count: int) -> dict:
+    """The collated arguments, with sequences behind the others of which nothing is to be predicted."""
+    batch = arguments["batch"]
+    lengths = batch.cu_seqlens.diff().tolist()
+    sequences = [each.tolist() for each in batch.input_ids.split(lengths)]
+    types = None
+    if batch.token_type_ids is not None:
+        types = [each.tolist() for each in batch.token_type_ids.split(lengths)]
+        types += [[0] * LENGTH] * count
+    more = [[2, *[5 + n % 13 for n in range(LENGTH - 2)], 3]] * count
+    grown = {
+        "batch": pack_sequences([*sequences, *more], types),
+        "labels": F.pad(arguments["labels"], (0, count * LENGTH), value=-100),
+    }
+    if "pair_labels" in arguments:
+        grown["pair_labels"] = F.pad(arguments["pair_labels"], (0, count))
+    return arguments | grown
+
+
+def held(field: str) -> int:
+    with open("/proc/self/status") as file:
+        return next(1024 * int(line.split()[1]) for line in file if line.startswith(field))
+
+
+if __name__ == "__main__":
+    main()

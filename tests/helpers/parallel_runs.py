@@ -1,0 +1,83 @@
+"""Runs, one after another, on the processes that torchrun starts.
+
+    torchrun -m tests.helpers.parallel_runs '[[FOLDER, {...}], ...]'
+
+Each run is started by ``start`` with the options given; the examples that a process goes through are written down.
+"""
+
+import json
+import os
+import sys
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from fastenc.train import checkpoint
+from fastenc.train.processes import process_state
+from tests.helpers.training_run import build_objective, build_task
+
+
+def start(folder, *, resume=False, die_at=None, poison_at=None, full_disk=False, **options):
+    """Train; returns the metrics, None for a run that ended before step ``die_at``.
+
+    poison_at: from this step on AdamW is told that a gradient was not finite.
+    full_disk: the second process cannot write; returns the error.
+    """
+    if full_disk:
+        return with_full_disk(partial(start, folder, **options))
+    make = build_task if "task" in options else build_objective
+    trainer = make(folder, **options)
+    made, consumed, collate, step = [], [], trainer.collate, trainer._optimiser_step
+    places = {id(example): place for place, example in enumerate(trainer.examples)}
+
+    def watched_collate(examples, serial):
+        made.append((serial, [places[id(example)] for example in examples]))
+        return collate(examples, serial)
+
+    def watched_step(window):
+        if trainer.step == die_at:
+            raise KeyboardInterrupt
+        if trainer.step == poison_at:
+            trainer.broken.fill_(1)
+        # Batches are made ahead of the steps; of a run that ends, some for nothing.
+        consumed.extend(row for row in made if row[0] // trainer.window_size == trainer.step)
+        step(window)
+
+    trainer.collate, trainer._optimiser_step = watched_collate, watched_step
+    if hasattr(collate, "items"):
+        watched_collate.items = collate.items
+    try:
+        metrics = trainer.train(resume=resume)
+    except KeyboardInterrupt:
+        metrics = None
+    name = f"consumed-{bool(resume):d}-{process_state().process_index}.json"
+    (Path(folder) / name).write_text(json.dumps(consumed))
+    return metrics
+
+
+def with_full_disk(run):
+    def write(*arguments):
+        if process_state().process_index == 1:
+            raise OSError("No space left")
+
+    real, checkpoint.write_rows = checkpoint.write_rows, write
+    try:
+        run()
+    except OSError as error:
+        return str(error)
+    finally:
+        checkpoint.write_rows = real
+
+
+if __name__ == "__main__":
+    state, results = process_state(), []
+    for folder, options in json.loads(sys.argv[1]):
+        results.append(start(folder, **options))
+    group = torch.distributed.distributed_c10d._get_default_group()
+    timeout = group._get_backend(torch.device("cpu")).options._timeout.total_seconds()
+    own = {"index": state.process_index, "timeout": timeout, "results": results}
+    print(json.dumps(own), flush=True)
+    torch.distributed.barrier()
+    # A busy machine showed torch's communication threads abort a process on its way out, its work done and written.
+    os._exit(0)

@@ -1,0 +1,335 @@
+"""Compiles the Triton kernels ahead of time, without a GPU, and reports what the machine code uses, as JSON.
+
+    python -m tests.helpers.triton_binaries 80|89|90|100 [TABLE]
+
+Those of each kernel's own rule, and those of the architecture's tuned table (or of TABLE).
+
+Runs in a process of its own: the tests' process has chosen Triton's interpreter.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from functools import partial
+from itertools import islice, product
+from multiprocessing import Pool
+from pathlib import Path
+
+if __name__ == "__main__":
+    os.environ.pop("TRITON_INTERPRET", None)
+
+import triton
+from fastenc.kernels import (
+    attention,
+    attention_relative,
+    attention_short,
+    bias_gelu,
+    bias_glu,
+    column_sum,
+    crf,
+    embedding_layer_norm,
+    launch,
+    layer_norm,
+    mlm_corruption,
+    packing,
+    segment_pool,
+)
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+TOOLS = Path(triton.__file__).parent / "backends/nvidia/bin"
+FLOAT32_POINTERS = {"lse", "delta", "dlse", "wide_dq", "mean", "rstd", "partial"}
+FLOAT32_POINTERS |= {"alibi", "relative", "key_bias"}
+INTEGER_POINTERS = {
+    **dict.fromkeys(("cu_seqlens", "cu_seqlens_q", "cu_seqlens_k", "starts", "ends"), "*i32"),
+    "argmax": "*i32",
+    **dict.fromkeys(("rng", "seed", "ids", "indices", "positions", "types", "order"), "*i64"),
+    **dict.fromkeys(("choices", "corrupted", "cutoffs", "labels", "tags", "path"), "*i64"),
+    **dict.fromkeys(("seqused", "last"), "*i32"),
+    "pointers": "*u8",
+    "special": "*i1",
+}
+FLOATS = {"scale", "eps", "drop_scale", "padding_value"}
+
+
+def type_of(argument: str, element: str) -> str:
+    """The type a kernel's argument has in use, told by its name."""
+    if argument.endswith("_ptr"):
+        name = argument.removesuffix("_ptr")
+        return INTEGER_POINTERS.get(name) or (
+            "*fp32" if name in FLOAT32_POINTERS else f"*{element}"
+        )
+    return "fp32" if argument in FLOATS else "i32"
+
+
+Binary = tuple[str, object, dict]  # variant, kernel, constants without launch parameters
+
+
+def attention_constants(key: dict) -> dict:
+    dim = key["head_dim"]
+    constants = {
+        "H": 12,
+        "D": dim,
+        "BLOCK_D": triton.next_power_of_2(dim),
+        "PRECISION": key["precision"] if key["dtype"] == "float32" else "ieee",
+    }
+    return constants if key["dropout"] else {**constants, "rng_ptr": None}
+
+
+def attention_binaries(key: dict) -> Iterator[Binary]:
+    """The kernels that one entry of a table launches, or one call of the rule."""
+    kernel = {
+        "forward": attention._attention_fwd_kernel,
+        "backward_q": attention._attention_bwd_q_kernel,
+        "backward_kv": attention._attention_bwd_kv_kernel,
+    }[key["kernel"]]
+    constants = {**attention_constants(key), "WINDOW": key["biased"]}
+    without_biases = dict.fromkeys(("alibi_ptr", "relative_ptr", "key_bias_ptr"))
+    if not key["biased"]:
+        constants |= without_biases
+    yield "", kernel, constants
+    if key["head_dim"] != 64:  # what is left out below changes all of them alike
+        return
+    if key["kernel"] == "backward_kv":
+        yield " alone", kernel, {**constants, "wide_dq_ptr": None}
+    if key["biased"] and key["precision"] == "half":
+        yield " window alone", kernel, {**constants, **without_biases}
+        for name in without_biases:
+            others = dict.fromkeys(other for other in without_biases if other != name)
+            yield f" {name} alone", kernel, {**constants, **others, "WINDOW": False}
+
+
+def attention_short_binaries(key: dict) -> Iterator[Binary]:
+    forward = attention_short._attention_short_fwd_kernel
+    backward = attention_short._attention_short_bwd_kernel
+    yield "", backward if key["backward"] else forward, attention_constants(key)
+
+
+def layer_norm_binaries(key: dict) -> Iterator[Binary]:
+    flags = {"HAS_WEIGHT": True, "HAS_DROPOUT": key["dropout"], "WIDTH": key["width"]}
+    chunk, count = layer_norm.chunks(key["width"])
+    flags |= {"CHUNK": chunk, "CHUNKS": count}
+    if key["backward"]:
+        kernel = layer_norm._layer_norm_bwd_kernel
+        flags |= {"WANTS_AFFINE": True, "WANTS_X_BIAS": True, "HAS_DRESIDUAL_SUM": True}
+    else:
+        kernel = layer_norm._layer_norm_fwd_kernel
+        flags |= {"HAS_RESIDUAL": True, "HAS_X_BIAS": True, "SAVE_H": True, "SAVE_STATISTICS": True}
+    biased = {} if key["backward"] else {"HAS_BIAS": True}
+    yield "", kernel, {**flags, "RMS": False, **biased}
+    if key["width"] == 768:  # the root mean square leaves a sum out at every width alike
+        biased = {} if key["backward"] else {"HAS_BIAS": False}
+        yield " rms", kernel, {**flags, "RMS": True, **biased}
+
+
+ACTIVATIONS = {"erf": 0, "tanh": 1, "silu": 2}
+
+
+def activation_binaries(key: dict, forward, backward, kinds: tuple[str, ...]) -> Iterator[Binary]:
+    kernel = backward if key["backward"] else forward
+    narrow = key["dtype"] != "float32"
+    for kind in kinds if narrow else ("erf",):
+        constants = {"HAS_BIAS": True, "ACTIVATION": ACTIVATIONS[kind], "NARROW": narrow}
+        yield f" {kind}", kernel, constants
+
+
+def bias_gelu_binaries(key: dict) -> Iterator[Binary]:
+    kernels = bias_gelu._bias_gelu_fwd_kernel, bias_gelu._bias_gelu_bwd_kernel
+    return activation_binaries(key, *kernels, ("erf", "tanh"))
+
+
+def bias_glu_binaries(key: dict) -> Iterator[Binary]:
+    kernels = bias_glu._bias_glu_fwd_kernel, bias_glu._bias_glu_bwd_kernel
+    return activation_binaries(key, *kernels, ("erf", "tanh", "silu"))
+
+
+def embedding_layer_norm_binaries(key: dict) -> Iterator[Binary]:
+    flags = {f"HAS_{name}": True for name in ("POSITION", "TYPE", "TYPE_IDS", "WEIGHT")}
+    flags |= {"HAS_DROPOUT": key["dropout"], "WIDTH": key["width"]}
+    if key["backward"]:
+        kernel = embedding_layer_norm._embedding_layer_norm_bwd_kernel
+        yield "", kernel, {**flags, "WANTS_AFFINE": True}
+    else:
+        kernel = embedding_layer_norm._embedding_layer_norm_fwd_kernel
+        yield "", kernel, {**flags, "HAS_BIAS": True, "SAVE_STATISTICS": True}
+
+
+# op: which kernels an entry of its table launches
+BINARIES = {
+    "attention": attention_binaries,
+    "attention_short": attention_short_binaries,
+    "layer_norm": layer_norm_binaries,
+    "bias_gelu": bias_gelu_binaries,
+    "bias_glu": bias_glu_binaries,
+    "embedding_layer_norm": embedding_layer_norm_binaries,
+}
+# With those of keys() in float32 every launch of the norms' rules for the widths of transformers.
+NORM_WIDTHS = (256, 512, 640, 1536, 2048, 2560, 3072, 3584, 5120, 6144, 7168)
+ELEMENTS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+
+
+def keys() -> Iterator[tuple[str, dict]]:
+    """(op, key) that the kernels' own rules are compiled for."""
+    for dim in (32, 64, 96, 128):
+        for precision in ("half", "tf32", "ieee"):
+            dtype = "bfloat16" if precision == "half" else "float32"
+            for biased in (False, True):
+                key = {"head_dim": dim, "precision": precision, "biased": biased, "dtype": dtype}
+                for kernel in ("forward", "backward_kv", "backward_q"):
+                    yield "attention", {"kernel": kernel, **key, "dropout": True}
+        for length in (64, 128):
+            for backward in (False, True):
+                key = {"max_seqlen": length, "backward": backward, "head_dim": dim}
+                yield "attention_short", {**key, "dropout": True, "dtype": "bfloat16"}
+    for key in (
+        {"kernel": "forward", "head_dim": 64, "precision": "half", "biased": False},
+        {"kernel": "backward_kv", "head_dim": 64, "precision": "half", "biased": False},
+        {"max_seqlen": 128, "backward": False, "head_dim": 64},
+        {"max_seqlen": 128, "backward": True, "head_dim": 64},
+    ):
+        op = "attention" if "kernel" in key else "attention_short"
+        for dropout in (False, True):
+            yield op, {**key, "dropout": dropout, "dtype": "float16"}
+    in_float32 = (128, 384, 768, 1024, 4096, 8192)
+    for width in sorted({*in_float32, *NORM_WIDTHS}):
+        for backward in (False, True):
+            for dtype in ("bfloat16", "float32") if width in in_float32 else ("bfloat16",):
+                key = {"width": width, "backward": backward, "dropout": True, "dtype": dtype}
+                yield "layer_norm", key
+                if width <= 4096:
+                    yield "embedding_layer_norm", key
+    for backward in (False, True):
+        key = {"width": 768, "backward": backward, "dropout": False, "dtype": "float16"}
+        yield "layer_norm", key
+        yield "embedding_layer_norm", key
+    for op in ("bias_gelu", "bias_glu"):
+        for width in (256, 512, 1536, 3072):
+            for backward in (False, True):
+                for dtype in ("bfloat16", "float32") if width > 1000 else ("bfloat16",):
+                    yield op, {"width": width, "backward": backward, "dtype": dtype}
+
+
+def cases(table: Path) -> Iterator[tuple[str, object, str, dict]]:
+    """(name, kernel, element type, constants and launch parameters) of every rule and of the table's entries."""
+    yield from untuned_cases()
+    for op, key in keys():
+        tunable = launch.registry[op]
+        parameters = tunable.rule(*(key[name] for name in tunable.names))
+        yield from variants(op, key, parameters, "")
+    if table.is_file():
+        for entry in json.loads(table.read_text())["entries"]:
+            yield from variants(entry["op"], entry["key"], entry["launch"], " tuned")
+
+
+def variants(op: str, key: dict, parameters: dict, kind: str):
+    values = " ".join(f"{name}={value}" for name, value in key.items())
+    for variant, kernel, constants in BINARIES[op](key):
+        name = f"{op}{kind} {values}{variant}"
+        yield name, kernel, ELEMENTS[key["dtype"]], {**constants, **parameters}
+
+
+def untuned_cases() -> Iterator[tuple[str, object, str, dict]]:
+    """Kernels that take a small part of a step, whose rule no table overrules."""
+    for dim in (32, 64, 96, 128):
+        constants = {"H": 12, "D": dim, "BLOCK_D": triton.next_power_of_2(dim), "BLOCK_M": 64}
+        constants |= {"num_warps": 4}
+        yield f"delta {dim} bf16", attention._attention_delta_kernel, "bf16", constants
+        for precision, same in product(("half", "tf32", "ieee"), (True, False)):
+            dtype = "bfloat16" if precision == "half" else "float32"
+            key = {"head_dim": dim, "precision": precision, "dtype": dtype, "dropout": True}
+            constants = attention_constants(key) | {"WINDOW": True, "SAME_LENGTHS": same}
+            constants |= attention_relative.config(dim, precision)
+            name = f"attention backward_relative {dim} precision={precision} same={same}"
+            kernel = attention_relative._attention_bwd_relative_kernel
+            yield name, kernel, ELEMENTS[dtype], constants
+    constants = {"BLOCK": 256, "num_warps": 4}
+    yield "sequence ends", attention_short._sequence_ends_kernel, "bf16", constants
+    for element in ELEMENTS.values():
+        parameters = segment_pool.config(768)
+        for mode in ("cls", "mean", "max"):
+            constants = {"MODE": getattr(segment_pool, mode.upper()).value, **parameters}
+            name = f"segment pool forward {mode} {element}"
+            yield name, segment_pool._segment_pool_fwd_kernel, element, constants
+            name = f"segment pool backward {mode} {element}"
+            yield name, segment_pool._segment_pool_bwd_kernel, element, constants
+        yield f"unpack {element}", packing._unpack_kernel, element, packing.config(768)
+        yield f"column sum {element}", column_sum._column_sum_kernel, element, column_sum.config()
+    for tags in (9, 25, 64):
+        for kernel in (crf._crf_fwd_kernel, crf._crf_bwd_kernel, crf._crf_best_kernel):
+            parameters = crf.config(tags, backward=kernel is crf._crf_bwd_kernel)
+            yield f"crf {tags} tags {kernel.__name__}", kernel, "fp32", parameters
+    constants = {"SEQUENCES": crf.SEQUENCES, "num_warps": 1}
+    yield "crf _crf_back_kernel", crf._crf_back_kernel, "fp32", constants
+    kernel = mlm_corruption._mlm_corruption_kernel
+    yield "mlm corruption", kernel, "i64", mlm_corruption.config()
+    for width, element in product((128, 768, 1024, 4096), ("bf16", "fp32")):
+        module, name = embedding_layer_norm, f"embedding layer norm {width} {element}"
+        constants = {"WIDTH": width, "WINDOW": module.WINDOW, **module.config_add(width)}
+        for kernel in (module._add_chunks_kernel, module._add_long_kernel):
+            yield f"{name} {kernel.__name__}", kernel, element, constants
+
+
+def compile_case(kernel, element: str, constants: dict, capability: int) -> dict:
+    """Registers, stack bytes, local loads and stores (spills), shared memory and matrix instructions."""
+    options = {name: constants[name] for name in ("num_warps", "num_stages") if name in constants}
+    values = {name: value for name, value in constants.items() if name not in options}
+    names = kernel.arg_names
+    signature = {name: "constexpr" if name in values else type_of(name, element) for name in names}
+    aligned = {
+        (place,): [["tt.divisibility", 16]]
+        for place, name in enumerate(names)
+        if (name.endswith("_ptr") or name.startswith("stride_") or name == "width")
+        and name not in values
+    }
+    source = ASTSource(
+        fn=kernel,
+        signature=signature,
+        constexprs={(names.index(name),): value for name, value in values.items()},
+        attrs=aligned,
+    )
+    compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(compiled.asm["cubin"])
+        file.flush()
+        dump = lambda flag: (
+            subprocess.run(
+                [TOOLS / "cuobjdump", flag, file.name], capture_output=True, text=True, check=True
+            ).stdout
+        )
+        usage, code = dump("--dump-resource-usage"), dump("--dump-sass")
+    number = lambda key: int(re.search(rf"{key}:(\d+)", usage)[1])
+    instructions = re.findall(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\d+\s+)?([A-Z0-9]+)", code, re.M)
+    count = lambda *wanted: sum(instruction in wanted for instruction in instructions)
+    return {
+        "registers": number("REG"),
+        "stack": number("STACK"),
+        "spills": count("LDL", "STL"),
+        "shared": compiled.metadata.shared,
+        "matrix": count("HMMA", "HGMMA", "UTCHMMA"),
+        "warps": compiled.metadata.num_warps,
+    }
+
+
+def compile_numbered(capability: int, table: Path, number: int) -> tuple[str, dict]:
+    name, *case = next(islice(cases(table), number, None))
+    return name, compile_case(*case, capability)
+
+
+def main() -> None:
+    capability = int(sys.argv[1])
+    table = Path(sys.argv[2]) if len(sys.argv) > 2 else launch.TABLES / f"sm_{capability}.json"
+    # Less shared memory is what tells sm_89 from sm_80, and attention alone takes much of it.
+    wanted = "attention" if capability == 89 else ""
+    names = [name for name, *_ in cases(table)]
+    numbers = [number for number, name in enumerate(names) if name.startswith(wanted)]
+    with Pool() as pool:  # by number: kernels cannot be sent to another process
+        found = pool.imap(partial(compile_numbered, capability, table), numbers)
+        print(json.dumps(dict(found), indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,676 @@
+"""The benchmarks' machinery with tiny sizes on a CPU: no figure is asserted that a clock made."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from fastenc.kernels import launch
+from torch.nn.attention import flex_attention
+
+from benchmarks import (
+    _harness,
+    bench_attention,
+    bench_bias_gelu,
+    bench_bias_glu,
+    bench_crf,
+    bench_embedding_layer_norm,
+    bench_layer_norm,
+    bench_linear_kl_divergence,
+    bench_linear_masked_cross_entropy,
+    bench_mlm_corruption,
+    bench_models,
+    bench_packing,
+    bench_segment_pool,
+    lengths,
+    numerics,
+    plots,
+    tables,
+)
+from benchmarks._harness import (
+    NOT_INSTALLED,
+    UNFINISHED,
+    Provider,
+    Work,
+    compare,
+    compare_op,
+    peer,
+    rates,
+    run_parts,
+)
+from fastenc.data import EntityData, TaggedData
+from fastenc.data.tags import Span
+from fastenc.demo.checkpoint import minilm_folder
+from fastenc.models import EncoderConfig
+from fastenc.profiling import Ceilings, models
+from fastenc.tasks import SpanNer, TokenClassification
+from fastenc.testing import CASES, numerics_report
+from tests.helpers import ROOT
+from tests.helpers.training_run import sentence
+
+SCRIPT = ROOT / "benchmarks" / "gpu_visit.sh"
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch, tmp_path):
+    """Few rounds, small ceilings, results in a folder of the test's own."""
+    ceilings = Ceilings("cpu", copy_bytes=1 << 16, product_size=32)
+    monkeypatch.setattr(_harness, "ceilings", lambda: ceilings)
+    monkeypatch.setattr(bench_models, "ceilings", lambda: ceilings)
+    monkeypatch.setattr(_harness, "TURN", 1e-4)
+    monkeypatch.setattr(_harness, "PAUSE", 0)
+    monkeypatch.setattr(_harness, "RESULTS", tmp_path / "results")
+    monkeypatch.setattr(_harness, "END", float("inf"))
+    monkeypatch.setattr(_harness, "GO_ON", False)
+    monkeypatch.setattr(_harness, "compare", hurried)
+    monkeypatch.setattr(bench_models, "compare", hurried)
+    return ceilings
+
+
+def hurried(*arguments, **options):
+    return compare(*arguments, **options | {"seconds": 0, "min_rounds": 1})
+
+
+def refuses():
+    raise RuntimeError("head_dim 7 is not supported\nmore lines")
+
+
+def test_only_right_results_get_a_time():
+    x = torch.randn(8)
+    providers = {
+        "right": lambda: x * 2,
+        "wrong": lambda: x * 3,
+        "refuses": refuses,
+        "absent": NOT_INSTALLED,
+    }
+    check = lambda name, result: None if torch.equal(result, x + x) else "not twice x"
+    rows = compare(providers, baseline="right", check=check, seconds=0, work=Work(64.0))
+    assert rows["wrong"] == {"wrong": "not twice x"}
+    assert rows["refuses"] == {"failed": "RuntimeError: head_dim 7 is not supported"}
+    assert rows["absent"] == {"missing": "not installed"}
+    right = rows["right"]
+    assert right["speedup"] == 1 and right["p20_ms"] <= right["median_ms"] <= right["p80_ms"]
+    assert right["bytes"] == 64 and "flops" not in right
+
+
+def test_rates_divide_the_floor_by_the_time(quick, monkeypatch):
+    monkeypatch.setattr(quick, "_bandwidth", 1e9)
+    monkeypatch.setitem(quick._products, torch.float32, 1e9)
+    found = rates(Work(1e9, 2e9), 4.0)
+    assert found["percent_of_roofline"] == 50 and found["floor_ms"] == 2000
+    assert found["GB_per_s"] == 0.25 and found["TFLOP_per_s"] == pytest.approx(0.0005)
+
+
+def test_an_absent_library_is_named_and_a_broken_one_says_why(tmp_path, monkeypatch):
+    assert peer("no_such_library", lambda module: module) == NOT_INSTALLED
+    (tmp_path / "broken_peer.py").write_text("import no_such_dependency\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert "no_such_dependency" in peer("broken_peer", lambda module: module)
+    assert peer("math", lambda module: module.pi) == pytest.approx(3.14159265)
+
+
+@pytest.mark.parametrize("gradient_off", [False, True])
+def test_compare_op_checks_the_result_and_every_gradient(gradient_off):
+    x, weight = (torch.randn(3, 4, requires_grad=True) for _ in range(2))
+    dout = torch.randn(3, 4)
+
+    class Scaled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, a, b):
+            ctx.save_for_backward(a, b)
+            return a * b
+
+        @staticmethod
+        def backward(ctx, grad):
+            a, b = ctx.saved_tensors
+            return grad * b, grad * a * (1.01 if gradient_off else 1.0)
+
+    wide = tuple(v.detach().double().requires_grad_() for v in (x, weight))
+    cases = compare_op(
+        "product",
+        {
+            "ours": Provider(lambda: Scaled.apply(x, weight), (x, weight), dout),
+            "off": Provider(lambda: x * weight * 1.01, (x, weight), dout),
+        },
+        Provider(lambda: wide[0] * wide[1], wide, dout.double()),
+        baseline="ours",
+        forward=Work(3.0),
+        backward=Work(4.0),
+    )
+    forward, both = cases["product, forward"], cases["product, forward + backward"]
+    assert "median_ms" in forward["ours"] and "result" in forward["off"]["wrong"]
+    if gradient_off:
+        assert both["ours"] == {"wrong": "gradient 1: relative error 0.01"}
+    else:
+        assert both["ours"]["bytes"] == 7
+
+
+FEW = bench_attention.Case("few", [3, 70, 1], heads=2, head_dim=16)
+ATTENTION = {
+    **{
+        name: FEW._replace(variant=name)
+        for name in ("window", "ALiBi", "relative bias", "key bias")
+    },
+    "no padding": FEW._replace(lengths=[70, 70], variant="relative bias"),
+    "other keys": FEW._replace(key_lengths=[90, 2, 1]),
+}
+
+
+@pytest.mark.parametrize("case", ATTENTION.values(), ids=ATTENTION)
+def test_attentions_providers_agree(case):
+    for rows in bench_attention.measure(case).values():
+        assert all("median_ms" in row for row in rows.values()), rows
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize("case", ATTENTION.values(), ids=ATTENTION)
+def test_flex_attention_is_asked_for_the_same(case):
+    batch = bench_attention.Batch(case)
+    # On a CPU it has no gradients, nor takes inputs that want them.
+    batch.packed = tuple(x.detach() for x in batch.packed)
+    constant = tuple(x.detach() for x in batch.variant.parameters)
+    batch.variant = batch.variant._replace(parameters=constant)
+    flex = batch.flex(flex_attention, lambda function: function)
+    torch.testing.assert_close(
+        flex.call().double(), batch.truth().call().detach(), atol=1e-5, rtol=1e-4
+    )
+
+
+def test_a_windows_work_is_that_of_the_tokens_it_shows():
+    seen = sum((bench_attention.distances(n, n).abs() <= 64).sum().item() for n in FEW.lengths)
+    forward, _ = FEW._replace(variant="window").work()
+    assert forward.flops == 4 * 2 * 16 * seen
+    assert FEW.work()[0].flops == 4 * 2 * 16 * sum(n * n for n in FEW.lengths)
+
+
+def test_results_are_written_with_the_ceilings_and_our_failures_end_in_an_error(quick):
+    quick.floor(Work(1.0))
+    row = {"median_ms": 1.0, "p20_ms": 1.0, "p80_ms": 1.0, "rounds": 1}
+    path = _harness.write("good", {"case": {"fastenc": row, "peer": {"wrong": "x"}}})
+    written = json.loads(path.read_text())
+    assert written["ceilings"]["copy_GB_per_s"] > 0 and written["machine"]["versions"]["torch"]
+    with pytest.raises(SystemExit, match="wrong or failed: bad: case: fastenc"):
+        _harness.write("bad", {"case": {"fastenc": {"wrong": "x"}}})
+    assert path.with_name("bad.json").exists()
+
+
+ROW = {"median_ms": 1.0, "p20_ms": 1.0, "p80_ms": 1.0, "rounds": 1}
+RIGHT, WRONG = {"fastenc": ROW}, {"fastenc": {"wrong": "x"}}
+
+
+def written(name: str) -> dict:
+    return json.loads((_harness.RESULTS / _harness.folder_of_device() / f"{name}.json").read_text())
+
+
+def test_each_part_is_written_at_once_and_an_error_comes_at_the_end():
+    def third():
+        assert written("some")["cases"] == {"1, a": RIGHT, "1, b": RIGHT, "2": WRONG}
+        raise ValueError("no such shape")
+
+    parts = {
+        "1": lambda: {"1, a": RIGHT, "1, b": RIGHT},
+        "2": lambda: {"2": WRONG},
+        "3": third,
+        "4": lambda: {"4": RIGHT},
+    }
+    with pytest.raises(SystemExit, match="wrong or failed: some: 2: fastenc; some: 3: ValueError"):
+        run_parts("some", parts)
+    assert list(written("some")["cases"]) == ["1, a", "1, b", "2", "4"]
+
+
+def test_an_unfinished_run_goes_on_with_what_is_not_right_yet(quick, monkeypatch, tmp_path):
+    called = []
+
+    def measure(part, row):
+        called.append(part)
+        quick.floor(Work(1.0))
+        return {part: row}
+
+    def last_in_time(part):
+        monkeypatch.setattr(_harness, "END", 0.0)
+        return measure(part, RIGHT)
+
+    parts = {
+        "wrong": lambda: measure("wrong", WRONG),
+        "right": lambda: last_in_time("right"),
+        "late": lambda: measure("late", RIGHT),
+        "last": lambda: measure("last", RIGHT),
+    }
+    with pytest.raises(SystemExit, match="wrong or failed: some: wrong: fastenc"):
+        run_parts("some", parts)
+    assert called == ["wrong", "right"], "an error, and not only the end of the time"
+    monkeypatch.setattr(_harness, "END", float("inf"))
+    monkeypatch.setattr(_harness, "GO_ON", True)
+    monkeypatch.setitem(parts, "late", lambda: last_in_time("late"))
+    with pytest.raises(SystemExit) as exit_:
+        run_parts("some", parts)
+    assert exit_.value.code == UNFINISHED and called[2:] == ["late"]
+    monkeypatch.setitem(parts, "late", lambda: measure("late", RIGHT))
+
+    def again(go_on):
+        called.clear()
+        monkeypatch.setattr(_harness, "END", float("inf"))
+        monkeypatch.setattr(_harness, "GO_ON", go_on)
+        monkeypatch.setitem(parts, "wrong", lambda: measure("wrong", RIGHT))
+        monkeypatch.setitem(parts, "right", lambda: measure("right", RIGHT))
+        run_parts("some", parts)
+        return list(called)
+
+    assert again(go_on=True) == ["last", "wrong"], "what went wrong comes last"
+    assert written("some")["cases"] == dict.fromkeys(parts, RIGHT)
+    assert again(go_on=True) == []
+    assert again(go_on=False) == list(parts), "new figures are asked for"
+    monkeypatch.setattr(launch, "TABLES", tmp_path)
+    monkeypatch.setattr(launch, "architecture", lambda device: "sm_00")
+    (tmp_path / "sm_00.json").write_text('{"entries": []}')
+    assert again(go_on=True) == list(parts), "those there are were measured with other tables"
+    assert again(go_on=True) == []
+
+
+def test_ceilings_of_a_run_in_two_processes_are_joined(quick, monkeypatch):
+    def measure(dtype):
+        monkeypatch.setattr(quick, "_products", {dtype: 1e9})
+        return {str(dtype): RIGHT}
+
+    monkeypatch.setattr(quick, "_bandwidth", 1e9)
+    parts = {
+        "first": lambda: measure(torch.float32),
+        "second": lambda: measure(torch.bfloat16),
+    }
+    run_parts("some", parts)
+    rates = written("some")["ceilings"]["product_TFLOP_per_s"]
+    assert rates == {"float32": 0.001, "bfloat16": 0.001}
+
+
+OPS = {
+    "bias_gelu": (bench_bias_gelu, (8, torch.float32)),
+    "bias_glu": (bench_bias_glu, (8, "silu", torch.float32)),
+    "layer_norm": (bench_layer_norm, (8, torch.float32)),
+    "embedding_layer_norm": (bench_embedding_layer_norm, (9, 8, torch.float32)),
+    "linear_masked_cross_entropy": (
+        bench_linear_masked_cross_entropy,
+        (90, 8, 30, torch.float32),
+    ),
+    "linear_kl_divergence": (bench_linear_kl_divergence, (9, 8, 12, 30, torch.float32)),
+    "crf": (bench_crf, (3,)),
+    "mlm_corruption": (bench_mlm_corruption, (9, 128)),
+    "packing": (bench_packing, ([3, 1, 5], 8, torch.float32)),
+    "segment_pool": (bench_segment_pool, ([3, 1, 5], 8, "mean", torch.float32)),
+}
+WITHOUT_NAME = {"crf"}
+NOT_COMPILED = {"crf", "embedding_layer_norm"}
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_an_ops_providers_agree_and_have_a_roofline(op, monkeypatch):
+    module, arguments = OPS[op]
+    for name, value in (
+        ("ON_GPU", True),
+        ("ROWS", 16),
+        ("DROPOUTS", (0.0,)),
+        ("compiled", lambda function: function),
+        ("compare", hurried),
+    ):
+        if hasattr(module, name):
+            monkeypatch.setattr(module, name, value)
+    make = module.layer_norm_cases if op == "layer_norm" else module.measure
+    cases = make(*(() if op in WITHOUT_NAME else ("case",)), *arguments)
+    for case, rows in cases.items():
+        timed = {name for name, row in rows.items() if "percent_of_roofline" in row}
+        absent = {name for name, row in rows.items() if row == {"missing": NOT_INSTALLED}}
+        assert timed | absent == set(rows), rows
+        assert any(name.startswith("fastenc") for name in timed) and len(timed) > 1
+        assert op in NOT_COMPILED or any("torch.compile" in name for name in timed), case
+
+
+def test_numerics_are_kept_and_a_broken_budget_is_an_error(monkeypatch):
+    first, *others = (case for case in CASES if case.op == "segment_pool")
+    run = lambda *cases: lambda: numerics_report("cpu", cases=cases)
+    monkeypatch.setattr(numerics, "numerics_report", run(first, *others))
+    numerics.main()
+    row = written("numerics")["cases"]["segment_pool mean, float32"]["forward"]
+    assert row["holds"] and row["error"] <= row["allowed"]
+    off = replace(first, ours=lambda **inputs: 1.1 * first.ours(**inputs))
+    monkeypatch.setattr(numerics, "numerics_report", run(off, *others))
+    with pytest.raises(SystemExit, match="segment_pool mean, float32: forward"):
+        numerics.main()
+    assert not written("numerics")["cases"]["segment_pool mean, float32"]["forward"]["holds"]
+
+
+def test_lengths_are_the_data_sets_and_always_the_same():
+    for name in lengths.NAMES:
+        drawn = lengths.lengths(name, 4096)
+        assert drawn == lengths.lengths(name, 4096)
+        assert sum(drawn) >= 4096 and min(drawn) >= 1 and max(drawn) <= 512
+    assert lengths.lengths("full 512", 4096) == [512] * 8
+    counts = {int(n): c for n, c in json.loads(lengths.FILE.read_text())["SST-2"].items()}
+    mean = sum(n * c for n, c in counts.items()) / sum(counts.values())
+    drawn = lengths.lengths("SST-2", 100_000)
+    assert sum(drawn) / len(drawn) == pytest.approx(mean, rel=0.02)
+
+
+@pytest.mark.parametrize("family", ["bert", "xlm-roberta"])
+def test_whole_models_agree_with_transformers_before_they_are_timed(family, monkeypatch, tmp_path):
+    sizes = dict(vocab_size=1100, hidden_size=32, num_layers=1, num_heads=2, intermediate_size=48)
+    special = dict(type_vocab_size=1, pad_token_id=1, position_offset=2, eps=1e-5)
+    config = EncoderConfig(
+        **sizes, **(special if family == "xlm-roberta" else {}), family=family, pooler=False
+    )
+    monkeypatch.setattr(models, "SIZES", {"minilm": config})
+    monkeypatch.setattr(bench_models, "TOKENS", 100)
+    monkeypatch.setattr(bench_models, "NAMES", ("WNUT-17",))
+    monkeypatch.setattr(sys, "argv", ["bench_models", "minilm"])
+    bench_models.main()
+    for mode in ("inference", "training"):
+        (path,) = (tmp_path / "results").glob(f"*/models_minilm_{mode}.json")
+        rows = json.loads(path.read_text())["cases"][f"{mode}, WNUT-17"]
+        assert rows["Hugging Face flash_attention_2"] == {"missing": "needs a GPU"}
+        for provider in ("fastenc", "fastenc.patch", "Hugging Face sdpa", "Hugging Face eager"):
+            assert rows[provider]["tokens_per_s"] > 0 and rows[provider]["MFU_percent"] > 0
+
+
+def test_a_model_with_other_weights_is_wrong(monkeypatch, tmp_path):
+    from fastenc.models import MaskedLM
+
+    sizes = dict(vocab_size=1100, hidden_size=32, num_layers=1, num_heads=2, intermediate_size=48)
+    monkeypatch.setattr(bench_models, "TOKENS", 60)
+    monkeypatch.setattr(bench_models, "NAMES", ("WNUT-17",))
+    ours = MaskedLM(EncoderConfig(**sizes, pooler=False))
+    ours.save_pretrained(tmp_path)
+    torch.nn.init.normal_(ours.head.bias)
+    torch.nn.init.normal_(ours.encoder.layers[0].up.bias)
+    (measure,) = bench_models.training(ours, str(tmp_path)).values()
+    rows = measure()["training, WNUT-17"]
+    assert "instead of" in rows["fastenc"]["wrong"] and "median_ms" in rows["Hugging Face sdpa"]
+    measure = bench_models.inference(ours, str(tmp_path))["inference, WNUT-17"]
+    rows = measure()["inference, WNUT-17"]
+    assert "relative error" in rows["fastenc"]["wrong"]
+
+
+def results(folder: Path) -> Path:
+    """Made-up results of every kind of row."""
+    row = {"median_ms": 2.0, "p20_ms": 1.5, "p80_ms": 2.5, "rounds": 9, "speedup": 1.5}
+    work = {"bytes": 1e6, "flops": 1e9, "TFLOP_per_s": 0.5, "percent_of_roofline": 61.0}
+    rows = {
+        "fastenc": row | work,
+        "liger-kernel": {"missing": "not installed"},
+        "sdpa flash, padded": {"failed": "RuntimeError: no"},
+        "eager": {"wrong": "error 1"},
+    }
+    model = {"fastenc": row | {"tokens_per_s": 9e5, "MFU_percent": 55.0, "peak_MB": 2048.0}}
+    machine = {"device": "Some GPU", "threads": 2, "versions": {"torch": "9"}, "date": "2000-01-01"}
+    ceilings = {"copy_GB_per_s": 4000.0, "product_TFLOP_per_s": {"bfloat16": 700.0}}
+    costs = {"seconds": 60.0, "cpu_seconds": 50.0}
+    trained = lambda i: (
+        costs | {"metric": "f1", "dev": 0.5, "test": 0.8 + 0.02 * i, "peak_memory": 99.0 + i}
+    )
+    target = folder / "some-gpu"
+    target.mkdir(parents=True)
+    for name, cases in (
+        ("attention", {"a case": rows}),
+        ("models_bert-base_training", {"training, SST-2": model}),
+        ("masked_cross_entropy", {"rows x vocabulary": rows}),
+        (
+            "train_long_documents",
+            {f"Reviews, seed {i}": {"fastenc, tail": trained(i)} for i in (0, 1)},
+        ),
+    ):
+        content = {"machine": machine, "ceilings": ceilings, "cases": cases}
+        (target / f"{name}.json").write_text(json.dumps(content))
+    return folder
+
+
+def test_tables_say_of_every_provider_what_there_is(tmp_path, monkeypatch):
+    monkeypatch.setattr(tables, "RESULTS", results(tmp_path / "results"))
+    text = tables.tables()
+    assert "| a case | 2 ms, 1.50×, 61 % | not installed | failed | wrong |" in text
+    assert "copy 4,000 GB/s, bfloat16 product 700 TFLOP/s" in text
+    assert (
+        "| Reviews: fastenc, tail | f1 (test) 81.0 ± 1.4 | 60 s | 50 s |  | 100 MiB | 2 |" in text
+    )
+    assert "| fastenc | 900 k/s, MFU 55 %, 2 GB |" in text
+    assert "rows x vocabulary" in text
+
+
+def test_a_seed_that_two_machines_have_counts_once():
+    row = lambda score: {"metric": "f1", "dev": 0.1, "test": score}
+    first = {"Set, seed 0": {"fastenc": row(0.8), "peer": row(0.7)}}
+    second = {"Set, seed 0": {"fastenc": row(0.2)}, "Set, seed 1": {"fastenc": row(0.9)}}
+    text = tables.scores_of_every_seed([{"cases": first}, {"cases": second}])
+    assert "| Set | f1 (test) | 85.0 ± 7.1 (2) | 70.0 (1) |" in text
+
+
+def test_pictures_are_made_from_the_results(tmp_path, monkeypatch):
+    monkeypatch.setattr(plots, "RESULTS", results(tmp_path / "results"))
+    monkeypatch.setattr(sys, "argv", ["plots", str(tmp_path / "plots")])
+    plots.main()
+    made = {path.name for path in (tmp_path / "plots" / "some-gpu").iterdir()}
+    assert {"attention.png", "models_bert-base_training.png", "roofline.png"} <= made
+    for path in (tmp_path / "plots" / "some-gpu").iterdir():
+        assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def visit(*arguments, folder, **environment):
+    environment = {
+        **{name: value for name, value in os.environ.items() if name != "OUT"},
+        "PYTHON": sys.executable,
+        "VISIT_FOLDER": str(folder),
+        "CUDA_VISIBLE_DEVICES": "",
+        **environment,
+    }
+    command = ["bash", str(SCRIPT), *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+
+
+def test_a_visits_dry_run_accounts_for_every_stage(tmp_path):
+    names = visit("--list", folder=tmp_path).stdout.split()
+    done = visit("--dry-run", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert [line.split()[0] for line in lines] == names and len(set(names)) == len(names)
+    for name, line in zip(names, lines, strict=True):
+        assert re.search(r"skipped .*no GPU|would run .*at most \d+ s: ", line), line
+        seconds = re.search(r"at most (\d+) s", line)
+        assert seconds is None or int(seconds[1]) < 600
+        if name.startswith(
+            ("bench", "models", "profile", "tune", "memcheck", "tests_gpu", "tests_tuned")
+        ):
+            assert "skipped" in line
+    wanted = {p.stem for p in (ROOT / "benchmarks").glob("bench_*.py")}
+    assert wanted - set(names) == {
+        "bench_models",
+        "bench_encoder",
+        "bench_matmul",
+        "bench_mlm_step",
+        "bench_attention",
+    }
+    assert {"bench_attention_plain", "bench_attention_variants"} < set(names)
+    on_gpu = [p for p in (ROOT / "tests").rglob("test_*.py") if "triton_target" in p.read_text()]
+    on_gpu.remove(Path(__file__))
+    assert {f"tests_{p.stem[5:]}" for p in on_gpu} < set(names)
+    assert not list((tmp_path / "done").iterdir()), "a dry run does nothing"
+
+
+def test_what_a_visits_sanitizer_runs_names_every_op():
+    command = [
+        sys.executable,
+        "-m",
+        "tests.helpers.sanitize",
+        "--device",
+        "cpu",
+        "bias_gelu",
+        "whole_*",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    ran = {line.split()[0] for line in done.stdout.splitlines()}
+    assert ran == {"bias_gelu", "whole_model"}
+
+
+def test_a_visit_hands_over_its_results(tmp_path):
+    folder, out = tmp_path / "visit", tmp_path / "out"
+    results(folder / "results")
+    done = visit("tables", "tune", folder=folder, OUT=str(out))
+    assert done.returncode == 0, done.stdout + done.stderr
+    states = {line.split()[0]: line.split()[1] for line in (out / "summary.txt").open()}
+    assert states == {"tables": "passed", "tune": "skipped"}
+    assert (out / "visit.tar.gz").stat().st_size
+    assert "Some GPU" in (folder / "tables.md").read_text()
+    assert "passed" in visit("tables", folder=folder).stdout, "the results may be others by now"
+
+
+STUB = """#!/bin/sh
+case "$*" in
+  *get_device_capability*) echo 90 ;;
+  *build_info*) exit "${WITHOUT_CUDA:-0}" ;;
+  *) echo "$* go_on=${FASTENC_BENCH_GO_ON:-} cuda=${FASTENC_CUDA:-} end=$FASTENC_BENCH_END" >>"$0.calls"
+     exit "${CODE:-0}" ;;
+esac
+"""
+
+
+@pytest.fixture
+def gpu_machine(tmp_path):
+    """A tree of the script's own, and a program in Python's place that says that there is a GPU of sm_90."""
+    root = tmp_path / "root"
+    for file in ("benchmarks/bench_op.py", "tests/triton/test_op_triton.py", "kernels/op.py"):
+        (root / file).parent.mkdir(parents=True)
+        (root / file).touch()
+    script = shutil.copy(SCRIPT, root / "benchmarks")
+    program = root / "python"
+    program.write_text(STUB)
+    program.chmod(0o755)
+    calls = program.with_suffix(".calls")
+
+    def run(*arguments, **environment):
+        """(each stage's state, what the stages called)."""
+        calls.write_text("")
+        options = {"PYTHON": str(program), "VISIT_FOLDER": str(root / "visit"), **environment}
+        kept = {k: v for k, v in os.environ.items() if k != "OUT" and not k.startswith("FASTENC_")}
+        command = ["bash", script, *arguments]
+        done = subprocess.run(
+            command, env={**kept, **options}, capture_output=True, text=True, timeout=60
+        )
+        assert not done.stderr
+        states = dict(line.split()[:2] for line in done.stdout.split("\n\n")[0].splitlines())
+        return states, calls.read_text()
+
+    run.tuned = root / "kernels" / "tuned" / "sm_90.json"
+    return run
+
+
+def test_a_visits_stages_run_once_with_the_tables_that_count(gpu_machine):
+    stages = ("tests_op_triton", "bench_op", "models_minilm_training", "profile_minilm_training")
+    stages += ("tests_tuned", "tables")
+    first, _ = gpu_machine(*stages)
+    assert first == dict.fromkeys(stages, "passed") | {"tests_tuned": "skipped"}
+    again, called = gpu_machine(*stages)
+    finished = dict.fromkeys(stages[:4], "finished")
+    assert again == finished | {"tests_tuned": "skipped", "tables": "passed"}
+    assert re.findall("-m [a-z.]+", called) == ["-m benchmarks.tables"]
+    gpu_machine.tuned.parent.mkdir()
+    gpu_machine.tuned.write_text("{}")
+    passed = dict.fromkeys(stages, "passed") | {"tests_op_triton": "finished"}
+    assert gpu_machine(*stages)[0] == passed
+    assert gpu_machine(*stages)[0] == dict.fromkeys(stages, "finished") | {"tables": "passed"}
+
+
+def test_a_visits_benchmark_goes_on_unless_it_is_forced(gpu_machine):
+    states, called = gpu_machine("bench_op", CODE="75")
+    assert states == {"bench_op": "unfinished"} and "go_on=1" in called
+    assert re.search(r"end=\d{10}$", called.strip())
+    assert gpu_machine("bench_op")[0] == {"bench_op": "passed"}
+    states, called = gpu_machine("--force", "bench_op", CODE="75")
+    assert states == {"bench_op": "unfinished"} and "go_on= " in called
+    states, called = gpu_machine("bench_op")
+    assert states == {"bench_op": "passed"} and "go_on=1" in called
+
+
+def test_beside_a_gpu_a_visits_build_has_cuda_code(gpu_machine):
+    states, called = gpu_machine("build", WITHOUT_CUDA="1")
+    assert states == {"build": "FAILED"} and "pip install" in called and "cuda=1" in called
+    assert gpu_machine("build")[0] == {"build": "passed"}
+    assert gpu_machine("build")[0] == {"build": "finished"}
+    assert gpu_machine("build", WITHOUT_CUDA="1")[0] == {"build": "FAILED"}
+
+
+def test_a_visits_numerics_are_kept(gpu_machine):
+    assert "-m benchmarks.numerics " in gpu_machine("numerics")[1]
+
+
+def test_a_visits_failed_stage_does_not_stop_the_next(tmp_path):
+    done = visit("build", "tables", "plots", folder=tmp_path, PYTHON="false")
+    assert done.returncode == 1
+    assert [line.split()[1] for line in done.stdout.splitlines()[:3]] == ["FAILED"] * 3
+    assert not list((tmp_path / "done").iterdir())
+    program = tmp_path / "unfinished"
+    program.write_text("#!/bin/sh\nexit 75\n")
+    program.chmod(0o755)
+    unfinished = visit("build", folder=tmp_path, PYTHON=str(program))
+    assert unfinished.returncode == 0 and unfinished.stdout.split()[1] == "unfinished"
+    assert not list((tmp_path / "done").iterdir())
+    late = visit("--seconds", "0", "tables", folder=tmp_path)
+    assert "not begun" in late.stdout
+    unknown = visit("nonsense", folder=tmp_path)
+    assert unknown.returncode == 2 and "no such stage: nonsense" in unknown.stderr
+
+
+def test_the_peer_of_spans_is_trained_on_the_same_scores():
+    pytest.importorskip("transformers")
+    from benchmarks._trainer import Entities
+
+    words = [["Ada", "met", "Bo"], ["nobody"], ["the", "cat", "of", "Ada", "sleeps"]]
+    found = [[Span("P", 0, 1), Span("P", 2, 3)], [], [Span("X", 0, 4), Span("P", 3, 4)]]
+    data = EntityData([sentence(row) for row in words], found, ["P", "X"])
+    task = SpanNer(max_length=16)
+    kind = Entities(task, data, None)
+    theirs, ours = kind.model().eval(), kind.ours.eval()
+    batch = kind.collator()(kind.rows(data))
+    real = batch["labels"] != -100
+    with torch.no_grad():
+        result = theirs(**batch)
+        expected = ours(**task.collate(task.encode(data, ours)))
+    torch.testing.assert_close(result["logits"][real], expected.logits, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(result["loss"], expected.loss, rtol=1e-4, atol=1e-5)
+
+
+def test_the_peer_of_tag_sequences_is_trained_on_the_same_scores():
+    transformers, _ = pytest.importorskip("transformers"), pytest.importorskip("torchcrf")
+    from benchmarks._trainer import TagsWithCrf
+
+    rows = [(["Ada", "unbelievably", "slept"], "NAV"), (["hm"], "X"), (["cats", "sleep"], "NV")]
+    data = TaggedData([sentence(words, list(tags)) for words, tags in rows], sorted("NAVX"))
+    task = TokenClassification(crf=True)
+    ours = task.load(minilm_folder(), data).eval()
+    kind = TagsWithCrf(task, data, transformers.AutoTokenizer.from_pretrained(minilm_folder()))
+    theirs = kind.model().eval()
+    theirs.tagger.classifier.load_state_dict(ours.classifier.state_dict())
+    theirs.crf.load_state_dict(ours.crf.state_dict())
+    batch = kind.collator()(kind.rows(data))
+    examples = task.encode(data, ours)
+    with torch.no_grad():
+        result = theirs(batch["input_ids"], batch["attention_mask"], batch["labels"])
+        loss = ours(**task.collate(examples)).loss
+    torch.testing.assert_close(result["loss"], loss, rtol=1e-4, atol=1e-5)
+    found = transformers.trainer_utils.PredictionOutput(result["logits"], batch["labels"], None)
+    scores = kind.score(data, found)
+    expected = task.evaluate(ours, data, examples)
+    assert scores and scores == {name: pytest.approx(expected[name]) for name in scores}
+
+
+def test_names_of_benchmarks():
+    run = lambda *arguments: subprocess.run(
+        [sys.executable, "-m", "benchmarks.run", *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert {"attention", "models", "host_costs"} <= set(run("--list").stdout.split())
+    assert "fastenc bench --tune" in run("--help").stdout

@@ -1,0 +1,108 @@
+"""Reads the imports of every file: no layer imports one above it, and the core needs torch only."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.helpers import ROOT
+
+PACKAGE = ROOT / "python" / "fastenc"
+
+# layer: what of fastenc it may import
+ALLOWED = {
+    "reference": {"reference"},
+    "ops": {"reference", "ops", "_C", "kernels", "packing"},
+    "_transfer": set(),
+    "packing": {"_transfer"},
+    "nn": {"ops", "packing", "nn", "_extras"},
+    "data": {"packing", "data", "_extras", "_files"},
+    "models": {"ops", "packing", "nn", "models", "data", "_extras", "_files", "_transfer"},
+    "adapt": {"ops", "packing", "nn", "models", "data", "adapt", "_extras", "_files"},
+    "objectives": {"ops", "packing", "nn", "models", "data", "objectives", "_extras", "_transfer"},
+}
+ALLOWED["tasks"] = ALLOWED["objectives"] | {"tasks", "_files"}
+ALLOWED["profiling"] = ALLOWED["objectives"] | {"profiling", "_files"}
+# Outside the project's own modules, these layers may import only:
+LIBRARIES = {"reference": {"torch"}, "ops": {"torch"}, "nn": {"torch"}}
+LIBRARIES |= {"packing": {"torch"}, "_transfer": {"torch"}}
+
+
+def imports(path: Path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{path}: relative import"
+            if node.module == "fastenc":
+                yield from (f"fastenc.{alias.name}" for alias in node.names)
+            else:
+                yield node.module
+
+
+def files(layer: str):
+    folder = PACKAGE / layer
+    return sorted(folder.rglob("*.py")) if folder.is_dir() else [PACKAGE / f"{layer}.py"]
+
+
+@pytest.mark.parametrize("layer", ALLOWED)
+def test_layer_imports_nothing_above_it(layer):
+    assert files(layer), layer
+    for path in files(layer):
+        for name in imports(path):
+            top, _, rest = name.partition(".")
+            if top == "fastenc":
+                assert rest.split(".")[0] in ALLOWED[layer], f"{path.name} imports {name}"
+            elif layer in LIBRARIES and top not in sys.stdlib_module_names:
+                assert top in LIBRARIES[layer], f"{path.name} imports {name}"
+
+
+def test_kernels_import_torch_and_triton_only():
+    for path in sorted((ROOT / "kernels").glob("*.py")):
+        for name in imports(path):
+            top = name.split(".")[0]
+            assert top in {"torch", "triton", *sys.stdlib_module_names} or name.startswith(
+                "fastenc.kernels"
+            ), f"{path.name} imports {name}"
+
+
+def test_nothing_imports_tests_or_benchmarks():
+    for path in sorted(PACKAGE.rglob("*.py")):
+        assert not {name.split(".")[0] for name in imports(path)} & {
+            "tests",
+            "benchmarks",
+            "conftest",
+        }
+
+
+def test_tests_lie_in_folders_and_share_through_helpers():
+    assert not list((ROOT / "tests").glob("test_*.py")), "a test belongs into its layer's folder"
+    for path in (ROOT / "tests").rglob("*.py"):
+        for name in imports(path):
+            assert not name.split(".")[0].startswith("test_"), f"{path.name} imports {name}"
+
+
+def test_core_imports_without_any_optional_library():
+    blocked = [
+        "triton",
+        "transformers",
+        "tokenizers",
+        "safetensors",
+        "accelerate",
+        "datasets",
+        "numpy",
+    ]
+    blocked += ["tqdm", "typer", "rich", "matplotlib", "sklearn", "huggingface_hub"]
+    code = (
+        "import torch, sys\n"
+        f"for name in {blocked!r}:\n"
+        "    for loaded in [m for m in sys.modules if m.split('.')[0] == name]: del sys.modules[loaded]\n"
+        "    sys.modules[name] = None\n"
+        "import fastenc, fastenc.ops, fastenc.nn, fastenc.packing\n"
+        "print(fastenc.ops.layer_norm(torch.ones(2, 8)).sum().item())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout) == 0.0

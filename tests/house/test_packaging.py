@@ -1,0 +1,200 @@
+"""Wheel, sdist and an installation without a compiler, each checked from outside the checkout."""
+
+import os
+import runpy
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import zipfile
+
+import pytest
+import torch
+
+from tests.helpers import ROOT
+
+
+def run(*command, cwd, python=sys.executable, **environment):
+    done = subprocess.run(
+        [python, *command],
+        cwd=cwd,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory):
+    """A copy of what git tracks, so that a build leaves the working tree alone."""
+    if subprocess.run(["git", "rev-parse"], cwd=ROOT, capture_output=True).returncode:
+        pytest.skip("not a git checkout")
+    target = tmp_path_factory.mktemp("checkout")
+    listed = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    for name in filter(None, listed.stdout.split("\0")):
+        if (ROOT / name).is_file():
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            (target / name).write_bytes((ROOT / name).read_bytes())
+    return target
+
+
+def fresh_environment(folder, wheel):
+    """An environment with the wheel's files and this one's libraries, but not its editable fastenc.
+
+    Returns: its Python and the folder that the wheel was unpacked into.
+    """
+    run("-m", "venv", "--without-pip", str(folder), cwd=ROOT)
+    site = next(folder.glob("lib/python*/site-packages"))
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(site)
+    # A path file's own folder is searched for path files, the folders it names are not.
+    (site / "libraries.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    return str(folder / "bin" / "python"), site
+
+
+def source_modules(root):
+    names = {
+        path.relative_to(root / "python").as_posix() for path in (root / "python").rglob("*.py")
+    }
+    return names | {f"fastenc/kernels/{path.name}" for path in (root / "kernels").glob("*.py")}
+
+
+def test_wheel_holds_every_module_and_the_extension(checkout, tmp_path):
+    tuned = checkout / "kernels" / "tuned" / "sm_00.json"
+    tuned.parent.mkdir(exist_ok=True)
+    tuned.write_text('{"entries": []}')
+    run("-m", "build", "--wheel", "--no-isolation", "--outdir", str(tmp_path), cwd=checkout)
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+    assert source_modules(checkout) <= names
+    assert "fastenc/kernels/tuned/sm_00.json" in names
+    recipes = (checkout / "python/fastenc/train/recipes").glob("*.toml")
+    shipped = {f"fastenc/train/recipes/{path.name}" for path in recipes}
+    assert len(shipped) >= 7 and shipped <= names
+    extensions = [name for name in names if name.startswith("fastenc/_C.")]
+    assert len(extensions) == 1
+    assert not [
+        name for name in names if name.startswith(("tests", "benchmarks", "kernels/", "csrc"))
+    ]
+    python, site = fresh_environment(tmp_path / "environment", wheel)
+    code = (
+        "import fastenc, fastenc._C, fastenc.kernels, torch\n"
+        f"assert fastenc.__file__.startswith({str(site)!r}), fastenc.__file__\n"
+        f"assert fastenc._C.__file__.startswith({str(site)!r})\n"
+        "fastenc.ops.layer_norm(torch.ones(2, 8), impl='cpp')\n"
+    )
+    run("-c", code, cwd=tmp_path, python=python)
+
+
+def test_sdist_holds_what_a_build_needs(checkout, tmp_path):
+    run(
+        "-m",
+        "build",
+        "--sdist",
+        "--no-isolation",
+        "--outdir",
+        str(tmp_path),
+        cwd=checkout,
+        FASTENC_BUILD="0",
+    )
+    (sdist,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    wanted = {
+        path.relative_to(checkout).as_posix()
+        for folder in ("csrc", "kernels", "python")
+        for path in (checkout / folder).rglob("*")
+        if path.suffix in {".cpp", ".h", ".inc", ".cu", ".cuh", ".py", ".toml"}
+    }
+    assert wanted <= names
+    assert {"csrc/cuda/masked_cross_entropy.cu", "csrc/cuda/vector.cuh"} <= wanted
+    assert {"setup.py", "pyproject.toml", "LICENSE", "README.md"} <= names
+
+
+def test_cuda_asked_for_where_torch_has_none_is_an_error_that_says_so(checkout):
+    if torch.version.cuda:
+        pytest.skip("this torch has CUDA")
+    done = subprocess.run(
+        [sys.executable, "setup.py", "build_ext"],
+        cwd=checkout,
+        env={**os.environ, "FASTENC_CUDA": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode != 0
+    assert "FASTENC_CUDA=1 needs a torch with CUDA and a CUDA_HOME" in done.stderr
+
+
+def test_an_nvcc_that_is_a_script_elsewhere_does_not_hide_cuda(tmp_path, monkeypatch):
+    monkeypatch.setattr("setuptools.setup", lambda **_: None)
+    monkeypatch.setenv("FASTENC_BUILD", "0")
+    name_cuda_home = runpy.run_path(str(ROOT / "setup.py"))["name_cuda_home"]
+    script, usual = tmp_path / "bin" / "nvcc", tmp_path / "cuda"
+    for path in (script, usual / "include" / "cuda.h"):
+        path.parent.mkdir(parents=True)
+        path.write_text("#!/bin/sh\n")
+    script.chmod(0o755)
+    monkeypatch.setenv("PATH", str(script.parent))
+    monkeypatch.delenv("CUDA_PATH", raising=False)
+    monkeypatch.setenv("CUDA_HOME", "mine")
+    name_cuda_home(str(usual))
+    assert os.environ["CUDA_HOME"] == "mine"
+    monkeypatch.delenv("CUDA_HOME")
+    name_cuda_home(str(tmp_path / "nowhere"))
+    assert "CUDA_HOME" not in os.environ
+    name_cuda_home(str(usual))
+    assert os.environ["CUDA_HOME"] == str(usual)
+    monkeypatch.delenv("CUDA_HOME")
+    (tmp_path / "include").mkdir()
+    (tmp_path / "include" / "cuda.h").touch()
+    name_cuda_home(str(usual))
+    assert "CUDA_HOME" not in os.environ  # torch finds the one beside nvcc
+
+
+def test_the_module_reads_a_pybind11_that_refuses_torchs_stable_abi(checkout, tmp_path):
+    """As torch 2.11's copy does."""
+    (tmp_path / "pybind11").mkdir()
+    for name in ("pybind11.h", "stl.h"):
+        guard = "#ifdef TORCH_TARGET_VERSION\n#error stable ABI\n#endif\n"
+        (tmp_path / "pybind11" / name).write_text(guard)
+    source = checkout / "csrc" / "library.cpp"
+    command = ["c++", "-E", "-DTORCH_TARGET_VERSION=1", f"-I{tmp_path}", str(source)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_without_the_extension_everything_takes_the_reference_path_and_says_so_once(
+    checkout, tmp_path
+):
+    run(
+        "-m",
+        "build",
+        "--wheel",
+        "--no-isolation",
+        "--outdir",
+        str(tmp_path),
+        cwd=checkout,
+        FASTENC_BUILD="0",
+    )
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        assert not [name for name in archive.namelist() if name.startswith("fastenc/_C")]
+    python, _ = fresh_environment(tmp_path / "environment", wheel)
+    code = (
+        "import torch, fastenc\n"
+        "x = torch.randn(3, 8, requires_grad=True)\n"
+        "y = fastenc.ops.layer_norm(fastenc.ops.bias_gelu(x))\n"
+        "y.sum().backward()\n"
+        "torch.testing.assert_close(y, torch.nn.functional.layer_norm(torch.nn.functional.gelu(x), (8,)))\n"
+        "try: fastenc.ops.layer_norm(x, impl='cpp')\n"
+        "except ValueError as error: assert 'not available' in str(error)\n"
+        "else: raise SystemExit('fell back')\n"
+    )
+    done = run("-c", code, cwd=tmp_path, python=python)
+    assert done.stderr.count("compiled extension is not available") == 1

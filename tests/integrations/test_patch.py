@@ -1,0 +1,422 @@
+import copy
+import pickle
+import warnings
+
+import pytest
+import torch
+
+import fastenc
+from tests.helpers.extension import needs_cpp
+from tests.helpers.families import FAMILIES, config, model, padded_batch
+from tests.helpers.patching import assert_same_gradients, assert_same_outputs, labels_for
+
+pytestmark = needs_cpp
+TASKS = {
+    "MaskedLM": ("logits",),
+    "ForSequenceClassification": ("logits",),
+    "ForTokenClassification": ("logits",),
+    "ForQuestionAnswering": ("start_logits", "end_logits"),
+}
+EVERY_FAMILY = pytest.mark.parametrize("family", FAMILIES)
+
+
+def task_model(family, task, **changes):
+    name = "ForMaskedLM" if task == "MaskedLM" else task
+    return model(family, name, **changes)
+
+
+@EVERY_FAMILY
+@pytest.mark.parametrize("task", ["Model", *TASKS])
+@pytest.mark.parametrize("padding", [True, False], ids=["padded", "full"])
+def test_outputs_and_every_gradient_agree(family, task, padding):
+    theirs = task_model(family, task)
+    ours = fastenc.patch(copy.deepcopy(theirs))
+    batch = padded_batch(family) if padding else padded_batch(family, (12, 12))
+    if not padding:
+        del batch["attention_mask"]
+    mask = torch.ones_like(batch["input_ids"]) if not padding else batch["attention_mask"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        if task == "ForQuestionAnswering" and padding:
+            # Its softmax runs over padding too, so that the loss needs the model's own forward.
+            warnings.filterwarnings("ignore", message=".*softmax over the padded length")
+        with torch.inference_mode():
+            for switches in ({}, {"output_hidden_states": True}):
+                assert_same_outputs(ours(**batch, **switches), theirs(**batch, **switches), mask)
+        if task == "Model":
+            weight = torch.randn(32) * mask[..., None]
+            loss = lambda m: (m(**batch).last_hidden_state * weight).sum()
+        else:
+            labels = labels_for(task, {"attention_mask": mask})
+            loss = lambda m: m(**batch, **labels).loss
+        a, b = loss(ours), loss(theirs)
+    torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+    a.backward(), b.backward()
+    assert_same_gradients(ours, theirs)
+
+
+@EVERY_FAMILY
+def test_labelled_logits_only_gives_the_same_loss_and_gradients(family):
+    theirs = task_model(family, "MaskedLM")
+    ours = fastenc.patch(copy.deepcopy(theirs), labelled_logits_only=True)
+    batch = padded_batch(family)
+    labels = labels_for("MaskedLM", batch)
+    a, b = ours(**batch, **labels), theirs(**batch, **labels)
+    assert a.logits is None
+    torch.testing.assert_close(a.loss, b.loss, rtol=1e-5, atol=1e-5)
+    a.loss.backward(), b.loss.backward()
+    assert_same_gradients(ours, theirs)
+    assert_same_outputs(ours(**batch), theirs(**batch), batch["attention_mask"])
+
+
+@EVERY_FAMILY
+def test_masks_with_holes_positions_and_embeddings(family):
+    theirs = model(family)
+    ours = fastenc.patch(copy.deepcopy(theirs))
+    batch = padded_batch(family)
+    batch["attention_mask"][1, 3:6] = 0
+    mask = batch["attention_mask"]
+    calls = [batch, {**batch, "position_ids": torch.arange(30).flip(0)[None] + 2}]
+    embeds = theirs.get_input_embeddings()(batch["input_ids"])
+    calls.append({k: v for k, v in batch.items() if k != "input_ids"} | {"inputs_embeds": embeds})
+    with torch.no_grad():
+        for call in calls:
+            assert_same_outputs(ours(**call), theirs(**call), mask)
+
+
+def test_tuples_positional_arguments_and_config_switches():
+    theirs = model("bert")
+    ours = fastenc.patch(copy.deepcopy(theirs))
+    batch = padded_batch("bert")
+    mask = batch["attention_mask"].bool()
+    a, b = (m(*batch.values(), return_dict=False) for m in (ours, theirs))
+    assert isinstance(a, tuple) and len(a) == len(b)
+    torch.testing.assert_close(a[0][mask], b[0][mask], rtol=0, atol=1e-5)
+    ours.config.output_hidden_states = theirs.config.output_hidden_states = True
+    assert_same_outputs(ours(**batch), theirs(**batch), batch["attention_mask"])
+
+
+def test_dropout_is_applied_in_training_and_reproducible():
+    ours = fastenc.patch(model("bert", "ForMaskedLM")).train()
+    batch = padded_batch("bert")
+    runs = []
+    for seed in (0, 0, 1):
+        torch.manual_seed(seed)
+        runs.append(ours(**batch).logits)
+    assert torch.equal(runs[0], runs[1]) and not torch.equal(runs[0], runs[2])
+    ours.eval()
+    assert torch.equal(ours(**batch).logits, ours(**batch).logits)
+
+
+def test_bf16_autocast_keeps_dtypes_and_stays_close():
+    theirs = model("bert", "ForMaskedLM")
+    ours = fastenc.patch(copy.deepcopy(theirs))
+    batch = padded_batch("bert")
+    labels = labels_for("MaskedLM", batch)
+    exact = theirs(**batch, **labels).loss
+    with torch.autocast("cpu", torch.bfloat16):
+        a, b = ours(**batch, **labels), theirs(**batch, **labels)
+        assert ours.bert(**batch).last_hidden_state.dtype == torch.float32
+    assert abs(a.loss - exact) < 2 * abs(b.loss - exact) + 0.02
+    a.loss.backward()
+    assert all(p.grad.dtype == torch.float32 for p in ours.parameters() if p.grad is not None)
+
+
+def test_parameters_are_read_live():
+    """An optimiser's step, a load_state_dict and a replaced parameter all show at once."""
+    theirs = model("bert")
+    ours = fastenc.patch(copy.deepcopy(theirs))
+    batch = padded_batch("bert")
+    with torch.no_grad():
+        ours(**batch)
+        for m in (ours, theirs):
+            m.encoder.layer[0].output.dense.weight.mul_(1.5)
+            m.encoder.layer[1].attention.self.key.weight = torch.nn.Parameter(torch.ones(32, 32))
+        assert_same_outputs(ours(**batch), theirs(**batch), batch["attention_mask"])
+
+
+def test_checkpoints_are_untouched_and_unpatch_restores(tmp_path):
+    theirs = model("bert", "ForSequenceClassification")
+    ours = fastenc.patch(copy.deepcopy(theirs))
+    assert list(ours.state_dict()) == list(theirs.state_dict())
+    ours.save_pretrained(tmp_path)
+    again = type(theirs).from_pretrained(tmp_path)
+    batch = padded_batch("bert")
+    assert torch.equal(again(**batch).logits, theirs(**batch).logits)
+    assert fastenc.patch(ours) is ours and fastenc.unpatch(ours) is ours
+    assert "forward" not in ours.__dict__ and "forward" not in ours.bert.__dict__
+    assert torch.equal(ours(**batch).logits, theirs(**batch).logits)
+    assert fastenc.unpatch(ours) is ours
+
+
+def test_a_deep_copy_is_patched_and_independent():
+    ours = fastenc.patch(model("bert"))
+    batch = padded_batch("bert")
+    before = ours(**batch).last_hidden_state
+    twin = copy.deepcopy(ours)
+    with torch.no_grad():
+        for parameter in twin.parameters():
+            parameter.zero_()
+    assert not twin(**batch).last_hidden_state.any()
+    assert torch.equal(ours(**batch).last_hidden_state, before)
+
+
+def own_forward_warns(ours, theirs, batch, match, **call):
+    with pytest.warns(UserWarning, match=match):
+        a = ours(**batch, **call)
+    b = theirs(**batch, **call)
+    torch.testing.assert_close(a.last_hidden_state, b.last_hidden_state, rtol=0, atol=0)
+    return a, b
+
+
+def test_calls_it_does_not_cover_take_the_models_own_forward():
+    theirs = model("bert", attn_implementation="eager")
+    ours = fastenc.patch(copy.deepcopy(theirs))
+    batch = padded_batch("bert")
+    a, b = own_forward_warns(
+        ours, theirs, batch, "called with output_attentions", output_attentions=True
+    )
+    assert len(a.attentions) == 2 and torch.equal(a.attentions[0], b.attentions[0])
+    left = {k: v.flip(1) for k, v in batch.items()}
+    own_forward_warns(ours, theirs, left, "a row starts with padding")
+    square = batch["attention_mask"][:, None, None, :].expand(-1, 1, 30, -1).bool()
+    own_forward_warns(ours, theirs, {**batch, "attention_mask": square}, "not \\(batch, length\\)")
+    # The hooks that recording attentions leaves behind do not end the acceleration.
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert_same_outputs(ours(**batch), theirs(**batch), batch["attention_mask"])
+
+
+def test_losses_that_read_padding_take_the_models_own_forward():
+    for task, match in (
+        ("ForQuestionAnswering", "softmax over the padded length"),
+        ("ForTokenClassification", "a padding token has a label"),
+        ("ForMaskedLM", "a padding token has a label"),
+    ):
+        theirs = model("bert", task)
+        ours = fastenc.patch(copy.deepcopy(theirs))
+        batch = padded_batch("bert")
+        labels = labels_for(task, batch)
+        if "labels" in labels:
+            labels = {"labels": torch.ones_like(batch["input_ids"])}
+        with pytest.warns(UserWarning, match=match):
+            loss = ours(**batch, **labels).loss
+        assert torch.equal(loss, theirs(**batch, **labels).loss)
+        # The next call, without such labels, is fused again: padding holds the head of a zero vector.
+        padding = batch["attention_mask"] == 0
+        states = ours.base_model(**batch).last_hidden_state
+        assert not states[padding].any()
+
+
+def test_changed_layers_take_the_models_own_forward():
+    batch = padded_batch("bert")
+
+    class Doubled(torch.nn.Linear):
+        def forward(self, x):
+            return 2 * super().forward(x)
+
+    replaced = model("bert")
+    new = Doubled(32, 32)
+    replaced.encoder.layer[0].attention.self.query = new
+    hooked = model("bert")
+    hooked.encoder.layer[1].output.register_forward_hook(lambda m, i, o: o + 1)
+    for theirs, match in ((replaced, "is a Doubled"), (hooked, "BertOutput has hooks")):
+        own_forward_warns(fastenc.patch(copy.deepcopy(theirs)), theirs, batch, match)
+
+
+def test_changed_embeddings_are_called_and_the_layers_stay_fused():
+    class Doubled(torch.nn.Embedding):
+        def forward(self, ids):
+            return 2 * super().forward(ids)
+
+    replaced, hooked, sparse = model("bert"), model("bert"), model("bert")
+    replaced.embeddings.position_embeddings = Doubled(40, 32)
+    hooked.get_input_embeddings().register_forward_hook(lambda m, i, o: o + 1)
+    sparse.embeddings.word_embeddings.sparse = True
+    batch = padded_batch("bert")
+    for theirs in (replaced, hooked, sparse):
+        ours = fastenc.patch(copy.deepcopy(theirs))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            a, b = ours(**batch), theirs(**batch)
+        assert_same_outputs(a, b, batch["attention_mask"])
+    real = batch["attention_mask"].bool()
+    a.last_hidden_state[real].sum().backward()
+    assert ours.embeddings.word_embeddings.weight.grad.is_sparse
+
+
+def test_gradient_checkpointing_gives_the_same_gradients():
+    theirs = model(
+        "bert",
+        "ForSequenceClassification",
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+    )
+    ours = fastenc.patch(copy.deepcopy(theirs))
+    ours.gradient_checkpointing_enable()
+    batch = padded_batch("bert")
+    grads = []
+    for m in (ours.train(), theirs.train()):
+        m(**batch, labels=torch.tensor([0, 1, 1, 0])).loss.backward()
+        grads.append([p.grad for p in m.parameters()])
+    for a, b in zip(*grads, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_works_under_the_trainer(tmp_path, smoothing):
+    """Same data, same seed, no dropout: the Trainer's losses agree step by step, its evaluation too."""
+    from transformers import Trainer, TrainingArguments
+
+    rows = [
+        {"input_ids": torch.randint(5, 97, (n,)).tolist(), "labels": n % 2}
+        for n in (5, 9, 30, 12) * 4
+    ]
+
+    def collate(examples):
+        batch = padded_batch("bert", [len(e["input_ids"]) for e in examples])
+        for row, example in zip(batch["input_ids"], examples, strict=True):
+            row[: len(example["input_ids"])] = torch.tensor(example["input_ids"])
+        return {**batch, "labels": torch.tensor([e["labels"] for e in examples])}
+
+    losses = []
+    for name, collator in (
+        ("own", collate),
+        ("patched", collate),
+        ("facts", fastenc.DataCollatorWithFacts(collate)),
+    ):
+        m = model(
+            "bert",
+            "ForSequenceClassification",
+            hidden_dropout_prob=0.0,
+            attention_probs_dropout_prob=0.0,
+        )
+        if name != "own":
+            fastenc.patch(m)
+        arguments = TrainingArguments(
+            tmp_path / name,
+            label_smoothing_factor=smoothing,
+            max_steps=6,
+            per_device_train_batch_size=4,
+            logging_steps=1,
+            report_to=[],
+            seed=3,
+            use_cpu=True,
+            learning_rate=1e-3,
+            save_strategy="no",
+            disable_tqdm=True,
+        )
+        trainer = Trainer(
+            m, arguments, train_dataset=rows, eval_dataset=rows, data_collator=collator
+        )
+        trainer.train()
+        losses.append([entry["loss"] for entry in trainer.state.log_history if "loss" in entry])
+        losses[-1].append(trainer.evaluate()["eval_loss"])
+    own, *ours = map(torch.tensor, losses)
+    assert len(own) == 7
+    for found in ours:
+        torch.testing.assert_close(found, own, rtol=1e-3, atol=1e-4)
+
+
+@EVERY_FAMILY
+@pytest.mark.parametrize("task", TASKS)
+def test_calls_with_sizes_noted_by_the_collator(family, task):
+    theirs = task_model(family, task)
+    ours = fastenc.patch(copy.deepcopy(theirs))
+    batch = padded_batch(family)
+    if task != "ForQuestionAnswering":  # whose loss runs over padding, by the model's own forward
+        batch |= labels_for(task, batch)
+    collated = fastenc.DataCollatorWithFacts(dict)(batch)
+    assert "batch_facts" in collated
+    output, expected = ours(**collated), theirs(**batch)
+    assert_same_outputs(output, expected, batch["attention_mask"])
+
+
+def test_a_collator_with_facts_has_the_collators_attributes():
+    collator = pickle.loads(pickle.dumps(fastenc.DataCollatorWithFacts(DataCollator())))
+    assert collator.tokenizer == "the tokenizer"
+    assert collator(padded_batch("bert"))["batch_facts"].padding > 0
+    with pytest.raises(AttributeError, match="nothing"):
+        _ = collator.nothing
+
+
+class DataCollator:
+    tokenizer = "the tokenizer"
+
+    def __call__(self, features):
+        return features
+
+
+@pytest.mark.parametrize("labelled_logits_only", [False, True])
+def test_labels_in_one_row_and_no_label(labelled_logits_only):
+    theirs = model("bert", "ForMaskedLM")
+    ours = fastenc.patch(copy.deepcopy(theirs), labelled_logits_only=labelled_logits_only)
+    batch = padded_batch("bert")
+    labels = labels_for("MaskedLM", batch)["labels"]
+    for given in (labels, labels.flatten(), torch.full_like(labels, -100)):
+        expected = theirs(**batch, labels=given).loss
+        found = ours(**batch, labels=given).loss
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6, equal_nan=True)
+    for wrong in (labels[:, 1:], torch.cat([labels, labels])):
+        with pytest.raises(
+            ValueError,
+            match=r"labels must have one value for each of the \d+ x \d+ inputs, got shape",
+        ):
+            ours(**batch, labels=wrong)
+
+
+def test_a_patched_model_can_be_compiled():
+    theirs = model("bert", "ForSequenceClassification")
+    ours = torch.compile(fastenc.patch(copy.deepcopy(theirs)), backend="eager")
+    batch = padded_batch("bert")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = ours(**batch, labels=torch.tensor([0, 1, 1, 0]))
+    expected = theirs(**batch, labels=torch.tensor([0, 1, 1, 0]))
+    torch.testing.assert_close(found.loss, expected.loss, rtol=1e-5, atol=1e-6)
+
+
+def test_sizes_of_another_batch_are_refused():
+    ours = fastenc.patch(model("bert", "ForSequenceClassification"))
+    facts = fastenc.DataCollatorWithFacts(dict)(padded_batch("bert"))["batch_facts"]
+    batch = padded_batch("bert")
+    batch["attention_mask"][:, 1] ^= 1
+    with pytest.raises(ValueError, match=r"batch_facts must be of the call's attention_mask"):
+        ours(**batch, batch_facts=facts)
+    part = {name: value[:2] for name, value in batch.items()}
+    theirs = model("bert", "ForSequenceClassification")
+    assert_same_outputs(ours(**part, batch_facts=facts), theirs(**part), part["attention_mask"])
+
+
+def test_sentence_transformers_model():
+    from sentence_transformers import SentenceTransformer
+
+    from fastenc.demo.checkpoint import minilm_folder
+
+    theirs = SentenceTransformer(str(minilm_folder()), device="cpu")
+    texts = ["A short text.", "Another one, a little longer than the first.", "Third"]
+    before = theirs.encode(texts)
+    fastenc.patch(theirs)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        after = theirs.encode(texts)
+    torch.testing.assert_close(torch.tensor(after), torch.tensor(before), rtol=0, atol=1e-5)
+    fastenc.unpatch(theirs)
+    assert (theirs.encode(texts) == before).all()
+
+
+def test_unsupported_models_are_refused():
+    from transformers import GPT2Config, GPT2Model
+
+    tiny = GPT2Model(GPT2Config(n_layer=1, n_embd=8, n_head=1, vocab_size=10))
+    with pytest.raises(
+        ValueError, match=r"patch supports BertModel, .*got GPT2Model over GPT2Model"
+    ):
+        fastenc.patch(tiny)
+    with pytest.raises(ValueError, match="is_decoder or add_cross_attention"):
+        fastenc.patch(model("bert", "LMHeadModel", is_decoder=True))
+    with pytest.raises(ValueError, match=r"needs a transformers model.*got Linear"):
+        fastenc.patch(torch.nn.Linear(1, 1))
+    with pytest.raises(ValueError, match=r"labelled_logits_only is for .*got BertModel"):
+        fastenc.patch(model("bert"), labelled_logits_only=True)
+    assert config("bert").hidden_size == 32

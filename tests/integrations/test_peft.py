@@ -1,0 +1,193 @@
+"""LoRA and prefixes in the files of the PEFT library: written by one, they predict the same in the other."""
+
+import pytest
+import torch
+
+from fastenc.adapt import Lora, PrefixTuning, add_adaptation, load_adaptation
+from fastenc.data import train_tokenizer
+from fastenc.models import (
+    Encoder,
+    EncoderConfig,
+    QuestionAnswerer,
+    SequenceClassifier,
+    TokenClassifier,
+)
+from fastenc.packing import pack
+from fastenc.tasks import task_of
+from tests.helpers.adaptations import disturb
+from tests.helpers.commands import run
+from tests.helpers.families import CLASSES, FAMILIES, model, padded_batch
+
+peft = pytest.importorskip("peft")
+
+HEADS = {
+    "SEQ_CLS": (SequenceClassifier, "sequence-classification"),
+    "TOKEN_CLS": (TokenClassifier, "token-classification"),
+    "QUESTION_ANS": (QuestionAnswerer, "question-answering"),
+    "FEATURE_EXTRACTION": (Encoder, None),
+}
+by_task = pytest.mark.parametrize("task", HEADS)
+# DistilBERT's class in transformers takes no keys from outside.
+PREFIXED = [family for family in FAMILIES if family != "distilbert"]
+
+
+def batch_of(family: str, task: str) -> dict[str, torch.Tensor]:
+    """A batch without token types where PEFT does not hand them on."""
+    padded = padded_batch(family)
+    if task in ("QUESTION_ANS", "FEATURE_EXTRACTION"):
+        padded.pop("token_type_ids", None)
+    return padded
+
+
+@torch.no_grad()
+def ours(fastencs, padded):
+    output = fastencs(pack(**padded))
+    return output.last_hidden_state if isinstance(fastencs, Encoder) else output.logits
+
+
+@torch.no_grad()
+def theirs(wrapped, padded, task):
+    output, mask = wrapped.eval()(**padded), padded["attention_mask"].bool()
+    if task == "SEQ_CLS":
+        return output.logits
+    if task == "TOKEN_CLS":
+        return output.logits[mask]
+    if task == "FEATURE_EXTRACTION":
+        return output.last_hidden_state[mask]
+    return torch.stack([output.start_logits, output.end_logits], -1)[mask]
+
+
+def transformers_model(family, task, folder, **options):
+    import transformers
+
+    name = CLASSES[family] + HEADS[task][0].architecture
+    return getattr(transformers, name).from_pretrained(folder, **options)
+
+
+def labels(task, count=3):
+    return {"num_labels": count} if task in ("SEQ_CLS", "TOKEN_CLS") else {}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("targets", [("query", "value"), ("key", "attention_out", "up", "down")])
+def test_lora_interchanges_with_peft(family, targets, tmp_path):
+    base = model(family, "ForSequenceClassification", num_labels=3)
+    base.save_pretrained(tmp_path / "base")
+    padded = padded_batch(family)
+    # Ours to theirs.
+    own = SequenceClassifier.from_pretrained(tmp_path / "base")
+    add_adaptation(own, Lora(rank=3, alpha=5.0, targets=targets))
+    disturb(own)
+    expected = ours(own, padded)
+    own.save_pretrained(tmp_path / "ours")
+    wrapped = peft.PeftModel.from_pretrained(base, tmp_path / "ours")
+    torch.testing.assert_close(theirs(wrapped, padded, "SEQ_CLS"), expected, rtol=0, atol=2e-5)
+    # Theirs to ours.
+    wrapped.save_pretrained(tmp_path / "theirs")
+    again = SequenceClassifier.from_pretrained(tmp_path / "theirs", num_labels=3)
+    torch.testing.assert_close(ours(again, padded), expected, rtol=0, atol=1e-6)
+
+
+@by_task
+@pytest.mark.parametrize("family", PREFIXED)
+def test_prefix_interchanges_with_peft(family, task, tmp_path):
+    """Positions begin after the prefix in both."""
+    model(family, HEADS[task][0].architecture, **labels(task)).save_pretrained(tmp_path / "base")
+    padded = batch_of(family, task)
+    # Ours to theirs.
+    own = HEADS[task][0].from_pretrained(tmp_path / "base")
+    add_adaptation(own, PrefixTuning(4))
+    disturb(own)
+    expected = ours(own, padded)
+    own.save_pretrained(tmp_path / "ours")
+    base = transformers_model(family, task, tmp_path / "base")
+    wrapped = peft.PeftModel.from_pretrained(base, tmp_path / "ours")
+    torch.testing.assert_close(theirs(wrapped, padded, task), expected, rtol=0, atol=2e-5)
+    # Theirs to ours.
+    wrapped.save_pretrained(tmp_path / "theirs")
+    again = HEADS[task][0].from_pretrained(tmp_path / "theirs")
+    torch.testing.assert_close(ours(again, padded), expected, rtol=0, atol=1e-6)
+
+
+def test_peft_has_no_prefix_for_distilbert(tmp_path):
+    base = model("distilbert", "ForSequenceClassification")
+    base.save_pretrained(tmp_path / "base")
+    own = SequenceClassifier.from_pretrained(tmp_path / "base")
+    add_adaptation(own, PrefixTuning(4))
+    own.save_pretrained(tmp_path / "ours")
+    wrapped = peft.PeftModel.from_pretrained(base, tmp_path / "ours")
+    with pytest.raises(ValueError, match="does not support past key values"):
+        wrapped(**padded_batch("distilbert"))
+
+
+def trained_by_peft(family, task, method, folder):
+    """A model over an encoder without a head, its small parts saved in ``folder/peft``: no config.json."""
+    model(family).save_pretrained(folder / "base")
+    base = transformers_model(family, task, folder / "base", **labels(task))
+    if method == "lora":
+        names = ["q_lin", "v_lin"] if family == "distilbert" else ["query", "value"]
+        settings = peft.LoraConfig(task_type=task, target_modules=names)
+    else:
+        settings = peft.PrefixTuningConfig(task_type=task, num_virtual_tokens=4)
+    wrapped = peft.get_peft_model(base, settings)
+    disturb(wrapped)
+    wrapped.save_pretrained(folder / "peft")
+    return wrapped
+
+
+@by_task
+@pytest.mark.parametrize(
+    ("family", "method"),
+    [(family, "lora") for family in FAMILIES] + [(family, "prefix") for family in PREFIXED],
+)
+def test_a_folder_of_peft_tells_its_task_and_labels(family, method, task, tmp_path):
+    wrapped = trained_by_peft(family, task, method, tmp_path)
+    kind, name = HEADS[task]
+    padded = batch_of(family, task)
+    found = kind.from_pretrained(tmp_path / "peft")
+    expected = theirs(wrapped, padded, task)
+    torch.testing.assert_close(ours(found, padded), expected, rtol=0, atol=2e-5)
+    if name is None:
+        with pytest.raises(ValueError, match="Model, which predicts nothing"):
+            task_of(tmp_path / "peft")
+        return
+    assert task_of(tmp_path / "peft").name == name
+    # As an encoder without the head, too.
+    encoder = Encoder.from_pretrained(tmp_path / "peft")
+    packed = pack(**padded)
+    expected = found.encoder(packed).last_hidden_state
+    assert torch.equal(encoder(packed).last_hidden_state, expected)
+
+
+def test_a_folder_of_peft_of_another_task_or_with_more_than_is_computed_is_an_error(tmp_path):
+    trained_by_peft("bert", "SEQ_CLS", "lora", tmp_path)
+    message = r"peft was fine-tuned for another task.*begin from the model that it adapts, .*base"
+    with pytest.raises(ValueError, match=message):
+        TokenClassifier.from_pretrained(tmp_path / "peft")
+    with pytest.raises(ValueError, match=r"peft: its head has 3 outputs.* asks for 2"):
+        SequenceClassifier.from_pretrained(tmp_path / "peft", num_labels=2)
+    tagger = TokenClassifier.from_pretrained(tmp_path / "base", num_labels=3)
+    with pytest.raises(ValueError, match="peft was fine-tuned for another task"):
+        load_adaptation(tagger, tmp_path / "peft")
+    base = transformers_model("bert", "SEQ_CLS", tmp_path / "base")
+    settings = peft.LoraConfig(task_type="SEQ_CLS", target_modules=["query", "pooler.dense"])
+    peft.get_peft_model(base, settings).save_pretrained(tmp_path / "pooler")
+    with pytest.raises(ValueError, match=r"has pooler.dense.lora_A.weight, and LoRA is added to"):
+        SequenceClassifier.from_pretrained(tmp_path / "pooler")
+
+
+def test_a_folder_of_peft_predicts_from_the_command_line(tmp_path):
+    texts = ["good film", "bad book", "the song is sad"]
+    encoder = Encoder(
+        EncoderConfig(60, hidden_size=32, num_layers=1, num_heads=2, intermediate_size=48)
+    )
+    encoder.tokenizer = train_tokenizer(texts, vocab_size=60)
+    encoder.save_pretrained(tmp_path / "base")
+    base = transformers_model("bert", "SEQ_CLS", tmp_path / "base", num_labels=3)
+    settings = peft.LoraConfig(task_type="SEQ_CLS", target_modules=["query"])
+    peft.get_peft_model(base, settings).save_pretrained(tmp_path / "peft")
+    (tmp_path / "in.tsv").write_text("\n".join(["sentence", *texts]) + "\n")
+    run("predict", tmp_path / "peft", tmp_path / "in.tsv", "-o", tmp_path / "out.tsv")
+    header, *rows = (tmp_path / "out.tsv").read_text().splitlines()
+    assert header.split("\t") == ["label", "p(LABEL_0)", "p(LABEL_1)", "p(LABEL_2)"]
+    assert len(rows) == 3

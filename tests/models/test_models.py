@@ -1,0 +1,350 @@
+import json
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
+
+from fastenc.demo.checkpoint import minilm_folder
+from fastenc.models import Encoder, EncoderConfig, MaskedLM, SequenceClassifier
+from fastenc.ops import unpack
+from fastenc.packing import pack_sequences
+from tests.helpers.checkpoints import close, packed, save
+from tests.helpers.extension import needs_cpp
+from tests.helpers.families import FAMILIES, model, padded_batch
+
+EVERY_FAMILY = pytest.mark.parametrize("family", FAMILIES)
+
+
+@EVERY_FAMILY
+def test_encoder_agrees_with_transformers_at_every_real_token(family, tmp_path):
+    theirs = model(family)
+    ours = Encoder.from_pretrained(save(theirs, tmp_path))
+    batch = padded_batch(family)
+    mask = batch["attention_mask"].bool()
+    with torch.inference_mode():
+        expected = theirs(**batch, output_hidden_states=True)
+        result = ours(packed(batch), output_hidden_states=True)
+    close(result.last_hidden_state, expected.last_hidden_state[mask])
+    for a, b in zip(result.hidden_states, expected.hidden_states, strict=True):
+        close(a, b[mask])
+    pooled = getattr(expected, "pooler_output", None)
+    assert (result.pooled is None) == (pooled is None)
+    if pooled is not None:
+        close(result.pooled, pooled)
+    padded = unpack(result.last_hidden_state, packed(batch))
+    close(padded[mask], expected.last_hidden_state[mask])
+    assert not padded[~mask].any()
+
+
+@pytest.mark.parametrize("rows", [1, 4, 7])
+def test_inference_in_blocks_of_rows_agrees_with_transformers(rows, tmp_path, monkeypatch):
+    monkeypatch.setattr("fastenc.nn.inference_layer.ROWS_AT_ONCE", rows)
+    theirs = model("bert")
+    ours = Encoder.from_pretrained(save(theirs, tmp_path))
+    batch = padded_batch("bert")
+    with torch.inference_mode():
+        expected = theirs(**batch).last_hidden_state[batch["attention_mask"].bool()]
+        close(ours(packed(batch)).last_hidden_state, expected)
+
+
+@EVERY_FAMILY
+def test_encoder_gradients_agree_with_transformers(family, tmp_path):
+    theirs = model(family)
+    ours = Encoder.from_pretrained(save(theirs, tmp_path))
+    batch = padded_batch(family)
+    mask = batch["attention_mask"].bool()
+    weight = torch.randn(32)
+    (theirs(**batch).last_hidden_state[mask] * weight).sum().backward()
+    (ours(packed(batch)).last_hidden_state * weight).sum().backward()
+    theirs_by_name = dict(theirs.named_parameters())
+    floor = 1e-3 * max(p.grad.norm() for p in theirs_by_name.values() if p.grad is not None)
+    for name, several in ours.family_names(with_prefix=False).items():
+        grad = dict(ours.named_parameters())[name].grad
+        expected = [theirs_by_name[n].grad for n in several]
+        if grad is None:
+            assert all(e is None or not e.any() for e in expected)
+            continue
+        for a, b in zip(grad.chunk(len(several)), expected, strict=True):
+            assert (a - b).norm() / torch.maximum(b.norm(), floor) < 1e-4, name
+
+
+@EVERY_FAMILY
+def test_masked_lm_and_classifier_agree_with_transformers(family, tmp_path):
+    batch = padded_batch(family)
+    mask = batch["attention_mask"].bool()
+    theirs = model(family, "ForMaskedLM")
+    ours = MaskedLM.from_pretrained(save(theirs, tmp_path / "mlm"))
+    labels = torch.where(torch.rand(mask.shape) < 0.4, batch["input_ids"], -100)
+    labels[~mask] = -100
+    expected = theirs(**batch, labels=labels)
+    close(ours(packed(batch)).logits, expected.logits[mask])
+    output = ours(packed(batch), labels[mask])
+    close(output.loss, expected.loss)
+    assert output.logits is None
+
+    theirs = model(family, "ForSequenceClassification", num_labels=3)
+    ours = SequenceClassifier.from_pretrained(save(theirs, tmp_path / "classifier"))
+    targets = torch.tensor([0, 2, 1, 2])
+    expected, output = theirs(**batch, labels=targets), ours(packed(batch), targets)
+    close(output.logits, expected.logits)
+    close(output.loss, expected.loss)
+
+
+@EVERY_FAMILY
+@pytest.mark.parametrize("kind", ["Model", "ForMaskedLM", "ForSequenceClassification"])
+def test_what_is_saved_transformers_loads_back(family, kind, tmp_path):
+    classes = {
+        "Model": Encoder,
+        "ForMaskedLM": MaskedLM,
+        "ForSequenceClassification": SequenceClassifier,
+    }
+    theirs = model(family, kind)
+    ours = classes[kind].from_pretrained(save(theirs, tmp_path / "a"))
+    with torch.no_grad():
+        for parameter in ours.parameters():
+            parameter.mul_(1.25)
+    ours.save_pretrained(tmp_path / "b")
+    again, info = type(theirs).from_pretrained(tmp_path / "b", output_loading_info=True)
+    assert not info["unexpected_keys"] and not info["mismatched_keys"]
+    assert not [key for key in info["missing_keys"] if "position_ids" not in key]
+    batch = padded_batch(family)
+    a = ours(packed(batch))
+    b = again.eval()(**batch)
+    if kind == "Model":
+        close(
+            a.last_hidden_state,
+            b.last_hidden_state[batch["attention_mask"].bool()],
+            rtol=1e-4,
+            atol=1e-4,
+        )
+    else:
+        logits = b.logits[batch["attention_mask"].bool()] if kind == "ForMaskedLM" else b.logits
+        close(a.logits, logits, rtol=1e-4, atol=1e-4)
+    config = json.loads((tmp_path / "b" / "config.json").read_text())
+    assert config["architectures"] == [type(theirs).__name__]
+
+
+def test_regression_and_label_names(tmp_path):
+    theirs = model("bert", "ForSequenceClassification", num_labels=1, problem_type="regression")
+    ours = SequenceClassifier.from_pretrained(save(theirs, tmp_path))
+    batch, targets = padded_batch("bert"), torch.tensor([0.5, 1.0, -1.0, 2.0])
+    close(ours(packed(batch), targets).loss, theirs(**batch, labels=targets).loss)
+    fresh = SequenceClassifier(
+        EncoderConfig(vocab_size=97, hidden_size=32, num_layers=1, num_heads=2),
+        label_names=["no", "yes"],
+    )
+    fresh.save_pretrained(tmp_path / "named")
+    assert SequenceClassifier.from_pretrained(tmp_path / "named").label_names == ["no", "yes"]
+
+
+@EVERY_FAMILY
+def test_several_labels_a_sequence_agree_with_transformers(family, tmp_path):
+    theirs = model(
+        family, "ForSequenceClassification", num_labels=3, problem_type="multi_label_classification"
+    )
+    ours = SequenceClassifier.from_pretrained(save(theirs, tmp_path))
+    batch, targets = padded_batch(family), torch.randint(2, (4, 3)).float()
+    expected, output = theirs(**batch, labels=targets), ours(packed(batch), targets)
+    close(output.loss, expected.loss)
+    expected.loss.backward()
+    output.loss.backward()
+    for name, ours_name in (("weight", "out.weight"), ("bias", "out.bias")):
+        head = [p for n, p in theirs.named_parameters() if n.startswith("classifier")]
+        grad = next(
+            p.grad
+            for p in reversed(head)
+            if p.shape[0] == 3 and (p.dim() == 2) == (name == "weight")
+        )
+        close(ours.get_parameter(f"head.{ours_name}").grad, grad)
+    with pytest.raises(
+        ValueError, match=r"floating point of shape \(4, 3\), 0 or 1 for each label"
+    ):
+        ours(packed(batch), torch.tensor([0, 1, 2, 0]))
+
+
+def test_a_head_that_the_checkpoint_lacks_gets_first_weights(tmp_path):
+    folder = save(model("bert"), tmp_path)
+    ours = SequenceClassifier.from_pretrained(folder, num_labels=4)
+    assert ours.head["out"].weight.shape == (4, 32) and 0 < ours.head["out"].weight.std() < 0.05
+    assert not ours.head["out"].bias.any()
+    assert not any(parameter.is_meta for parameter in ours.parameters())
+    assert not any(p.is_meta for p in MaskedLM.from_pretrained(folder).parameters())
+
+
+@pytest.mark.parametrize("change", ["in place", "through .data", "fused optimiser"])
+def test_inference_follows_changed_weights(tmp_path, change):
+    """The weights reordered for inference are made again, even after writes that torch's counters do not see."""
+    ours = Encoder.from_pretrained(save(model("bert"), tmp_path))
+    batch = packed(padded_batch("bert"))
+    ours(batch).last_hidden_state.square().sum().backward()
+    with torch.inference_mode():
+        ours(batch)
+    weight = ours.layers[0].up.weight
+    if change == "in place":
+        with torch.no_grad():
+            weight.mul_(2)
+    elif change == "through .data":
+        weight.data.mul_(2)
+    else:
+        torch.optim.AdamW(ours.parameters(), lr=0.1, fused=True).step()
+    with torch.no_grad():
+        fused = ours(batch).last_hidden_state
+    with torch.enable_grad():
+        plain = ours(batch).last_hidden_state
+    close(fused, plain)
+
+
+@pytest.fixture(scope="module")
+def minilm():
+    return Encoder.from_pretrained(minilm_folder())
+
+
+def test_real_minilm_within_1e5_of_transformers(minilm):
+    from transformers import AutoModel
+
+    theirs = AutoModel.from_pretrained(minilm_folder()).eval()
+    draw = torch.Generator().manual_seed(0)
+    ids = [
+        [101, *torch.randint(1000, 29000, (n - 2,), generator=draw).tolist(), 102]
+        for n in (3, 7, 20, 64, 128, 511)
+    ]
+    with torch.inference_mode():
+        ours = minilm(pack_sequences(ids)).last_hidden_state
+        expected = torch.cat([theirs(torch.tensor([row])).last_hidden_state[0] for row in ids])
+    assert (ours - expected).abs().max() < 1e-5
+
+
+def test_encode_agrees_with_sentence_transformers(minilm):
+    from sentence_transformers import SentenceTransformer
+
+    theirs = SentenceTransformer(str(minilm_folder()), device="cpu")
+    texts = ["Short.", "A somewhat longer sentence about nothing in particular.", "x " * 200, ""]
+    theirs.max_seq_length = 512
+    expected = torch.tensor(theirs.encode(texts, normalize_embeddings=True))
+    for batch_size in (1, 3, 32):
+        close(minilm.encode(texts, batch_size=batch_size), expected)
+    close(minilm.encode(texts[1]), expected[1])
+    assert minilm.encode([]).shape == (0, 384)
+    cls = minilm.encode(texts[:2], pooling="cls", normalize=False)
+    with torch.inference_mode():
+        ids = [e.ids for e in minilm.tokenizer.encode_batch(texts[:2])]
+        close(cls[0], minilm(pack_sequences(ids)).last_hidden_state[0])
+        largest = minilm(pack_sequences(ids[1:])).last_hidden_state.amax(0)
+    close(minilm.encode(texts[:2], pooling="max", normalize=False)[1], largest)
+    long = minilm.encode("word " * 2000)
+    assert long.isfinite().all()
+
+
+@needs_cpp
+def test_bfloat16_stays_close(minilm):
+    half = Encoder.from_pretrained(minilm_folder(), dtype=torch.bfloat16)
+    texts = ["A text to embed.", "Another text, of another length and meaning."]
+    similarity = F.cosine_similarity(half.encode(texts).float(), minilm.encode(texts))
+    assert (similarity > 0.999).all()
+
+
+def test_loading_needs_no_transformers(tmp_path):
+    code = (
+        "import sys; sys.modules['transformers'] = None\n"
+        "from fastenc import Encoder\n"
+        f"print(Encoder.from_pretrained({str(minilm_folder())!r}).encode('a text').shape)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "384" in done.stdout
+
+
+def test_broken_checkpoints_are_named(tmp_path):
+    good = save(model("bert"), tmp_path / "good")
+
+    def broken(change):
+        folder = tmp_path / "broken"
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(good, folder)
+        change(folder)
+        return folder
+
+    def drop_tensor(folder):
+        tensors = load_file(folder / "model.safetensors")
+        del tensors["encoder.layer.1.attention.self.key.weight"]
+        save_file(tensors, folder / "model.safetensors")
+
+    def narrow(folder):
+        config = json.loads((folder / "config.json").read_text()) | {"intermediate_size": 40}
+        (folder / "config.json").write_text(json.dumps(config))
+
+    def change_config(**values):
+        def change(folder):
+            config = json.loads((folder / "config.json").read_text()) | values
+            (folder / "config.json").write_text(
+                json.dumps({k: v for k, v in config.items() if v != "drop"})
+            )
+
+        return change
+
+    def truncate(folder):
+        data = (folder / "model.safetensors").read_bytes()
+        (folder / "model.safetensors").write_bytes(data[: len(data) // 2])
+
+    def pickle_only(folder):
+        (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+
+    def lost_shard(folder):
+        (folder / "model.safetensors").unlink()
+        index = {"weight_map": {"a": "model-00001-of-00002.safetensors"}}
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+    for change, message in (
+        (drop_tensor, r"incomplete: it lacks encoder.layer.1.attention.self.key.weight"),
+        (
+            narrow,
+            r"intermediate.dense.weight has shape \(48, 32\), but config.json asks for \(40, 32\)",
+        ),
+        (truncate, r"model.safetensors is corrupt or incomplete"),
+        (pickle_only, r"has no model.safetensors: it has pytorch_model.bin, a pickle"),
+        (lost_shard, r"incomplete: .*model-00001-of-00002.safetensors is named by"),
+        (lambda folder: (folder / "config.json").unlink(), r"has no config.json"),
+        (lambda folder: (folder / "config.json").write_text("{"), r"config.json is not valid JSON"),
+        (change_config(model_type="gpt2"), r"model_type must be one of .*'bert'.*got 'gpt2'"),
+        (
+            change_config(position_embedding_type="relative_key"),
+            r"position_embedding_type must be 'absolute'",
+        ),
+        (change_config(hidden_act="mish"), r"activation must be one of .*got 'mish'"),
+        (change_config(num_attention_heads=5), r"multiple of num_heads, got 32 and 5"),
+        (change_config(hidden_size="drop"), r"config.json must give hidden_size"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            Encoder.from_pretrained(broken(change))
+
+
+def test_bad_batches_are_named(tmp_path, minilm):
+    with pytest.raises(
+        ValueError, match=r"token ids must be in \[0, 30522\), got 40000: was another model's"
+    ):
+        minilm(pack_sequences([[101, 40000]]))
+    with pytest.raises(ValueError, match=r"token ids must be in .* got -1"):
+        minilm(pack_sequences([[101, -1]]))
+    with pytest.raises(ValueError, match=r"at most 512 tokens, the model's positions, got 513"):
+        minilm(pack_sequences([[101] * 513]))
+    with pytest.raises(ValueError, match=r"token types must be in \[0, 2\), got 2"):
+        minilm(pack_sequences([[101, 102]], [[0, 2]]))
+    with pytest.raises(ValueError, match=r"pooling must be one of .*got 'sum'"):
+        minilm.encode(["a"], pooling="sum")
+    with pytest.raises(ValueError, match=r"batch_size must be at least 1, got 0"):
+        minilm.encode(["a"], batch_size=0)
+    bare = Encoder(EncoderConfig(vocab_size=50, hidden_size=32, num_layers=1, num_heads=2))
+    with pytest.raises(ValueError, match=r"encode needs the checkpoint's tokenizer.json"):
+        bare.encode(["a"])
+    classifier = SequenceClassifier(bare.config)
+    with pytest.raises(ValueError, match=r"labels must be in \[0, 2\), got 2"):
+        classifier(pack_sequences([[1, 2]]), torch.tensor([2]))
+    masked = MaskedLM(bare.config)
+    with pytest.raises(ValueError, match=r"labels must have shape \(2,\)"):
+        masked(pack_sequences([[1, 2]]), torch.tensor([2]))
+    with pytest.raises(ValueError, match=r"labels must be in \[0, 50\)"):
+        masked(pack_sequences([[1, 2]]), torch.tensor([-100, 50]))

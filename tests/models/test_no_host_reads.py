@@ -1,0 +1,287 @@
+"""No forward, backward or training step reads a device tensor's values on the host.
+
+On the meta device tensors have no values: reading one (item, tolist, bool, nonzero, indexing by a mask) raises. The
+library's checks of values are for CPU tensors only, so on meta everything takes the path of a GPU, with each kernel's
+fake in its place.
+"""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch._dynamo  # keeps a table of torch's functions, made before one of them is replaced here
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import fastenc
+from fastenc.data.long_texts import AGGREGATIONS
+from fastenc.integrations.transformers import batch_facts
+from fastenc.models import (
+    Encoder,
+    EncoderConfig,
+    MaskedLM,
+    QuestionAnswerer,
+    SentenceEmbedder,
+    SequenceClassifier,
+    SpanClassifier,
+    TokenClassifier,
+)
+from fastenc.models.span_classifier import REPRESENTATIONS
+from fastenc.objectives import Electra
+from fastenc.ops import _dispatch, linear_masked_cross_entropy, masked_cross_entropy
+from fastenc.packing import pack, pack_documents, pack_sequences
+from fastenc.train import TrainConfig, Trainer
+from tests.helpers.families import FAMILIES, model, padded_batch
+
+META = torch.device("meta")
+SIZES = (97, 32, 2, 2, 48, 40)  # as an EncoderConfig's first fields
+
+
+@pytest.fixture(autouse=True)
+def kernels_on_meta(monkeypatch):
+    """Meta tensors take the GPU's implementations."""
+    own = _dispatch._obstacle
+
+    def obstacle(op, impl, x, cpp_limit, triton_limit):
+        with_kernel = _dispatch.WITH_TRITON if impl == "triton" else _dispatch.WITH_CUDA
+        if impl in ("triton", "cuda") and x.device == META and op in with_kernel:
+            return triton_limit
+        if impl == "cuda" and x.device == META and op in _dispatch.WITH_CUDA:
+            return None
+        return own(op, impl, x, cpp_limit, triton_limit)
+
+    monkeypatch.setattr(_dispatch, "_obstacle", obstacle)
+    # Torch has no autocast for meta tensors, and raises where one asks.
+    monkeypatch.setattr(_dispatch, "autocast_dtype", lambda device: None)
+
+
+def a_batch():
+    return pack_sequences([[1, 2, 3], [4], [5, 6, 7, 8]], [[0, 0, 1], [0], [0, 1, 1, 1]]).to(META)
+
+
+def on_meta(cls, config=None, **options):
+    with META:
+        return cls(config or EncoderConfig(*SIZES), **options)
+
+
+def test_the_device_catches_reads():
+    values = torch.ones(3, device=META)
+    for read in (
+        lambda: values.sum().item(),
+        lambda: values.tolist(),
+        lambda: bool(values.all()),
+        lambda: values.nonzero(),
+        lambda: values[values > 0],
+        lambda: values.cpu(),
+        lambda: torch.repeat_interleave(values, values.long()),
+    ):
+        with pytest.raises(RuntimeError):
+            read()
+
+
+@pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize("family", ["bert", "roberta", "distilbert", "electra"])
+def test_models(family, training):
+    sizes = dict(position_offset=2) if family == "roberta" else {}
+    config = EncoderConfig(*SIZES, family=family, embedding_size=16, **sizes)
+    labels = torch.zeros(3, dtype=torch.long, device=META)
+    for m in (
+        on_meta(Encoder, config),
+        on_meta(MaskedLM, config),
+        on_meta(SequenceClassifier, config, num_labels=3),
+    ):
+        m.train(training)
+        with torch.set_grad_enabled(training):
+            is_classifier = isinstance(m, SequenceClassifier)
+            output = m(a_batch(), labels) if is_classifier else m(a_batch())
+        if training:
+            result = output.loss if is_classifier else next(iter(vars(output).values()))
+            result = output.logits if result is None else result
+            result.sum().backward()
+            assert any(p.grad is not None for p in m.parameters())
+
+
+@pytest.mark.parametrize("representation", REPRESENTATIONS)
+def test_span_classifier(representation):
+    m = on_meta(SpanClassifier, label_names=["X", "Y"], representation=representation).train()
+    index = lambda *values: torch.tensor(values, device=META)
+    spans = dict(word_rows=index(1, 5, 6), windows=index([0, 0], [1, 2], [2, 2]))
+    spans |= dict(starts=index(0, 1, 1, 2), ends=index(0, 1, 2, 2))
+    m(a_batch(), index(0, 1, 0, 2), **spans).loss.backward()
+    assert all(p.grad is not None for p in m.parameters())
+
+
+def test_token_classifier_and_question_answerer():
+    tags = torch.zeros(8, dtype=torch.long, device=META)
+    places = torch.zeros((3, 2), dtype=torch.long, device=META)
+    for m, labels in (
+        (on_meta(TokenClassifier, label_names=["O", "X"]).train(), tags),
+        (on_meta(QuestionAnswerer).train(), places),
+    ):
+        m(a_batch(), labels).loss.backward()
+        assert all(p.grad is not None for p in m.parameters())
+        with torch.no_grad():
+            assert m.eval()(a_batch()).logits.shape == (8, 2)
+
+
+def test_electra():
+    m = on_meta(Electra, EncoderConfig(*SIZES, family="electra", embedding_size=16)).train()
+    labels = torch.zeros(8, dtype=torch.long, device=META)
+    m(a_batch(), labels, torch.zeros(5, dtype=torch.float64, device=META)).loss.backward()
+    assert all(p.grad is not None for p in m.parameters())
+
+
+@pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize("kind", AGGREGATIONS)
+def test_documents_in_chunks(kind, training):
+    m = on_meta(SequenceClassifier, num_labels=3, long_texts={"chunks": kind}).train(training)
+    batch, documents = a_batch(), pack_documents([[3], [1, 4]], 4).to(META)
+    with torch.set_grad_enabled(training):
+        output = m(batch, torch.zeros(2, dtype=torch.long, device=META), documents)
+        assert m(batch).logits.shape == (3, 3), "each sequence a document"
+    assert output.logits.shape == (2, 3)
+    if training:
+        output.loss.backward()
+        assert all(p.grad is not None for p in m.parameters())
+
+
+@pytest.mark.parametrize("max_labelled", [None, 5, 8], ids=["all rows", "5 rows", "8 rows"])
+def test_masked_lm_with_labels(max_labelled):
+    m = on_meta(MaskedLM).train()
+    m(a_batch(), torch.zeros(8, dtype=torch.long, device=META), max_labelled).loss.backward()
+    assert all(p.grad is not None for p in m.parameters())
+
+
+@pytest.mark.parametrize("kind", ["ranking", "cosent", "cosine"])
+def test_sentence_embeddings(kind):
+    losses = {} if kind == "ranking" else {"similarity_loss": kind}
+    m = on_meta(SentenceEmbedder, symmetric=True, **losses).train()
+    batch = pack_sequences([[1, 2, 3], [4], [5, 6, 7, 8], [9]]).to(META)
+    scores = torch.zeros(2, dtype=torch.long if kind == "ranking" else torch.float32, device=META)
+    ids = torch.zeros((2, 2), dtype=torch.long, device=META)
+    m(batch, scores, ids).loss.backward()
+    assert all(p.grad is not None for p in m.parameters())
+
+
+def test_every_op_took_its_kernel():
+    """The test above would prove little of a GPU if it ran the references."""
+    called = set()
+
+    class Record(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
+            if function.namespace == "fastenc":
+                called.add(function._schema.name.split("::")[1])
+            return function(*arguments, **(keywords or {}))
+
+    m = on_meta(Encoder).train()
+    with Record():
+        m(a_batch()).last_hidden_state.sum().backward()
+    ops = ("attention", "layer_norm", "bias_gelu")
+    assert called >= {f"{op}_{way}" for op in ops for way in ("fwd", "bwd")}
+
+
+@pytest.mark.parametrize("max_labelled", [None, 2, 8])
+def test_masked_lm_loss(max_labelled):
+    m = on_meta(MaskedLM).train()
+    labels = torch.zeros(8, dtype=torch.long, device=META)
+    m(a_batch(), labels, max_labelled).loss.backward()
+    assert all(p.grad is not None for p in m.parameters())
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_masked_cross_entropy(reduction):
+    make = lambda *shape: torch.randn(shape, device=META).bfloat16().requires_grad_()
+    labels = torch.zeros(8, dtype=torch.long, device=META)
+    logits = make(8, 37)
+    masked_cross_entropy(logits, labels, reduction=reduction).sum().backward()
+    assert logits.grad.shape == (8, 37)
+    for max_labelled in (None, 3, 8):
+        for max_logits_bytes in (2**31, 100):
+            tensors = make(8, 16), make(37, 16), make(37)
+            loss = linear_masked_cross_entropy(
+                *tensors,
+                labels,
+                max_labelled=max_labelled,
+                max_logits_bytes=max_logits_bytes,
+                reduction=reduction,
+            )
+            loss.sum().backward()
+            assert [t.grad.shape for t in tensors] == [t.shape for t in tensors]
+
+
+@pytest.mark.parametrize("noted", [False, True], ids=["", "noted by the collator"])
+@pytest.mark.parametrize("task", ["Model", "ForMaskedLM", "ForSequenceClassification"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_patched_models_read_the_mask_once_or_never(family, task, noted, monkeypatch):
+    ours = fastenc.patch(model(family, task), labelled_logits_only=task == "ForMaskedLM")
+    batch = padded_batch(family)
+    if task == "ForMaskedLM":
+        batch["labels"] = torch.where(batch["attention_mask"].bool(), batch["input_ids"], -100)
+    if task == "ForSequenceClassification":
+        batch["labels"] = torch.zeros(4, dtype=torch.long)
+    collated = fastenc.DataCollatorWithFacts(dict)(batch)
+    facts, readings = collated["batch_facts"], []
+
+    def read(mask, labels):
+        readings.append(mask)
+        return facts
+
+    monkeypatch.setattr(batch_facts, "read_facts", read)
+    arguments = {k: v.to(META) if hasattr(v, "to") else v for k, v in collated.items()}
+    if not noted:
+        del arguments["batch_facts"]
+    output = ours.to(META).train()(**arguments)
+    (output[0] if task == "Model" else output.loss).sum().backward()
+    assert len(readings) == (0 if noted else 1)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_patched_models_without_a_mask_read_nothing(family):
+    ours = fastenc.patch(model(family, "ForMaskedLM"), labelled_logits_only=True).to(META).train()
+    ids = torch.zeros((2, 7), dtype=torch.long, device=META)
+    ours(input_ids=ids, labels=ids).loss.backward()
+    assert any(p.grad is not None for p in ours.parameters())
+
+
+def test_packing_with_known_sizes():
+    batch = padded_batch("bert")
+    expected = pack(**batch)
+    on_device = pack(
+        **{name: value.to(META) for name, value in batch.items()},
+        total_tokens=expected.total_tokens,
+        max_seqlen=expected.max_seqlen,
+    )
+    assert on_device.input_ids.shape == expected.input_ids.shape
+    assert on_device.max_seqlen == expected.max_seqlen
+    again = pack(**batch, total_tokens=expected.total_tokens, max_seqlen=expected.max_seqlen)
+    for name, value in vars(expected).items():
+        same = torch.equal(value, getattr(again, name)) if isinstance(value, torch.Tensor) else None
+        assert same is not False, name
+
+
+def test_a_training_step(tmp_path, monkeypatch):
+    """All of the Trainer's own work; AdamW's kernel has no form for meta tensors and is left out."""
+    labels = torch.zeros(2, dtype=torch.long)
+    collate = lambda examples, step: {"batch": pack_sequences(examples), "labels": labels}
+    config = EncoderConfig(*SIZES)
+    trainer = Trainer(
+        SequenceClassifier(config),
+        TrainConfig(str(tmp_path), max_steps=2, batch_size=2),
+        [[1, 2, 3], [4]] * 4,
+        [3, 1] * 4,
+        collate,
+    )
+    monkeypatch.setattr(type(trainer.accelerator), "device", property(lambda self: META))
+    trainer.model = on_meta(SequenceClassifier, config)
+    trainer.broken = trainer.broken.to(META)
+    trainer.reads_every_step = False
+    steps = []
+    trainer.optimizer = SimpleNamespace(
+        param_groups=trainer.optimizer.param_groups,
+        step=lambda: steps.append([p.grad for p in trainer.model.parameters()]),
+        zero_grad=lambda set_to_none: None,
+    )
+    added = []
+    trainer.window = SimpleNamespace(add=lambda step, names, figures: added.append((step, figures)))
+    trainer._optimiser_step(trainer._collate_window((0, [[0, 1], [2, 3]])))
+    assert len(steps) == 1 and all(grad is not None for grad in steps[0])
+    assert added[0][0] == 1 and added[0][1].device == META

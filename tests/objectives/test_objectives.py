@@ -1,0 +1,126 @@
+"""What every objective must keep: how it weighs its parts, resumes, evaluates, and what it never forms."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from fastenc.objectives import OBJECTIVES
+from fastenc.objectives.parts import count_items, loss_parts
+from fastenc.train.log import read_log
+from tests.helpers import ROOT, objective_memory
+from tests.helpers.training_run import (
+    assert_bitwise_equal,
+    build_objective,
+    small_model,
+    weights,
+)
+
+EVERY = pytest.mark.parametrize("name", OBJECTIVES)
+
+
+@EVERY
+def test_each_part_is_a_mean_over_all_of_its_items(name, tmp_path):
+    """The gradient of unequal micro-batches is that of each part's sum over them, divided by its items in all."""
+    settings = dict(accumulation=2, max_steps=1, dropout=0.0, max_grad_norm=0.0, batch_size=3)
+    trainer = build_objective(tmp_path, name, **settings)
+    model, gradients = trainer.plain_model, {}
+    step = trainer.optimizer.step
+    trainer.optimizer.step = lambda: (
+        gradients.update({n: p.grad.clone() for n, p in model.named_parameters()}),
+        step(),
+    )
+    trainer.evaluate = None
+    # A last batch that is smaller, so that every part's counts differ.
+    windows = [[[0, 1, 2], [3]]]
+    trainer._windows = lambda: iter(windows)
+    reference = small_model(name, model.tokenizer)
+    reference.load_state_dict(model.state_dict())
+    trainer.train()
+    sums: dict = {}
+    counts: list = []
+    for serial, indices in enumerate(windows[0]):
+        arguments = trainer.collate([trainer.examples[i] for i in indices], serial)
+        counts.append(count_items(trainer.collate, arguments))
+        for part, (mean, weight) in loss_parts(reference.train()(**arguments)).items():
+            sums[part] = sums.get(part, 0) + weight * mean * counts[-1][part]
+    assert all(counts[0][part] != counts[1][part] for part in sums)
+    loss = sum(total / sum(count[part] for count in counts) for part, total in sums.items())
+    loss.backward()
+    for key, parameter in reference.named_parameters():
+        torch.testing.assert_close(gradients[key], parameter.grad, rtol=1e-4, atol=1e-6, msg=key)
+    logged = read_log(tmp_path / "log.jsonl")[0]
+    assert logged["loss"] == pytest.approx(loss.item(), rel=1e-5)
+    assert all(part in logged for part in sums)
+
+
+@EVERY
+def test_an_interrupted_run_resumes_bit_for_bit(name, tmp_path, monkeypatch):
+    whole = build_objective(tmp_path / "whole", name).train()
+    trainer = build_objective(tmp_path / "cut", name, save_every=2)
+    step = trainer._optimiser_step
+
+    def die(window):
+        if trainer.step == 3:
+            raise KeyboardInterrupt
+        return step(window)
+
+    monkeypatch.setattr(trainer, "_optimiser_step", die)
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train()
+    assert build_objective(tmp_path / "cut", name, save_every=2).train(resume=True) == whole
+    assert_bitwise_equal(weights(tmp_path / "cut"), weights(tmp_path / "whole"))
+    if name == "electra":
+        generators = (weights(tmp_path / run / "generator") for run in ("cut", "whole"))
+        assert_bitwise_equal(*generators)
+
+
+@EVERY
+def test_evaluation_reports_each_part_and_repeats_itself(name, tmp_path):
+    trainer = build_objective(tmp_path, name)
+    model = trainer.plain_model.train()
+    metrics = trainer.evaluate(model)
+    torch.rand(3)
+    assert trainer.evaluate(model) == metrics and model.training
+    parts = metrics.keys() - {"perplexity"}
+    assert parts == {"loss"} if name == "mlm" else {"loss", "mlm"} < parts
+    trainer.train()
+    evaluations = [line for line in read_log(tmp_path / "log.jsonl") if "eval_loss" in line]
+    assert len(evaluations) == 2
+    assert all({f"eval_{part}" for part in parts} <= line.keys() for line in evaluations)
+    assert evaluations[-1]["eval_loss"] < metrics["loss"], "nothing was learnt"
+    best = json.loads((tmp_path / "metrics.json").read_text())
+    assert best["loss"] == min(line["eval_loss"] for line in evaluations)
+
+
+@pytest.fixture(scope="module")
+def peaks():
+    """{objective: [[bytes, with few tokens and with many] with a small vocabulary, the same with a large one]}."""
+    # Memory from the system itself, which gets it back at once, in blocks of 16 KiB or more.
+    frugal = {"MALLOC_MMAP_THRESHOLD_": str(2**14), "MALLOC_TRIM_THRESHOLD_": "0"}
+    command = [sys.executable, "-m", objective_memory.__name__]
+    run = subprocess.run(command, env=os.environ | frugal, capture_output=True, text=True, cwd=ROOT)
+    assert run.returncode == 0, run.stderr
+    return json.loads(run.stdout)
+
+
+def growth_by_vocabulary(few_words, many_words):
+    """How many more bytes a step needs for further tokens where the vocabulary is larger."""
+    return (many_words[1] - many_words[0]) - (few_words[1] - few_words[0])
+
+
+(FEW_WORDS, MANY_WORDS), (FEW, MANY) = objective_memory.VOCABULARIES, objective_memory.SEQUENCES
+LOGITS = 4 * (MANY_WORDS - FEW_WORDS) * (MANY - FEW) * objective_memory.LENGTH
+
+
+@EVERY
+def test_memory_does_not_grow_with_vocabulary_times_all_tokens(name, peaks):
+    """With the same labelled tokens; a sixteenth of the others' logits is a quarter of a byte each."""
+    assert growth_by_vocabulary(*peaks[name]) < LOGITS / 16
+
+
+def test_every_tokens_logits_would_be_noticed(peaks):
+    assert growth_by_vocabulary(*peaks[objective_memory.EVERY_LOGIT]) > LOGITS

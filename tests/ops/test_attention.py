@@ -1,0 +1,196 @@
+import pytest
+import torch
+
+from fastenc.ops import attention
+from fastenc.testing import assert_within_budget
+from tests.helpers.attention_cases import EDGE_LENGTHS, offsets_of, packed, plain, truth
+from tests.helpers.extension import needs_cpp
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("dim", [16, 32, 48, 64, 96, 128])
+def test_values_and_gradients_keep_the_budget_at_edge_lengths(instruction_set, dim, dtype):
+    qkv, cu_seqlens, longest = packed(EDGE_LENGTHS, 2, dim, dtype)
+    dout = torch.randn(qkv.shape[0], 2, dim).to(dtype)
+    exact_qkv = qkv.detach().double().requires_grad_()
+    out = attention(qkv, cu_seqlens, longest, impl="cpp")
+    theirs = plain(qkv, EDGE_LENGTHS)
+    exact = truth(exact_qkv, cu_seqlens, longest)
+    assert_within_budget(out, theirs, exact, "out")
+    assert_within_budget(
+        torch.autograd.grad(out, qkv, dout)[0],
+        torch.autograd.grad(theirs, qkv, dout)[0],
+        torch.autograd.grad(exact, exact_qkv, dout.double())[0],
+        "dqkv",
+    )
+
+
+def test_dropout_mask_and_gradient_are_the_references(instruction_set):
+    qkv, cu_seqlens, longest = packed((5, 130, 17), 3, 32)
+    dout = torch.randn(qkv.shape[0], 3, 32)
+    results = []
+    for impl in ("cpp", "reference"):
+        torch.manual_seed(9)
+        out = attention(qkv, cu_seqlens, longest, dropout_p=0.3, impl=impl)
+        results.append((out, *torch.autograd.grad(out, qkv, dout)))
+    for ours, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_softmax_scale_and_strided_qkv(instruction_set):
+    wide = torch.randn(20, 3, 4, 48)
+    qkv, cu_seqlens = wide[..., 8:24], offsets_of((12, 8))
+    assert not qkv.is_contiguous()
+    out = attention(qkv, cu_seqlens, 12, softmax_scale=0.5, impl="cpp")
+    torch.testing.assert_close(
+        out, truth(qkv, cu_seqlens, 12, softmax_scale=0.5), rtol=1e-5, atol=1e-6
+    )
+    # Heads interleaved with the three parts, and a last stride other than 1.
+    swapped = torch.randn(20, 4, 3, 16).transpose(1, 2)
+    torch.testing.assert_close(
+        attention(swapped, cu_seqlens, 12),
+        truth(swapped, cu_seqlens, 12),
+        rtol=1e-5,
+        atol=1e-6,
+    )
+    backwards = torch.randn(16, 3, 4, 20).permute(3, 1, 2, 0)
+    torch.testing.assert_close(
+        attention(backwards, cu_seqlens, 12),
+        truth(backwards, cu_seqlens, 12),
+        rtol=1e-5,
+        atol=1e-6,
+    )
+
+
+@needs_cpp
+def test_order_of_packing_does_not_matter():
+    parts = [torch.randn(n, 3, 2, 32) for n in (7, 33, 1, 80)]
+    forward = attention(torch.cat(parts), offsets_of([len(p) for p in parts]), 80)
+    backward = attention(torch.cat(parts[::-1]), offsets_of([len(p) for p in parts[::-1]]), 80)
+    pieces = forward.split([len(p) for p in parts])
+    assert torch.equal(torch.cat(pieces[::-1]), backward)
+
+
+@needs_cpp
+def test_result_does_not_depend_on_the_number_of_threads():
+    qkv, cu_seqlens, longest = packed((50, 3, 90, 64), 3, 32)
+    before = torch.get_num_threads()
+    results = []
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        torch.manual_seed(1)
+        out = attention(qkv, cu_seqlens, longest, dropout_p=0.1)
+        results.append((out, *torch.autograd.grad(out.sum(), qkv)))
+    torch.set_num_threads(before)
+    for one, two in zip(*results, strict=True):
+        assert torch.equal(one, two)
+
+
+def test_no_tokens_and_nan_stays_in_its_sequence(instruction_set):
+    qkv, cu_seqlens, _ = packed((), 2, 16)
+    out = attention(qkv, cu_seqlens, 0)
+    out.sum().backward()
+    assert out.shape == (0, 2, 16) and qkv.grad.shape == qkv.shape
+    qkv = torch.randn(9, 3, 2, 16)
+    qkv[4, 1, 0] = float("nan")  # a key of the second sequence's first head
+    out = attention(qkv, offsets_of((3, 3, 3)), 3)
+    assert out[3:6, 0].isnan().all()
+    assert out[3:6, 1].isfinite().all() and out[[0, 1, 2, 6, 7, 8]].isfinite().all()
+
+
+def test_huge_scores_do_not_overflow(instruction_set):
+    qkv = 100 * torch.randn(40, 3, 2, 32)
+    out = attention(qkv, offsets_of((40,)), 40)
+    torch.testing.assert_close(out, plain(qkv, (40,)), rtol=1e-3, atol=1e-3)
+
+
+@needs_cpp
+def test_long_sequences_keep_no_square_of_the_length():
+    # 12,000 x 12,000 scores of one head would be 576 MB; resident memory is read from the operating system.
+    resource = pytest.importorskip("resource")
+    qkv = torch.randn(12000, 3, 1, 16, requires_grad=True)
+    cu_seqlens = offsets_of((12000,))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    attention(qkv, cu_seqlens, 12000).sum().backward()
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # KB
+
+
+@needs_cpp
+def test_registration_passes_opcheck():
+    qkv, cu_seqlens, rng_state = torch.randn(10, 3, 2, 16), offsets_of((4, 6)), torch.tensor([3, 4])
+    tensors, numbers = (rng_state, None, None, None), (6, 6, 0.1, 0.25, -1, -1)
+    call = (*qkv.unbind(1), cu_seqlens, None, *tensors, *numbers)
+    torch.library.opcheck(torch.ops.fastenc.attention_fwd.default, call)
+    k, v = torch.randn(2, 7, 2, 16)
+    separate = (qkv[:, 0], k, v, cu_seqlens, offsets_of((0, 7)), *tensors, 6, 7, *numbers[2:])
+    for arguments, one_tensor in ((call, True), (separate, False)):
+        out, lse = torch.ops.fastenc.attention_fwd(*arguments)
+        torch.library.opcheck(
+            torch.ops.fastenc.attention_bwd.default,
+            (torch.randn(10, 2, 16), torch.randn(2, 10), out, lse, *arguments, one_tensor, False),
+        )
+
+
+@needs_cpp
+def test_torch_compile_full_graph_and_dynamic_shapes():
+    compiled = torch.compile(
+        lambda qkv, cu, longest: attention(qkv, cu, longest).square().sum(),
+        fullgraph=True,
+        dynamic=True,
+        backend="aot_eager",
+    )
+    for lengths in ((3, 5), (7, 2, 9)):
+        qkv, cu_seqlens, longest = packed(lengths, 2, 16)
+        (ours,) = torch.autograd.grad(compiled(qkv, cu_seqlens, longest), qkv)
+        (theirs,) = torch.autograd.grad(plain(qkv, lengths).square().sum(), qkv)
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (
+            {"qkv": torch.zeros(6, 2, 2, 16)},
+            "qkv must be floating point of shape .* \\(6, 2, 2, 16\\)",
+        ),
+        ({"cu_seqlens": torch.tensor([0, 6])}, "cu_seqlens must be int32.*got torch.int64"),
+        (
+            {"cu_seqlens": torch.tensor([0, 3, 2, 6]).int()},
+            "must not decrease, got 3 then 2 at place 2",
+        ),
+        (
+            {"cu_seqlens": torch.tensor([0, 5]).int()},
+            "from 0 to the number of tokens 6, got 0 to 5",
+        ),
+        ({"max_seqlen": 2}, "max_seqlen must be at least the longest sequence, got 2"),
+        ({"dropout_p": -0.1}, "dropout_p must be in \\[0, 1\\)"),
+        (
+            {"qkv": torch.zeros(6, 3, 2, 20), "impl": "cpp"},
+            "head_dim must be a multiple of 16 up to 128, got 20",
+        ),
+    ],
+)
+def test_bad_input_is_named(change, message):
+    arguments = {
+        "qkv": torch.zeros(6, 3, 2, 16),
+        "cu_seqlens": torch.tensor([0, 3, 6]).int(),
+        "max_seqlen": 3,
+    }
+    with pytest.raises(ValueError, match=message):
+        attention(**{**arguments, **change})
+
+
+@needs_cpp
+def test_a_direct_call_of_the_op_is_guarded_too():
+    with pytest.raises(RuntimeError, match="longer than max_seqlen"):
+        torch.ops.fastenc.attention_fwd(
+            *torch.zeros(3, 6, 2, 16),
+            torch.tensor([0, 6]).int(),
+            *[None] * 5,
+            3,
+            3,
+            0.0,
+            1.0,
+            -1,
+            -1,
+        )

@@ -1,0 +1,258 @@
+"""Window, biases, log-sum-exp, and keys of their own: the definition against torch, and C++ where it takes them."""
+
+import pytest
+import torch
+
+from fastenc.ops import attention, cross_attention
+from fastenc.testing import assert_within_budget
+from tests.helpers.attention_cases import (
+    CASES,
+    Case,
+    inputs_of,
+    offsets_of,
+    run,
+    run_peer,
+    run_reference,
+)
+from tests.helpers.extension import needs_cpp
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_reference_is_torchs_attention_with_an_explicit_mask(name):
+    case = CASES[name]
+    inputs = inputs_of(case, 2, 8, torch.float64)
+    ours, theirs = run(case, inputs, impl="reference"), run_peer(case, inputs)
+    torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-12)
+    if theirs.requires_grad:  # not without any key
+        dout = torch.randn_like(ours)
+        grads = [
+            torch.autograd.grad(
+                out, inputs.leaves(), dout, allow_unused=True, materialize_grads=True
+            )
+            for out in (ours, theirs)
+        ]
+        for one, other in zip(*grads, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize(
+    "lengths_q, lengths_k",
+    [((1, 0, 63, 64, 65), (129, 4, 1, 0, 127)), ((2, 128, 5), (128, 3, 65)), ((3, 1), (0, 0))],
+)
+def test_keys_of_their_own_keep_the_budget(instruction_set, lengths_q, lengths_k, dtype):
+    case = Case(lengths_q, lengths_k)
+    inputs = inputs_of(case, 2, 32, dtype)
+    exact_inputs = inputs.to(torch.float64)
+    out, lse = run(case, inputs, return_lse=True, impl="cpp")
+    theirs = run_peer(case, inputs)
+    exact, exact_lse = run_reference(case, exact_inputs)
+    assert_within_budget(out, theirs, exact, "out")
+    torch.testing.assert_close(lse.double(), exact_lse, rtol=1e-5, atol=1e-5)
+    dout = torch.randn_like(out)
+    grads = [
+        torch.autograd.grad(result, leaves, dout.to(result.dtype))
+        for result, leaves in (
+            (out, inputs.leaves()),
+            (theirs, inputs.leaves()),
+            (exact, exact_inputs.leaves()),
+        )
+    ]
+    for what, *values in zip(("dq", "dk", "dv"), *grads, strict=True):
+        assert_within_budget(*values, what)
+
+
+def test_gradient_through_the_log_sum_exp(instruction_set):
+    case = Case((5, 60), (70, 3))
+    inputs = inputs_of(case, 2, 16)
+    results = []
+    for impl in ("cpp", "reference"):
+        out, lse = run(case, inputs, return_lse=True, impl=impl)
+        both = torch.autograd.grad(out.sum() + (lse * lse).sum(), inputs.leaves())
+        _, lse = run(case, inputs, return_lse=True, impl=impl)
+        results.append((lse, *both, *torch.autograd.grad(lse.sum(), inputs.leaves()[:2])))
+    for ours, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_parts_of_the_keys_combine_by_their_log_sum_exp():
+    q, k, v = torch.randn(3, 12, 2, 8)
+    whole = offsets_of((12,))
+    one_call = cross_attention(q, k, v, whole, whole, 12, 12)
+    parts = [
+        cross_attention(q, k[part], v[part], whole, offsets_of((n,)), 12, n, return_lse=True)
+        for part, n in ((slice(5), 5), (slice(5, 12), 7))
+    ]
+    weights = torch.stack([lse for _, lse in parts]).softmax(0)
+    combined = sum(
+        out * weight.T[..., None] for (out, _), weight in zip(parts, weights, strict=True)
+    )
+    torch.testing.assert_close(combined, one_call)
+
+
+@needs_cpp
+def test_cpp_dropout_of_cross_attention_is_the_references():
+    case = Case((5, 70, 17), (130, 0, 20))
+    inputs = inputs_of(case, 3, 32)
+    results = []
+    for impl in ("cpp", "reference"):
+        torch.manual_seed(9)
+        out = run(case, inputs, dropout_p=0.3, impl=impl)
+        results.append((out, *torch.autograd.grad(out.square().sum(), inputs.leaves())))
+    for ours, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_t5_buckets_expand_into_a_relative_bias():
+    pytest.importorskip("transformers")
+    from transformers import T5Config
+    from transformers.models.t5.modeling_t5 import T5Attention
+
+    config = T5Config(
+        d_model=32, d_kv=16, num_heads=2, relative_attention_num_buckets=32, dropout_rate=0.0
+    )
+    layer = T5Attention(config, has_relative_attention_bias=True, layer_idx=0).eval()
+    lengths, span = (150, 40), layer.relative_attention_max_distance
+    bucket = layer._relative_position_bucket(
+        torch.arange(-span, span + 1), num_buckets=32, max_distance=span
+    )
+    weight = layer.relative_attention_bias.weight
+    x = torch.randn(sum(lengths), 32)
+    q, k, v = (projection(x).view(-1, 2, 16) for projection in (layer.q, layer.k, layer.v))
+    cu_seqlens = offsets_of(lengths)
+    mixed = attention(
+        torch.stack((q, k, v), 1),
+        cu_seqlens,
+        max(lengths),
+        softmax_scale=1.0,
+        relative_bias=weight[bucket].T,
+    )
+    ours = layer.o(mixed.flatten(1))
+    theirs = torch.cat([layer(part[None])[0][0] for part in x.split(list(lengths))])
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+    dout = torch.randn_like(ours)
+    for one, other in zip(
+        *(torch.autograd.grad(out, [weight, layer.q.weight], dout) for out in (ours, theirs)),
+        strict=True,
+    ):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
+
+
+def test_rows_without_a_visible_key_give_zero_and_pass_no_gradient():
+    key_bias = torch.tensor([float("-inf")] * 4 + [0.0] * 3)
+    qkv = torch.randn(7, 3, 2, 16, requires_grad=True)
+    out, lse = attention(qkv, offsets_of((4, 3)), 4, key_bias=key_bias, return_lse=True)
+    assert (out[:4] == 0).all() and (lse[:, :4] == -float("inf")).all()
+    assert lse[:, 4:].isfinite().all()
+    out.sum().backward()
+    assert (qkv.grad[:4] == 0).all() and qkv.grad[4:].abs().sum() > 0
+
+
+def test_a_hidden_neighbour_in_memory_does_not_leak():
+    qkv = torch.randn(9, 3, 2, 16)
+    qkv[3:] = float("nan")
+    qkv.requires_grad_()
+    out = attention(qkv, offsets_of((3, 6)), 6, window_size=(2, 2), impl="reference")
+    assert out[:3].isfinite().all()
+    out[:3].sum().backward()
+    assert qkv.grad[:3].isfinite().all()
+
+
+def test_torch_compile_takes_the_reference_with_dynamic_shapes():
+    compiled = torch.compile(
+        lambda q, k, v, cu_q, cu_k, longest_q, longest_k, table: (
+            cross_attention(
+                q, k, v, cu_q, cu_k, longest_q, longest_k, window_size=(9, 9), relative_bias=table
+            )
+            .square()
+            .sum()
+        ),
+        fullgraph=True,
+        dynamic=True,
+        backend="eager",
+    )
+    for lengths_q, lengths_k in (((3, 5), (4, 8)), ((7, 2, 9), (6, 3, 10))):
+        case = Case(lengths_q, lengths_k, window=(9, 9), relative=4)
+        inputs = inputs_of(case, 2, 16)
+        loss = compiled(*inputs.qkv, *inputs.cu_seqlens, *inputs.max_seqlens, inputs.relative)
+        theirs = run_peer(case, inputs).square().sum()
+        for one, other in zip(
+            *(torch.autograd.grad(out, inputs.leaves()) for out in (loss, theirs)), strict=True
+        ):
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+@needs_cpp
+def test_torch_compile_takes_cpp_with_dynamic_shapes():
+    compiled = torch.compile(
+        lambda q, k, v, cu_q, cu_k, longest_q, longest_k: cross_attention(
+            q, k, v, cu_q, cu_k, longest_q, longest_k, return_lse=True, impl="cpp"
+        ),
+        fullgraph=True,
+        dynamic=True,
+        backend="aot_eager",
+    )
+    for lengths_q, lengths_k in (((3, 5), (4, 8)), ((7, 2, 9), (6, 3, 10))):
+        case = Case(lengths_q, lengths_k)
+        inputs = inputs_of(case, 2, 16)
+        out, lse = compiled(*inputs.qkv, *inputs.cu_seqlens, *inputs.max_seqlens)
+        exact, exact_lse = run_reference(case, inputs)
+        losses = [a.square().sum() + b.square().sum() for a, b in ((out, lse), (exact, exact_lse))]
+        for one, other in zip(
+            *(torch.autograd.grad(loss, inputs.leaves()) for loss in losses), strict=True
+        ):
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"window_size": (1, -2)}, "window_size must be .left, right.*got \\(1, -2\\)"),
+        ({"alibi_slopes": torch.zeros(3)}, "alibi_slopes must be floating point of shape \\(2,\\)"),
+        ({"relative_bias": torch.zeros(2, 4)}, "relative_bias must be .*2 \\* R \\+ 1.*\\(2, 4\\)"),
+        ({"key_bias": torch.zeros(6).bool()}, "key_bias must be floating point.*got torch.bool"),
+        ({"key_bias": torch.zeros(5)}, "key_bias must be floating point of shape \\(6,\\)"),
+        (
+            {"key_bias": torch.zeros(6, requires_grad=True)},
+            "key_bias has no gradient.*detach it",
+        ),
+        ({"key_bias": torch.zeros(6), "impl": "cpp"}, "it has no window and no bias"),
+    ],
+)
+def test_bad_biases_are_named(change, message):
+    arguments = {
+        "qkv": torch.zeros(6, 3, 2, 16),
+        "cu_seqlens": torch.tensor([0, 3, 6]).int(),
+        "max_seqlen": 3,
+    }
+    with pytest.raises(ValueError, match=message):
+        attention(**{**arguments, **change})
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"q": torch.zeros(6, 16)}, "q must be floating point of shape .total_q"),
+        ({"k": torch.zeros(4, 2, 8)}, "k must have shape \\(total_k, 2, 16\\)"),
+        (
+            {"v": torch.zeros(3, 2, 16)},
+            "v must have shape .*got torch.float32 of shape \\(3, 2, 16",
+        ),
+        ({"v": torch.zeros(4, 2, 16).half()}, "v must have .*dtype torch.float32"),
+        ({"cu_seqlens_k": torch.tensor([0, 4, 5]).int()}, "cu_seqlens_k must run from 0 to .* 4"),
+        ({"max_seqlen_q": 2}, "max_seqlen_q must be at least the longest sequence, got 2"),
+        ({"cu_seqlens_k": torch.tensor([0, 4]).int()}, "one entry for each sequence, got 3 and 2"),
+    ],
+)
+def test_bad_separate_tensors_are_named(change, message):
+    arguments = {
+        "q": torch.zeros(6, 2, 16),
+        "k": torch.zeros(4, 2, 16),
+        "v": torch.zeros(4, 2, 16),
+        "cu_seqlens_q": torch.tensor([0, 3, 6]).int(),
+        "cu_seqlens_k": torch.tensor([0, 0, 4]).int(),
+        "max_seqlen_q": 3,
+        "max_seqlen_k": 4,
+    }
+    with pytest.raises(ValueError, match=message):
+        cross_attention(**{**arguments, **change})

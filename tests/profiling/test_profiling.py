@@ -1,0 +1,221 @@
+"""Ceilings, an op's work, and the profile of a step; with small sizes, and no figure asserted that a clock made."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import fastenc
+from fastenc.cli.app import app
+from fastenc.models import EncoderConfig, MaskedLM
+from fastenc.ops import attention, bias_gelu
+from fastenc.profiling import Ceilings, Work, models
+from fastenc.profiling import profile as profiles
+from fastenc.profiling.costs import CountWork, encoder_flops
+from fastenc.profiling.profile import profile_step
+from tests.helpers.attention_cases import offsets_of
+
+SMALL = EncoderConfig(
+    vocab_size=97, hidden_size=32, num_layers=2, num_heads=2, intermediate_size=48, max_positions=40
+)
+CPU = torch.device("cpu")
+
+
+def small_ceilings():
+    return Ceilings(CPU, copy_bytes=1 << 16, product_size=32)
+
+
+def count(call):
+    with CountWork() as counted:
+        call()
+    return counted.calls
+
+
+def test_floor_is_the_larger_of_both_ceilings(monkeypatch):
+    ceilings = small_ceilings()
+    monkeypatch.setattr(ceilings, "_bandwidth", 1e9)
+    monkeypatch.setitem(ceilings._products, torch.float32, 1e12)
+    assert ceilings.floor(Work(2e9)) == 2
+    assert ceilings.floor(Work(2e9, 3e12)) == 3
+    assert ceilings.floor(Work(2e9, 1e12)) == 2
+
+
+def test_ceilings_report_what_was_measured_only():
+    ceilings = small_ceilings()
+    assert ceilings.as_json() == {}
+    ceilings.floor(Work(10.0))
+    assert ceilings.as_json().keys() == {"copy_GB_per_s", "copy_MB"}
+    ceilings.floor(Work(10.0, 10.0, torch.bfloat16))
+    assert list(ceilings.as_json()["product_TFLOP_per_s"]) == ["bfloat16"]
+
+
+def test_work_counts_each_operand_once_and_views_never():
+    a, b = torch.randn(5, 7), torch.randn(7, 3)
+    (call,) = count(lambda: a @ b)
+    assert (call.name, call.shapes) == ("aten::mm", "5x7 7x3")
+    assert call.work == Work(4.0 * (35 + 21 + 15), 2 * 5 * 7 * 3, torch.float32)
+    (call,) = count(lambda: a.mul(a))
+    assert call.work.bytes == 4 * 35 * 2, "the same operand twice is read once"
+    (call,) = count(lambda: a.t())
+    assert call.work.bytes == 0
+    (call,) = count(lambda: a.add_(1))
+    assert call.work.bytes == 4 * 35 * 2, "read and written in place"
+    (call,) = count(lambda: a.zero_())
+    assert call.work.bytes == 4 * 35
+    table, chosen = torch.randn(100, 7), torch.tensor([3, 5])
+    (call,) = count(lambda: table.index_select(0, chosen))
+    assert call.work.bytes == 4 * 2 * 14 + 16, "of a table only the rows that are asked for"
+    row = torch.randn(1, 7).expand(5, 7)
+    (call,) = count(lambda: a.copy_(row))
+    assert call.work.bytes == 4 * (35 + 7), "an expanded row is read once"
+
+
+def test_work_of_our_own_ops():
+    lengths, heads, dim = (5, 0, 12), 2, 16
+    qkv = torch.randn(17, 3, heads, dim, requires_grad=True)
+    out = []
+    calls = count(lambda: out.append(attention(qkv, offsets_of(lengths), 12)))
+    calls += count(lambda: out[0].backward(torch.ones_like(out[0])))
+    flops = {call.name: call.work.flops for call in calls if call.name.startswith("fastenc")}
+    scores = heads * dim * sum(n**2 for n in lengths)
+    assert flops == {"fastenc::attention_fwd": 4 * scores, "fastenc::attention_bwd": 10 * scores}
+    x = torch.randn(6, 32)
+    (call,) = count(lambda: bias_gelu(x))
+    assert call.work == Work(2 * x.nbytes, 0.0, torch.float32)
+
+
+def test_flops_of_a_model_are_those_that_its_ops_count():
+    lengths = [5, 17, 1, 30]
+    model = MaskedLM(SMALL)
+    step = models.training_step(model, lengths, CPU, autocast=False)
+    products = [c for c in count(step) if c.work.flops]
+    counted = sum(c.work.flops for c in products)
+    rows = {
+        int(c.shapes.split("x")[0]) for c in products if c.shapes.endswith(f"{SMALL.vocab_size}")
+    }
+    (labelled,) = rows
+    # The first layer's input needs its gradient, so every product has two in the backward.
+    model_flops = 3 * encoder_flops(SMALL, lengths, labelled)
+    attention_recomputed = SMALL.num_layers * 2 * SMALL.hidden_size * sum(n**2 for n in lengths)
+    assert counted == model_flops + attention_recomputed
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_profile_lists_every_op_of_a_step(training, tmp_path):
+    if training:
+        step = models.training_step(MaskedLM(SMALL), [9, 4], CPU, autocast=False)
+    else:
+        step = models.inference_step(fastenc.Encoder(SMALL), [9, 4], CPU)
+    found = profile_step(step, CPU, small_ceilings(), tmp_path / "trace.json")
+    rows = {row.op: row for row in found.rows}
+    wanted = {"fastenc::attention_fwd", "fastenc::layer_norm_fwd"}
+    if training:
+        wanted |= {"fastenc::attention_bwd", "fastenc::layer_norm_bwd", "aten::_fused_adamw_"}
+    assert wanted <= rows.keys()
+    assert rows["fastenc::attention_fwd"].calls == 2
+    assert rows["fastenc::layer_norm_fwd"].calls == (5 if training else 4)
+    assert rows["fastenc::embedding_layer_norm_fwd"].calls == 1
+    assert all(row.seconds > 0 for row in found.rows) and found.step_seconds > 0
+    seconds = [row.seconds for row in found.rows]
+    assert seconds == sorted(seconds, reverse=True)
+    names = {
+        event.get("name")
+        for event in json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    }
+    assert wanted <= names, "the trace holds the ops by name"
+
+
+def test_kernels_are_matched_to_the_op_that_launched_them():
+    """A trace as a GPU gives it: launches in the op's range on its thread, kernels later and elsewhere."""
+    label = lambda name, ts, dur, tid: {
+        "cat": "user_annotation",
+        "name": name,
+        "ts": ts,
+        "dur": dur,
+        "tid": tid,
+    }
+    launch = lambda correlation, ts, tid, cat="cuda_runtime": {
+        "cat": cat,
+        "name": "launch",
+        "ts": ts,
+        "dur": 1,
+        "tid": tid,
+        "args": {"correlation": correlation},
+    }
+    kernel = lambda correlation, name, dur, cat="kernel": {
+        "cat": cat,
+        "name": name,
+        "ts": 900,
+        "dur": dur,
+        "tid": 7,
+        "args": {"correlation": correlation},
+    }
+    events = [
+        label("0 aten::mm", 10, 5, 1),
+        label("1 fastenc::attention_bwd", 30, 9, 2),
+        label("step", 0, 500, 1),
+        launch(1, 12, 1),
+        launch(2, 31, 2, "cuda_driver"),
+        launch(3, 35, 2),
+        launch(4, 31, 1),
+        kernel(1, "gemm", 2e6),
+        kernel(2, "kv", 3e6),
+        kernel(3, "Memset", 1e6, "gpu_memset"),
+        kernel(4, "outside every range", 9e6),
+        kernel(5, "without a launch", 9e6),
+    ]
+    assert profiles._kernels(events) == {
+        0: [("aten::mm", "gemm", 2.0)],
+        1: [("fastenc::attention_bwd", "kv", 3.0), ("fastenc::attention_bwd", "Memset", 1.0)],
+    }
+
+
+def test_command_writes_table_picture_and_trace(tmp_path, monkeypatch):
+    monkeypatch.setitem(models.SIZES, "minilm", SMALL)
+    monkeypatch.setattr("fastenc.cli.measure.Ceilings", lambda device: small_ceilings())
+    command = ["profile", "minilm", "-o", tmp_path / "p", "--batch-size", 2, "--length", 8]
+    result = CliRunner().invoke(app, [str(a) for a in command], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    assert "fastenc::" in result.output and "ceilings allow" in result.output
+    written = json.loads((tmp_path / "p" / "profile.json").read_text())
+    assert any("attention" in row["op"] for row in written["rows"])
+    assert written["rows"] and written["ceilings"]["copy_MB"] > 0 and written["peak_MB"] is None
+    assert (tmp_path / "p" / "profile.png").read_bytes().startswith(b"\x89PNG")
+    assert json.loads((tmp_path / "p" / "trace.json").read_text())["traceEvents"]
+
+
+@pytest.mark.parametrize(
+    "arguments,message",
+    [
+        (["nothing"], "MODEL must be one of minilm, bert-base, bert-large, xlm-r-base"),
+        (["minilm", "--length", "900"], "at most the model's 512 positions, got 900"),
+        (["minilm", "--batch-size", "0"], "--batch-size must be at least 1, got 0"),
+        (["minilm", "--precision", "int8"], "--precision must be fp32 or bf16, got 'int8'"),
+        (["minilm", "--device", "tpu"], "--device must be cpu or cuda, got 'tpu'"),
+    ],
+)
+def test_bad_arguments(arguments, message, tmp_path):
+    with pytest.raises(ValueError, match=message.replace("(", r"\(")):
+        CliRunner().invoke(
+            app, ["profile", *arguments, "-o", str(tmp_path / "p")], catch_exceptions=False
+        )
+    assert not (tmp_path / "p").exists()
+
+
+def test_benchmarks_outside_a_checkout_are_a_clear_error(monkeypatch, tmp_path):
+    monkeypatch.setattr(fastenc, "__file__", str(tmp_path / "site-packages/fastenc/__init__.py"))
+    with pytest.raises(ValueError, match="in fastenc's repository, not in the installed package"):
+        CliRunner().invoke(app, ["bench"], catch_exceptions=False)
+
+
+def test_bench_hands_its_arguments_on():
+    done = subprocess.run(
+        [sys.executable, "-m", "fastenc.cli", "bench", "no_such_benchmark"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 2 and "no such benchmark: no_such_benchmark" in done.stderr

@@ -1,0 +1,450 @@
+"""Vectors of texts: losses, files and similarities are sentence-transformers'; the task from files to files."""
+
+import json
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from fastenc.data import train_tokenizer
+from fastenc.data.pairs import TextPairs, collate_pairs, encode_pairs, read_pairs
+from fastenc.models import Encoder, EncoderConfig, SentenceEmbedder, SequenceClassifier
+from fastenc.nn.pooling import POOLINGS, pool_layers
+from fastenc.nn.similarity import cosent_loss, ranking_loss
+from fastenc.packing import pack_sequences
+from fastenc.tasks import SentenceEmbedding, task_of
+from fastenc.tasks.metrics import retrieval_metrics
+from fastenc.train import TrainConfig, task_trainer
+from tests.helpers.families import FAMILIES, model
+
+TEXTS = [
+    "a small dog runs",
+    "the dog is running",
+    "a cat sleeps",
+    "two men play chess",
+    "men at a game of chess",
+    "nobody sings",
+    "a woman sings a song in the rain and then another one",
+    "dogs",
+    "it rains",
+]
+PAIRS = [tuple(TEXTS[place : place + 3]) for place in (0, 3, 6)]
+SCORES = [0.9, 0.2, 0.5]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_tokenizer(TEXTS, vocab_size=97)
+
+
+@pytest.fixture
+def base(tmp_path, tokenizer):
+    """Makes a folder with a random encoder of a family, six layers deep."""
+
+    def make(family="bert"):
+        layers = {"n_layers": 6} if family == "distilbert" else {"num_hidden_layers": 6}
+        model(family, **layers).save_pretrained(tmp_path / family)
+        encoder = Encoder.from_pretrained(tmp_path / family)
+        encoder.tokenizer = tokenizer
+        encoder.save_pretrained(tmp_path / family)
+        return tmp_path / family
+
+    return make
+
+
+def sentence_transformer(folder):
+    from sentence_transformers import SentenceTransformer
+
+    return SentenceTransformer(str(folder), device="cpu").eval()
+
+
+@pytest.mark.parametrize("columns", [2, 3])
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_ranking_loss_and_gradient_are_sentence_transformers(columns, symmetric):
+    from sentence_transformers import losses
+
+    options = {"directions": ("query_to_doc", "doc_to_query"), "partition_mode": "per_direction"}
+    peer = losses.MultipleNegativesRankingLoss(None, 30.0, **options if symmetric else {})
+    ours = torch.randn(7, columns, 24, requires_grad=True)
+    theirs = ours.detach().clone().requires_grad_()
+    ids = torch.arange(7 * columns).view(7, columns)
+    loss = ranking_loss(ours, ids, scale=30.0, symmetric=symmetric)
+    expected = peer.compute_loss_from_embeddings(list(theirs.unbind(1)), None)
+    torch.testing.assert_close(loss, expected, rtol=1e-5, atol=1e-6)
+    loss.backward()
+    expected.backward()
+    torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-4, atol=1e-6)
+
+
+def test_what_is_no_negative_is_left_out_of_the_sum():
+    """Against the sums written out, over batches in which texts, partners and hard negatives recur."""
+    draw = torch.Generator().manual_seed(0)
+    for _ in range(20):
+        ids = torch.randint(0, 6, (5, 3), generator=draw)
+        vectors = torch.randn(6, 8, dtype=torch.float64, generator=draw)[ids]
+        unit = F.normalize(vectors, dim=2)
+        forward = backward = 0.0
+        for i in range(5):
+            term = lambda one, other: math.exp(20 * float(one @ other))
+            others = [
+                term(unit[i, 0], unit[j, column])
+                for j in range(5)
+                for column in (1, 2)
+                if (j, column) != (i, 1)
+                and ids[j, column] not in (ids[i, 0], ids[i, 1])
+                and not (column == 1 and ids[j, 0] == ids[i, 0])
+            ]
+            own = term(unit[i, 0], unit[i, 1])
+            forward += math.log1p(sum(others) / own) / 5
+            texts = [
+                term(unit[i, 1], unit[j, 0])
+                for j in range(5)
+                if j != i and ids[i, 1] not in (ids[j, 0], ids[j, 1]) and ids[j, 0] != ids[i, 0]
+            ]
+            backward += math.log1p(sum(texts) / own) / 5
+        loss = ranking_loss(vectors, ids)
+        assert float(loss) == pytest.approx(forward, rel=1e-5)
+        both = ranking_loss(vectors, ids, symmetric=True)
+        assert float(both) == pytest.approx((forward + backward) / 2, rel=1e-5)
+
+
+def test_ranking_loss_compiles_whole():
+    vectors, ids = torch.randn(4, 3, 8), torch.arange(12).view(4, 3)
+    compiled = torch.compile(ranking_loss, backend="eager", fullgraph=True, dynamic=True)
+    torch.testing.assert_close(compiled(vectors, ids), ranking_loss(vectors, ids))
+
+
+def test_autocast_leaves_similarities_in_single_precision():
+    vectors, ids = torch.randn(6, 2, 32), torch.arange(12).view(6, 2)
+    expected = ranking_loss(vectors, ids)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(ranking_loss(vectors, ids), expected)
+
+
+def test_cosent_loss_and_gradient_are_sentence_transformers():
+    from sentence_transformers import losses
+
+    peer = losses.CoSENTLoss(None, similarity_fct=lambda a, b: a.mul(b).sum(1))
+    ours = torch.randn(9, 16, requires_grad=True)
+    theirs = ours.detach().clone().requires_grad_()
+    other, scores = torch.randn(9, 16), torch.tensor([0.1, 0.5, 0.5, 1, 0, 0.2, 0.5, 0.9, 0])
+    loss = cosent_loss(ours.mul(other).sum(1), scores)
+    expected = peer.compute_loss_from_embeddings([theirs, other], scores)
+    torch.testing.assert_close(loss, expected, rtol=1e-5, atol=1e-6)
+    loss.backward()
+    expected.backward()
+    torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-4, atol=1e-6)
+    equal = torch.ones(9)
+    assert cosent_loss(ours.sum(1), equal).item() == 0, "nothing to rank"
+
+
+@pytest.mark.parametrize("loss", ["ranking", "cosent", "cosine"])
+@pytest.mark.parametrize("pooling", POOLINGS)
+def test_a_models_loss_and_gradients_are_sentence_transformers(base, tmp_path, loss, pooling):
+    from sentence_transformers import losses
+
+    options = {} if loss == "ranking" else {"similarity_loss": loss}
+    ours = SentenceEmbedder.from_pretrained(base(), pooling=pooling, **options)
+    ours.save_pretrained(tmp_path / "saved")
+    theirs = sentence_transformer(tmp_path / "saved")
+    data = TextPairs(PAIRS if loss == "ranking" else [p[:2] for p in PAIRS], [])
+    if loss != "ranking":
+        data = TextPairs(data.texts, SCORES)
+    arguments = collate_pairs(encode_pairs(data, ours.tokenizer, 40))
+    found = ours(**arguments).loss
+    columns = zip(*data.texts, strict=True)
+    features = [theirs.preprocess(list(column)) for column in columns]
+    peer = {
+        "ranking": losses.MultipleNegativesRankingLoss,
+        "cosent": losses.CoSENTLoss,
+        "cosine": losses.CosineSimilarityLoss,
+    }[loss](theirs)
+    expected = peer(features, torch.tensor(SCORES))
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    found.backward()
+    expected.backward()
+    reference = theirs[0].model
+    pairs = {
+        "embeddings.word.weight": reference.embeddings.word_embeddings.weight,
+        "layers.0.up.weight": reference.encoder.layer[0].intermediate.dense.weight,
+        "layers.4.down.bias": reference.encoder.layer[4].output.dense.bias,
+    }
+    for name, parameter in pairs.items():
+        own = ours.encoder.get_parameter(name).grad
+        scale = float(parameter.grad.abs().max())
+        torch.testing.assert_close(own, parameter.grad, rtol=1e-3, atol=1e-4 * scale)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_saved_folder_gives_sentence_transformers_the_same_vectors(base, tmp_path, family):
+    embedder = SentenceEmbedder.from_pretrained(base(family), max_length=8)
+    for pooling in POOLINGS:
+        folder = tmp_path / pooling
+        chosen = SentenceEmbedder.from_pretrained(base(family), pooling=pooling, max_length=8)
+        chosen.save_pretrained(folder)
+        vectors = embedder.encode(TEXTS, pooling=pooling)
+        assert torch.equal(chosen.encode(TEXTS), vectors)
+        theirs = sentence_transformer(folder)
+        expected = theirs.encode(TEXTS, convert_to_tensor=True)
+        torch.testing.assert_close(vectors, expected, rtol=0, atol=1e-5)
+        # What it writes itself, in its newer names, is read as well.
+        theirs.save_pretrained(str(tmp_path / "again"))
+        for written in (folder, tmp_path / "again"):
+            again = Encoder.from_pretrained(written)
+            assert again.sentence.pooling == pooling and again.sentence.normalize
+            assert again.max_tokens == 8
+            torch.testing.assert_close(again.encode(TEXTS), vectors, rtol=0, atol=1e-6)
+        assert task_of(folder) is SentenceEmbedding
+
+
+def test_normalisation_is_what_the_folder_declares(base, tmp_path):
+    embedder = SentenceEmbedder.from_pretrained(base())
+    embedder.save_pretrained(tmp_path / "saved")
+    modules = json.loads((tmp_path / "saved" / "modules.json").read_text())
+    (tmp_path / "saved" / "modules.json").write_text(json.dumps(modules[:2]))
+    plain = Encoder.from_pretrained(tmp_path / "saved")
+    assert not plain.sentence.normalize
+    expected = sentence_transformer(tmp_path / "saved").encode(TEXTS, convert_to_tensor=True)
+    torch.testing.assert_close(plain.encode(TEXTS), expected, rtol=0, atol=1e-5)
+    assert (plain.encode(TEXTS, normalize=True).norm(dim=1) - 1).abs().max() < 1e-5
+    batch = pack_sequences([[5, 6, 7], [8, 9]])
+    loaded = SentenceEmbedder.from_pretrained(tmp_path / "saved")
+    assert torch.equal(loaded(batch).logits, plain.pooled_vectors(batch, "mean"))
+
+
+def test_steps_that_are_not_computed_here_are_an_error(base, tmp_path):
+    SentenceEmbedder.from_pretrained(base()).save_pretrained(tmp_path / "saved")
+    file = tmp_path / "saved" / "modules.json"
+    modules = json.loads(file.read_text())
+    dense = {"idx": 3, "name": "3", "path": "3_Dense", "type": "sentence_transformers.models.Dense"}
+    file.write_text(json.dumps([*modules, dense]))
+    with pytest.raises(
+        ValueError, match=r"must be Transformer, Pooling and perhaps Normalize.*Dense"
+    ):
+        SentenceEmbedder.from_pretrained(tmp_path / "saved")
+    with pytest.warns(UserWarning, match="encode.. without a pooling takes the mean"):
+        assert Encoder.from_pretrained(tmp_path / "saved").sentence is None
+    file.write_text(json.dumps(modules))
+    pooling = tmp_path / "saved" / "1_Pooling" / "config.json"
+    pooling.write_text(json.dumps({"embedding_dimension": 32, "pooling_mode": "lasttoken"}))
+    with pytest.raises(ValueError, match=r"must pool by one of cls, mean, max, .*got .*lasttoken"):
+        SentenceEmbedder.from_pretrained(tmp_path / "saved")
+    # A pooling given is still taken over one declared, where the declared one can be read.
+    pooling.write_text(json.dumps({"embedding_dimension": 32, "pooling_mode": ["cls"]}))
+    assert SentenceEmbedder.from_pretrained(tmp_path / "saved").settings.pooling == "cls"
+    given = SentenceEmbedder.from_pretrained(tmp_path / "saved", pooling="max")
+    assert given.settings.pooling == "max"
+    main = tmp_path / "saved" / "config_sentence_transformers.json"
+    main.write_text(json.dumps({"default_prompt_name": "query", "prompts": {"query": "query: "}}))
+    with pytest.raises(ValueError, match=r"add no prompt, got a prompt before each text \(query\)"):
+        SentenceEmbedder.from_pretrained(tmp_path / "saved")
+
+
+def test_last_four_is_the_mean_of_layers_and_tokens(base):
+    encoder = Encoder.from_pretrained(base())
+    batch = pack_sequences([[5, 6, 7], [8], [9, 10]])
+    states = encoder(batch, output_hidden_states=True).hidden_states
+    mean = torch.stack(states[-4:]).mean(0)
+    expected = torch.stack([part.mean(0) for part in mean.split([3, 1, 2])])
+    torch.testing.assert_close(encoder.pooled_vectors(batch, "last-four"), expected)
+    with pytest.raises(ValueError, match="last-four needs 4 layers, the model has 3: take mean"):
+        pool_layers(states[:4], batch.cu_seqlens, "last-four")
+
+
+def test_arguments_that_make_no_sense_are_errors(base):
+    folder = base()
+    for options, message in (
+        ({"pooling": "sum"}, r"pooling must be one of .*got 'sum'"),
+        ({"similarity_loss": "dot"}, r"similarity_loss must be one of .*got 'dot'"),
+        ({"scale": 0.0}, r"scale must be positive, got 0.0"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            SentenceEmbedder.from_pretrained(folder, **options)
+    embedder = SentenceEmbedder.from_pretrained(folder)
+    with pytest.raises(ValueError, match="the loss needs text_ids"):
+        embedder(pack_sequences([[5], [6]]), torch.arange(1))
+    with pytest.raises(ValueError, match=r"ranking_loss needs vectors \(pairs, 2 or 3"):
+        ranking_loss(torch.ones(2, 4, 8), torch.ones(2, 4))
+
+
+def test_a_fine_tuned_head_is_not_lost_in_silence(tmp_path, tokenizer):
+    config = EncoderConfig(tokenizer.get_vocab_size(), 32, 1, 2, 64, 64)
+    model = SequenceClassifier(config, label_names=["no", "yes"])
+    model.tokenizer = tokenizer
+    model.save_pretrained(tmp_path)
+    message = "was fine-tuned for another task: it holds BertForSequenceClassification, this is Sen"
+    with pytest.raises(ValueError, match=message):
+        SentenceEmbedder.from_pretrained(tmp_path)
+
+
+def test_retrieval_is_scikit_learns():
+    from sklearn.metrics import label_ranking_average_precision_score, top_k_accuracy_score
+
+    vectors = torch.randn(60, 3, 6)
+    texts = [(f"text {i}", f"partner {i}", f"negative {i}") for i in range(60)]
+    found = retrieval_metrics(texts, vectors)
+    unit = F.normalize(vectors, dim=2)
+    scores = unit[:, 0] @ torch.cat([unit[:, 1], unit[:, 2]]).T
+    relevant = torch.eye(60, 120)
+    mrr = label_ranking_average_precision_score(relevant.numpy(), scores.numpy())
+    recall = top_k_accuracy_score(range(60), scores.numpy(), k=1, labels=range(120))
+    assert found == {"mrr": pytest.approx(mrr), "recall@1": pytest.approx(recall)}
+
+
+def test_retrieval_counts_no_other_partner_and_no_copy_of_the_text_against_a_partner():
+    angles = {"a": 0, "b": 20, "c": 10, "d": 60}
+    unit = lambda angle: torch.tensor([math.cos(angle), math.sin(angle)])
+    vector = {text: unit(math.radians(angle)) for text, angle in angles.items()}
+    texts = [("a", "b"), ("a", "c"), ("d", "a")]
+    vectors = torch.stack([torch.stack([vector[one], vector[other]]) for one, other in texts])
+    # c and a are nearer to a than b is, but count only for d, whose partner is a.
+    found = retrieval_metrics(texts, vectors)
+    assert found == {"mrr": pytest.approx((1 + 1 + 1 / 3) / 3), "recall@1": pytest.approx(2 / 3)}
+    # A model that gives every text the same vector finds nothing.
+    same = retrieval_metrics([("a", "b"), ("c", "d"), ("e", "f")], torch.ones(3, 2, 4))
+    assert same == {"mrr": pytest.approx(1 / 3), "recall@1": 0.0}
+
+
+WORDS = {"dog": "hound", "car": "vehicle", "house": "home", "sea": "ocean", "road": "street"}
+PLACES = ["here", "there", "above", "below", "inside", "behind"]
+
+
+@pytest.fixture
+def tables(tmp_path):
+    """Pairs that say the same in other words, a hard negative beside each, and pairs with scores."""
+    rows = [(one, other, place) for one, other in WORDS.items() for place in PLACES]
+    opposite = dict(zip(PLACES, [*PLACES[1:], PLACES[0]], strict=True))
+    lines = ["sentence1\tsentence2\tnegative"]
+    lines += [f"a {a} is {p}\t{p} is the {b}\tthe {b} is not {opposite[p]}" for a, b, p in rows]
+    (tmp_path / "pairs.tsv").write_text("\n".join(lines) + "\n")
+    others = [*rows[7:], *rows[:7]]
+    lines = ["sentence1\tsentence2\tscore"]
+    for (a, b, p), (_, far, q) in zip(rows, others, strict=True):
+        lines += [f"a {a} is {p}\t{p} is the {b}\t5", f"a {a} is {p}\t{q} is the {far}\t0"]
+        lines += [f"a {a} is {p}\t{q} is the {b}\t2.5"]
+    (tmp_path / "scored.tsv").write_text("\n".join(lines) + "\n")
+    return tmp_path
+
+
+@pytest.fixture
+def start(tables):
+    from fastenc.models import EncoderConfig
+
+    texts = [text for row in read_pairs(tables / "scored.tsv").texts for text in row]
+    config = EncoderConfig(
+        vocab_size=200,
+        hidden_size=32,
+        num_layers=2,
+        num_heads=2,
+        intermediate_size=64,
+        max_positions=32,
+    )
+    torch.manual_seed(0)
+    encoder = Encoder(config)
+    encoder.tokenizer = train_tokenizer(texts, vocab_size=200)
+    encoder.save_pretrained(tables / "start")
+    return tables / "start"
+
+
+@pytest.mark.parametrize(
+    "options,file,metric",
+    [
+        ({"symmetric": True}, "pairs.tsv", "mrr"),
+        ({"text": ("sentence1", "sentence2", "negative")}, "pairs.tsv", "mrr"),
+        ({"similarity": "score"}, "scored.tsv", "spearman"),
+        ({"similarity": "score", "similarity_loss": "cosine"}, "scored.tsv", "spearman"),
+    ],
+)
+def test_training_learns_its_pairs(tables, start, options, file, metric):
+    task = SentenceEmbedding(**options)
+    train = task.read(tables / file)
+    embedder = task.load(start, train)
+    before = task.evaluate(embedder, train, task.encode(train, embedder))
+    config = TrainConfig(str(tables / "run"), epochs=5, batch_size=16, learning_rate=5e-3)
+    metrics = task_trainer(task, embedder, train, config, dev=train).train()
+    assert metrics[metric] > before[metric] + 0.2, (before, metrics)
+    assert metrics["loss"] < before["loss"]
+    loaded = task.load(tables / "run")
+    again = task.evaluate(loaded, train, task.encode(train, loaded))
+    assert again[metric] == pytest.approx(metrics[metric])
+
+
+def test_from_files_to_files(tables, start):
+    from typer.testing import CliRunner
+
+    from fastenc.cli.app import app
+
+    def run(*arguments):
+        result = CliRunner().invoke(app, [str(a) for a in arguments], catch_exceptions=False)
+        assert result.exit_code == 0, result.output
+
+    scored, output = tables / "scored.tsv", tables / "run"
+    run(
+        *("finetune", start, scored, "--task", "sentence-embedding", "--dev", scored, "-o", output),
+        *("--similarity", "score", "--pooling", "max", "--lr", 3e-3, "--max-steps", 4),
+        *("--adapt", "lora", "--adapt-size", 2),
+    )
+    run("predict", output, scored, "-o", tables / "similarity.tsv")
+    lines = (tables / "similarity.tsv").read_text().splitlines()
+    pairs = read_pairs(scored).texts
+    assert lines[0] == "similarity" and len(lines) == 1 + len(pairs)
+    (tables / "texts.txt").write_text("\n".join(text for pair in pairs for text in pair) + "\n")
+    run("embed", output, tables / "texts.txt", "-o", tables / "vectors.npy")
+    import numpy
+
+    vectors = numpy.load(tables / "vectors.npy").reshape(len(pairs), 2, 32)
+    cosines = (vectors[:, 0] * vectors[:, 1]).sum(1)
+    numpy.testing.assert_allclose(cosines, [float(line) for line in lines[1:]], atol=2e-6)
+
+
+@pytest.mark.parametrize(
+    "options,message",
+    [
+        ({"columns": ("sentence1",)}, r"--text must name the columns .*use fastenc embed"),
+        (
+            {"columns": ("sentence1", "sentence2", "score"), "similarity": "score"},
+            r"--text must name the columns",
+        ),
+        ({"similarity": "sentence1"}, r"line 2: .* must be a number, got 'a dog is here'"),
+        ({"similarity": "score", "highest": 4.0}, r"line 2: a score must be at most 4.0 in size"),
+        ({"similarity": "score", "highest": 0.0}, r"the highest score must be positive, got 0.0"),
+    ],
+)
+def test_bad_pairs_are_errors_with_their_place(tables, options, message):
+    with pytest.raises(ValueError, match=message):
+        read_pairs(tables / "scored.tsv", **options)
+
+
+@pytest.mark.parametrize("empty", ["", "\u200d"])
+@pytest.mark.parametrize("similarity", [None, "score"])
+def test_pairs_to_learn_from_have_tokens(tmp_path, tokenizer, similarity, empty):
+    path = tmp_path / "x.tsv"
+    rows = ["sentence1\tsentence2\tscore", "a dog\tdogs\t1", f"a cat\t{empty}\t2"]
+    path.write_text("\n".join(rows), encoding="utf-8")
+    with pytest.raises(ValueError, match=r"x.tsv, line 3 has no tokens, got '.*': leave out"):
+        encode_pairs(read_pairs(path, similarity=similarity), tokenizer, 16)
+    inputs = SentenceEmbedding().read_inputs(path)
+    assert len(encode_pairs(inputs, tokenizer, 16)) == 2
+
+
+def test_scores_are_shares_of_the_highest(tables):
+    task = SentenceEmbedding(similarity="score")
+    train = task.read(tables / "scored.tsv")
+    assert set(train.scores) == {0.0, 0.5, 1.0} and train.highest == 5
+    (tables / "low.tsv").write_text("sentence1\tsentence2\tscore\na\tb\t1\n")
+    assert task.read(tables / "low.tsv", train).scores == [0.2]
+    assert SentenceEmbedding(similarity="score", highest_similarity=2.0).read(
+        tables / "low.tsv"
+    ).scores == [0.5]
+
+
+def test_minilm_ranks_sts_pairs_as_it_is_known_to(data_dir, tmp_path):
+    """all-MiniLM-L6-v2 is listed with a Spearman correlation of 82.03 on the STS benchmark's test set (MTEB)."""
+    from fastenc.demo.checkpoint import minilm_folder
+
+    task = SentenceEmbedding(similarity="score")
+    data = task.read(data_dir / "stsb" / "en_test.tsv.gz")
+    embedder = task.load(minilm_folder())
+    metrics = task.score(embedder, data, task.predict(embedder, data))
+    assert metrics["spearman"] == pytest.approx(0.8203, abs=5e-4)

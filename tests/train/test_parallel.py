@@ -1,0 +1,252 @@
+"""Two processes, with replicas and with shards, do what one does; a run goes on with another number of them."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+import torch
+from safetensors import safe_open
+
+from fastenc.data import write_store
+from fastenc.objectives import OBJECTIVES
+from fastenc.train import checkpoint as checkpoints
+from fastenc.train.log import read_log
+from fastenc.train.processes import PATIENCE
+from tests.helpers.commands import run
+from tests.helpers.parallel_runs import start
+from tests.helpers.training_run import (
+    assert_bitwise_equal,
+    build_objective,
+    documents,
+    weights,
+    word_tokenizer,
+)
+
+PARALLEL = ("ddp", "fsdp")
+TASKS = (
+    "sequence-classification",
+    "chunks",
+    "token-classification",
+    "span-ner",
+    "question-answering",
+)
+# One process takes two micro-batches a step, two take one each. An epoch has an odd number of micro-batches (7 of 25
+# examples), so that one of two processes has none in its last step. Dropout off, because each process drops other
+# units; AdamW's epsilon is far above rounding errors, of which it would make whole steps where a gradient is zero (the
+# bias of keys).
+SAME = dict(global_batch_size=8, max_steps=5, dropout=0.0, adam_eps=1e-4)
+RUNS = {
+    **{name: dict(objective=name, **SAME) for name in OBJECTIVES},
+    **{name: dict(task=name, **SAME) for name in TASKS},
+}
+DROPS = dict(objective="mlm+nsp", global_batch_size=8, max_steps=6, save_every=2, dropout=0.1)
+RESUMED = dict(objective="electra", **SAME)
+
+
+LAUNCH = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2")
+
+
+def folder_of(root, *names):
+    folder = root / "-".join(names).replace("+", "_")
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+def run_of(folder):
+    """Where a run's checkpoints are: a task keeps its base model beside them."""
+    return folder / "run" if (folder / "run").exists() else folder
+
+
+def consumed(folder, resumed=False):
+    """(serial number, examples) of the micro-batches of all processes; one that two went through stands once."""
+    files = folder.glob(f"consumed-{resumed:d}-*.json")
+    rows = [(s, tuple(places)) for path in files for s, places in json.loads(path.read_text())]
+    return dict(sorted(set(rows)))
+
+
+def on_two_processes(*arguments):
+    """What they print: (stdout, stderr)."""
+    done = subprocess.run(
+        [*LAUNCH, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=400,
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr[-8000:]
+    return done.stdout, done.stderr
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    """Every run of this file: one process's first half, all that two processes do, one process's second half."""
+    root = tmp_path_factory.mktemp("parallel")
+    for parallel in PARALLEL:
+        start(str(folder_of(root, "one-two", parallel)), die_at=4, **RESUMED)
+    runs = []
+    for parallel in PARALLEL:
+        own = lambda *names, parallel=parallel: str(folder_of(root, *names, parallel))
+        runs += [
+            (own("two", name), options | {"parallel": parallel}) for name, options in RUNS.items()
+        ]
+        runs.append((own("one-two"), RESUMED | dict(resume=True, parallel=parallel)))
+        runs.append((own("two-one"), RESUMED | dict(die_at=4, parallel=parallel)))
+        drops = DROPS | {"parallel": parallel}
+        runs.append((own("whole"), drops))
+        runs.append((own("cut"), drops | {"die_at": 3}))
+        runs.append((own("cut"), drops | {"resume": True}))
+        runs.append((own("poisoned"), drops | dict(poison_at=2, eval_every=2)))
+    runs.append((str(folder_of(root, "full")), DROPS | dict(parallel="fsdp", full_disk=True)))
+    output, _ = on_two_processes("-m", "tests.helpers.parallel_runs", json.dumps(runs))
+    printed = [json.loads(text) for text in re.findall(r'\{"index".*?\]\}', output)]
+    assert sorted(one["index"] for one in printed) == [0, 1]
+    assert {one["timeout"] for one in printed} == {PATIENCE.total_seconds()}
+    results = printed[0]["results"]
+    assert results == printed[1]["results"], "both have the main process's metrics, and the error"
+    (root / "full" / "error.txt").write_text(results[-1])
+    for parallel in PARALLEL:
+        start(str(folder_of(root, "two-one", parallel)), resume=True, **RESUMED)
+    return root
+
+
+@pytest.fixture(scope="module")
+def alone(root):
+    """The folder of a run on one process, made at the first question."""
+    made = {}
+
+    def run(name):
+        if name not in made:
+            made[name] = folder_of(root, "one", name)
+            start(str(made[name]), **RUNS[name])
+        return made[name]
+
+    return run
+
+
+def assert_same_run(one, two):
+    """The losses of each step to 1e-5 of them, and the weights to 1e-4 of them and 1e-5: sums in another order."""
+    logs = [read_log(run_of(folder) / "log.jsonl") for folder in (one, two)]
+    assert [line["step"] for line in logs[0]] == [line["step"] for line in logs[1]]
+    for ours, theirs in zip(*logs, strict=True):
+        for key in (key for key in ours if "_per_" not in key):
+            assert theirs[key] == pytest.approx(ours[key], rel=1e-5, abs=1e-6), (ours["step"], key)
+    ours, theirs = weights(run_of(one)), weights(run_of(two))
+    assert ours.keys() == theirs.keys()
+    for name in ours:
+        torch.testing.assert_close(theirs[name], ours[name], rtol=1e-4, atol=1e-5, msg=name)
+
+
+@pytest.mark.parametrize("parallel", PARALLEL)
+@pytest.mark.parametrize("name", RUNS)
+def test_two_processes_are_one_with_twice_the_micro_batches(name, parallel, root, alone):
+    two = folder_of(root, "two", name, parallel)
+    assert_same_run(alone(name), two)
+    assert consumed(two) == consumed(alone(name))
+
+
+def test_two_processes_pretrain_on_a_store_as_one_does(tmp_path):
+    """The first to need its examples packs them, the main process while the other waits."""
+    texts = {"en": documents(120), "mt": documents(30)[::-1]}
+    store = write_store(tmp_path / "store", texts, word_tokenizer(), shard_characters=4000)
+    model = ("--layers", 2, "--hidden", 32, "--heads", 2, "--block-size", 32, "--dropout", 0)
+    command = (
+        *("pretrain", store.folder, *model, "--replacement", "unigram", "--alpha", 0.5),
+        *("--batch-tokens", 128, "--max-steps", 12, "--eval-every", 4, "--adam-eps", 1e-4),
+    )
+    _, shown = on_two_processes("-m", "fastenc.cli", *command, "-o", tmp_path / "two")
+    assert shown.count("steps_per_day ") == 2, "the main process's lines alone, at steps 10 and 12"
+    run(*command, "--accumulation", 2, "-o", tmp_path / "one")
+    assert_same_run(tmp_path / "one", tmp_path / "two")
+
+
+@pytest.mark.parametrize("parallel", PARALLEL)
+@pytest.mark.parametrize("name", ["one-two", "two-one"])
+def test_a_run_goes_on_with_another_number_of_processes(name, parallel, root, alone):
+    folder = folder_of(root, name, parallel)
+    assert_same_run(alone("electra"), folder)
+    # The run ended after step 4; the checkpoint of step 3 was the last, and what came after it is consumed again.
+    first = consumed(folder)
+    before = {serial: places for serial, places in first.items() if serial < 3 * 2}
+    assert len(first) == 7, "an epoch, whose last step has one micro-batch"
+    after = consumed(folder, resumed=True)
+    assert before | after == consumed(alone("electra")) and not before.keys() & after.keys()
+    batches = -(-len(build_objective(folder / "x", "electra").examples) // 4)
+    steps = -(-batches // 2)
+    epoch = [places for s, places in (before | after).items() if s < 2 * steps]
+    counts = Counter(place for places in epoch for place in places)
+    assert set(counts.values()) == {1} and sorted(counts) == list(range(len(counts)))
+
+
+@pytest.mark.parametrize("parallel", PARALLEL)
+def test_the_same_number_of_processes_resumes_bit_for_bit(parallel, root):
+    whole, cut = (folder_of(root, name, parallel) for name in ("whole", "cut"))
+    assert_bitwise_equal(weights(cut), weights(whole))
+    keys = ("step", "loss", "eval_loss", "grad_norm")
+    logs = [
+        [{k: line[k] for k in keys if k in line} for line in read_log(folder / "log.jsonl")]
+        for folder in (cut, whole)
+    ]
+    assert logs[0] == logs[1]
+    assert sorted(path.name for path in cut.glob("checkpoint-*")) == sorted(
+        path.name for path in whole.glob("checkpoint-*")
+    )
+
+
+@pytest.mark.parametrize("parallel", PARALLEL)
+def test_a_step_that_is_not_finite_changes_no_shard(parallel, root):
+    folder = folder_of(root, "poisoned", parallel)
+    first, last = (
+        weights(checkpoints.folder_of(folder, step)) for step in (4, 6)
+    )  # the poison came before step 3
+    assert_bitwise_equal(first, last)
+    whole = folder_of(root, "whole", parallel)
+    early, late = (weights(checkpoints.folder_of(whole, step)) for step in (4, 6))
+    assert any(not torch.equal(early[name], late[name]) for name in early)
+
+
+def test_a_disk_full_for_one_process_is_an_error_of_all(root):
+    message = (root / "full" / "error.txt").read_text()
+    assert re.search(
+        r"step 2 could not be written to .*No space left.*no earlier checkpoint", message
+    )
+    assert not list((root / "full").glob("*checkpoint*"))
+
+
+def test_moments_are_in_shards_and_weights_are_whole(root):
+    folder = checkpoints.folder_of(folder_of(root, "whole", "fsdp"), 6)
+    shards = sorted(folder.glob("optimizer*"))
+    assert [path.name for path in shards] == [
+        f"optimizer-0000{place}-of-00002.safetensors" for place in range(2)
+    ]
+    assert not [path for path in folder.iterdir() if path.suffix not in (".safetensors", ".json")]
+    rows = []
+    for path in shards:
+        with safe_open(path, "pt") as file:
+            rows.append(file.get_slice("encoder.embeddings.word.weight|exp_avg").get_shape()[0])
+    vocabulary = weights(folder)["bert.embeddings.word_embeddings.weight"].shape[0]
+    assert rows == [-(-vocabulary // 2), vocabulary // 2]
+
+
+def test_bad_input_is_named(root, tmp_path, monkeypatch):
+    with pytest.raises(ValueError, match="'fsdp' shards the weights over several processes, got 1"):
+        build_objective(tmp_path, "mlm", parallel="fsdp")
+    with pytest.raises(ValueError, match=r"parallel must be one of .*, got 'pp'"):
+        build_objective(tmp_path, "mlm", parallel="pp")
+    folder = folder_of(root, "whole", "fsdp")
+    with pytest.raises(
+        ValueError, match=r"micro-batches a step \(accumulation \* processes\)=2, this run has 1"
+    ):
+        build_objective(folder, **{**DROPS, "global_batch_size": 4}).train(resume=True)
+    shard = checkpoints.latest_checkpoint(folder) / "optimizer-00001-of-00002.safetensors"
+    shard.rename(shard.with_name("elsewhere"))
+    with pytest.raises(ValueError, match=r"is corrupt .*1 of 2 files optimizer.*: remove it to"):
+        build_objective(folder, **DROPS).train(resume=True)
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    with pytest.raises(
+        ValueError, match="accelerate was started with FSDP: configure it for plain"
+    ):
+        build_objective(tmp_path, "mlm")

@@ -1,0 +1,240 @@
+"""The published recipes: complete, of the published sizes, and trainable from the command line."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+import transformers
+
+from fastenc.cli import commands
+from fastenc.models import EncoderConfig, MaskedLM
+from fastenc.objectives import OBJECTIVES
+from fastenc.train import TrainConfig
+from fastenc.train.checkpoint import read_state
+from fastenc.train.recipe import SHIPPED, read_recipe, recipe_names
+from tests.helpers.commands import failure, run
+from tests.helpers.training_run import documents
+
+EVERY = pytest.mark.parametrize("name", recipe_names())
+# Smaller than published, in what would take long.
+SMALL = {
+    "vocab-size": 60,
+    "layers": 2,
+    "hidden": 32,
+    "heads": 2,
+    "intermediate": 64,
+    "block-size": 32,
+    "batch-size": 2,
+    "global-batch-size": 4,
+    "max-steps": 3,
+    "warmup-steps": 1,
+}
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    path = tmp_path_factory.mktemp("text") / "text.txt"
+    path.write_text("\n\n".join(documents(60)))
+    return path
+
+
+def given(values):
+    return [part for key, value in values.items() for part in (f"--{key}", value)]
+
+
+def transformers_model(name):
+    """The models that the recipe's publication trains, on the meta device."""
+    t = transformers
+    roberta = dict(type_vocab_size=1, max_position_embeddings=514, pad_token_id=1)
+    if name == "bert-base":
+        return [t.BertForPreTraining(t.BertConfig())]
+    if name == "roberta-base":
+        return [t.RobertaForMaskedLM(t.RobertaConfig(vocab_size=50265, **roberta))]
+    if name == "xlm-r-base":
+        return [t.XLMRobertaForMaskedLM(t.XLMRobertaConfig(vocab_size=250002, **roberta))]
+    if name == "spanbert-base":
+        return [t.BertForMaskedLM(t.BertConfig(vocab_size=28996))]
+    if name == "distilbert-base":
+        return [t.DistilBertForMaskedLM(t.DistilBertConfig())]
+    small = dict(hidden_size=256, num_attention_heads=4, intermediate_size=1024)
+    # The small model's generator has a fourth of its sizes, the base model's a third.
+    own, generator = {
+        "electra-small": (
+            small,
+            dict(hidden_size=64, num_attention_heads=1, intermediate_size=256),
+        ),
+        "electra-base": (
+            dict(
+                hidden_size=768, num_attention_heads=12, intermediate_size=3072, embedding_size=768
+            ),
+            dict(small, embedding_size=768),
+        ),
+    }[name]
+    return [
+        t.ElectraForPreTraining(t.ElectraConfig(**own)),
+        t.ElectraForMaskedLM(t.ElectraConfig(**generator)),
+    ]
+
+
+# What fastenc's model has and transformers' has not, as numbers of weights.
+SBO = 20 * 200 + (2 * 768 + 200) * 768 + 768 + 2 * 768 + 768 * 768 + 768 + 2 * 768 + 28996
+DIFFERENCE = {
+    "spanbert-base": SBO,  # the span-boundary head
+    "distilbert-base": 2 * 768,  # token types
+    # The generator's tables of words, positions and token types are the discriminator's.
+    "electra-small": -(30522 + 512 + 2) * 128,
+    "electra-base": -(30522 + 512 + 2) * 768,
+}
+
+
+@EVERY
+def test_the_model_has_the_published_number_of_parameters(name, text, tmp_path, monkeypatch):
+    taken = {}
+    capture = lambda train, dev, column, start, new, wanted, *rest: taken.update(new=new, e=wanted)
+    monkeypatch.setattr(commands, "pretrain", capture)
+    run("pretrain", text, "-o", tmp_path, "--recipe", name)
+    new, wanted = taken["new"], taken["e"]
+    objective = OBJECTIVES[wanted.objective]
+    with torch.device("meta"):
+        if objective.student is None:
+            pad = 1 if "roberta" in new.family else 0
+            model = new.build(objective, new.vocab_size, pad, 512)
+        else:
+            model = objective.student(MaskedLM(EncoderConfig()).eval(), new.layers)
+        theirs = [m.parameters() for m in transformers_model(name)]
+    expected = sum(p.numel() for parameters in theirs for p in parameters)
+    ours = sum(parameter.numel() for parameter in model.parameters())
+    assert ours == expected + DIFFERENCE.get(name, 0)
+
+
+@EVERY
+def test_a_smaller_one_trains_end_to_end_and_its_resolved_recipe_repeats_it(name, text, tmp_path):
+    small = dict(SMALL)
+    if name == "distilbert-base":
+        sizes = [part for key in ("layers", "hidden", "heads") for part in (f"--{key}", small[key])]
+        new = ("--vocab-size", 60, "--block-size", 32, "--batch-size", 4, "--max-steps", 1)
+        run("pretrain", text, "-o", tmp_path / "teacher", *sizes, *new)
+        small = {
+            k: small[k] for k in ("block-size", "batch-size", "global-batch-size", "max-steps")
+        }
+        small |= {"teacher": tmp_path / "teacher", "layers": 1}
+    elif name.startswith("electra"):
+        small["embedding-size"] = 16
+    elif name in ("roberta-base", "xlm-r-base"):
+        small["vocab-size"] = 300  # all bytes
+    run("pretrain", text, "-o", tmp_path / "a", "--recipe", name, *given(small))
+    resolved = tmp_path / "a" / "recipe.toml"
+    values = read_recipe(str(resolved)).values
+    expected = read_recipe(name).values | {
+        k: v if k != "teacher" else str(v) for k, v in small.items()
+    }
+    assert {key: values[key] for key in expected} == expected
+    run("pretrain", text, "-o", tmp_path / "b", "--recipe", resolved)
+    # Losses and checksums of tokens differ where a vocabulary was trained, because equally frequent tokens make
+    # another one each time.
+    a, b = (read_state(tmp_path / run_ / "checkpoint-00000003")["settings"] for run_ in "ab")
+    checksums = {name for name, value in a.items() if str(value).startswith("checksum ")}
+    assert a.keys() == b.keys() and all(a[name] == b[name] for name in a.keys() - checksums)
+
+
+@EVERY
+def test_each_published_value_names_its_source_and_makes_a_configuration(name):
+    for line in (SHIPPED / f"{name}.toml").read_text().splitlines():
+        key = line.partition(" = ")[0]
+        if " = " in line and key not in ("description", "family"):
+            own = key == "tokenizer" and name in ("bert-base", "electra-small", "electra-base")
+            assert "#" in line or own, f"{name}: {line}"
+    fields = {key.replace("-", "_"): value for key, value in read_recipe(name).values.items()}
+    known = {key: fields[key] for key in TrainConfig.__dataclass_fields__ if key in fields}
+    config = TrainConfig("runs", **known)
+    assert config.micro_batches(1) * config.batch_size == config.global_batch_size
+    assert {"learning_rate", "betas", "adam_eps", "weight_decay", "max_grad_norm"} <= known.keys()
+
+
+# (learning rate, warm-up, betas, epsilon, weight decay, steps or epochs, sequences a step, tokens a sequence, dropout,
+# share of tokens to predict), and where the numbers stand.
+PUBLISHED = {
+    # Devlin et al. 2018, arXiv:1810.04805, appendix A.2; epsilon: optimization.py of google-research/bert
+    "bert-base": (1e-4, 10_000, (0.9, 0.999), 1e-6, 0.01, 1_000_000, 256, 512, 0.1, 0.15),
+    # Liu et al. 2019, arXiv:1907.11692, table 9, column "BASE"; sections 2.3 and 3.1 for the last and the length
+    "roberta-base": (6e-4, 24_000, (0.9, 0.98), 1e-6, 0.01, 500_000, 8192, 512, 0.1, 0.15),
+    # Conneau et al. 2019, arXiv:1911.02116, section 5.2: steps and batch; the others are RoBERTa-base's
+    "xlm-r-base": (6e-4, 24_000, (0.9, 0.98), 1e-6, 0.01, 1_500_000, 8192, 512, 0.1, 0.15),
+    # Joshi et al. 2019, arXiv:1907.10529, section 4.2 and, for the share, section 3.1
+    "spanbert-base": (1e-4, 10_000, (0.9, 0.999), 1e-8, 0.1, 2_400_000, 256, 512, 0.1, 0.15),
+    # Clark et al. 2020, arXiv:2003.10555, table 6; lengths: section 3.4, configure_pretraining.py
+    "electra-small": (5e-4, 10_000, (0.9, 0.999), 1e-6, 0.01, 1_000_000, 128, 128, 0.1, 0.15),
+    "electra-base": (2e-4, 10_000, (0.9, 0.999), 1e-6, 0.01, 766_000, 256, 512, 0.1, 0.15),
+    # Sanh et al. 2019, arXiv:1910.01108, section 3: the batch; the others are defaults of train.py in transformers'
+    # examples/research_projects/distillation: epochs, and the warm-up is a share of the steps
+    "distilbert-base": (5e-4, 0.05, (0.9, 0.98), 1e-6, 0.0, 3, 4000, 512, None, 0.15),
+}
+NORMS = {"roberta-base": 0.0, "xlm-r-base": 0.0, "distilbert-base": 5.0}  # RoBERTa's table 9
+
+
+@EVERY
+def test_the_values_are_the_published_ones(name):
+    values = read_recipe(name).values
+    first = lambda *keys: next((values[key] for key in keys if key in values), None)
+    found = (
+        values["learning-rate"],
+        first("warmup-steps", "warmup"),
+        tuple(values["betas"]),
+        values["adam-eps"],
+        values["weight-decay"],
+        first("max-steps", "epochs"),
+        values["global-batch-size"],
+        values["block-size"],
+        first("dropout"),
+        values["probability"],
+    )
+    assert found == PUBLISHED[name]
+    assert values["max-grad-norm"] == NORMS.get(name, 1.0)
+
+
+def test_the_command_line_has_the_last_word_in_other_units_too(text, tmp_path, monkeypatch):
+    taken = {}
+    monkeypatch.setattr(commands, "pretrain", lambda *arguments: taken.update(arguments[6]))
+    command = ("pretrain", text, "--recipe", "bert-base", "-o", tmp_path / "run")
+    run(*command)
+    assert taken["max_steps"] == 1_000_000 and taken["global_batch_size"] == 256
+    run(*command, "--epochs", 3, "--warmup", 0.1, "--batch-tokens", 4096)
+    assert taken["epochs"] == 3 and taken["warmup"] == 0.1 and taken["batch_tokens"] == 4096
+    assert taken["max_steps"] is taken["warmup_steps"] is taken["global_batch_size"] is None
+
+
+def test_the_names_are_listed():
+    for output in (run("recipes"), run("pretrain", "--recipe", "list")):
+        assert re.findall(r"^(\S+) +\S", output, re.M) == recipe_names()
+
+
+def test_errors_are_one_line(text, tmp_path, capsys):
+    own = tmp_path / "own.toml"
+    command = ("pretrain", text, "-o", tmp_path / "x", "--recipe")
+    for content, message in (
+        ("learning-rat = 1e-4", "there is no option learning-rat (is it learning-rate?)"),
+        ("[a]\nseed = 1\n[b]\nseed = 2", "gives seed twice"),
+        ("seed = ", "is not TOML"),
+        ("warmup-steps = 10\nmax-steps = 4", "at most the run's 4 steps, got 10"),
+        ("generator-size = 0.5", "--generator-size is for --objective electra, got 0.5"),
+        ("embedding-size = 16", "--embedding-size is of ELECTRA's family, got 16"),
+        ("global-batch-size = 24", "multiple of batch_size * processes, got 24 and 16 * 1"),
+        ("betas = [0.9, 1.0]", "betas must be two numbers in [0, 1)"),
+    ):
+        own.write_text(content)
+        assert message in failure(capsys, *command, own)
+    assert "(is it bert-base?)" in failure(capsys, *command, "bert-bas")
+    assert "must be a .toml file or one of bert-base" in failure(capsys, *command, "none.toml")
+
+
+def test_without_a_toml_reader_the_error_names_the_extra():
+    code = (
+        "import sys; sys.modules['tomllib'] = None; sys.modules['tomli'] = None\n"
+        "from fastenc.train.recipe import read_recipe\n"
+        "try: read_recipe('bert-base')\n"
+        "except ImportError as error: print(error)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "fastenc[train]" in done.stdout, done.stderr

@@ -1,0 +1,90 @@
+"""What a run reports of its speed, and where else than to its log."""
+
+import sys
+from importlib.util import find_spec
+from types import SimpleNamespace
+
+import pytest
+
+from fastenc.train.log import read_log
+from tests.helpers.training_run import build
+
+
+def run(folder, end=None, **options):
+    """Train, resumed if there is a checkpoint; ``end``: the step at which the run dies."""
+    trainer = build(folder, max_steps=8, eval_every=4, save_every=None, **options)
+    step = trainer._optimiser_step
+
+    def die(window):
+        if trainer.step == end:
+            raise KeyboardInterrupt
+        step(window)
+
+    trainer._optimiser_step = die
+    if end is None:
+        return trainer.train(resume=True)
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train()
+    return None
+
+
+def test_the_log_has_tokens_per_second_and_steps_per_day(tmp_path):
+    run(tmp_path)
+    trainer = build(tmp_path / "other")
+    lines = [line for line in read_log(tmp_path / "log.jsonl") if "loss" in line]
+    for line, window in zip(lines, trainer._windows(), strict=False):
+        tokens = sum(len(trainer.examples[place]) for batch in window for place in batch)
+        seconds = 86400 / line["steps_per_day"]
+        assert line["tokens_per_s"] * seconds == pytest.approx(tokens)
+    assert len(lines) == 8
+
+
+def test_tensorboard_goes_on_with_a_resumed_run(tmp_path):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    run(tmp_path, end=6, track=("tensorboard",))
+    run(tmp_path, track=("tensorboard",))
+    events = EventAccumulator(str(tmp_path / "fastenc")).Reload()
+    lines = read_log(tmp_path / "log.jsonl")
+    for key in ("loss", "eval_loss", "steps_per_day", "learning_rate"):
+        found = [(event.step, event.value) for event in events.Scalars(key)]
+        expected = [(line["step"], line[key]) for line in lines if key in line]
+        assert [step for step, _ in found] == [step for step, _ in expected]
+        assert [v for _, v in found] == pytest.approx([v for _, v in expected], rel=1e-6)
+
+
+def test_wandb_goes_on_with_a_resumed_run(tmp_path, monkeypatch):
+    """With a stand-in for the library, which wants an account: what accelerate's tracker hands it."""
+    tracking = pytest.importorskip("accelerate.tracking")
+    started, logged = [], []
+
+    def init(**options):
+        started.append(options)
+        log = lambda values, step: logged.append((step, values))
+        return SimpleNamespace(log=log, finish=lambda: logged.append("finished"))
+
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init))
+    monkeypatch.setattr(tracking, "_available_trackers", [tracking.LoggerType.WANDB])
+    run(tmp_path, end=6, track=("wandb",))
+    assert logged.pop() == "finished" and [step for step, _ in logged] == [1, 2, 3, 4, 4, 5, 6]
+    logged.clear()
+    run(tmp_path, track=("wandb",))
+    assert logged.pop() == "finished" and [step for step, _ in logged] == [5, 6, 7, 8, 8]
+    first, second = started
+    assert first["project"] == "fastenc" and first["name"] == tmp_path.name
+    assert first["id"] == second["id"] and second["resume"] == "allow"
+    assert first["config"]["learning_rate"] == 1e-2
+    run(tmp_path / "another", track=("wandb",))
+    assert started[2]["id"] != first["id"]
+
+
+def test_a_tracker_that_is_unknown_or_missing_is_named(tmp_path, monkeypatch):
+    with pytest.raises(
+        ValueError, match="track must be among tensorboard, wandb, got 'tensorbord'"
+    ):
+        build(tmp_path, track=("tensorbord",))
+    if find_spec("wandb") is None:
+        with pytest.raises(ImportError, match=r"pip install 'fastenc\[wandb\]'"):
+            build(tmp_path, track=("wandb",))
+    assert not any(tmp_path.iterdir())

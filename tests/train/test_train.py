@@ -1,0 +1,314 @@
+import errno
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from fastenc.models import EncoderConfig, MaskedLM
+from fastenc.train import TrainConfig, Trainer, fine_tuning_rate
+from fastenc.train import checkpoint as checkpoints
+from fastenc.train.log import read_log
+from fastenc.train.optimizer import parameter_groups, rate_factor
+from tests.helpers.training_run import assert_bitwise_equal, build, weights
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("whole")
+    return folder, build(folder).train()
+
+
+def test_loss_falls_and_the_best_model_is_left(uninterrupted):
+    folder, metrics = uninterrupted
+    lines = read_log(folder / "log.jsonl")
+    losses = [line["loss"] for line in lines if "loss" in line]
+    assert len(losses) == 21 and sum(losses[-5:]) < 0.95 * sum(losses[:5])
+    assert all(line["tokens_per_s"] > 0 for line in lines if "loss" in line)
+    evaluations = [line["eval_loss"] for line in lines if "eval_loss" in line]
+    assert len(evaluations) == 3 and metrics["loss"] == min(evaluations)
+    assert metrics["perplexity"] == pytest.approx(2.718281828 ** metrics["loss"], rel=1e-6)
+    best = json.loads((folder / "metrics.json").read_text())
+    assert best == {"step": 7 * (evaluations.index(metrics["loss"]) + 1), **metrics}
+    assert_bitwise_equal(weights(folder), weights(checkpoints.folder_of(folder, best["step"])))
+    assert len(checkpoints.checkpoints(folder)) in (2, 3)
+    assert (folder / "curves.png").stat().st_size > 5000
+    files = {path.suffix for path in folder.rglob("*") if path.is_file()}
+    assert files == {".safetensors", ".json", ".jsonl", ".png"}, "no pickles"
+
+
+def test_the_log_counts_passes_that_are_done(tmp_path):
+    trainer = build(tmp_path, batch_size=None, batch_tokens=30)
+    trainer.train()
+    steps = [trainer._steps(epoch) for epoch in range(3)]
+    expected = [e + done / steps[e] for e in range(3) for done in range(1, steps[e] + 1)]
+    lines = read_log(tmp_path / "log.jsonl")
+    assert [line["epoch"] for line in lines if "epoch" in line] == expected
+    assert expected[-1] == 3.0
+    assert trainer.sampler._counts.keys() == {0, 1, 2}, "counting an epoch costs a pass over it"
+
+
+@pytest.mark.parametrize(
+    "options, steps, expected",
+    [
+        ({}, 499, [499]),
+        ({}, 500, [125, 250, 375, 500]),
+        ({}, 2105, [527, 1053, 1579, 2105]),
+        ({"eval_every": 800}, 2105, [800, 1600]),
+    ],
+)
+def test_long_epochs_have_an_evaluation_each_quarter(options, steps, expected):
+    config = TrainConfig("runs", **options)
+    due = [done for done in range(1, steps + 1) if config.evaluation_due(done, done, steps)]
+    assert due == expected
+
+
+@pytest.mark.parametrize(
+    "options, processes, steps",
+    [
+        ({}, 1, 3 * 2105),
+        (dict(epochs=1, batch_size=16, accumulation=2), 4, 527),
+        (dict(batch_size=None, batch_tokens=4096), 1, 3 * 2105),
+        (dict(max_steps=7), 1, 7),
+    ],
+)
+def test_steps_of_a_run_are_known_before_it(options, processes, steps):
+    assert TrainConfig("runs", **options).steps_over(67349, processes) == steps
+
+
+def test_the_default_rate_falls_with_width_and_length():
+    assert fine_tuning_rate(768) == fine_tuning_rate(768, steps=1000) == 5e-5
+    assert fine_tuning_rate(384, "lora", steps=200) == pytest.approx(1e-3)
+    assert fine_tuning_rate(768, steps=4000) == pytest.approx(5e-5 / 4**0.32)
+
+
+def test_without_a_terminal_the_logs_lines_are_printed(tmp_path, capsys):
+    trainer = build(tmp_path, max_steps=4, eval_every=4, log_every=2)
+    trainer.show_progress = None
+    trainer.train()
+    lines = capsys.readouterr().err.splitlines()
+    assert [line[:11] for line in lines] == ["step 2 of 4", "step 4 of 4", "step 4 of 4"]
+    for name in ("epoch 0.2857", "loss ", "tokens_per_s ", "steps_per_day "):
+        assert name in lines[0]
+    assert "eval_loss " in lines[2]
+
+
+def test_the_result_loads_in_transformers(uninterrupted):
+    from transformers import AutoModelForMaskedLM, AutoTokenizer
+
+    folder, _ = uninterrupted
+    theirs = AutoModelForMaskedLM.from_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    batch = tokenizer(["the cat sat on the mat"], return_tensors="pt")
+    ours = MaskedLM.from_pretrained(folder)
+    from fastenc.packing import pack
+
+    result = ours(pack(batch["input_ids"])).logits
+    torch.testing.assert_close(result, theirs.eval()(**batch).logits[0], rtol=0, atol=1e-5)
+
+
+def test_a_full_disk_leaves_the_last_good_checkpoint(tmp_path, monkeypatch):
+    import safetensors.torch
+
+    real = safetensors.torch.save_file
+
+    def full(tensors, path, **options):
+        if len(checkpoints.checkpoints(tmp_path)) == 1:
+            Path(path).write_bytes(b"half")
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        return real(tensors, path, **options)
+
+    monkeypatch.setattr(safetensors.torch, "save_file", full)
+    message = r"checkpoint at step 6 could not be written.*No space left.*last good checkpoint is .*checkpoint-00000003"
+    with pytest.raises(OSError, match=message):
+        build(tmp_path).train()
+    assert [path.name for path in checkpoints.checkpoints(tmp_path)] == ["checkpoint-00000003"]
+    assert not list(tmp_path.rglob("*.tmp")), "temporary files were left"
+    weights(tmp_path / "checkpoint-00000003")
+
+
+def test_a_write_that_fails_without_a_full_disk_leaves_nothing_half_done(tmp_path, monkeypatch):
+    def interrupt(*arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(checkpoints, "write_rows", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        build(tmp_path).train()
+    assert not checkpoints.checkpoints(tmp_path) and not list(tmp_path.rglob("*.tmp"))
+
+
+def test_resuming_with_other_settings_is_refused(uninterrupted):
+    folder, _ = uninterrupted
+    with pytest.raises(
+        ValueError, match=r"holds a run \(checkpoint-00000021\): resume it, or give another"
+    ):
+        build(folder).train()
+    for options, message in (
+        (dict(learning_rate=0.02), "learning_rate=0.01, this run has 0.02: resuming would"),
+        (dict(max_steps=30), "max_steps=None, this run has 30"),
+        (dict(dropout=0.2), "model.hidden_dropout_p=0.1, this run has 0.2"),
+        (dict(probability=0.2), "probability=0.3, this run has 0.2"),
+        (dict(texts=59), "data='50 examples of .* this run has '49 examples of"),
+    ):
+        with pytest.raises(ValueError, match=rf"checkpoint-00000021 was written with {message}"):
+            build(folder, **options).train(resume=True)
+
+
+def test_a_finished_run_resumed_does_nothing(uninterrupted):
+    folder, metrics = uninterrupted
+    before = weights(folder)
+    assert build(folder, log_every=7, save_every=None).train(resume=True) == metrics
+    assert_bitwise_equal(weights(folder), before)
+
+
+def test_without_an_evaluation_the_last_weights_are_the_result(tmp_path):
+    trainer = build(tmp_path, max_steps=4)
+    trainer.evaluate = None
+    assert trainer.train() == {}
+    assert_bitwise_equal(weights(tmp_path), weights(tmp_path / "checkpoint-00000004"))
+    assert json.loads((tmp_path / "metrics.json").read_text()) == {"step": 4}
+
+
+def test_a_corrupt_checkpoint_is_named(tmp_path):
+    build(tmp_path, max_steps=2, eval_every=2).train()
+    for name in ("optimizer.safetensors", "model.safetensors", "state.json"):
+        path = tmp_path / "checkpoint-00000002" / name
+        whole = path.read_bytes()
+        path.write_bytes(whole[:100])
+        with pytest.raises(ValueError, match=r"checkpoint-00000002 is corrupt .*: remove it"):
+            build(tmp_path, max_steps=2, eval_every=2).train(resume=True)
+        path.write_bytes(whole)
+
+
+def test_a_loss_that_is_not_finite_ends_the_run(tmp_path):
+    trainer = build(tmp_path)
+    with torch.no_grad():
+        trainer.plain_model.head.bias.fill_(float("nan"))
+    with pytest.raises(FloatingPointError, match=r"the loss is nan at step 1: .*: none yet"):
+        trainer.train()
+
+
+def test_a_gradient_that_is_not_finite_never_reaches_the_weights(tmp_path):
+    trainer = build(tmp_path)
+    bias = trainer.plain_model.head.bias
+    bias.register_hook(lambda grad: grad * float("inf") if trainer.step == 4 else grad)
+    message = r"the gradient's norm is (nan|inf) at step 5: .*checkpoint: .*checkpoint-00000003"
+    with pytest.raises(FloatingPointError, match=message):
+        trainer.train()
+    assert all(parameter.isfinite().all() for parameter in trainer.plain_model.parameters())
+
+
+def test_where_losses_are_read_late_the_weights_are_those_before_the_broken_step(tmp_path):
+    """As on a GPU: the step that follows must not change them either."""
+    trainer = build(tmp_path, eval_every=100, log_every=7)
+    trainer.reads_every_step = False
+    bias, seen = trainer.plain_model.head.bias, []
+    bias.register_hook(lambda grad: grad * float("inf") if trainer.step == 4 else grad)
+    step = trainer._optimiser_step
+
+    def watched(window):
+        seen.append([p.detach().clone() for p in trainer.plain_model.parameters()])
+        step(window)
+
+    trainer._optimiser_step = watched
+    with pytest.raises(FloatingPointError, match=r"the gradient's norm is (nan|inf) at step 5"):
+        trainer.train()
+    assert len(seen) == 6
+    for before, now in zip(seen[4], trainer.plain_model.parameters(), strict=True):
+        assert torch.equal(before, now)
+    assert not torch.equal(seen[3][0], seen[4][0])
+
+
+def test_losses_read_late_give_the_same_log(tmp_path):
+    logs = []
+    for late in (False, True):
+        trainer = build(tmp_path / str(late), log_every=3)
+        trainer.reads_every_step = not late
+        trainer.train()
+        lines = read_log(tmp_path / str(late) / "log.jsonl")
+        logs.append([{k: v for k, v in line.items() if "_per_" not in k} for line in lines])
+    assert logs[0] == logs[1] and len(logs[0]) > 2
+
+
+def test_micro_batches_count_by_their_labelled_tokens(tmp_path):
+    """The gradient of two unequal micro-batches is that of all their labelled tokens' mean loss (no dropout)."""
+    trainer = build(tmp_path, accumulation=2, max_steps=1, dropout=0.0, max_grad_norm=0.0)
+    model, gradients = trainer.plain_model, {}
+    step = trainer.optimizer.step
+    trainer.optimizer.step = lambda: (
+        gradients.update({n: p.grad.clone() for n, p in model.named_parameters()}),
+        step(),
+    )
+    first = list(trainer.sampler.epoch(0))[:2]
+    reference = MaskedLM(model.config)
+    reference.load_state_dict(model.state_dict())
+    trainer.evaluate = None
+    trainer.train()
+    losses, counts = [], []
+    for serial, indices in enumerate(first):
+        example = trainer.collate([trainer.examples[i] for i in indices], serial)
+        logits = reference(example["batch"]).logits
+        losses.append(torch.nn.functional.cross_entropy(logits, example["labels"], reduction="sum"))
+        counts.append(int((example["labels"] != -100).sum()))
+    assert counts[0] != counts[1]
+    (sum(losses) / sum(counts)).backward()
+    for name, parameter in reference.named_parameters():
+        torch.testing.assert_close(gradients[name], parameter.grad, rtol=1e-4, atol=1e-6, msg=name)
+
+
+def test_bf16_trains_fp32_weights(tmp_path):
+    trainer = build(tmp_path, precision="bf16", max_steps=4)
+    batch = trainer.collate(trainer.examples[:2], 0)["batch"]
+    model, dtypes = trainer.plain_model, []
+    hook = model.encoder.register_forward_hook(
+        lambda module, inputs, output: dtypes.append(output.last_hidden_state.dtype)
+    )
+    metrics = trainer.train()
+    hook.remove()
+    assert set(dtypes) == {torch.bfloat16}
+    assert model(batch).logits.dtype == torch.float32, "autocast ends with the training"
+    assert 0 < metrics["loss"] < 10
+    assert {value.dtype for value in weights(tmp_path).values()} == {torch.float32}
+
+
+def test_schedule_is_transformers():
+    from transformers import get_linear_schedule_with_warmup
+
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    schedule = get_linear_schedule_with_warmup(optimizer, 7, 50)
+    for step in range(50):
+        assert rate_factor(step, 7, 50) == pytest.approx(schedule.get_last_lr()[0], abs=1e-12)
+        optimizer.step()
+        schedule.step()
+
+
+def test_decay_groups_are_transformers(tmp_path):
+    from transformers.trainer_pt_utils import get_parameter_names
+
+    from tests.helpers.families import model
+
+    theirs = model("bert", "ForMaskedLM")
+    decayed = get_parameter_names(theirs, [torch.nn.LayerNorm], ["bias"])
+    groups = parameter_groups(theirs, 0.1)
+    ids = {id(p) for p in groups[0]["params"]}
+    assert {n for n, p in theirs.named_parameters() if id(p) in ids} == {
+        n for n, _ in theirs.named_parameters() if n in decayed
+    }
+    assert groups[0]["weight_decay"] == 0.1 and groups[1]["weight_decay"] == 0.0
+
+
+def test_bad_settings_are_named(tmp_path):
+    for options, message in (
+        (dict(batch_size=0), "batch_size must be at least 1, got 0"),
+        (dict(learning_rate=0.0), "learning_rate must be positive, got 0.0"),
+        (dict(warmup=2.0), r"warmup must be a share of the steps in \[0, 1\], got 2.0"),
+        (dict(precision="fp8"), "precision must be one of .* got 'fp8'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            TrainConfig(str(tmp_path), **options)
+    frozen = MaskedLM(
+        EncoderConfig(vocab_size=20, hidden_size=8, num_layers=1, num_heads=1)
+    ).requires_grad_(False)
+    with pytest.raises(ValueError, match="there is nothing to train"):
+        Trainer(frozen, TrainConfig(str(tmp_path)), [[1, 2]], [2], lambda examples, step: {})

@@ -1,0 +1,69 @@
+"""Runs killed by SIGKILL and resumed."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from fastenc.train import checkpoint as checkpoints
+from fastenc.train.log import read_log
+from tests.helpers import ROOT
+from tests.helpers.training_run import assert_bitwise_equal, build, weights
+
+LOOP, CHECKPOINT = "fastenc.train.loop:Trainer", "fastenc.train.checkpoint"
+# (owner, function, call): the run dies when this call begins. Checkpoints: steps 3, 6, 7, 9, 12, 14, 15, 18, 21.
+DEATHS = [(LOOP, "_optimiser_step", step) for step in (1, 4, 13)] + [
+    (CHECKPOINT, "write_rows", 1),  # half of the first checkpoint is written
+    (CHECKPOINT, "write_rows", 4),
+    (CHECKPOINT, "flush", 20),  # a checkpoint is written, but has not been renamed
+    (CHECKPOINT, "remove_old", 9),  # the checkpoint stands, nothing has taken note of it
+    (CHECKPOINT, "remove_unfinished", 6),  # an old checkpoint is about to be deleted
+    (LOOP, "_finish", 1),
+]
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("whole")
+    return folder, build(folder).train()
+
+
+@pytest.fixture(scope="module")
+def killed_runs(tmp_path_factory):
+    """A folder for each death, all made by one process that imports everything and forks."""
+    folders = {death: tmp_path_factory.mktemp("killed") for death in DEATHS}
+    code = (
+        "import accelerate, json, sys, matplotlib.backends.backend_agg, torch._dynamo\n"
+        "from tests.helpers.training_run import killed\n"
+        "print([killed(*run) for run in json.loads(sys.argv[1])])"
+    )
+    runs = json.dumps([[str(folder), *death] for death, folder in folders.items()])
+    done = subprocess.run(
+        [sys.executable, "-c", code, runs],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert json.loads(done.stdout) == [signal.SIGKILL] * len(DEATHS), done.stderr[-2000:]
+    return folders
+
+
+@pytest.mark.parametrize("death", DEATHS, ids=lambda death: f"{death[1]}-{death[2]}")
+def test_killed_and_resumed_gives_the_same_weights(uninterrupted, killed_runs, death):
+    """Bit for bit, with the same best checkpoint and a log that has each step once."""
+    folder, (expected_folder, expected) = killed_runs[death], uninterrupted
+    for path in checkpoints.checkpoints(folder):
+        weights(path)  # each is whole
+    assert build(folder).train(resume=True) == expected
+    assert_bitwise_equal(weights(folder), weights(expected_folder))
+    lines = [read_log(f / "log.jsonl") for f in (folder, expected_folder)]
+    for key in ("loss", "eval_loss", "learning_rate"):
+        ours, theirs = ([(line["step"], line[key]) for line in run if key in line] for run in lines)
+        assert ours == theirs
+    names = [sorted(path.name for path in f.iterdir()) for f in (folder, expected_folder)]
+    assert names[0] == names[1], "the kill left something behind"

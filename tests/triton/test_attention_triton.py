@@ -1,0 +1,267 @@
+"""The Triton kernels behind fastenc.ops.attention: on a GPU, or interpreted."""
+
+from unittest.mock import Mock
+
+import pytest
+import torch
+
+from fastenc.ops import attention
+from fastenc.reference.attention import attention as reference
+from fastenc.testing import assert_within_budget
+from tests.helpers.attention_cases import (
+    CASES,
+    Case,
+    inputs_of,
+    offsets_of,
+    packed,
+    plain,
+    run,
+    run_peer,
+    run_reference,
+    truth,
+)
+from tests.helpers.gpu import deterministic
+
+
+@pytest.fixture(autouse=True)
+def large_tiles():
+    """Interpreted, float32 takes TF32's tiles, which are fewer than IEEE's, and its products are exact all the same."""
+    before = torch.backends.cuda.matmul.fp32_precision
+    if not torch.cuda.is_available():
+        torch.backends.cuda.matmul.fp32_precision = "tf32"
+    yield
+    torch.backends.cuda.matmul.fp32_precision = before
+
+
+def gradients_of(out, leaves, dout):
+    """Of the mode that is on; 0 where there is none."""
+    return torch.autograd.grad(
+        out, leaves, dout, retain_graph=True, allow_unused=True, materialize_grads=True
+    )
+
+
+def gradients(out, leaves, dout):
+    """In both modes of our backward, {mode: gradients}; what it is compared with may have no deterministic one."""
+    atomic = gradients_of(out, leaves, dout)
+    with deterministic():
+        return {"atomic": atomic, "deterministic": gradients_of(out, leaves, dout)}
+
+
+@pytest.mark.parametrize("dim", [16, 32, 64, 96, 128])
+def test_values_and_gradients_keep_the_budget_at_edge_lengths(triton_target, dim):
+    lengths = (1, 0, 63, 64, 65, 129) if dim == 32 else (5, 0, 130)
+    on_gpu = triton_target.device.type == "cuda"
+    for dtype in triton_target.dtypes if on_gpu or dim == 32 else [torch.float16]:
+        qkv, cu_seqlens, longest = packed(lengths, 2, dim, dtype)
+        qkv = qkv.detach().to(triton_target.device).requires_grad_()
+        cu_seqlens = cu_seqlens.to(triton_target.device)
+        dout = torch.randn(qkv.shape[0], 2, dim, device=qkv.device).to(dtype)
+        exact_qkv = qkv.detach().double().requires_grad_()
+        out = attention(qkv, cu_seqlens, longest, impl=triton_target.impl)
+        theirs = plain(qkv, lengths)
+        exact = truth(exact_qkv, cu_seqlens, longest)
+        assert_within_budget(out, theirs, exact, f"{dtype} out")
+        (plain_dqkv,) = torch.autograd.grad(theirs, qkv, dout)
+        (exact_dqkv,) = torch.autograd.grad(exact, exact_qkv, dout.double())
+        for mode, (dqkv,) in gradients(out, qkv, dout).items():
+            assert_within_budget(dqkv, plain_dqkv, exact_dqkv, f"{dtype} {mode} dqkv")
+
+
+@pytest.mark.parametrize(
+    "lengths, dim",
+    [
+        ((1, 0, 63, 64, 2, 0, 0, 30, 33, 1), 32),  # tiles of 64
+        ((0, 128, 127, 1, 65, 3, 128), 32),  # tiles of 128
+        ((100, 27, 128, 0), 64),  # a sequence that begins at a window's last token
+        ((20,) * 9, 16),
+        ((1,) * 130, 16),
+        ((64, 64), 96),
+        ((64, 3, 1), 128),
+        ((128, 5, 100), 128),
+    ],
+)
+def test_short_sequences_keep_the_budget(triton_target, lengths, dim):
+    for dtype in set(triton_target.dtypes) - {torch.float32}:
+        qkv, cu_seqlens, longest = packed(lengths, 2, dim, dtype)
+        qkv = qkv.detach().to(triton_target.device).requires_grad_()
+        cu_seqlens = cu_seqlens.to(triton_target.device)
+        exact_qkv = qkv.detach().double().requires_grad_()
+        out, lse = attention(qkv, cu_seqlens, longest, return_lse=True, impl=triton_target.impl)
+        theirs = plain(qkv, lengths)
+        exact, exact_lse = reference(*exact_qkv.unbind(1), *[cu_seqlens] * 2, *[longest] * 2)
+        assert_within_budget(out, theirs, exact, f"{dtype} out")
+        torch.testing.assert_close(lse.double(), exact_lse, rtol=1e-5, atol=1e-5)
+        dout = torch.randn_like(out)
+        assert_within_budget(
+            torch.autograd.grad(out, qkv, dout)[0],
+            torch.autograd.grad(theirs, qkv, dout)[0],
+            torch.autograd.grad(exact, exact_qkv, dout.double())[0],
+            f"{dtype} dqkv",
+        )
+
+
+@pytest.mark.parametrize("longest, fits", [(128, False), (64, True)])
+def test_short_sequences_on_a_device_with_little_shared_memory(
+    triton_target, monkeypatch, longest, fits
+):
+    from fastenc.kernels import attention_short
+
+    if triton_target.device.type == "cuda":
+        pytest.skip("a device has what it has")
+    launched = Mock(wraps=attention_short.backward)
+    monkeypatch.setattr(attention_short, "backward", launched)
+    monkeypatch.setattr(attention_short, "shared_memory", lambda device: 99 * 1024)
+    test_short_sequences_keep_the_budget(triton_target, (longest, 5), 96)
+    assert launched.called == fits
+
+
+@pytest.mark.parametrize("lengths", [(5, 20, 39, 64), (70, 17, 128)])
+def test_dropout_of_short_sequences_is_the_references(triton_target, lengths):
+    qkv, cu_seqlens, longest = packed(lengths, 3, 32, torch.float16)
+    qkv = qkv.detach().to(triton_target.device).requires_grad_()
+    cu_seqlens = cu_seqlens.to(triton_target.device)
+    results = []
+    for impl in (triton_target.impl, "reference"):
+        torch.manual_seed(9)
+        out = attention(qkv, cu_seqlens, longest, dropout_p=0.3, impl=impl)
+        results.append((out, *torch.autograd.grad(out.square().sum(), qkv)))
+    for ours, theirs in zip(
+        *results, strict=True
+    ):  # a wrong mask would be off by the values themselves
+        torch.testing.assert_close(ours, theirs, rtol=1e-2, atol=1e-2)
+
+
+def test_dropout_mask_and_gradient_are_the_references(triton_target):
+    lengths = (5, 70, 17)
+    qkv, cu_seqlens, longest = packed(lengths, 3, 32)
+    qkv = qkv.detach().to(triton_target.device).requires_grad_()
+    cu_seqlens = cu_seqlens.to(triton_target.device)
+    dout = torch.randn(qkv.shape[0], 3, 32, device=qkv.device)
+    both = []
+    for impl in (triton_target.impl, "reference"):
+        torch.manual_seed(9)
+        both.append(attention(qkv, cu_seqlens, longest, dropout_p=0.3, impl=impl))
+    ours, theirs = both
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+    (expected,) = torch.autograd.grad(theirs, qkv, dout)
+    for (dqkv,) in gradients(ours, qkv, dout).values():
+        torch.testing.assert_close(dqkv, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dim", [32, 64, 128])
+def test_float32_products_are_ieees_or_tf32s_by_choice(dim):
+    """TF32 keeps 11 bits of a factor, so that its error lies between float32's and bfloat16's."""
+    lengths = (5, 130, 300)
+    qkv, cu_seqlens, longest = packed(lengths, 2, dim)
+    qkv, cu_seqlens = qkv.detach().cuda().requires_grad_(), cu_seqlens.cuda()
+    exact_qkv = qkv.detach().double().requires_grad_()
+    exact = truth(exact_qkv, cu_seqlens, longest)
+    dout = torch.randn_like(qkv[:, 0])
+    expected = (exact, *torch.autograd.grad(exact, exact_qkv, dout.double()))
+    worst = {}
+    for precision in ("ieee", "tf32"):
+        torch.backends.cuda.matmul.fp32_precision = precision  # large_tiles() sets it back
+        out = attention(qkv, cu_seqlens, longest, impl="triton")
+        found = (out, *gradients_of(out, qkv, dout))
+        distances = [(a - b).norm() / b.norm() for a, b in zip(found, expected, strict=True)]
+        worst[precision] = max(float(distance) for distance in distances)
+    assert worst["ieee"] < 1e-5
+    assert 5e-5 < worst["tf32"] < 3e-3
+
+
+def test_softmax_scale_strides_and_slack_in_max_seqlen(triton_target):
+    device, impl = triton_target.device, triton_target.impl
+    cu_seqlens = offsets_of((12, 8)).to(device)
+    strided = torch.randn(20, 3, 4, 48)[..., 8:24].to(device)
+    swapped = torch.randn(20, 4, 3, 16).to(device).transpose(1, 2)
+    backwards = torch.randn(16, 3, 4, 20).to(device).permute(3, 1, 2, 0)
+    for qkv in (strided, swapped, backwards):
+        out = attention(qkv, cu_seqlens, 100, softmax_scale=0.5, impl=impl)
+        theirs = truth(qkv, cu_seqlens, 12, softmax_scale=0.5)
+        torch.testing.assert_close(out, theirs, rtol=1e-5, atol=1e-6)
+
+
+def test_no_tokens_nan_in_another_sequence_and_huge_scores(triton_target):
+    device, impl = triton_target.device, triton_target.impl
+    empty = torch.zeros(0, 3, 2, 16, device=device, requires_grad=True)
+    out = attention(empty, offsets_of(()).to(device), 0, impl=impl)
+    out.sum().backward()
+    assert out.shape == (0, 2, 16) and empty.grad.shape == empty.shape
+    qkv = torch.randn(9, 3, 2, 16, device=device)
+    qkv[4, 1, 0] = float("nan")  # a key of the second sequence's first head
+    out = attention(qkv, offsets_of((3, 3, 3)).to(device), 3, impl=impl)
+    assert out[3:6, 0].isnan().all()
+    assert out[3:6, 1].isfinite().all() and out[[0, 1, 2, 6, 7, 8]].isfinite().all()
+    huge = 100 * torch.randn(40, 3, 2, 32, device=device)
+    out = attention(huge, offsets_of((40,)).to(device), 40, impl=impl)
+    torch.testing.assert_close(out, plain(huge, (40,)), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_window_and_biases_keep_the_budget(triton_target, name):
+    case = CASES[name]
+    on_gpu = triton_target.device.type == "cuda"
+    for dtype in triton_target.dtypes if on_gpu else [torch.float32]:
+        inputs = inputs_of(case, 2, 32, dtype, triton_target.device)
+        exact_inputs = inputs.to(torch.float64)
+        out, lse = run(case, inputs, return_lse=True, impl=triton_target.impl)
+        theirs = run_peer(case, inputs)
+        exact, exact_lse = run_reference(case, exact_inputs)
+        assert_within_budget(out, theirs, exact, f"{dtype} out")
+        torch.testing.assert_close(lse.double(), exact_lse, rtol=1e-5, atol=1e-5)
+        dout = torch.randn_like(out)
+        plain_grads = gradients_of(theirs, inputs.leaves(), dout)
+        exact_grads = gradients_of(exact, exact_inputs.leaves(), dout.double())
+        # The backward forms the probabilities from the stored log-sum-exp, whose rounding is a factor of them all.
+        finite = lse.detach()[lse.isfinite()]
+        rounded = (
+            float(finite.abs().amax()) * torch.finfo(lse.dtype).eps / 2 if len(finite) else 0.0
+        )
+        for mode, grads in gradients(out, inputs.leaves(), dout).items():
+            for place, values in enumerate(zip(grads, plain_grads, exact_grads, strict=True)):
+                assert_within_budget(*values, f"{dtype} {mode} gradient {place}", rounded=rounded)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case((5, 70), (70, 140), window=(60, 3)),
+        Case((5, 70), relative=10, key_bias=True),
+        Case((70, 5), (3, 70), relative=10),
+    ],
+    ids=["window", "relative", "cross, relative"],
+)
+def test_dropout_with_window_and_biases_is_the_references(triton_target, case):
+    inputs = inputs_of(case, 2, 32, device=triton_target.device)
+    both = []
+    for impl in (triton_target.impl, "reference"):
+        torch.manual_seed(9)
+        both.append(run(case, inputs, dropout_p=0.3, impl=impl))
+    ours, theirs = both
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+    dout = torch.randn_like(ours)
+    expected = torch.autograd.grad(theirs, inputs.leaves(), dout)
+    for grads in gradients(ours, inputs.leaves(), dout).values():
+        torch.testing.assert_close(grads, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_gradient_through_the_log_sum_exp(triton_target):
+    case = Case((5, 70), key_bias=True)
+    inputs = inputs_of(case, 2, 32, device=triton_target.device)
+    results = []
+    for impl in (triton_target.impl, "reference"):
+        out, lse = run(case, inputs, return_lse=True, impl=impl)
+        lse = lse.masked_fill(lse.isinf(), 0)
+        results.append(torch.autograd.grad(out.sum() + lse.square().sum(), inputs.leaves())[0])
+    torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)
+
+
+def test_relative_gradient_repeats_bit_for_bit(triton_target):
+    case = Case((70, 3, 65, 20), relative=4)
+    inputs = inputs_of(case, 2, 32, device=triton_target.device)
+    out = run(case, inputs, impl=triton_target.impl)
+    one, two = (
+        torch.autograd.grad(out.sum(), [inputs.relative], retain_graph=True)[0] for _ in range(2)
+    )
+    assert torch.equal(one, two)

@@ -1,0 +1,113 @@
+"""What the Triton kernels compile to for GPUs that are not here."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.helpers import ROOT
+
+triton = pytest.importorskip("triton")
+
+# Bytes of stack a thread, and at most as many loads and stores there: none, but for a few registers' worth in
+# attention's dk and dv, above all in TF32, in its relative bias's gradient, in its forward with a relative bias, in
+# products without matrix instructions, in the widest norms, whose three sums a column fill the registers at 16 warps,
+# and the CRF's backward.
+STACK = {80: 24, 89: 24, 90: 0, 100: 16}
+TIGHT, WITHOUT_MATRICES, WIDEST_NORMS, CRF_BACKWARD = 56, 48, 160, 128
+WIDE_SHORT_BACKWARD = re.compile("attention_short max_seqlen=128 backward=True head_dim=(96|128)")
+# The launches were chosen with Triton 3.9's code; that of 3.6 spills up to 224 bytes more, in backward passes with
+# biases.
+OLDER_TRITON = 0 if tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 9) else 224
+# Bytes a program can have; sm_86 and sm_120 have as few as sm_89.
+SHARED = {80: 163 * 1024, 89: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024}
+# A multiprocessor holds two programs at least, so that one computes while the other waits for memory, but for those
+# that hold a wide tile or row in registers, and on sm_89, which has little shared memory.
+ALONE = re.compile(
+    r"attention backward_relative|attention kernel=backward_\w+ head_dim=\d+ precision=(ieee|tf32)"
+    r"|attention kernel=backward_kv head_dim=128|attention_short max_seqlen=128 backward=True"
+    r"|(embedding_)?layer_norm width=(2560|[3-8]\d{3}) |crf 64 tags"
+)
+
+
+def compiled(capability: int, *table: Path) -> dict[str, dict]:
+    module = ["-m", "tests.helpers.triton_binaries"]
+    command = [sys.executable, "-W", "ignore", *module, str(capability), *map(str, table)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
+    return json.loads(done.stdout)
+
+
+def takes_matrix_instructions(name: str) -> bool:
+    return name.startswith("attention") and "precision=ieee" not in name
+
+
+def programs_at_a_time(binary: dict, capability: int) -> int:
+    """That fit into a multiprocessor's 65,536 registers, given out by 8 a thread, and its shared memory."""
+    registers = -(-binary["registers"] // 8) * 8 * 32 * binary["warps"]
+    return min(65536 // registers, (SHARED[capability] + 1024) // (binary["shared"] + 1024))
+
+
+def misfits(binaries: dict[str, dict], capability: int) -> dict[str, dict]:
+    wrong = {}
+    tight = "backward_relative" + "|backward_kv .*precision=tf32" * (capability in (80, 89))
+    for name, binary in binaries.items():
+        stack = STACK[capability] + OLDER_TRITON
+        if re.match("layer_norm width=(6144|7168|8192) backward=True", name):
+            stack = WIDEST_NORMS + OLDER_TRITON
+        elif name.startswith("crf") and name.endswith("_bwd_kernel"):
+            stack = CRF_BACKWARD + OLDER_TRITON
+        elif "precision=ieee" in name:
+            stack = WITHOUT_MATRICES + OLDER_TRITON
+        elif re.search(tight, name):
+            stack = TIGHT + OLDER_TRITON
+        # A tuned launch was the fastest on a device, whatever it spilled.
+        tuned = name.split()[1] == "tuned"
+        programs = 1 if tuned or OLDER_TRITON or ALONE.match(name) else 2
+        # Launched only where it fits (attention_short.backward_fits).
+        shared = SHARED[80] if WIDE_SHORT_BACKWARD.match(name) else SHARED[capability]
+        fits = (
+            (tuned or max(binary["stack"], binary["spills"]) <= stack)
+            and binary["shared"] <= shared
+            and (capability == 89 or programs_at_a_time(binary, capability) >= programs)
+            and (binary["matrix"] > 0) == takes_matrix_instructions(name)
+        )
+        if not fits:
+            wrong[name] = binary
+    return wrong
+
+
+@pytest.mark.parametrize("capability", SHARED)
+def test_every_shipped_configuration_keeps_its_budget(capability):
+    binaries = compiled(capability)
+    assert len(binaries) > 40
+    wrong = misfits(binaries, capability)
+    assert not wrong, json.dumps(wrong, indent=1)
+
+
+def test_every_tunable_kernel_has_its_binaries():
+    """A table may hold entries for each of them."""
+    from fastenc.kernels import launch
+
+    from tests.helpers.triton_binaries import BINARIES
+
+    assert launch.registry.keys() <= BINARIES.keys()
+
+
+def test_entries_of_a_table_are_compiled(tmp_path, monkeypatch):
+    from tests.helpers import triton_binaries
+
+    key = {"width": 768, "backward": False, "dtype": "float16"}
+    parameters = {"ROWS": 4, "BLOCK": 256, "num_warps": 2}
+    entry = {"op": "bias_gelu", "key": key, "launch": parameters}
+    table = tmp_path / "sm_90.json"
+    table.write_text(json.dumps({"entries": [entry]}))
+    monkeypatch.setattr(triton_binaries, "keys", lambda: iter(()))
+    monkeypatch.setattr(triton_binaries, "untuned_cases", lambda: iter(()))
+    erf, tanh = triton_binaries.cases(table)
+    assert erf[0].startswith("bias_gelu tuned") and erf[0].endswith("erf")
+    assert erf[2:] == ("fp16", {"HAS_BIAS": True, "ACTIVATION": 0, "NARROW": True, **parameters})
+    assert tanh[3]["ACTIVATION"] == 1
+    assert not list(triton_binaries.cases(tmp_path / "none.json"))

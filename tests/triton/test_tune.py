@@ -1,0 +1,262 @@
+"""The tuner and the tables it fills: on interpreted kernels, with a clock that prefers what the test wants."""
+
+import json
+from functools import partial
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from fastenc.kernels import (
+    attention,
+    attention_short,
+    bias_gelu,
+    bias_glu,
+    embedding_layer_norm,
+    launch,
+    layer_norm,
+)
+
+from benchmarks import run, tune
+
+WIDTH = 70
+
+
+@pytest.fixture
+def tables(tmp_path, monkeypatch):
+    """An empty folder of tables, for a device that has the architecture sm_00."""
+    monkeypatch.setattr(launch, "TABLES", tmp_path)
+    monkeypatch.setattr(launch, "architecture", lambda device: "sm_00")
+    forget()
+    yield tmp_path
+    forget()
+
+
+def forget():
+    launch.table.cache_clear()
+    for tunable in launch.registry.values():
+        tunable._chosen.cache_clear()
+
+
+def problem():
+    return tune.gelu_problem(6, WIDTH, torch.float32)
+
+
+def clock_of(cost, x):
+    """Seconds by the launch that is being tried: cost(forward's parameters) + cost(backward's)."""
+
+    def clock(call, prepare):
+        chosen = [bias_gelu.config(WIDTH, like=x, backward=b) for b in (False, True)]
+        return sum(map(cost, chosen))
+
+    return clock
+
+
+def distance(parameters):
+    return 1 + abs(parameters["ROWS"] - 4) + abs(parameters["BLOCK"] - 512) / 256
+
+
+def test_the_fastest_right_candidate_fills_the_table(triton_target, tables):
+    made = problem()
+    x = made.inputs[0]
+    tuner = tune.Tuner(tables / "sm_00.json", clock_of(distance, x), impl=triton_target.impl)
+    tuner.tune(made)
+    written = json.loads((tables / "sm_00.json").read_text())
+    assert [entry["op"] for entry in written["entries"]] == ["bias_gelu"] * 2
+    keys = [entry["key"] for entry in written["entries"]]
+    assert {"backward": True, "dtype": "float32", "width": WIDTH} in keys
+    for entry in written["entries"]:
+        assert (entry["launch"]["ROWS"], entry["launch"]["BLOCK"]) == (4, 512)
+        assert entry["us"] < entry["rule_us"]
+    assert written["machine"]["versions"]["torch"]
+    # The launcher asks the table now, and the rule where the table has nothing.
+    forget()
+    assert bias_gelu.config(WIDTH, like=x, backward=True)["ROWS"] == 4
+    rule = bias_gelu.config(WIDTH)
+    assert bias_gelu.config(WIDTH, like=x.half(), backward=True) == rule
+    assert bias_gelu.config(WIDTH + 1, like=x, backward=True) == bias_gelu.config(WIDTH + 1)
+
+
+def test_wrong_and_failing_candidates_are_never_timed(triton_target, tables):
+    made = problem()
+    x = made.inputs[0]
+    timed = []
+
+    def run_op(x, bias, impl):
+        y = made.run(x, bias, impl=impl)
+        parameters = bias_gelu.config(WIDTH, like=made.inputs[0], backward=False)
+        if impl != "reference" and parameters["ROWS"] == 4:
+            return y * 1.01
+        if impl != "reference" and parameters["ROWS"] == 8:
+            raise RuntimeError("out of resources")
+        return y
+
+    def clock(call, prepare):
+        parameters = bias_gelu.config(WIDTH, like=x, backward=False)
+        timed.append(parameters["ROWS"])
+        return distance(parameters)
+
+    tuner = tune.Tuner(tables / "sm_00.json", clock, impl=triton_target.impl)
+    tuner.tune(made._replace(run=run_op))
+    assert set(timed) <= {1, 2, 16, bias_gelu.config(WIDTH)["ROWS"]} and 2 in timed
+    forward = next(e for e in tuner.entries.values() if not e["key"]["backward"])
+    assert forward["launch"]["ROWS"] == 2
+
+
+def test_a_rule_that_fails_is_an_error(triton_target, tables):
+    def fails(x, bias, impl):
+        return x + bias if impl == "reference" else x + bias + 1
+
+    tuner = tune.Tuner(tables / "sm_00.json", lambda call, prepare: 1.0, impl=triton_target.impl)
+    made = problem()
+
+    def run_op(x, bias, impl):
+        made.run(x, bias, impl=impl)
+        return fails(x, bias, impl)
+
+    with pytest.raises(RuntimeError, match=r"the rule's own .* fails or is wrong"):
+        tuner.tune(made._replace(run=run_op))
+    assert not (tables / "sm_00.json").exists()
+
+
+def test_less_than_two_percent_is_noise(triton_target, tables):
+    made = problem()
+    rule = bias_gelu.config(WIDTH)
+    cost = lambda parameters: 1.0 if parameters == rule else 0.99
+    clock = clock_of(cost, made.inputs[0])
+    tuner = tune.Tuner(tables / "sm_00.json", clock, impl=triton_target.impl)
+    tuner.tune(made)
+    assert all(entry["launch"] == rule for entry in tuner.entries.values())
+
+
+def test_an_interrupted_run_goes_on_and_keeps_what_is_there(triton_target, tables):
+    path, made = tables / "sm_00.json", problem()
+    first = tune.Tuner(path, lambda call, prepare: 1.0, impl=triton_target.impl)
+    assert not first.tune(made, until=0.0)
+    assert not path.exists(), "the time was up before the first launch"
+    assert first.tune(made)
+    before = path.read_text()
+
+    def no_clock(call, prepare):
+        raise AssertionError("timed again")
+
+    again = tune.Tuner(path, no_clock, impl=triton_target.impl)
+    assert again.tune(made, until=0.0), "there was nothing left to do"
+    assert path.read_text() == before
+    forced = tune.Tuner(
+        path, clock_of(distance, made.inputs[0]), impl=triton_target.impl, keep=False
+    )
+    forced.tune(made)
+    assert path.read_text() != before
+
+
+def test_lengths_go_by_buckets(tables):
+    entry = {
+        "op": "attention",
+        "key": {
+            "kernel": "forward",
+            "head_dim": 64,
+            "precision": "half",
+            "biased": False,
+            "max_seqlen": 512,
+            "dropout": False,
+            "dtype": "float16",
+        },
+        "launch": {"BLOCK_M": 128, "BLOCK_N": 64, "num_warps": 8, "num_stages": 3},
+    }
+    (tables / "sm_00.json").write_text(json.dumps({"entries": [entry]}))
+    qkv = torch.empty(0, dtype=torch.float16)
+    kind = ("forward", 64, "half", False)
+    ask = lambda length, p: attention.config(*kind, like=qkv, max_seqlen=length, dropout=p)
+    assert ask(512, False) == ask(257, False) == entry["launch"]
+    assert ask(256, False) == ask(512, True) == attention.config(*kind)
+    assert [launch.bucket(n) for n in (0, 1, 16, 17, 512, 513)] == [16, 16, 16, 32, 512, 1024]
+
+
+def test_a_run_that_is_not_finished_says_so(triton_target, tables, monkeypatch, capsys):
+    monkeypatch.setattr(tune, "ON_GPU", True)
+    monkeypatch.setattr(tune, "kernel_clock", lambda: lambda call, prepare: 1.0)
+    monkeypatch.setattr(tune, "problems", lambda dtype: iter([problem]))
+    monkeypatch.setattr(tune, "Tuner", partial(tune.Tuner, impl=triton_target.impl))
+    assert tune.main(["--seconds", "0"]) == tune.UNFINISHED
+    assert "the next run goes on here" in capsys.readouterr().out
+    assert tune.main([]) == 0 and (tables / "sm_00.json").exists()
+
+
+SMALL = {
+    "layer_norm": lambda: tune.norm_problem(4, 64, torch.float32, 0.1),
+    "attention": lambda: tune.attention_problem([20, 9], 1, 32, torch.float32, 0.1, (4, 4)),
+    "bias_gelu": problem,
+    "embedding_layer_norm": lambda: tune.embedding_problem(5, 64, torch.float32, 0.1),
+    "attention_short": lambda: tune.attention_problem([20, 9], 1, 32, torch.float16, 0.0),
+    "bias_glu": lambda: tune.glu_problem(3, 70, torch.float32),
+}
+
+
+@pytest.mark.parametrize("op", SMALL)
+def test_each_op_asks_for_a_launch_forward_and_one_backward(triton_target, tables, monkeypatch, op):
+    monkeypatch.setattr(tune, "VOCABULARY", 20)
+    monkeypatch.setattr(launch.registry[op], "grid", {})
+    tuner = tune.Tuner(tables / "sm_00.json", lambda call, prepare: 1.0, impl=triton_target.impl)
+    tuner.tune(SMALL[op]())
+    assert [entry["op"] for entry in tuner.entries.values()] == [op, op]
+
+
+@pytest.mark.parametrize("mode", ["tf32", "deterministic"])
+def test_attention_is_tuned_in_modes_of_its_own(triton_target, tables, monkeypatch, mode):
+    monkeypatch.setattr(launch.registry["attention"], "grid", {})
+    made = tune.attention_problem(
+        [20, 9], 1, 32, torch.float32, 0.1, mode=getattr(tune, mode), tolerance=tune.TF32_TOLERANCE
+    )
+    tuner = tune.Tuner(tables / "sm_00.json", lambda call, prepare: 1.0, impl=triton_target.impl)
+    tuner.tune(made)
+    keys = [entry["key"] for entry in tuner.entries.values()]
+    asked = {(key["kernel"], key["precision"]) for key in keys}
+    if mode == "tf32":
+        assert asked == {("forward", "tf32"), ("backward_kv", "tf32")}
+    else:
+        assert {kernel for kernel, _ in asked} == {"forward", "backward_kv", "backward_q"}
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+@pytest.mark.parametrize("dtype", tune.DTYPES.values(), ids=tune.DTYPES)
+def test_every_problem_can_be_made(monkeypatch, dtype):
+    monkeypatch.setattr(tune, "TOKENS", 512)
+    monkeypatch.setattr(tune, "VOCABULARY", 20)
+    made = [make() for make in tune.problems(dtype)]
+    assert {m.op for m in made} == SMALL.keys() - {"attention_short"}
+    assert {m.inputs[0].dtype for m in made} == {dtype}
+
+
+def test_one_dtype_is_tuned_unless_another_is_named(tables, monkeypatch):
+    asked = []
+    monkeypatch.setattr(tune, "ON_GPU", True)
+    monkeypatch.setattr(tune, "kernel_clock", lambda: None)
+    monkeypatch.setattr(tune, "problems", lambda dtype: asked.append(dtype) or iter(()))
+    assert tune.main([]) == tune.main(["--dtype", "float16"]) == 0
+    assert asked == [torch.bfloat16, torch.float16]
+
+
+@pytest.mark.parametrize(
+    "tunable,arguments",
+    [
+        (bias_gelu.config, (768,)),
+        (bias_glu.config, (768,)),
+        (layer_norm.config, (768, True)),
+        (embedding_layer_norm.config, (768, True)),
+        (attention.config, ("forward", 64, "half", False)),
+        (attention_short.config, (64, 64, True)),
+    ],
+)
+def test_only_parameters_that_the_rule_gives_are_tried(tunable, arguments):
+    assert tunable.grid.keys() <= tunable.rule(*arguments).keys()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="says what is missing where there is no GPU")
+def test_without_a_gpu_tuning_is_a_clear_error(monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["run", "--tune"])
+    with pytest.raises(SystemExit) as exit_:
+        run.main()
+    assert exit_.value.code == 2
+    assert "torch sees none here" in capsys.readouterr().err
