@@ -40,6 +40,7 @@ from fastenc.tasks import Task, predict_file, task_named, task_of
 from fastenc.train import TrainConfig, Trainer, fine_tuning_rate, task_trainer
 from fastenc.train.checkpoint import check_free
 from fastenc.train.config import tokens_checksum
+from fastenc.train.fitting import Fitting
 from fastenc.train.processes import on_main_process, process_state
 from fastenc.train.recipe import write_recipe
 
@@ -494,7 +495,7 @@ def _write(output: Path, write) -> None:
     write_atomically(output, write)
 
 
-def _run(trainer: Trainer, resume: bool) -> None:
+def _run(trainer: Trainer | Fitting, resume: bool) -> None:
     metrics = trainer.train(resume=resume)
     if trainer.accelerator.is_main_process:
         if metrics:

@@ -80,7 +80,7 @@ def read_tagged(
     if tag_scheme is not None and tag_scheme not in SCHEMES:
         raise ValueError(f"tag_scheme must be one of {SCHEMES}, got {tag_scheme!r}")
     sentences = []
-    for rows in _blocks(path):
+    for rows in numbered_blocks(path):
         word, tag = _columns(path, rows, word_column, tag_column)
         words, tags = _words(path, rows, word), _cells(path, rows, tag, "tag")
         sentences.append(sentence(words, tags, [number for number, _ in rows]))
@@ -170,14 +170,14 @@ def iterate_words(path: str | Path, word_column: int | None = None) -> Iterator[
             yield Sentence(words, [], [number] * len(words), line, starts)
     else:
         column = word_column or _usual_word_column(path)
-        for rows in _blocks(path):
+        for rows in numbered_blocks(path):
             empty = False
             yield sentence(_words(path, rows, column), (), [number for number, _ in rows])
     if empty:
         raise ValueError(f"{path} holds no words: give a file with a word a line, or .txt")
 
 
-def _blocks(path: str | Path) -> Iterator[Rows]:
+def numbered_blocks(path: str | Path) -> Iterator[Rows]:
     """The sentences of a file, as numbered rows of cells."""
     kind = kind_of(path)
     if kind in NOT_COLUMNS:

@@ -3,6 +3,7 @@
 import json
 import warnings
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from typing import Any
 
 from fastenc.data.columns import Sentence
@@ -51,6 +52,23 @@ def check_room(max_length: int) -> None:
         raise ValueError(
             f"max_length must leave room beside 2 special tokens, got {max_length}: give more"
         )
+
+
+def ids_and_starts(encoding: Any, count: int, unknown: int) -> tuple[list[int], list[int]]:
+    """Token ids of a sentence of ``count`` words, and where each word begins among them, with the end behind.
+
+    A word that leaves no token is ``unknown``.
+    """
+    ids, word_ids = encoding.ids, encoding.word_ids
+    starts = [i for i, word in enumerate(word_ids) if i == 0 or word != word_ids[i - 1]]
+    if len(starts) != count:
+        tokens: list[list[int]] = [[] for _ in range(count)]
+        for word, token in zip(word_ids, ids, strict=True):
+            tokens[word].append(token)
+        tokens = [own or [unknown] for own in tokens]
+        ids = [token for own in tokens for token in own]
+        starts = [0, *accumulate(map(len, tokens))][:-1]
+    return ids, [*starts, len(ids)]
 
 
 def tokenizer_for_words(tokenizer: Any) -> Any:

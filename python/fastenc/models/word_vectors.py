@@ -16,7 +16,7 @@ from fastenc._transfer import send
 from fastenc.data.progress import progress_bar
 from fastenc.data.tokenizers import special_tokens
 from fastenc.data.windows import cut_windows
-from fastenc.data.words import tokenizer_for_words
+from fastenc.data.words import ids_and_starts, tokenizer_for_words
 from fastenc.nn import ScalarMix
 from fastenc.ops import segment_pool
 from fastenc.packing import PackedBatch, pack_sequences
@@ -341,7 +341,7 @@ def _windows(
         windows: list[_Window] = []
         encodings = splitter.encode_batch(chunk, is_pretokenized=True, add_special_tokens=False)
         for words, encoding in zip(chunk, encodings, strict=True):
-            ids, starts = _tokens(encoding, len(words), special.unk)
+            ids, starts = ids_and_starts(encoding, len(words), special.unk)
             for first, stop, own_start, own_stop in _spans(starts, room):
                 inside = [special.cls, *ids[first:stop], special.sep]
                 bounds = [start - first + 1 for start in starts[own_start:own_stop]]
@@ -349,22 +349,6 @@ def _windows(
                 windows.append(_Window(inside, bounds, row + own_start))
             row += len(words)
         yield windows
-
-
-def _tokens(encoding: Any, count: int, unknown: int) -> tuple[list[int], list[int]]:
-    """Token ids of a sentence, and where each word begins among them, with the end behind."""
-    ids, word_ids = encoding.ids, encoding.word_ids
-    starts = [
-        place for place, word in enumerate(word_ids) if place == 0 or word != word_ids[place - 1]
-    ]
-    if len(starts) != count:  # a lone joiner, or an empty string, leaves no token
-        tokens: list[list[int]] = [[] for _ in range(count)]
-        for word, token in zip(word_ids, ids, strict=True):
-            tokens[word].append(token)
-        tokens = [own or [unknown] for own in tokens]
-        ids = [token for own in tokens for token in own]
-        starts = [0, *accumulate(map(len, tokens))][:-1]
-    return ids, [*starts, len(ids)]
 
 
 def _spans(starts: list[int], room: int) -> Iterator[tuple[int, int, int, int]]:

@@ -11,17 +11,20 @@ from fastenc.tasks.registry import TASKS, task_named, task_of
 from fastenc.tasks.sentence_embedding import SentenceEmbedding
 from fastenc.tasks.span_ner import FoundEntity, SpanNer
 from fastenc.tasks.tagging import Tagging, TokenClassification
+from fastenc.tasks.word_sense import SensePrediction, WordSense
 
 __all__ = [
     "TASKS",
     "FoundEntity",
     "QuestionAnswering",
+    "SensePrediction",
     "SentenceEmbedding",
     "SequenceClassification",
     "SpanNer",
     "Tagging",
     "Task",
     "TokenClassification",
+    "WordSense",
     "evaluate_masked_lm",
     "predict_file",
     "task_named",

@@ -41,6 +41,7 @@ class Task(ABC):
         name: what ``fastenc finetune --task`` takes.
         model_class: whose ``architecture`` tells a checkpoint of this task.
         per_token: the model's logits have a row for every token, rather than one for every sequence.
+        trains_by_steps: whether the model is trained by gradient steps; otherwise :meth:`fit` computes it.
         reads_first_token: the head reads nothing of the encoder's output but each sequence's first token (or the pooler
             over it), so that cached features need hold no other.
         outputs: suffixes of the files that predictions can be written to.
@@ -50,6 +51,7 @@ class Task(ABC):
     name: ClassVar[str]
     model_class: ClassVar[type[PretrainedModel]]
     per_token: ClassVar[bool] = False
+    trains_by_steps: ClassVar[bool] = True
     reads_first_token: ClassVar[bool] = False
     outputs: ClassVar[tuple[str, ...]] = (".tsv", ".jsonl")
     headed: ClassVar[tuple[str, ...]] = (".tsv",)
@@ -173,6 +175,20 @@ class Task(ABC):
         Returns: as :meth:`evaluate`, with what was chosen; {} where there is nothing to choose.
         """
         return {}
+
+    def fit(
+        self,
+        model: Any,
+        train: Any,
+        dev: Any,
+        batch_size: int = 32,
+        show_progress: bool | None = None,
+    ) -> dict[str, float]:
+        """Compute the model from the training set, where it is not trained by steps.
+
+        Returns: the metrics of the dev set, {} where ``dev`` is None.
+        """
+        raise NotImplementedError
 
     def logits_of(self, arguments: dict[str, Any]) -> list[int] | None:
         """How many rows of a batch's logits belong to each sequence; None where that is one without exception."""

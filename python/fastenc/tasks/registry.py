@@ -9,6 +9,7 @@ from fastenc.tasks.question_answering import QuestionAnswering
 from fastenc.tasks.sentence_embedding import SentenceEmbedding
 from fastenc.tasks.span_ner import SpanNer
 from fastenc.tasks.tagging import TokenClassification
+from fastenc.tasks.word_sense import WordSense
 
 TASKS: dict[str, type[Task]] = {
     task.name: task
@@ -18,6 +19,7 @@ TASKS: dict[str, type[Task]] = {
         SpanNer,
         QuestionAnswering,
         SentenceEmbedding,
+        WordSense,
     )
 }
 

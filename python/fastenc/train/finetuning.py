@@ -12,6 +12,7 @@ from fastenc.adapt import cache_features
 from fastenc.tasks import Task
 from fastenc.tasks.base import Fill
 from fastenc.train.config import TrainConfig, tokens_checksum
+from fastenc.train.fitting import Fitting
 from fastenc.train.loop import Trainer
 from fastenc.train.processes import process_state
 
@@ -26,8 +27,8 @@ def task_trainer(
     metric: str | None = None,
     features: str | Path | None = None,
     features_dtype: torch.dtype = torch.float32,
-) -> Trainer:
-    """A trainer of a task's model.
+) -> Trainer | Fitting:
+    """A trainer of a task's model; a :class:`Fitting` of one that is not trained by steps.
 
     Args:
         model: of ``task.load(name, train)``.
@@ -43,6 +44,10 @@ def task_trainer(
     if metric is not None and (dev is None or metric not in known):
         raise ValueError(f"--metric needs --dev and one of {', '.join(known)}, got {metric}")
     metric = metric or known[0]
+    if not task.trains_by_steps:
+        if features is not None:
+            raise ValueError(f"{task.name} trains no head on cached features: leave out --adapt")
+        return Fitting(task, model, train, config, dev, metric)
     config = replace(config, batch_tokens=config.batch_tokens or task.batch_tokens())
     batch_size = (
         config.batch_size or 32

@@ -1,0 +1,148 @@
+"""Senses of words: the mean of the vectors of a sense's labelled examples, and the nearest of them."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fastenc._extras import require
+from fastenc._files import write_atomically
+from fastenc.models.config import EncoderConfig
+from fastenc.models.encoder import Encoder
+from fastenc.models.masked_lm import ModelOutput
+from fastenc.models.pretrained import PretrainedModel
+from fastenc.models.word_vectors import LAYERS, resolve_layers, visit_states
+from fastenc.ops import segment_pool
+from fastenc.packing import PackedBatch
+
+NAMES, VECTORS = "senses.json", "senses.safetensors"
+
+
+@dataclass(frozen=True)
+class SenseInventory:
+    """The senses of lemmas, with their vectors.
+
+    Fields:
+        senses: lemma → its senses; the rows below are in this order, lemma after lemma.
+        counts: int64 (senses,), labelled examples of each.
+        vectors: float32 (senses, hidden_size), the mean of their vectors.
+        min_examples: senses of fewer examples are not compared with; of a lemma that has no other, the most frequent
+            sense is taken.
+    """
+
+    senses: dict[str, list[str]]
+    counts: Tensor
+    vectors: Tensor
+    min_examples: int = 1
+
+    def rows(self) -> dict[str, range]:
+        """The rows of each lemma's senses."""
+        found, start = {}, 0
+        for lemma, names in self.senses.items():
+            found[lemma] = range(start, start + len(names))
+            start += len(names)
+        return found
+
+
+def nearest(vector: Tensor, vectors: Tensor, counts: Tensor, min_examples: int) -> Tensor:
+    """Scores (..., senses) of one lemma's senses, the highest of which is chosen: the cosine, -inf for a sense with too
+    few examples; if all have too few, their numbers of examples.
+
+    Args:
+        vector: (..., width); vectors: (..., senses, width); counts: (senses,).
+    """
+    enough = counts >= min_examples
+    if not enough.any():
+        return counts.to(vector.dtype).expand(*vector.shape[:-1], -1)
+    cosines = F.cosine_similarity(vector[..., None, :], vectors, dim=-1)
+    return cosines.masked_fill(~enough, -torch.inf)
+
+
+class WordSenseModel(PretrainedModel):
+    """An encoder and the vectors of senses; saved as the encoder's checkpoint with senses.json and senses.safetensors.
+
+    Args:
+        layers: states whose mean is a word's vector, numbered as in :func:`fastenc.models.word_vectors.embed_words`;
+            None: what the checkpoint says, else the last four.
+    Raises: ValueError for layers that do not exist.
+    Source: Loureiro et al. 2021, arXiv:2008.11608.
+    """
+
+    architecture = "ForWordSense"
+
+    def __init__(self, config: EncoderConfig, layers: Sequence[int] | None = None):
+        super().__init__(config)
+        if layers is None:
+            layers = LAYERS[-min(len(LAYERS), config.num_layers) :]
+        self.layers = resolve_layers(layers, config.num_layers)
+        self.encoder = Encoder(config.replace(pooler=False))
+        self.inventory: SenseInventory | None = None
+
+    @classmethod
+    def build(
+        cls, config: EncoderConfig, hf_config: dict[str, Any], **options: Any
+    ) -> "WordSenseModel":
+        if options.get("layers") is None:
+            options["layers"] = hf_config.get("sense_layers")
+        return cls(config, **options)
+
+    def forward(
+        self,
+        batch: PackedBatch,
+        spans: Tensor,
+        candidates: Sequence[Sequence[int]] | None = None,
+    ) -> ModelOutput:
+        """Args:
+            spans: int32 (2 * targets,), ascending, where each target's tokens begin and end in the batch.
+            candidates: choices of layers; None: ``layers`` alone.
+
+        Returns: as logits the targets' vectors, the mean over tokens and layers: (targets, hidden_size), with
+            candidates (targets, candidates, hidden_size).
+        """
+        choices = [self.layers] if candidates is None else candidates
+        edge = spans.new_zeros(1)
+        segments = torch.cat((edge, spans, edge + batch.total_tokens))
+        targets = torch.arange(1, len(spans), 2, device=spans.device)
+        vectors: list[Any] = [0] * len(choices)
+
+        def visit(layer: int, state: Tensor) -> None:
+            pooled = segment_pool(state, segments, "mean").index_select(0, targets)
+            for place, layers in enumerate(choices):
+                if layer in layers:
+                    vectors[place] = vectors[place] + pooled / len(layers)
+
+        visit_states(self.encoder, batch, sorted(set().union(*choices)), visit)
+        return ModelOutput(logits=vectors[0] if candidates is None else torch.stack(vectors, dim=1))
+
+    def extra_config(self) -> dict[str, Any]:
+        return {"sense_layers": self.layers}
+
+    def read_beside(self, folder: Path) -> None:
+        if not (folder / NAMES).exists():
+            return
+        load_file = require("safetensors.torch", extra="models").load_file
+        values = json.loads((folder / NAMES).read_text(encoding="utf-8"))
+        tensors = load_file(folder / VECTORS)
+        expected = sum(map(len, values["senses"].values()))
+        if tensors["vectors"].shape != (expected, self.config.hidden_size):
+            raise ValueError(
+                f"{folder / VECTORS} must hold {expected} vectors of {self.config.hidden_size} numbers, got "
+                f"{tuple(tensors['vectors'].shape)}: write the checkpoint again"
+            )
+        self.inventory = SenseInventory(**values, **tensors)
+
+    def write_beside(self, folder: Path) -> None:
+        if self.inventory is None:
+            return
+        save_file = require("safetensors.torch", extra="models").save_file
+        own = self.inventory
+        tensors = {"vectors": own.vectors.contiguous(), "counts": own.counts.contiguous()}
+        write_atomically(folder / VECTORS, lambda path: save_file(tensors, path))
+        values = {"senses": own.senses, "min_examples": own.min_examples}
+        text = json.dumps(values, ensure_ascii=False, indent=1)
+        write_atomically(folder / NAMES, lambda path: path.write_text(text, encoding="utf-8"))

@@ -1,0 +1,269 @@
+"""Which sense a word has in its sentence: the nearest of its senses' mean vectors."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fastenc._transfer import send_arguments
+from fastenc.data.progress import progress_bar
+from fastenc.data.senses import (
+    SenseData,
+    SenseExample,
+    collate_senses,
+    encode_senses,
+    in_sense_parts,
+    read_senses,
+)
+from fastenc.data.writers import json_lines, table_lines
+from fastenc.models.sense_model import SenseInventory, WordSenseModel, nearest
+from fastenc.models.word_vectors import LAYERS, resolve_layers
+from fastenc.tasks.base import Task, option
+
+
+class SensePrediction(NamedTuple):
+    """The sense of a target, None for a lemma that was not trained on, and the score of every sense of the lemma."""
+
+    sense: str | None
+    scores: dict[str, float]
+
+
+@dataclass(frozen=True)
+class WordSense(Task):
+    """The sense of a word in its sentence.
+
+    Nothing is trained by steps: a sense's vector is the mean of the vectors of its labelled words, and the sense whose
+    vector has the highest cosine with a word's is predicted, among the lemma's senses. The layers are chosen on the dev
+    set: one of them, or the mean of the last four.
+    Raises: ValueError for layers that are no numbers, or a number of examples below 1.
+    Source: Loureiro et al. 2021, arXiv:2008.11608; Peters et al. 2018, arXiv:1802.05365.
+    """
+
+    name = "word-sense"
+    model_class = WordSenseModel
+    trains_by_steps = False
+
+    max_length: int = option(
+        512, "Longest sentence in tokens; of a longer one, those around the word.", predict=True
+    )
+    sense: str = option("sense", "A table's column of the sense.")
+    sense_column: int | None = option(
+        None, "Column of the senses in a file in columns, from 1. Default: the last."
+    )
+    word_layers: str | None = option(
+        None,
+        "Layers whose mean is a word's vector, such as -4,-3,-2,-1. Default: chosen on --dev, else the last four.",
+    )
+    min_examples: int = option(
+        1, "Senses with fewer labelled words have no vector; the most frequent sense stands in."
+    )
+
+    def __post_init__(self) -> None:
+        if self.min_examples < 1:
+            raise ValueError(f"min_examples must be at least 1, got {self.min_examples}")
+        self._layers()
+
+    def read(self, path: str | Path, train: Any = None) -> SenseData:
+        return read_senses(path, self.sense, self.sense_column)
+
+    def read_inputs(self, path: str | Path) -> SenseData:
+        return read_senses(path, self.sense, labelled=False)
+
+    def input_parts(self, path: str | Path, size: int) -> Iterator[SenseData]:
+        yield from in_sense_parts(self.read_inputs(path), size)
+
+    def model_options(self, train: SenseData) -> dict[str, Any]:
+        return {} if self.word_layers is None else {"layers": self._layers()}
+
+    def metrics(self, train: SenseData) -> tuple[str, ...]:
+        return ("f1", "accuracy", "macro_accuracy")
+
+    def encode(self, data: SenseData, model: WordSenseModel) -> list[SenseExample]:
+        return encode_senses(data, model.tokenizer, self.room(model))
+
+    def collate(self, examples: Sequence[SenseExample]) -> dict[str, Any]:
+        return collate_senses(examples)
+
+    def logits_of(self, arguments: dict[str, Any]) -> list[int] | None:
+        starts = arguments["spans"][::2].contiguous()
+        counts = torch.bucketize(arguments["batch"].cu_seqlens, starts).diff()
+        return counts.tolist()
+
+    def fit(
+        self,
+        model: WordSenseModel,
+        train: SenseData,
+        dev: SenseData | None,
+        batch_size: int = 32,
+        show_progress: bool | None = None,
+    ) -> dict[str, float]:
+        candidates = self._candidates(model, dev)
+        senses: dict[str, list[str]] = {}
+        for target in train.targets:
+            own = senses.setdefault(target.lemma, [])
+            own += [sense for sense in target.senses if sense not in own]
+        total = sum(map(len, senses.values()))
+        width = model.config.hidden_size
+        empty = SenseInventory(senses, torch.zeros(total, dtype=torch.int64), torch.empty(0, width))
+        rows = empty.rows()
+        sums = torch.zeros(len(candidates), total, width)
+        examples = self.encode(train, model)
+        for places, vectors in _vectors(model, examples, candidates, batch_size, show_progress):
+            pairs = [
+                (i, rows[target.lemma][senses[target.lemma].index(sense)])
+                for i, place in enumerate(places)
+                for target in [train.targets[place]]
+                for sense in target.senses
+            ]
+            of_vector, of_sense = torch.tensor(pairs).T
+            empty.counts.index_add_(0, of_sense, torch.ones_like(of_sense))
+            sums.index_add_(1, of_sense, vectors[of_vector].transpose(0, 1))
+        means = sums / empty.counts[:, None]
+        if int(empty.counts.max()) < self.min_examples:
+            raise ValueError(
+                f"{train.path}: no sense has {self.min_examples} examples, the most frequent has "
+                f"{int(empty.counts.max())}: lower min_examples"
+            )
+        inventories = [
+            SenseInventory(senses, empty.counts, mean.clone(), self.min_examples) for mean in means
+        ]
+        best, metrics = 0, {}
+        if dev is not None:
+            held_out = self.encode(dev, model)
+            found = self._compare(model, dev, held_out, candidates, inventories, batch_size)
+            best = max(range(len(candidates)), key=lambda place: found[place]["f1"])
+            metrics = found[best]
+        model.inventory, model.layers = inventories[best], list(candidates[best])
+        return metrics
+
+    def decode(
+        self, model: WordSenseModel, data: SenseData, examples, logits: list[Tensor]
+    ) -> list[SensePrediction]:
+        inventory = _inventory(model)
+        rows = inventory.rows()
+        found: dict[int, SensePrediction] = {}
+        for example, vectors in zip(examples, logits, strict=True):
+            for place, vector in zip(example.targets, vectors, strict=True):
+                found[place] = _predict(inventory, rows, data.targets[place].lemma, vector)
+        return [found[place] for place in range(len(data.targets))]
+
+    def evaluate(self, model, data, examples, *arguments: Any, **options: Any) -> dict[str, float]:
+        metrics = super().evaluate(model, data, examples, *arguments, **options)
+        del metrics["loss"]  # there is none
+        return metrics
+
+    def score(self, model, data: SenseData, predictions) -> dict[str, float]:
+        return sense_metrics(data, predictions)
+
+    def lines(self, model, data: SenseData, predictions, suffix: str) -> Iterable[str]:
+        rows = []
+        for target, (sense, scores) in zip(data.targets, predictions, strict=True):
+            row = {"lemma": target.lemma, "sense": sense or ""}
+            row |= {"score": scores[sense] if sense else 0.0}
+            if suffix == ".jsonl":
+                words = data.sentences[target.sentence]
+                row |= {"sentence": " ".join(words), "index": target.word, "scores": scores}
+            rows.append(row)
+        return table_lines(rows) if suffix == ".tsv" else json_lines(rows)
+
+    def _layers(self) -> list[int] | None:
+        if self.word_layers is None:
+            return None
+        try:
+            return [int(part) for part in self.word_layers.split(",")]
+        except ValueError:
+            raise ValueError(
+                f"word_layers must be numbers with commas between, such as -4,-3,-2,-1, got {self.word_layers!r}"
+            ) from None
+
+    def _candidates(self, model: WordSenseModel, dev: SenseData | None) -> list[list[int]]:
+        if self.word_layers is not None or dev is None:
+            return [model.layers]
+        depth = model.config.num_layers
+        last = [resolve_layers(LAYERS, depth)] if depth >= len(LAYERS) else []
+        return [*last, *([layer] for layer in range(depth + 1))]
+
+    def _compare(
+        self,
+        model: WordSenseModel,
+        data: SenseData,
+        examples: Sequence[SenseExample],
+        candidates: Sequence[Sequence[int]],
+        inventories: Sequence[SenseInventory],
+        batch_size: int,
+    ) -> list[dict[str, float]]:
+        """The metrics of each choice of layers."""
+        rows = inventories[0].rows()
+        found: list[list[Any]] = [[None] * len(data.targets) for _ in candidates]
+        for places, vectors in _vectors(model, examples, candidates, batch_size):
+            for place, of_candidates in zip(places, vectors, strict=True):
+                lemma = data.targets[place].lemma
+                for predictions, own, vector in zip(found, inventories, of_candidates, strict=True):
+                    predictions[place] = _predict(own, rows, lemma, vector)
+        return [sense_metrics(data, predictions) for predictions in found]
+
+
+def sense_metrics(data: SenseData, predictions: Sequence[SensePrediction]) -> dict[str, float]:
+    """accuracy: share of targets with a right sense; macro_accuracy: its mean over lemmas; f1: harmonic mean of that
+    share and the one among targets for which a sense was predicted."""
+    by_lemma = accuracy_by_lemma(data, predictions)
+    right = sum(share * count for share, count in by_lemma.values())
+    attempted = sum(p.sense is not None for p in predictions)
+    recall, precision = right / len(data.targets), right / max(attempted, 1)
+    return {
+        "f1": 2 * precision * recall / max(precision + recall, 1e-12),
+        "accuracy": recall,
+        "macro_accuracy": sum(share for share, _ in by_lemma.values()) / len(by_lemma),
+    }
+
+
+def accuracy_by_lemma(
+    data: SenseData, predictions: Sequence[SensePrediction]
+) -> dict[str, tuple[float, int]]:
+    """Each lemma's share of right predictions, and its number of targets."""
+    right: dict[str, list[bool]] = {}
+    for target, predicted in zip(data.targets, predictions, strict=True):
+        right.setdefault(target.lemma, []).append(predicted.sense in target.senses)
+    return {lemma: (sum(each) / len(each), len(each)) for lemma, each in right.items()}
+
+
+def _predict(
+    inventory: SenseInventory, rows: dict[str, range], lemma: str, vector: Tensor
+) -> SensePrediction:
+    if lemma not in rows:
+        return SensePrediction(None, {})
+    own = slice(rows[lemma].start, rows[lemma].stop)
+    scores = nearest(vector, inventory.vectors[own], inventory.counts[own], inventory.min_examples)
+    named = dict(zip(inventory.senses[lemma], scores.tolist(), strict=True))
+    return SensePrediction(max(named, key=named.__getitem__), named)
+
+
+def _inventory(model: WordSenseModel) -> SenseInventory:
+    if model.inventory is None:
+        raise ValueError(
+            "the model has no senses: train it with fastenc finetune --task word-sense"
+        )
+    return model.inventory
+
+
+@torch.inference_mode()
+def _vectors(
+    model: WordSenseModel,
+    examples: Sequence[SenseExample],
+    candidates: Sequence[Sequence[int]],
+    batch_size: int,
+    show_progress: bool | None = False,
+) -> Iterator[tuple[list[int], Tensor]]:
+    """(places of targets, float32 (targets, candidates, hidden_size)) batch by batch, in evaluation mode."""
+    device = next(model.parameters()).device
+    model.eval()
+    order = sorted(examples, key=lambda example: len(example.input_ids), reverse=True)
+    starts = range(0, len(order), batch_size)
+    for start in progress_bar(starts, "senses", "batch", show_progress):
+        chosen = order[start : start + batch_size]
+        arguments = send_arguments(collate_senses(chosen), device)
+        logits = model(**arguments, candidates=candidates).logits
+        yield [place for example in chosen for place in example.targets], logits.float().cpu()
