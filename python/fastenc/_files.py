@@ -5,7 +5,7 @@ import os
 import shutil
 import socket
 from collections.abc import Callable
-from pathlib import Path
+from pathlib import Path, PurePath
 
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
@@ -22,6 +22,21 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def member(folder: Path, name: str, listed_in: Path) -> Path:
+    """The path of what a file lists as ``name`` in ``folder``.
+
+    The name alone is judged, because a hub's cache keeps links to files that lie elsewhere.
+    Raises: ValueError for a name that leaves the folder.
+    """
+    relative = PurePath(name)
+    if relative.is_absolute() or ".." in relative.parts:
+        raise ValueError(
+            f"{listed_in} must name files inside its folder, got {name!r}: "
+            "put the file there, and correct the name"
+        )
+    return folder / relative
 
 
 def write_folder(folder: Path, write: Callable[[Path], object]) -> None:

@@ -293,10 +293,19 @@ def test_broken_checkpoints_are_named(tmp_path):
     def pickle_only(folder):
         (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
 
-    def lost_shard(folder):
-        (folder / "model.safetensors").unlink()
-        index = {"weight_map": {"a": "model-00001-of-00002.safetensors"}}
-        (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    def index(content):
+        def change(folder):
+            (folder / "model.safetensors").unlink()
+            (folder / "model.safetensors.index.json").write_text(json.dumps(content))
+
+        return change
+
+    lost_shard = index({"weight_map": {"a": "model-00001-of-00002.safetensors"}})
+
+    def narrow_query(folder):
+        tensors = load_file(folder / "model.safetensors")
+        tensors["encoder.layer.1.attention.self.query.weight"] = torch.zeros(32, 16)
+        save_file(tensors, folder / "model.safetensors")
 
     for change, message in (
         (drop_tensor, r"incomplete: it lacks encoder.layer.1.attention.self.key.weight"),
@@ -317,9 +326,63 @@ def test_broken_checkpoints_are_named(tmp_path):
         (change_config(hidden_act="mish"), r"activation must be one of .*got 'mish'"),
         (change_config(num_attention_heads=5), r"multiple of num_heads, got 32 and 5"),
         (change_config(hidden_size="drop"), r"config.json must give hidden_size"),
+        (
+            index({"weight_map": {"a": "../good/model.safetensors"}}),
+            r"index.json must name files inside its folder, got '../good/model.safetensors'",
+        ),
+        (
+            index({"weight_map": {"a": str(good / "model.safetensors")}}),
+            r"index.json must name files inside its folder, got '/.*/good/model.safetensors'",
+        ),
+        (index([]), r"index.json is not an index of weights"),
+        (
+            narrow_query,
+            r"model.safetensors: encoder.layer.1.attention.self.query.weight has shape \(32, 16\), "
+            r"but config.json asks for \(32, 32\)",
+        ),
+        # A hundred thousand layers would take minutes to build.
+        (
+            change_config(num_hidden_layers=100_000),
+            r"model.safetensors has 2 layers, but config.json says num_hidden_layers 100000",
+        ),
+        (
+            change_config(num_hidden_layers=1),
+            r"model.safetensors has 2 layers, but config.json says num_hidden_layers 1",
+        ),
+        (
+            change_config(type_vocab_size=0),
+            r"model.safetensors has embeddings.token_type_embeddings.weight, which the model of "
+            r"config.json has not",
+        ),
+        (change_config(type_vocab_size=-1), r"type_vocab_size must be an integer of at least 0"),
+        (change_config(layer_norm_eps=-1e-12), r"eps must be a finite number of at least 0"),
+        (change_config(layer_norm_eps=float("nan")), r"eps must be a finite number .* got nan"),
     ):
         with pytest.raises(ValueError, match=message):
             Encoder.from_pretrained(broken(change))
+
+
+def test_shards_that_are_links_are_read(tmp_path):
+    """As they are in the hub's cache."""
+    good, blobs = save(model("bert"), tmp_path / "good"), tmp_path / "blobs"
+    blobs.mkdir()
+    names = list(load_file(good / "model.safetensors"))
+    (good / "model.safetensors").rename(blobs / "a")
+    (good / "model-1.safetensors").symlink_to("../blobs/a")
+    index = {"weight_map": dict.fromkeys(names, "model-1.safetensors")}
+    (good / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert Encoder.from_pretrained(good).config.num_layers == 2
+
+
+def test_an_error_in_encode_leaves_the_mode_as_it_was(tmp_path, minilm, monkeypatch):
+    monkeypatch.setattr(minilm, "pooled_vectors", lambda *_: 1 / 0)
+    minilm.train()
+    try:
+        with pytest.raises(ZeroDivisionError):
+            minilm.encode("a text")
+        assert minilm.training
+    finally:
+        minilm.eval()
 
 
 def test_bad_batches_are_named(tmp_path, minilm):

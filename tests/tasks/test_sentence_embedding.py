@@ -226,6 +226,11 @@ def test_steps_that_are_not_computed_here_are_an_error(base, tmp_path):
     with pytest.warns(UserWarning, match="encode.. without a pooling takes the mean"):
         assert Encoder.from_pretrained(tmp_path / "saved").sentence is None
     file.write_text(json.dumps(modules))
+    (tmp_path / "1_Pooling").mkdir()
+    file.write_text(json.dumps([modules[0], {**modules[1], "path": "../1_Pooling"}]))
+    with pytest.raises(ValueError, match=r"must name files inside its folder, got '../1_Pooling'"):
+        SentenceEmbedder.from_pretrained(tmp_path / "saved")
+    file.write_text(json.dumps(modules))
     pooling = tmp_path / "saved" / "1_Pooling" / "config.json"
     pooling.write_text(json.dumps({"embedding_dimension": 32, "pooling_mode": "lasttoken"}))
     with pytest.raises(ValueError, match=r"must pool by one of cls, mean, max, .*got .*lasttoken"):

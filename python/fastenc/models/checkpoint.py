@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fastenc._extras import require
-from fastenc._files import write_atomically
+from fastenc._files import member, write_atomically
 from fastenc.models.families import FAMILIES
 
 WEIGHTS, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
@@ -150,8 +150,7 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
     if (folder / WEIGHTS).exists():
         files = [folder / WEIGHTS]
     elif (folder / INDEX).exists():
-        shards = json.loads((folder / INDEX).read_text())["weight_map"].values()
-        files = [folder / name for name in sorted(set(shards))]
+        files = _shards(folder)
     else:
         pickled = sorted(path.name for path in folder.glob("*.bin"))
         remedy = (
@@ -174,6 +173,24 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
                 f"{file} is corrupt or incomplete ({error}): download or write it again"
             ) from error
     return tensors
+
+
+def weights_file(folder: Path) -> Path:
+    """The file that says where a checkpoint's weights are, for messages."""
+    single = folder / WEIGHTS
+    return single if single.exists() else folder / INDEX
+
+
+def _shards(folder: Path) -> list[Path]:
+    """The files that an index names. Raises: ValueError for an index that is malformed or names others' files."""
+    index = folder / INDEX
+    try:
+        names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        return [member(folder, name, index) for name in sorted(names)]
+    except (KeyError, TypeError, AttributeError, json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(
+            f"{index} is not an index of weights ({error!r}): write the checkpoint again"
+        ) from error
 
 
 def write_tensors(folder: Path, tensors: dict[str, Tensor]) -> None:

@@ -1,5 +1,6 @@
 """What an encoder is made of, read from and written to the families' own config.json."""
 
+import math
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -57,8 +58,15 @@ class EncoderConfig:
         if not self.embedding_size:
             object.__setattr__(self, "embedding_size", self.hidden_size)
         for name in (*SIZES, "embedding_size"):
-            if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
+            if type(getattr(self, name)) is not int or getattr(self, name) < 1:
                 raise ValueError(f"{name} must be a positive integer, got {getattr(self, name)!r}")
+        for name in ("type_vocab_size", "position_offset"):
+            if type(getattr(self, name)) is not int or getattr(self, name) < 0:
+                raise ValueError(
+                    f"{name} must be an integer of at least 0, got {getattr(self, name)!r}"
+                )
+        if not isinstance(self.eps, int | float) or not 0 <= self.eps < math.inf:
+            raise ValueError(f"eps must be a finite number of at least 0, got {self.eps!r}")
         if self.hidden_size % self.num_heads:
             raise ValueError(
                 f"hidden_size must be a multiple of num_heads, got {self.hidden_size} and {self.num_heads}"

@@ -20,6 +20,7 @@ from fastenc.models.word_vectors import WordVectors, embed_words
 from fastenc.nn import LayerNorm
 from fastenc.nn.adaptation import LayerAdaptation, adapted_layer
 from fastenc.nn.encoder_layer import LayerOptions, LayerWeights, encoder_layer
+from fastenc.nn.evaluation_mode import evaluation_mode
 from fastenc.nn.inference_layer import InferenceLayer, wants_inference
 from fastenc.nn.pooling import check_pooling, pool, pool_layers
 from fastenc.nn.prepend import prepend_rows
@@ -269,14 +270,12 @@ class Encoder(PretrainedModel):
             show_progress = False
         weight = self.embeddings.word.weight
         parts = [weight.new_empty((0, self.config.hidden_size))]
-        was_training = self.training
-        self.eval()
-        for start in progress_bar(starts, "encode", "batch", show_progress):
-            chosen = order[start : start + batch_size]
-            batch = pack_sequences([ids[place] for place in chosen]).to(weight.device)
-            pooled = self.pooled_vectors(batch, pooling)
-            parts.append(F.normalize(pooled, dim=1) if normalize else pooled)
-        self.train(was_training)
+        with evaluation_mode(self):
+            for start in progress_bar(starts, "encode", "batch", show_progress):
+                chosen = order[start : start + batch_size]
+                batch = pack_sequences([ids[place] for place in chosen]).to(weight.device)
+                pooled = self.pooled_vectors(batch, pooling)
+                parts.append(F.normalize(pooled, dim=1) if normalize else pooled)
         places = torch.tensor(order, dtype=torch.long).argsort()
         vectors = torch.cat(parts).index_select(0, send(places, weight.device))
         return vectors[0] if single else vectors

@@ -23,6 +23,8 @@ FINE_TUNED = (
     "ForSpanClassification",
 )
 
+# Entries of older checkpoints that count from 0 or are 0, which a model makes itself.
+BUFFERS = (".position_ids", ".token_type_ids")
 # Parameters that fastenc.adapt has added to the encoder.
 ADDED = re.compile(r"(^|\.)(adaptations|prompts)\.")
 
@@ -115,6 +117,7 @@ class PretrainedModel(nn.Module):
         """The model that a config.json's ``values`` describe, with the folder's weights."""
         config = EncoderConfig.from_hf(values)
         tensors = checkpoint.read_tensors(folder)
+        _check_depth(config, tensors, folder)
         with torch.device("meta"):
             model = cls.build(config, values, **options)
         state = model._to_canonical(tensors, folder)
@@ -224,6 +227,7 @@ class PretrainedModel(nn.Module):
         prefix = FAMILIES[self.config.family].prefix + "."
         found = {_modern(name.removeprefix(prefix)): tensor for name, tensor in tensors.items()}
         state, missing = {}, []
+        read: set[str] = set()
         own, heads = self.state_dict(), self.head_names()
         for ours, theirs in self.family_names(with_prefix=False).items():
             absent = [name for name in theirs if name not in found]
@@ -233,22 +237,32 @@ class PretrainedModel(nn.Module):
                 if not optional:
                     missing += absent
                 continue
-            value = (
-                torch.cat([found[name] for name in theirs]) if len(theirs) > 1 else found[theirs[0]]
-            )
-            if value.shape != own[ours].shape:
-                raise ValueError(
-                    f"{folder}: {', '.join(theirs)} has shape {tuple(value.shape)}, but config.json asks for "
-                    f"{tuple(own[ours].shape)}: do the two files belong together?"
-                )
-            state[ours] = value
+            rows, *columns = own[ours].shape
+            expected = (rows // len(theirs), *columns)
+            for name in theirs:
+                if found[name].shape != expected:
+                    raise ValueError(
+                        f"{checkpoint.weights_file(folder)}: {name} has shape {tuple(found[name].shape)}, but "
+                        f"config.json asks for {expected}: do the two files belong together?"
+                    )
+            several = [found[name] for name in theirs]
+            state[ours] = torch.cat(several) if len(several) > 1 else several[0]
+            read.update(theirs)
         if missing:
-            shown = ", ".join(missing[:3]) + (
-                f" and {len(missing) - 3} more" if len(missing) > 3 else ""
-            )
             raise ValueError(
-                f"{folder} is incomplete: it lacks {shown}. Write the checkpoint again, or check that config.json "
-                "belongs to it"
+                f"{folder} is incomplete: it lacks {_few(missing)}. Write the checkpoint again, or check that "
+                "config.json belongs to it"
+            )
+        encoder = ("embeddings.", "embeddings_project.", f"{FAMILIES[self.config.family].layers}.")
+        unread = [
+            name
+            for name in sorted({*found} - read)
+            if name.startswith(encoder) and not name.endswith(BUFFERS)
+        ]
+        if unread:
+            raise ValueError(
+                f"{checkpoint.weights_file(folder)} has {_few(unread)}, which the model of config.json has not: do the "
+                "two files belong together?"
             )
         return state
 
@@ -266,6 +280,23 @@ def architecture_of(hf_config: dict[str, Any]) -> str:
     names = hf_config.get("architectures") or [""]
     family = FAMILIES.get(hf_config.get("model_type", ""))
     return names[0].removeprefix(family.class_prefix) if family else names[0]
+
+
+def _check_depth(config: EncoderConfig, tensors: dict[str, Tensor], folder: Path) -> None:
+    """Compare the number of layers before any is built, which takes as long as config.json wants."""
+    family = FAMILIES[config.family]
+    layer = re.compile(rf"(^|\.){re.escape(family.layers)}\.(\d+)\.")
+    found = [int(match[2]) + 1 for match in map(layer.search, tensors) if match]
+    if max(found, default=0) != config.num_layers:
+        raise ValueError(
+            f"{checkpoint.weights_file(folder)} has {max(found, default=0)} layers, but config.json says "
+            f"{family.config_names['num_layers']} {config.num_layers}: do the two files belong together?"
+        )
+
+
+def _few(names: list[str]) -> str:
+    """The first of some names, for a message."""
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def _modern(name: str) -> str:

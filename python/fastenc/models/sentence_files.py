@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from fastenc._extras import require
-from fastenc._files import write_atomically
+from fastenc._files import member, write_atomically
 from fastenc.models.config import EncoderConfig
 from fastenc.nn.pooling import LAST_LAYERS, POOLINGS
 
@@ -66,7 +66,7 @@ def read_settings(folder: Path, num_layers: int) -> SentenceSettings | None:
             f"{folder / MODULES} must be Transformer, Pooling and perhaps Normalize, the steps that can be computed "
             f"here, got {', '.join(kinds)}: use sentence-transformers"
         )
-    where = {kind: folder / path for kind, path in modules}
+    where = {kind: member(folder, path, folder / MODULES) for kind, path in modules}
     values = _json(where["Pooling"] / "config.json")
     pooling = _pooling(values)
     if layers:

@@ -10,6 +10,7 @@ from torch import Tensor
 from fastenc._transfer import send_arguments
 from fastenc.data import BatchSampler
 from fastenc.models.pretrained import PretrainedModel
+from fastenc.nn.evaluation_mode import evaluation_mode
 from fastenc.objectives.base import Collator
 from fastenc.objectives.parts import count_items, loss_parts
 
@@ -27,19 +28,17 @@ def evaluate_objective(
     totals: dict[str, Tensor] = {}
     counts: dict[str, int] = {}
     weights: dict[str, float] = {}
-    was_training = model.training
-    model.eval()
-    batches = BatchSampler([1] * len(examples), batch_size, shuffle=False).epoch(0)
-    for step, places in enumerate(batches):
-        arguments = collate([examples[place] for place in places], step)
-        items = count_items(collate, arguments)
-        parts = loss_parts(model(**send_arguments(arguments, device)))
-        for name, (mean, weight) in parts.items():
-            zero = torch.zeros((), dtype=torch.float64, device=device)
-            totals[name] = totals.get(name, zero) + mean * items[name]  # read at the end
-            counts[name] = counts.get(name, 0) + items[name]
-            weights[name] = weight
-    model.train(was_training)
+    with evaluation_mode(model):
+        batches = BatchSampler([1] * len(examples), batch_size, shuffle=False).epoch(0)
+        for step, places in enumerate(batches):
+            arguments = collate([examples[place] for place in places], step)
+            items = count_items(collate, arguments)
+            parts = loss_parts(model(**send_arguments(arguments, device)))
+            for name, (mean, weight) in parts.items():
+                zero = torch.zeros((), dtype=torch.float64, device=device)
+                totals[name] = totals.get(name, zero) + mean * items[name]  # read at the end
+                counts[name] = counts.get(name, 0) + items[name]
+                weights[name] = weight
     means = {name: total.item() / max(counts[name], 1) for name, total in totals.items()}
     loss = sum(weights[name] * mean for name, mean in means.items())
     perplexity = math.exp(min(means.get("mlm", loss), 700.0))

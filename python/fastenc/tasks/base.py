@@ -13,6 +13,7 @@ from fastenc._transfer import send_arguments
 from fastenc.data import BatchSampler
 from fastenc.data.progress import progress_bar
 from fastenc.models.pretrained import PretrainedModel
+from fastenc.nn.evaluation_mode import evaluation_mode
 from fastenc.objectives.parts import labelled_items
 from fastenc.packing import PackedBatch
 
@@ -229,24 +230,22 @@ def run(
     outputs = []
     order = sorted(range(len(examples)), key=lambda i: len(examples[i].input_ids), reverse=True)
     batches = list(BatchSampler(order, batch_size, shuffle=False).epoch(0)) if order else []
-    was_training = model.training
-    model.eval()
-    for places in progress_bar(batches, "predicting", "batch", show_progress):
-        chosen = [order[place] for place in places]
-        arguments = collate([examples[i] for i in chosen])
-        counts = logits_of(arguments)
-        if fill is not None:
-            arguments["batch"] = fill(arguments["batch"], chosen)
-        output = model(**send_arguments(arguments, device))
-        if output.loss is not None:
-            labelled = labelled_items(arguments["labels"])
-            total, items = total + output.loss * labelled, items + labelled
-        outputs.append((chosen, counts, output.logits.float()))
+    with evaluation_mode(model):
+        for places in progress_bar(batches, "predicting", "batch", show_progress):
+            chosen = [order[place] for place in places]
+            arguments = collate([examples[i] for i in chosen])
+            counts = logits_of(arguments)
+            if fill is not None:
+                arguments["batch"] = fill(arguments["batch"], chosen)
+            output = model(**send_arguments(arguments, device))
+            if output.loss is not None:
+                labelled = labelled_items(arguments["labels"])
+                total, items = total + output.loss * labelled, items + labelled
+            outputs.append((chosen, counts, output.logits.float()))
     # Read at the end, so that no batch waits for the one before it.
     for chosen, counts, logits in outputs:
         logits = logits.cpu()
         parts = logits if counts is None else logits.split(counts)
         for place, part in zip(chosen, parts, strict=True):
             results[place] = part
-    model.train(was_training)
     return results, total.item() / max(items, 1)

@@ -1,0 +1,37 @@
+"""An error in evaluation leaves the model's mode as it was."""
+
+from types import SimpleNamespace
+
+import pytest
+from torch import nn
+
+from fastenc.nn.evaluation_mode import evaluation_mode
+from fastenc.objectives.evaluation import evaluate_objective
+from fastenc.tasks.base import run
+
+
+def fails(*_):
+    raise ZeroDivisionError
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_the_mode_comes_back(training):
+    model = nn.Linear(1, 1).train(training)
+    with pytest.raises(ZeroDivisionError), evaluation_mode(model):
+        assert not model.training
+        fails()
+    assert model.training == training
+
+
+@pytest.mark.parametrize(
+    "evaluate",
+    [
+        lambda model, examples: run(model, examples, fails, fails, show_progress=False),
+        lambda model, examples: evaluate_objective(model, examples, fails),
+    ],
+)
+def test_an_error_leaves_a_model_in_training(evaluate):
+    model = nn.Linear(1, 1).train()
+    with pytest.raises(ZeroDivisionError):
+        evaluate(model, [SimpleNamespace(input_ids=[1, 2])])
+    assert model.training
