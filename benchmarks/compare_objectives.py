@@ -35,12 +35,12 @@ from benchmarks.plots import draw_curves
 from benchmarks.task_sets import SETS
 from benchmarks.train_tasks import ours
 from fastenc.adapt import freeze_encoder
-from fastenc.data import load_tokenizer, train_tokenizer
-from fastenc.data.tokenizers import save_tokenizer
+from fastenc.data import train_tokenizer
 from fastenc.demo.checkpoint import minilm_folder
-from fastenc.models import EncoderConfig, MaskedLM
+from fastenc.models import EncoderConfig, MaskedLM, load_tokenizer
 from fastenc.models.checkpoint import read_config
 from fastenc.models.pretrained import PretrainedModel
+from fastenc.models.tokenizers import save_tokenizer
 from fastenc.objectives import OBJECTIVES, PACKINGS, Collator, evaluate_objective, token_ids
 from fastenc.objectives.distill import DistilledLM
 from fastenc.objectives.parts import loss_parts, weighted_sum

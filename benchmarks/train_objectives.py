@@ -23,7 +23,7 @@ from fastenc.models import LossPart
 from fastenc.objectives import OBJECTIVES
 from fastenc.objectives.electra import DETECTION_WEIGHT, GENERATOR_FOLDER
 from fastenc.objectives.parts import loss_parts
-from fastenc.reference import electra as reference
+from tests.helpers.references import electra as reference
 
 
 def masked_lm(folder: str) -> Side:

@@ -9,7 +9,8 @@ import sys
 import pytest
 import torch
 
-from fastenc.data import TokenStore, save_tokenizer
+from fastenc.data import TokenStore
+from fastenc.models import save_tokenizer
 from fastenc.objectives import OBJECTIVES
 from fastenc.train.log import read_log
 from tests.helpers.commands import failure, run

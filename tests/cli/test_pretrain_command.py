@@ -2,8 +2,7 @@ import json
 
 import pytest
 
-from fastenc.data import save_tokenizer
-from fastenc.models import Encoder
+from fastenc.models import Encoder, save_tokenizer
 from fastenc.objectives import OBJECTIVES
 from tests.helpers.commands import failure, run
 from tests.helpers.training_run import documents, word_tokenizer

@@ -4,16 +4,14 @@ from transformers import AutoTokenizer
 
 from fastenc.data import (
     LabelledData,
-    LongTexts,
     collate_classification,
     encode_labelled,
     encode_texts,
-    load_tokenizer,
     read_labelled,
-    save_tokenizer,
     train_tokenizer,
 )
 from fastenc.demo.checkpoint import minilm_folder
+from fastenc.models import LongTexts, load_tokenizer, save_tokenizer
 
 PAIRS = [
     ("one short text", "and a much longer second text of many, many words"),

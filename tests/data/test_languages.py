@@ -7,7 +7,6 @@ import pytest
 from fastenc.data import (
     count_words,
     language_files,
-    load_tokenizer,
     measure_fertility,
     read_languages,
     sample_lines,
@@ -15,6 +14,7 @@ from fastenc.data import (
     train_tokenizer,
 )
 from fastenc.demo.checkpoint import minilm_folder
+from fastenc.models import load_tokenizer
 from tests.helpers import ROOT
 from tests.helpers.languages import DOCUMENTS
 

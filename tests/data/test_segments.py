@@ -1,14 +1,9 @@
 import pytest
 
-from fastenc.data import (
-    load_tokenizer,
-    read_texts,
-    segment_pairs,
-    special_tokens,
-    train_tokenizer,
-)
+from fastenc.data import read_texts, segment_pairs, train_tokenizer
 from fastenc.data.sentences import split_sentences
 from fastenc.demo.checkpoint import minilm_folder
+from fastenc.models import load_tokenizer, special_tokens
 from tests.helpers.texts import TEXT
 
 

@@ -4,11 +4,12 @@ import warnings
 import pytest
 import torch
 
-from fastenc.data import EntityData, collate_spans, encode_spans, load_tokenizer, sentence
+from fastenc.data import EntityData, collate_spans, encode_spans, sentence
 from fastenc.data.span_examples import spans_of
-from fastenc.data.tags import Span
-from fastenc.data.windows import cut_windows
 from fastenc.demo.checkpoint import minilm_folder
+from fastenc.models import load_tokenizer
+from fastenc.models.tags import Span
+from fastenc.models.windows import cut_windows
 
 WORDS = ["the", "unbelievably", "Lovelace's", "engine", "naïvetés", "a", "algebraical", "loom"]
 

@@ -16,11 +16,11 @@ from fastenc.data import (
     TokenStore,
     doc_sentence_blocks,
     full_sentence_blocks,
-    load_tokenizer,
     segment_pairs,
     write_store,
 )
 from fastenc.demo.checkpoint import minilm_folder
+from fastenc.models import load_tokenizer
 from tests.helpers import ROOT
 from tests.helpers.training_run import documents, word_tokenizer
 

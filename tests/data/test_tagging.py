@@ -4,16 +4,9 @@ import pytest
 import torch
 from transformers import AutoTokenizer, RobertaTokenizerFast
 
-from fastenc.data import (
-    TaggedData,
-    collate_tagging,
-    encode_tagged,
-    load_tokenizer,
-    save_tokenizer,
-    sentence,
-    train_tokenizer,
-)
+from fastenc.data import TaggedData, collate_tagging, encode_tagged, sentence, train_tokenizer
 from fastenc.demo.checkpoint import minilm_folder
+from fastenc.models import load_tokenizer, save_tokenizer
 
 NAMES = ["O", "B-X", "I-X"]
 SENTENCES = [

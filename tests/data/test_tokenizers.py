@@ -1,8 +1,9 @@
 import pytest
 from transformers import AutoTokenizer, BertTokenizerFast, RobertaTokenizerFast
 
-from fastenc.data import load_tokenizer, save_tokenizer, special_tokens, train_tokenizer
+from fastenc.data import train_tokenizer
 from fastenc.demo.checkpoint import minilm_folder
+from fastenc.models import load_tokenizer, save_tokenizer, special_tokens
 
 TEXTS = [
     "The quick brown fox jumps over the lazy dog.",

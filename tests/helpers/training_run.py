@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 
 from fastenc.data import EntityData, LabelledData, TaggedData, sentence
 from fastenc.data.questions import Answer, Question
-from fastenc.data.tags import Span
 from fastenc.models import EncoderConfig, MaskedLM
+from fastenc.models.tags import Span
 from fastenc.objectives import (
     OBJECTIVES,
     PACKINGS,

@@ -45,9 +45,9 @@ from benchmarks._harness import (
     run_parts,
 )
 from fastenc.data import EntityData, TaggedData
-from fastenc.data.tags import Span
 from fastenc.demo.checkpoint import minilm_folder
 from fastenc.models import EncoderConfig
+from fastenc.models.tags import Span
 from fastenc.profiling import Ceilings, models
 from fastenc.tasks import SpanNer, TokenClassification
 from fastenc.testing import CASES, numerics_report

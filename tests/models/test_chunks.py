@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 
 from fastenc.adapt import Lora, add_adaptation, freeze_encoder
-from fastenc.data import LabelledData, LongTexts
-from fastenc.data.long_texts import AGGREGATIONS
-from fastenc.models import EncoderConfig, SequenceClassifier
+from fastenc.data import LabelledData
+from fastenc.models import EncoderConfig, LongTexts, SequenceClassifier
 from fastenc.models.chunk_aggregation import chunk_aggregator
+from fastenc.models.long_texts import AGGREGATIONS
 from fastenc.packing import pack_documents, pack_sequences
 from fastenc.tasks import SequenceClassification
 from fastenc.testing import assert_within_budget

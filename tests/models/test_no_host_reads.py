@@ -13,7 +13,6 @@ import torch._dynamo  # keeps a table of torch's functions, made before one of t
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import fastenc
-from fastenc.data.long_texts import AGGREGATIONS
 from fastenc.integrations.transformers import batch_facts
 from fastenc.models import (
     Encoder,
@@ -25,6 +24,7 @@ from fastenc.models import (
     SpanClassifier,
     TokenClassifier,
 )
+from fastenc.models.long_texts import AGGREGATIONS
 from fastenc.models.span_classifier import REPRESENTATIONS
 from fastenc.objectives import Electra
 from fastenc.ops import _dispatch, linear_masked_cross_entropy, masked_cross_entropy

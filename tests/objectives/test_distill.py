@@ -6,9 +6,9 @@ from fastenc.models import MaskedLM
 from fastenc.objectives import DistilledLM
 from fastenc.objectives.distill import kept_layers
 from fastenc.packing import pack
-from fastenc.reference import distill as reference
 from tests.helpers.families import FAMILIES, padded_batch
 from tests.helpers.families import model as hf_model
+from tests.helpers.references import distill as reference
 
 
 def close(a, b, tolerance=1e-5):

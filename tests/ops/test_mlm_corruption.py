@@ -4,7 +4,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer, models
 
-from fastenc.data import special_tokens
+from fastenc.models import special_tokens
 from fastenc.objectives import MlmCorruption, count_tokens
 from fastenc.objectives.mlm_corruption import alias_table
 from fastenc.ops import mlm_corruption

@@ -3,7 +3,7 @@ from itertools import combinations
 
 import pytest
 
-from fastenc.data.tags import Span, convert, spans
+from fastenc.models.tags import Span, convert, spans
 from fastenc.tasks.metrics import entity_metrics
 from fastenc.tasks.span_decoding import FoundEntity, best_null_offset, select_entities
 

@@ -10,9 +10,9 @@ from safetensors.torch import load_file
 
 from fastenc.adapt import Lora, add_adaptation
 from fastenc.data import EntityData, read_entities, sentence, train_tokenizer
-from fastenc.data.tags import Span
 from fastenc.models import Encoder, EncoderConfig, SpanClassifier, TokenClassifier
 from fastenc.models.span_classifier import REPRESENTATIONS
+from fastenc.models.tags import Span
 from fastenc.tasks import SpanNer
 from fastenc.tasks.base import run as run_model
 from tests.helpers.checkpoints import close, packed, save

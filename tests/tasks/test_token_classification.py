@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from fastenc.data import TaggedData, read_tagged, sentence, train_tokenizer
-from fastenc.data.tags import convert
 from fastenc.models import Encoder, EncoderConfig, TokenClassifier
+from fastenc.models.tags import convert
 from fastenc.packing import pack_sequences
 from fastenc.tasks import TokenClassification
 from fastenc.tasks.metrics import tagging_metrics

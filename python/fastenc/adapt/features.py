@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fastenc._extras import require
 from fastenc._files import write_atomically
-from fastenc.data.progress import progress_bar
+from fastenc._progress import progress_bar
 from fastenc.models.adaptations import encoder_of
 from fastenc.models.encoder import Encoder
 from fastenc.models.pretrained import PretrainedModel

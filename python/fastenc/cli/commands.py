@@ -12,18 +12,17 @@ from fastenc._extras import require
 from fastenc._files import write_atomically
 from fastenc.adapt import add_adaptation, freeze_encoder, trained_parameters
 from fastenc.cli.options import make_task
-from fastenc.data import (
-    TokenStore,
-    is_store,
-    load_tokenizer,
-    read_inputs,
-    read_texts,
-    special_tokens,
-    train_tokenizer,
-)
+from fastenc.data import TokenStore, is_store, read_inputs, read_texts, train_tokenizer
 from fastenc.data.store import HELD_OUT_ONE_IN, MANIFEST, file_checksum
-from fastenc.data.tokenizers import KINDS
-from fastenc.models import Encoder, EncoderConfig, MaskedLM, checkpoint
+from fastenc.data.tokenizer_training import KINDS
+from fastenc.models import (
+    Encoder,
+    EncoderConfig,
+    MaskedLM,
+    checkpoint,
+    load_tokenizer,
+    special_tokens,
+)
 from fastenc.models.adaptations import METHODS, Lora
 from fastenc.models.families import family_named
 from fastenc.models.pretrained import PretrainedModel

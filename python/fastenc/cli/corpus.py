@@ -8,11 +8,9 @@ from fastenc._extras import require
 from fastenc._files import write_atomically
 from fastenc.data import (
     language_files,
-    load_tokenizer,
     measure_fertility,
     read_languages,
     sample_lines,
-    save_tokenizer,
     train_tokenizer,
     write_store,
 )
@@ -21,6 +19,7 @@ from fastenc.data.cleaning import Cleaner
 from fastenc.data.fertility import Fertility, plot_fertility
 from fastenc.data.languages import Chained, text_files
 from fastenc.data.readers import FileTexts, numbered_lines
+from fastenc.models import load_tokenizer, save_tokenizer
 
 Arguments = list[str] | None
 

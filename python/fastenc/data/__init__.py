@@ -17,7 +17,6 @@ from fastenc.data.languages import (
     sample_lines,
     smoothed_shares,
 )
-from fastenc.data.long_texts import LongTexts
 from fastenc.data.readers import (
     LabelledData,
     iterate_texts,
@@ -30,13 +29,7 @@ from fastenc.data.span_examples import SpanExample, collate_spans, encode_spans
 from fastenc.data.store import StoredExamples, TokenStore, is_store
 from fastenc.data.store_writer import write_store
 from fastenc.data.tagging import TaggingExample, collate_tagging, encode_tagged
-from fastenc.data.tokenizers import (
-    SpecialTokens,
-    load_tokenizer,
-    save_tokenizer,
-    special_tokens,
-    train_tokenizer,
-)
+from fastenc.data.tokenizer_training import train_tokenizer
 
 __all__ = [
     "BatchSampler",
@@ -45,11 +38,9 @@ __all__ = [
     "Fertility",
     "Group",
     "LabelledData",
-    "LongTexts",
     "SegmentPair",
     "Sentence",
     "SpanExample",
-    "SpecialTokens",
     "StoredExamples",
     "TaggedData",
     "TaggingExample",
@@ -67,7 +58,6 @@ __all__ = [
     "is_store",
     "iterate_texts",
     "language_files",
-    "load_tokenizer",
     "measure_fertility",
     "read_entities",
     "read_inputs",
@@ -78,11 +68,9 @@ __all__ = [
     "read_unlabelled",
     "read_words",
     "sample_lines",
-    "save_tokenizer",
     "segment_pairs",
     "sentence",
     "smoothed_shares",
-    "special_tokens",
     "train_tokenizer",
     "write_store",
 ]

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fastenc.data.long_texts import LongTexts
-from fastenc.data.progress import progress_bar
+from fastenc._progress import progress_bar
 from fastenc.data.readers import LabelledData
+from fastenc.models.long_texts import LongTexts
 from fastenc.packing import pack_documents, pack_sequences
 
 CHUNK = 1000  # texts encoded at once

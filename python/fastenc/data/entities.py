@@ -7,7 +7,7 @@ from typing import Any
 
 from fastenc.data.columns import Sentence, iterate_words, read_tagged, sentence
 from fastenc.data.readers import kind_of, numbered_rows
-from fastenc.data.tags import Span, spans
+from fastenc.models.tags import Span, spans
 
 
 @dataclass(frozen=True)

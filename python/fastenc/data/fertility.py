@@ -10,7 +10,7 @@ from typing import Any
 
 from fastenc._extras import require
 from fastenc._files import write_atomically
-from fastenc.data.tokenizers import special_tokens
+from fastenc.models.tokenizers import special_tokens
 
 # Han, Kana, Thai, Lao, Tibetan, Myanmar, Khmer: scripts that put no spaces between words.
 UNSPACED = re.compile(

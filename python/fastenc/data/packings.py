@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from fastenc.data.blocks import block, doc_sentence_places, full_sentence_places
 from fastenc.data.segments import segment_pair, segment_pair_places
 from fastenc.data.sentences import SentenceTokens
-from fastenc.data.tokenizers import SpecialTokens
+from fastenc.models.tokenizers import SpecialTokens
 
 
 class Plan(NamedTuple):

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fastenc.data.progress import progress_bar
+from fastenc._progress import progress_bar
 from fastenc.data.readers import numbered_rows
-from fastenc.data.windows import owned
+from fastenc.models.windows import owned
 
 CHUNK = 256  # questions encoded at once
 

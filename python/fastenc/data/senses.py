@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 
 import torch
 
+from fastenc._progress import progress_bar
 from fastenc.data.columns import numbered_blocks
-from fastenc.data.progress import progress_bar
 from fastenc.data.readers import TABLES, kind_of, numbered_lines, numbered_rows, text_of
-from fastenc.data.tokenizers import special_tokens
-from fastenc.data.words import check_room, ids_and_starts, tokenizer_for_words
+from fastenc.data.words import check_room
+from fastenc.models.tokenizers import ids_and_starts, special_tokens, tokenizer_for_words
 from fastenc.packing import pack_sequences
 
 CHUNK = 1000  # sentences encoded at once

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fastenc.data.progress import progress_bar
-from fastenc.data.tokenizers import special_tokens
+from fastenc._progress import progress_bar
+from fastenc.models.tokenizers import special_tokens
 
 # Marks that end a sentence: before white space (Latin and others, Arabic, Devanagari, Urdu, Ethiopic), or before
 # anything, where no white space need follow (Han and Kana, Myanmar, Khmer, Tibetan).

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from fastenc.data.entities import EntityData, shown
-from fastenc.data.tokenizers import SpecialTokens, special_tokens
-from fastenc.data.windows import cut_windows
 from fastenc.data.words import Tokens, check_room, tokens_of_words
+from fastenc.models.tokenizers import SpecialTokens, special_tokens
+from fastenc.models.windows import cut_windows
 from fastenc.packing import pack_sequences
 
 

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 import torch
 
 from fastenc.data.columns import TaggedData, check_tags
-from fastenc.data.tokenizers import SpecialTokens, special_tokens
-from fastenc.data.windows import cut_windows
 from fastenc.data.words import Tokens, check_room, tokens_of_words
+from fastenc.models.tokenizers import SpecialTokens, special_tokens
+from fastenc.models.windows import cut_windows
 from fastenc.packing import pack_sequences
 
 LABEL_SCHEMES = ("first", "all")

@@ -1,14 +1,12 @@
 """Words as token ids, whatever the tokenizer makes of each."""
 
-import json
 import warnings
 from collections.abc import Iterator, Sequence
-from itertools import accumulate
 from typing import Any
 
+from fastenc._progress import progress_bar
 from fastenc.data.columns import Sentence
-from fastenc.data.progress import progress_bar
-from fastenc.data.tokenizers import special_tokens
+from fastenc.models.tokenizers import special_tokens, tokenizer_for_words
 
 CHUNK = 1000  # sentences encoded at once
 Tokens = list[tuple[int, int]]
@@ -52,33 +50,3 @@ def check_room(max_length: int) -> None:
         raise ValueError(
             f"max_length must leave room beside 2 special tokens, got {max_length}: give more"
         )
-
-
-def ids_and_starts(encoding: Any, count: int, unknown: int) -> tuple[list[int], list[int]]:
-    """Token ids of a sentence of ``count`` words, and where each word begins among them, with the end behind.
-
-    A word that leaves no token is ``unknown``.
-    """
-    ids, word_ids = encoding.ids, encoding.word_ids
-    starts = [i for i, word in enumerate(word_ids) if i == 0 or word != word_ids[i - 1]]
-    if len(starts) != count:
-        tokens: list[list[int]] = [[] for _ in range(count)]
-        for word, token in zip(word_ids, ids, strict=True):
-            tokens[word].append(token)
-        tokens = [own or [unknown] for own in tokens]
-        ids = [token for own in tokens for token in own]
-        starts = [0, *accumulate(map(len, tokens))][:-1]
-    return ids, [*starts, len(ids)]
-
-
-def tokenizer_for_words(tokenizer: Any) -> Any:
-    """A copy that reads a word by itself as it reads one inside a text: after a space."""
-    values = json.loads(tokenizer.to_str())
-    outer = values["pre_tokenizer"] or {}
-    for part in outer.get("pretokenizers", [outer]):
-        if part.get("type") == "ByteLevel":
-            part["add_prefix_space"] = True
-    own = type(tokenizer).from_str(json.dumps(values))
-    own.no_padding()
-    own.no_truncation()
-    return own

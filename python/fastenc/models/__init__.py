@@ -3,19 +3,23 @@
 from fastenc.models.config import EncoderConfig
 from fastenc.models.encoder import Encoder, EncoderOutput
 from fastenc.models.graph_inference import InferenceRunner, compile_inference
-from fastenc.models.masked_lm import LossPart, MaskedLM, ModelOutput
+from fastenc.models.long_texts import LongTexts
+from fastenc.models.masked_lm import MaskedLM
+from fastenc.models.outputs import LossPart, ModelOutput
 from fastenc.models.question_answerer import QuestionAnswerer
 from fastenc.models.sense_model import SenseInventory, WordSenseModel
 from fastenc.models.sentence_embedder import SentenceEmbedder
 from fastenc.models.sequence_classifier import SequenceClassifier
 from fastenc.models.span_classifier import SpanClassifier
 from fastenc.models.token_classifier import TokenClassifier
+from fastenc.models.tokenizers import SpecialTokens, load_tokenizer, save_tokenizer, special_tokens
 
 __all__ = [
     "Encoder",
     "EncoderConfig",
     "EncoderOutput",
     "InferenceRunner",
+    "LongTexts",
     "LossPart",
     "MaskedLM",
     "ModelOutput",
@@ -24,7 +28,11 @@ __all__ = [
     "SentenceEmbedder",
     "SequenceClassifier",
     "SpanClassifier",
+    "SpecialTokens",
     "TokenClassifier",
     "WordSenseModel",
     "compile_inference",
+    "load_tokenizer",
+    "save_tokenizer",
+    "special_tokens",
 ]

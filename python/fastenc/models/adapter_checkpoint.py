@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from fastenc._extras import require
 from fastenc._files import write_atomically
-from fastenc.data import load_tokenizer
 from fastenc.models import checkpoint
 from fastenc.models.adaptations import (
     LORA_TARGETS,
@@ -35,6 +34,7 @@ from fastenc.models.adaptations import (
 )
 from fastenc.models.families import FAMILIES
 from fastenc.models.pretrained import Model, PretrainedModel
+from fastenc.models.tokenizers import load_tokenizer
 from fastenc.nn.adaptation import LayerAdaptation, LowRank
 
 BASE, PROMPT = "base_model.", "prompt_embeddings"

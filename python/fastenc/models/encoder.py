@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fastenc._progress import progress_bar
 from fastenc._transfer import send
-from fastenc.data.progress import progress_bar
 from fastenc.models.config import EncoderConfig
 from fastenc.models.families import FAMILIES
 from fastenc.models.pretrained import PretrainedModel

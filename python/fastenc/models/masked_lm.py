@@ -1,6 +1,5 @@
 """Masked-LM model: the encoder and a head that sees the labelled tokens only."""
 
-from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 from torch import Tensor, nn
@@ -8,6 +7,7 @@ from torch import Tensor, nn
 from fastenc.models.config import EncoderConfig
 from fastenc.models.encoder import Encoder, EncoderOutput
 from fastenc.models.families import FAMILIES
+from fastenc.models.outputs import ModelOutput
 from fastenc.models.pretrained import PretrainedModel
 from fastenc.nn import LayerNorm
 from fastenc.nn.encoder_layer import activate
@@ -15,22 +15,6 @@ from fastenc.ops import linear_masked_cross_entropy
 from fastenc.ops._labelled import select_labelled
 from fastenc.ops._matmul import linear
 from fastenc.packing import PackedBatch
-
-
-class LossPart(NamedTuple):
-    """One term of a combined loss: a float32 scalar, the mean over the term's own items, and its weight."""
-
-    mean: Tensor
-    weight: float = 1.0
-
-
-@dataclass(frozen=True)
-class ModelOutput:
-    """loss: float32 scalar or None; logits or None; parts: the terms whose weighted sum is the loss, by name."""
-
-    loss: Tensor | None = None
-    logits: Tensor | None = None
-    parts: dict[str, LossPart] | None = None
 
 
 class LabelledRows(NamedTuple):

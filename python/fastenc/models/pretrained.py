@@ -7,11 +7,11 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor, nn
 
-from fastenc.data import load_tokenizer, save_tokenizer
 from fastenc.models import checkpoint
 from fastenc.models.config import EncoderConfig
 from fastenc.models.families import FAMILIES
 from fastenc.models.labels import check_labels
+from fastenc.models.tokenizers import load_tokenizer, save_tokenizer
 
 Model = TypeVar("Model", bound="PretrainedModel")
 # Heads of these bear the same names in some families and mean different things.

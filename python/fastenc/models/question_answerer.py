@@ -5,7 +5,7 @@ from torch.nn import functional as F
 
 from fastenc.models.config import EncoderConfig
 from fastenc.models.encoder import Encoder
-from fastenc.models.masked_lm import ModelOutput
+from fastenc.models.outputs import ModelOutput
 from fastenc.models.pretrained import PretrainedModel
 from fastenc.ops import unpack
 from fastenc.packing import PackedBatch

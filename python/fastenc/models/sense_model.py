@@ -14,7 +14,7 @@ from fastenc._extras import require
 from fastenc._files import write_atomically
 from fastenc.models.config import EncoderConfig
 from fastenc.models.encoder import Encoder
-from fastenc.models.masked_lm import ModelOutput
+from fastenc.models.outputs import ModelOutput
 from fastenc.models.pretrained import PretrainedModel
 from fastenc.models.word_vectors import LAYERS, resolve_layers, visit_states
 from fastenc.ops import segment_pool

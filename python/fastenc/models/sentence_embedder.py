@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fastenc.models.config import EncoderConfig
 from fastenc.models.encoder import Encoder
-from fastenc.models.masked_lm import ModelOutput
+from fastenc.models.outputs import ModelOutput
 from fastenc.models.pretrained import (
     FINE_TUNED,
     PretrainedModel,
@@ -18,8 +18,8 @@ from fastenc.models.pretrained import (
     architecture_of,
 )
 from fastenc.models.sentence_files import MODULES, SentenceSettings, read_settings
+from fastenc.models.similarity_losses import cosent_loss, ranking_loss
 from fastenc.nn.pooling import check_pooling
-from fastenc.nn.similarity import cosent_loss, ranking_loss
 from fastenc.packing import PackedBatch
 
 SIMILARITY_LOSSES = ("cosent", "cosine")
@@ -32,10 +32,10 @@ class SentenceEmbedder(PretrainedModel):
         pooling: "cls", "mean", "max" or "last-four" (:func:`fastenc.nn.pooling.pool_layers`); None: what the checkpoint
             declares, else "mean".
         max_length: tokens at which texts are cut, likewise; else the model's positions.
-        similarity_loss: on pairs with scores, "cosent" (:func:`fastenc.nn.similarity.cosent_loss`) or "cosine", the
-            mean squared error of the cosine similarity.
+        similarity_loss: on pairs with scores, "cosent" (:func:`fastenc.models.similarity_losses.cosent_loss`) or
+            "cosine", the mean squared error of the cosine similarity.
         scale: factor on cosine similarities in the losses that compare them.
-        symmetric: as in :func:`fastenc.nn.similarity.ranking_loss`.
+        symmetric: as in :func:`fastenc.models.similarity_losses.ranking_loss`.
     Raises: ValueError naming the argument, the rule and the value.
     Source: Reimers and Gurevych 2019, arXiv:1908.10084.
     """

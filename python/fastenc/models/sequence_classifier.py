@@ -8,13 +8,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fastenc.data import LongTexts
 from fastenc.models.chunk_aggregation import ChunkAttention, chunk_aggregator
 from fastenc.models.config import EncoderConfig
 from fastenc.models.encoder import Encoder
 from fastenc.models.families import FAMILIES
 from fastenc.models.labels import check_names, config_of, names_to_build
-from fastenc.models.masked_lm import ModelOutput
+from fastenc.models.long_texts import LongTexts
+from fastenc.models.outputs import ModelOutput
 from fastenc.models.pretrained import PretrainedModel, architecture_of
 from fastenc.nn.pooling import pool
 from fastenc.packing import Documents, PackedBatch, single_chunks

@@ -7,12 +7,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fastenc.data.tags import may_follow, scheme_of
 from fastenc.models.config import EncoderConfig
 from fastenc.models.encoder import Encoder
 from fastenc.models.labels import check_names, config_of, names_to_build
-from fastenc.models.masked_lm import ModelOutput
+from fastenc.models.outputs import ModelOutput
 from fastenc.models.pretrained import PretrainedModel
+from fastenc.models.tags import may_follow, scheme_of
 from fastenc.nn import CRF
 from fastenc.ops import crf_decode, crf_log_likelihood, crf_marginals, masked_cross_entropy
 from fastenc.packing import PackedBatch

@@ -12,11 +12,10 @@ from torch import Tensor, nn
 
 from fastenc._extras import require
 from fastenc._files import write_atomically
+from fastenc._progress import progress_bar
 from fastenc._transfer import send
-from fastenc.data.progress import progress_bar
-from fastenc.data.tokenizers import special_tokens
-from fastenc.data.windows import cut_windows
-from fastenc.data.words import ids_and_starts, tokenizer_for_words
+from fastenc.models.tokenizers import ids_and_starts, special_tokens, tokenizer_for_words
+from fastenc.models.windows import cut_windows
 from fastenc.nn import ScalarMix
 from fastenc.ops import segment_pool
 from fastenc.packing import PackedBatch, pack_sequences

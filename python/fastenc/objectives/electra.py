@@ -9,11 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fastenc._seeds import derive_seed
 from fastenc.models import Encoder, EncoderConfig, LossPart, MaskedLM, ModelOutput, checkpoint
 from fastenc.models.pretrained import PretrainedModel
 from fastenc.nn.encoder_layer import activate
 from fastenc.objectives.base import Objective
-from fastenc.objectives.mlm import IGNORED, MlmCollator, mix
+from fastenc.objectives.mlm import IGNORED, MlmCollator
 from fastenc.objectives.parts import weighted_sum
 from fastenc.ops._matmul import linear
 from fastenc.packing import PackedBatch
@@ -44,7 +45,7 @@ class ElectraCollator:
     def __call__(self, sequences: Sequence[Sequence[int]], step: int) -> dict[str, Any]:
         """{"batch", "labels"} of ``MlmCollator``, and "draws": float64 (labelled,), uniform in [0, 1)."""
         masked = self.masks(sequences, step)
-        generator = torch.Generator().manual_seed(mix(self.masks.seed, step, "samples"))
+        generator = torch.Generator().manual_seed(derive_seed(self.masks.seed, step, "samples"))
         labelled = masked.pop("max_labelled")
         draws = torch.rand(labelled, generator=generator, dtype=torch.float64)
         return {**masked, "draws": draws}

@@ -1,6 +1,5 @@
 """Masked language modelling: which tokens are hidden, and what stands in their place."""
 
-import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -8,10 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastenc.data.tokenizers import special_tokens
+from fastenc._seeds import derive_seed
+from fastenc.data.word_starts import WordStarts
 from fastenc.models import MaskedLM
+from fastenc.models.tokenizers import special_tokens
 from fastenc.objectives.base import Objective
-from fastenc.objectives.word_starts import WordStarts
 from fastenc.packing import PackedBatch, pack_sequences
 
 IGNORED = -100
@@ -90,7 +90,7 @@ class MlmCollator:
 
     def corrupt(self, ids: Tensor, key: int | str) -> tuple[Tensor, Tensor]:
         """(corrupted ids, labels), each (total_tokens,); seed and key decide the random numbers."""
-        generator = torch.Generator().manual_seed(mix(self.seed, key))
+        generator = torch.Generator().manual_seed(derive_seed(self.seed, key))
         draw = lambda: torch.rand(ids.shape, generator=generator, dtype=torch.float64)
         selectable = ~self.is_special[ids]
         chance = draw()
@@ -163,16 +163,6 @@ def count_tokens(sequences: Iterable[Sequence[int]], vocabulary: int) -> Tensor:
     for sequence in sequences:
         counts += torch.bincount(torch.tensor(sequence), minlength=vocabulary)
     return counts
-
-
-def mix(seed: int, *keys: int | str, size: int = 4) -> int:
-    """A hash of all numbers and words in ``size`` bytes; of a seed torch's CPU generator uses 4.
-
-    Sums such as seed + step would give runs with neighbouring seeds the same masks, shifted.
-    """
-    text = " ".join(map(str, (seed, *keys)))
-    digest = hashlib.blake2b(text.encode(), digest_size=size).digest()
-    return int.from_bytes(digest, "little")
 
 
 MLM = Objective(

@@ -6,8 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fastenc.data.tokenizers import special_tokens
-from fastenc.objectives.mlm import mix, replacement_weights, special_mask
+from fastenc._seeds import derive_seed
+from fastenc.models.tokenizers import special_tokens
+from fastenc.objectives.mlm import replacement_weights, special_mask
 from fastenc.ops import mlm_corruption
 from fastenc.packing import PackedBatch
 
@@ -74,7 +75,7 @@ class MlmCorruption(nn.Module):
 
     def step_seed(self, seed: int, step: int) -> Tensor:
         """The seed of one step of a run that can be resumed: int64 (1,), on the module's device."""
-        return torch.full((1,), mix(seed, step, size=8) >> 1, device=self.is_special.device)
+        return torch.full((1,), derive_seed(seed, step, size=8) >> 1, device=self.is_special.device)
 
 
 def alias_table(weights: Tensor) -> tuple[Tensor, Tensor]:

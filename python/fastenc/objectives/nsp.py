@@ -12,10 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fastenc._seeds import derive_seed
 from fastenc.data import SegmentPair, StoredExamples
 from fastenc.models import EncoderConfig, LossPart, MaskedLM, ModelOutput
 from fastenc.objectives.base import Objective
-from fastenc.objectives.mlm import MlmCollator, mix
+from fastenc.objectives.mlm import MlmCollator
 from fastenc.objectives.parts import weighted_sum
 from fastenc.packing import PackedBatch, pack_sequences
 
@@ -48,7 +49,7 @@ class PairCollator:
 
     def __call__(self, pairs: Sequence[SegmentPair], step: int) -> dict[str, Any]:
         """What ``MlmCollator`` gives, and "pair_labels": int64 (pairs,), 1 for a wrong pair."""
-        draw = Random(mix(self.masks.seed, step, "pairs"))
+        draw = Random(derive_seed(self.masks.seed, step, "pairs"))
         cls, sep = self.masks.special.cls, self.masks.special.sep
         sequences, types, labels = [], [], []
         for pair in pairs:

@@ -12,11 +12,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from fastenc._seeds import derive_seed
 from fastenc.models import EncoderConfig, LossPart, MaskedLM, ModelOutput
 from fastenc.nn import LayerNorm
 from fastenc.nn.encoder_layer import activate
 from fastenc.objectives.base import Objective
-from fastenc.objectives.mlm import IGNORED, MlmCollator, mix
+from fastenc.objectives.mlm import IGNORED, MlmCollator
 from fastenc.objectives.parts import weighted_sum
 from fastenc.ops import linear_masked_cross_entropy
 from fastenc.ops._matmul import linear
@@ -69,7 +70,7 @@ class SpanCollator:
         token after it, and the token's place in its span, which is below 20 (tokens after it have no row).
         """
         batch = pack_sequences(sequences)
-        draw = Random(mix(self.masks.seed, step, "spans"))
+        draw = Random(derive_seed(self.masks.seed, step, "spans"))
         fate, choice = (torch.zeros(batch.total_tokens, dtype=torch.float64) for _ in range(2))
         selected = torch.zeros(batch.total_tokens, dtype=torch.bool)
         rows: list[tuple[int, int, int, int]] = []
@@ -77,7 +78,7 @@ class SpanCollator:
         offset = planned = 0
         for ids in batch.input_ids.split(lengths):
             if self.masks.static:
-                draw = Random(mix(self.masks.seed, str(ids.tolist())))
+                draw = Random(derive_seed(self.masks.seed, str(ids.tolist())))
             budget = self._budget(ids)
             planned += budget
             for start, end in self._spans(ids, budget, draw):

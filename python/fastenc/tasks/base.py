@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from fastenc._progress import progress_bar
 from fastenc._transfer import send_arguments
 from fastenc.data import BatchSampler
-from fastenc.data.progress import progress_bar
 from fastenc.models.pretrained import PretrainedModel
 from fastenc.nn.evaluation_mode import evaluation_mode
 from fastenc.objectives.parts import labelled_items

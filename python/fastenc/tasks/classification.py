@@ -11,7 +11,6 @@ from torch import Tensor
 from fastenc.data import (
     ClassificationExample,
     LabelledData,
-    LongTexts,
     collate_classification,
     encode_labelled,
     read_inputs,
@@ -19,7 +18,7 @@ from fastenc.data import (
 )
 from fastenc.data.readers import in_parts, iterate_inputs
 from fastenc.data.writers import json_lines, table_lines
-from fastenc.models import SequenceClassifier
+from fastenc.models import LongTexts, SequenceClassifier
 from fastenc.tasks.base import Task, option
 from fastenc.tasks.metrics import (
     classification_metrics,

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fastenc._extras import require
-from fastenc.data.tags import Span
+from fastenc.models.tags import Span
 
 CHUNK = 1024  # texts compared with all candidates at once
 

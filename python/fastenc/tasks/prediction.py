@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fastenc._files import write_atomically
-from fastenc.data.progress import progress_bar
+from fastenc._progress import progress_bar
 from fastenc.tasks.base import Task
 
 PART = 10_000  # items that are read, encoded and predicted together

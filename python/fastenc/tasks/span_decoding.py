@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from fastenc.data.tags import Span
+from fastenc.models.tags import Span
 
 
 class FoundEntity(NamedTuple):

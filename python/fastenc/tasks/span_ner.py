@@ -20,10 +20,10 @@ from fastenc.data import (
 from fastenc.data.entities import is_nested, iterate_unlabelled
 from fastenc.data.readers import in_parts
 from fastenc.data.span_examples import spans_of
-from fastenc.data.tags import Span
 from fastenc.data.writers import json_lines
 from fastenc.models import SpanClassifier
 from fastenc.models.span_classifier import check_span_options
+from fastenc.models.tags import Span
 from fastenc.tasks.base import Fill, Task, option, run
 from fastenc.tasks.metrics import entity_metrics
 from fastenc.tasks.span_decoding import FoundEntity, best_null_offset, select_entities

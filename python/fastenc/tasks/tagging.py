@@ -21,9 +21,9 @@ from fastenc.data import (
 from fastenc.data.columns import iterate_words
 from fastenc.data.readers import in_parts
 from fastenc.data.tagging import LABEL_SCHEMES
-from fastenc.data.tags import SCHEMES, scheme_of, spans
 from fastenc.data.writers import json_lines
 from fastenc.models import TokenClassifier
+from fastenc.models.tags import SCHEMES, scheme_of, spans
 from fastenc.tasks.base import Task, option
 from fastenc.tasks.metrics import tagging_metrics
 

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from fastenc._progress import progress_bar
 from fastenc._transfer import send_arguments
-from fastenc.data.progress import progress_bar
 from fastenc.data.senses import (
     SenseData,
     SenseExample,

@@ -17,13 +17,13 @@ from torch.distributed.tensor import DTensor
 
 from fastenc._extras import require
 from fastenc._files import write_atomically
+from fastenc._progress import progress_bar
+from fastenc._seeds import derive_seed
 from fastenc._transfer import send, send_arguments
 from fastenc.data import BatchSampler, Group
 from fastenc.data.prefetch import prefetch
-from fastenc.data.progress import progress_bar
 from fastenc.models import LossPart
 from fastenc.models.pretrained import PretrainedModel
-from fastenc.objectives.mlm import mix
 from fastenc.objectives.parts import count_items, loss_parts, weighted_sum
 from fastenc.train import checkpoint as checkpoints
 from fastenc.train.config import TrainConfig, check_same
@@ -267,7 +267,7 @@ class Trainer:
         """Each process's own; those of another number of processes belong to nobody, and new ones begin."""
         index = self.accelerator.process_index
         if len({key.partition(".")[0] for key in states}) != self.processes:
-            torch.manual_seed(mix(self.config.seed, step, index))
+            torch.manual_seed(derive_seed(self.config.seed, step, index))
             return
         own = {
             key.removeprefix(f"{index}."): value

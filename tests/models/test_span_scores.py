@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from fastenc.nn.span_scores import BiaffineScores, BoundaryScores
-from fastenc.reference import span_scores as reference
+from fastenc.models.span_scores import BiaffineScores, BoundaryScores
 from fastenc.testing import assert_within_budget
+from tests.helpers.references import span_scores as reference
 
 WIDTH, SIZE, LABELS, LONGEST = 24, 10, 5, 4
 SENTENCES = (5, 1, 13, 3)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fastenc.data.windows import cut_windows
+from fastenc.models.windows import cut_windows
 
 TRUNCATIONS = ("head", "tail", "head+tail")
 AGGREGATIONS = ("mean", "max", "attention", "transformer")

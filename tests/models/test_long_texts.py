@@ -6,16 +6,10 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from fastenc.data import (
-    LongTexts,
-    collate_classification,
-    encode_texts,
-    load_tokenizer,
-    save_tokenizer,
-    train_tokenizer,
-)
-from fastenc.data.long_texts import truncated
+from fastenc.data import collate_classification, encode_texts, train_tokenizer
 from fastenc.demo.checkpoint import minilm_folder
+from fastenc.models import LongTexts, load_tokenizer, save_tokenizer
+from fastenc.models.long_texts import truncated
 from fastenc.packing import pack_documents
 from tests.helpers.training_run import WORDS, word_tokenizer
 

@@ -1,69 +1,15 @@
-"""Tokenizers of the ``tokenizers`` library: loaded, trained and saved as transformers reads them."""
+"""Learns tokenizers of the ``tokenizers`` library from texts."""
 
-import json
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sized
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from fastenc._extras import require
-from fastenc._files import write_atomically
+from fastenc.models.tokenizers import BERT_TOKENS, ROBERTA_TOKENS
 
 KINDS = ("wordpiece", "bpe", "unigram")
-# (pad, unk, cls, sep, mask)
-BERT_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-ROBERTA_TOKENS = ("<pad>", "<unk>", "<s>", "</s>", "<mask>")
 ROBERTA_ORDER = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")  # of the ids
-
-
-class SpecialTokens(NamedTuple):
-    """Ids of the tokens with a role; ``all`` holds every special token's id."""
-
-    pad: int
-    unk: int
-    cls: int
-    sep: int
-    mask: int
-    all: frozenset[int]
-
-
-def load_tokenizer(folder: str | Path) -> Any:
-    """The ``tokenizers.Tokenizer`` of a model folder, with its padding and truncation switched off.
-
-    Raises: ValueError without a readable tokenizer.json.
-    """
-    path = Path(folder) / "tokenizer.json"
-    if not path.is_file():
-        raise ValueError(
-            f"{folder} has no tokenizer.json: save it with transformers' "
-            "AutoTokenizer.from_pretrained(...).save_pretrained(...)"
-        )
-    try:
-        tokenizer = require("tokenizers", extra="models").Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises bare Exception
-        raise ValueError(f"{path} is not a tokenizer of the tokenizers library: {error}") from error
-    tokenizer.no_padding()
-    tokenizer.no_truncation()
-    return tokenizer
-
-
-def special_tokens(tokenizer: Any) -> SpecialTokens:
-    """The special tokens of a BERT-like ([CLS]) or RoBERTa-like (<s>) tokenizer.
-
-    Raises: ValueError naming the token that is missing.
-    """
-    names = _role_names(tokenizer)
-    ids = [tokenizer.token_to_id(name) for name in names]
-    if None in ids:
-        raise ValueError(
-            f"the tokenizer has no token {names[ids.index(None)]!r}, which masked-LM data needs: "
-            "use one with BERT's or RoBERTa's special tokens"
-        )
-    added = tokenizer.get_added_tokens_decoder()
-    special = {place for place, token in added.items() if token.special}
-    pad, unk, cls, sep, mask = ids
-    return SpecialTokens(pad, unk, cls, sep, mask, frozenset(special | set(ids)))
 
 
 def train_tokenizer(
@@ -205,30 +151,3 @@ def _frame(library, tokenizer, names: tuple[str, ...]) -> None:
         pair=f"{cls} $A {sep} $B:1 {sep}:1" if bert else f"{cls} $A {sep} {sep} $B {sep}",
         special_tokens=[(cls, tokenizer.token_to_id(cls)), (sep, tokenizer.token_to_id(sep))],
     )
-
-
-def save_tokenizer(tokenizer: Any, folder: str | Path) -> None:
-    """Write tokenizer.json and tokenizer_config.json, as transformers' AutoTokenizer reads them."""
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(folder / "tokenizer.json", lambda path: tokenizer.save(str(path)))
-    names = _role_names(tokenizer)
-    roles = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
-    inputs = ["input_ids", "attention_mask"]
-    values = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        **dict(zip(roles, names, strict=True)),
-        "model_input_names": [*inputs, "token_type_ids"] if names is BERT_TOKENS else inputs,
-    }
-    normalizer = json.loads(tokenizer.to_str())["normalizer"] or {}
-    if normalizer.get("type") == "BertNormalizer":
-        # BertTokenizerFast builds its normaliser from this.
-        values["do_lower_case"] = normalizer["lowercase"]
-    text = json.dumps(values, indent=2) + "\n"
-    write_atomically(
-        folder / "tokenizer_config.json", lambda path: path.write_text(text, encoding="utf-8")
-    )
-
-
-def _role_names(tokenizer: Any) -> tuple[str, ...]:
-    return BERT_TOKENS if tokenizer.token_to_id(BERT_TOKENS[2]) is not None else ROBERTA_TOKENS

@@ -1,6 +1,6 @@
 import pytest
 
-from fastenc.data.windows import cut_windows
+from fastenc.models.windows import cut_windows
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from fastenc.data import full_sentence_blocks, read_texts, train_tokenizer
-from fastenc.data.tokenizers import KINDS
+from fastenc.data.tokenizer_training import KINDS
+from fastenc.data.word_starts import LONGEST, UNSPACED, WordStarts
 from fastenc.objectives import MlmCollator, SpanCollator
 from fastenc.objectives.mlm import special_mask
-from fastenc.objectives.word_starts import LONGEST, UNSPACED, WordStarts
 
 EVERY_KIND = pytest.mark.parametrize("kind", KINDS)
 # (first letter, letters, marks that follow a letter)

@@ -1,0 +1,119 @@
+"""Tokenizers of the ``tokenizers`` library: loaded from and saved to model folders, as transformers reads them."""
+
+import json
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fastenc._extras import require
+from fastenc._files import write_atomically
+
+# (pad, unk, cls, sep, mask)
+BERT_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+ROBERTA_TOKENS = ("<pad>", "<unk>", "<s>", "</s>", "<mask>")
+
+
+class SpecialTokens(NamedTuple):
+    """Ids of the tokens with a role; ``all`` holds every special token's id."""
+
+    pad: int
+    unk: int
+    cls: int
+    sep: int
+    mask: int
+    all: frozenset[int]
+
+
+def load_tokenizer(folder: str | Path) -> Any:
+    """The ``tokenizers.Tokenizer`` of a model folder, with its padding and truncation switched off.
+
+    Raises: ValueError without a readable tokenizer.json.
+    """
+    path = Path(folder) / "tokenizer.json"
+    if not path.is_file():
+        raise ValueError(
+            f"{folder} has no tokenizer.json: save it with transformers' "
+            "AutoTokenizer.from_pretrained(...).save_pretrained(...)"
+        )
+    try:
+        tokenizer = require("tokenizers", extra="models").Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises bare Exception
+        raise ValueError(f"{path} is not a tokenizer of the tokenizers library: {error}") from error
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    return tokenizer
+
+
+def save_tokenizer(tokenizer: Any, folder: str | Path) -> None:
+    """Write tokenizer.json and tokenizer_config.json, as transformers' AutoTokenizer reads them."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(folder / "tokenizer.json", lambda path: tokenizer.save(str(path)))
+    names = _role_names(tokenizer)
+    roles = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
+    inputs = ["input_ids", "attention_mask"]
+    values = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        **dict(zip(roles, names, strict=True)),
+        "model_input_names": [*inputs, "token_type_ids"] if names is BERT_TOKENS else inputs,
+    }
+    normalizer = json.loads(tokenizer.to_str())["normalizer"] or {}
+    if normalizer.get("type") == "BertNormalizer":
+        # BertTokenizerFast builds its normaliser from this.
+        values["do_lower_case"] = normalizer["lowercase"]
+    text = json.dumps(values, indent=2) + "\n"
+    write_atomically(
+        folder / "tokenizer_config.json", lambda path: path.write_text(text, encoding="utf-8")
+    )
+
+
+def special_tokens(tokenizer: Any) -> SpecialTokens:
+    """The special tokens of a BERT-like ([CLS]) or RoBERTa-like (<s>) tokenizer.
+
+    Raises: ValueError naming the token that is missing.
+    """
+    names = _role_names(tokenizer)
+    ids = [tokenizer.token_to_id(name) for name in names]
+    if None in ids:
+        raise ValueError(
+            f"the tokenizer has no token {names[ids.index(None)]!r}, which masked-LM data needs: "
+            "use one with BERT's or RoBERTa's special tokens"
+        )
+    added = tokenizer.get_added_tokens_decoder()
+    special = {place for place, token in added.items() if token.special}
+    pad, unk, cls, sep, mask = ids
+    return SpecialTokens(pad, unk, cls, sep, mask, frozenset(special | set(ids)))
+
+
+def tokenizer_for_words(tokenizer: Any) -> Any:
+    """A copy that reads a word by itself as it reads one inside a text: after a space."""
+    values = json.loads(tokenizer.to_str())
+    outer = values["pre_tokenizer"] or {}
+    for part in outer.get("pretokenizers", [outer]):
+        if part.get("type") == "ByteLevel":
+            part["add_prefix_space"] = True
+    own = type(tokenizer).from_str(json.dumps(values))
+    own.no_padding()
+    own.no_truncation()
+    return own
+
+
+def ids_and_starts(encoding: Any, count: int, unknown: int) -> tuple[list[int], list[int]]:
+    """Token ids of a sentence of ``count`` words, and where each word begins among them, with the end behind.
+
+    A word that leaves no token is ``unknown``.
+    """
+    ids, word_ids = encoding.ids, encoding.word_ids
+    starts = [i for i, word in enumerate(word_ids) if i == 0 or word != word_ids[i - 1]]
+    if len(starts) != count:
+        tokens: list[list[int]] = [[] for _ in range(count)]
+        for word, token in zip(word_ids, ids, strict=True):
+            tokens[word].append(token)
+        tokens = [own or [unknown] for own in tokens]
+        ids = [token for own in tokens for token in own]
+        starts = [0, *accumulate(map(len, tokens))][:-1]
+    return ids, [*starts, len(ids)]
+
+
+def _role_names(tokenizer: Any) -> tuple[str, ...]:
+    return BERT_TOKENS if tokenizer.token_to_id(BERT_TOKENS[2]) is not None else ROBERTA_TOKENS

@@ -1,0 +1,1 @@
+"""Formulas of losses and heads in plain torch, which only tests need."""
