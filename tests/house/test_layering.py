@@ -26,6 +26,7 @@ ALLOWED = {
 ALLOWED["adapt"] = {"ops", "nn", "adapt"} | ALLOWED["data"]
 ALLOWED["objectives"] = {"ops", "nn", "objectives"} | ALLOWED["data"]
 ALLOWED["tasks"] = ALLOWED["objectives"] | {"tasks"}
+ALLOWED["analysis"] = ALLOWED["tasks"] | {"analysis"}
 ALLOWED["profiling"] = ALLOWED["models"] | {"profiling"}
 # Outside the project's own modules, these layers may import only:
 LIBRARIES = {"reference": {"torch"}, "ops": {"torch"}, "nn": {"torch"}}

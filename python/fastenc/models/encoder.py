@@ -201,10 +201,14 @@ class Encoder(PretrainedModel):
         return torch.tanh(self.pooler(pool(x, batch.cu_seqlens, "cls")))
 
     def pooled_vectors(self, batch: PackedBatch, pooling: str) -> Tensor:
-        """(batch, hidden_size), as :func:`fastenc.nn.pooling.pool_layers` forms it."""
+        """(batch, hidden_size), as :func:`fastenc.nn.pooling.pool_layers` forms it, and standardized where the
+        checkpoint declares it."""
         output = self(batch, output_hidden_states=pooling == "last-four")
         states = output.hidden_states or (output.last_hidden_state,)
-        return pool_layers(states, batch.cu_seqlens, pooling)
+        vectors = pool_layers(states, batch.cu_seqlens, pooling)
+        if self.sentence is None or self.sentence.standardization is None:
+            return vectors
+        return self.sentence.standardization(vectors)
 
     @property
     def max_tokens(self) -> int:

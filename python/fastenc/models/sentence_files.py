@@ -1,6 +1,7 @@
 """How a checkpoint makes one vector of a text, in sentence-transformers' files beside the weights.
 
-modules.json lists the steps: the encoder, a pooling (``1_Pooling/config.json``), and a scaling to length 1. The mean of
+modules.json lists the steps: the encoder, a pooling (``1_Pooling/config.json``), perhaps a standardization of each
+dimension (a Dense module with a diagonal weight), and a scaling to length 1. The mean of
 the last four layers is its WeightedLayerPooling with equal weights, before a mean over tokens.
 """
 
@@ -14,6 +15,7 @@ import torch
 from fastenc._extras import require
 from fastenc._files import member, write_atomically
 from fastenc.models.config import EncoderConfig
+from fastenc.models.standardization import Standardization
 from fastenc.nn.pooling import LAST_LAYERS, POOLINGS
 
 MODULES, TEXT, MAIN = (
@@ -38,12 +40,14 @@ class SentenceSettings:
         pooling: "cls", "mean", "max" or "last-four"; see :func:`fastenc.nn.pooling.pool_layers`.
         normalize: whether vectors are scaled to Euclidean length 1.
         max_length: tokens at which a text is cut, special ones included; None: the model's positions.
+        standardization: of the pooled vector, before the scaling.
     Raises: ValueError for another pooling.
     """
 
     pooling: str = "mean"
     normalize: bool = True
     max_length: int | None = None
+    standardization: Standardization | None = None
 
     def __post_init__(self) -> None:
         if self.pooling not in POOLINGS:
@@ -61,12 +65,16 @@ def read_settings(folder: Path, num_layers: int) -> SentenceSettings | None:
     kinds = [kind for kind, _ in modules]
     layers = kinds[1:2] == ["WeightedLayerPooling"]
     after = kinds[2 if layers else 1 :]
+    where = {kind: member(folder, path, folder / MODULES) for kind, path in modules}
+    standardization = Standardization.load(where["Dense"]) if after[1:2] == ["Dense"] else None
+    if standardization is not None:
+        after = [kind for kind in after if kind != "Dense"]
     if kinds[:1] != ["Transformer"] or after not in (["Pooling"], ["Pooling", "Normalize"]):
         raise ValueError(
-            f"{folder / MODULES} must be Transformer, Pooling and perhaps Normalize, the steps that can be computed "
-            f"here, got {', '.join(kinds)}: use sentence-transformers"
+            f"{folder / MODULES} must be Transformer, Pooling and perhaps Normalize, before it perhaps a Dense "
+            "module with a positive diagonal (a standardization), the steps that can be computed here, got "
+            f"{', '.join(kinds)}: use sentence-transformers"
         )
-    where = {kind: member(folder, path, folder / MODULES) for kind, path in modules}
     values = _json(where["Pooling"] / "config.json")
     pooling = _pooling(values)
     if layers:
@@ -82,7 +90,7 @@ def read_settings(folder: Path, num_layers: int) -> SentenceSettings | None:
             f"{folder} must pool by one of {', '.join(POOLINGS)} and add no prompt, got {found}: use "
             "sentence-transformers"
         )
-    return SentenceSettings(pooling, "Normalize" in kinds, _max_length(folder))
+    return SentenceSettings(pooling, "Normalize" in kinds, _max_length(folder), standardization)
 
 
 def write_settings(folder: Path, settings: SentenceSettings, config: EncoderConfig) -> None:
@@ -91,9 +99,13 @@ def write_settings(folder: Path, settings: SentenceSettings, config: EncoderConf
     if settings.pooling == "last-four":
         steps.insert(1, "WeightedLayerPooling")
         _write_layers(folder / "1_WeightedLayerPooling", config)
+    if settings.standardization is not None:
+        steps.append("Dense")
     if settings.normalize:
         steps.append("Normalize")
     paths = [f"{place}_{step}" if place else "" for place, step in enumerate(steps)]
+    if settings.standardization is not None:
+        settings.standardization.save(folder / paths[steps.index("Dense")])
     flat = "mean" if settings.pooling == "last-four" else settings.pooling
     flags = {name: flat == pooling for pooling, name in FLAGS.items()}
     pooling = {"word_embedding_dimension": config.hidden_size, **flags}

@@ -1,0 +1,196 @@
+"""Similarity and isotropy by layer, before and after standardising each dimension."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fastenc._extras import require
+from fastenc.analysis.isotropy import Isotropy, self_similarity
+from fastenc.analysis.moments import Moments
+from fastenc.analysis.states import inner_tokens, visit_texts
+from fastenc.data.readers import number_of, numbered_rows, text_of
+from fastenc.nn.pooling import pool
+from fastenc.packing import PackedBatch
+
+
+class ScoredPairs(NamedTuple):
+    """Pairs of words or texts, and how alike people find each."""
+
+    pairs: list[tuple[str, str]]
+    scores: list[float]
+
+
+def read_scored_pairs(
+    path: str | Path, columns: Sequence[str] = ("word1", "word2"), score: str = "score"
+) -> ScoredPairs:
+    """Pairs from a table. Raises: ValueError with file and line for what is missing or no number."""
+    pairs, scores = [], []
+    for where, row in numbered_rows(path, (*columns, score)):
+        one, other = (text_of(row, name, where) for name in columns)
+        pairs.append((one, other))
+        scores.append(number_of(row[score], where))
+    return ScoredPairs(pairs, scores)
+
+
+@dataclass(frozen=True)
+class LayerIsotropy:
+    """One layer's token vectors.
+
+    Fields:
+        moments: their mean and standard deviation.
+        raw, standardized: their cosines, before and after standardising each dimension.
+    """
+
+    moments: Moments
+    raw: Isotropy
+    standardized: Isotropy
+
+
+def isotropy_by_layer(
+    encoder: Any, texts: Iterable[str], *, batch_size: int = 32, show_progress: bool | None = False
+) -> list[LayerIsotropy]:
+    """Isotropy of the token vectors of texts, special tokens left out, from the embeddings' output to the last layer.
+
+    The texts are gone through twice, because the second pass needs the standard deviations of the first; nothing is
+    kept but sums.
+    Raises: ValueError for texts without two tokens, or a dimension that does not vary.
+    """
+    listed = list(texts)
+    width, depth = encoder.config.hidden_size, encoder.config.num_layers
+    found = [
+        LayerIsotropy(Moments.empty(width), Isotropy.empty(width), Isotropy.empty(width))
+        for _ in range(depth + 1)
+    ]
+
+    def measure(layer: int, state: Tensor, batch: PackedBatch, places: list[int]) -> None:
+        vectors = state[inner_tokens(batch)]
+        found[layer].moments.add(vectors)
+        found[layer].raw.add(vectors)
+
+    visit_texts(encoder, listed, measure, batch_size=batch_size, show_progress=show_progress)
+    standardizations = [each.moments.standardization() for each in found]
+
+    def measure_again(layer: int, state: Tensor, batch: PackedBatch, places: list[int]) -> None:
+        vectors = state[inner_tokens(batch)]
+        found[layer].standardized.add(standardizations[layer](vectors))
+
+    visit_texts(encoder, listed, measure_again, batch_size=batch_size, show_progress=show_progress)
+    return found
+
+
+def sentence_moments(
+    encoder: Any, texts: Iterable[str], pooling: str = "mean", batch_size: int = 32
+) -> Moments:
+    """Moments of whole texts' vectors, for the standardization that is saved with an encoder:
+
+    ``encoder.sentence = replace(settings, standardization=sentence_moments(...).standardization())``
+    """
+    moments = Moments.empty(encoder.config.hidden_size)
+
+    def measure(layer: int, state: Tensor, batch: PackedBatch, places: list[int]) -> None:
+        moments.add(pool(state, batch.cu_seqlens, pooling))
+
+    visit_texts(encoder, texts, measure, layers=(-1,), batch_size=batch_size)
+    return moments
+
+
+class LayerCorrelation(NamedTuple):
+    """Spearman's correlation of cosines with people's scores, before and after standardising."""
+
+    raw: float
+    standardized: float
+
+
+def correlation_by_layer(
+    encoder: Any, data: ScoredPairs, *, batch_size: int = 32
+) -> list[LayerCorrelation]:
+    """How well each layer's cosines rank pairs of words or sentences.
+
+    A text's vector is the mean over its tokens, special ones left out. The standardization is that of all different
+    texts of the data.
+    """
+    texts = sorted({text for pair in data.pairs for text in pair})
+    index = {text: place for place, text in enumerate(texts)}
+    layers = encoder.config.num_layers + 1
+    vectors = torch.empty(layers, len(texts), encoder.config.hidden_size)
+
+    def keep(layer: int, state: Tensor, batch: PackedBatch, places: list[int]) -> None:
+        vectors[layer, places] = mean_of_inner(state, batch).float().cpu()
+
+    visit_texts(encoder, texts, keep, batch_size=batch_size)
+    places = torch.tensor([[index[one], index[other]] for one, other in data.pairs])
+    found = []
+    for own in vectors:
+        moments = Moments.empty(own.shape[1])
+        moments.add(own)
+        scaled = moments.standardization()(own)
+        found.append(LayerCorrelation(*(_spearman(v[places], data.scores) for v in (own, scaled))))
+    return found
+
+
+def mean_of_inner(state: Tensor, batch: PackedBatch) -> Tensor:
+    """(batch, hidden_size): the mean over each sequence's tokens but the first and last; of a sequence that has no
+    other, over those."""
+    lengths = batch.cu_seqlens.diff()
+    sums = pool(state, batch.cu_seqlens, "mean") * lengths[:, None]
+    first, last = batch.cu_seqlens[:-1].long(), batch.cu_seqlens[1:].long() - 1
+    outer = state.index_select(0, first) + state.index_select(0, last)
+    inner = (lengths - 2)[:, None]
+    return torch.where(inner > 0, (sums - outer) / inner.clamp(min=1), sums / lengths[:, None])
+
+
+def _spearman(sides: Tensor, scores: Sequence[float]) -> float:
+    stats = require("scipy.stats", extra="train")
+    cosines = F.cosine_similarity(sides[:, 0], sides[:, 1], dim=1)
+    return float(stats.spearmanr(cosines.numpy(), scores).statistic)
+
+
+class FrequencyBin(NamedTuple):
+    """Words that occur from ``low`` to less than ``high`` times: how many, and the mean self-similarity."""
+
+    low: int
+    high: int
+    words: int
+    similarity: float
+
+
+def similarity_by_frequency(
+    encoder: Any,
+    sentences: Iterable[Sequence[str]],
+    *,
+    layer: int = -1,
+    batch_size: int = 32,
+) -> list[FrequencyBin]:
+    """Mean cosine of different occurrences of a word, for words of each frequency (bins are powers of 2).
+
+    Memory: a vector for each different word, the sum of its unit vectors.
+    """
+    listed = list(sentences)
+    index: dict[str, int] = {}
+    words = torch.tensor([index.setdefault(word.lower(), len(index)) for s in listed for word in s])
+    sums = torch.zeros(len(index), encoder.config.hidden_size, dtype=torch.float64)
+    start = 0
+    for begin in range(0, len(listed), 4096):
+        part = encoder.embed_words(
+            listed[begin : begin + 4096],
+            layers=(layer,),
+            batch_size=batch_size,
+            show_progress=False,
+        ).vectors
+        own = words[start : start + len(part)]
+        sums.index_add_(0, own, F.normalize(part.double(), dim=1))
+        start += len(part)
+    counts = words.bincount(minlength=len(index))
+    similarity = self_similarity(sums, counts)
+    found = []
+    for power in range(1, int(counts.max()).bit_length()):
+        chosen = (counts >= 2**power) & (counts < 2 ** (power + 1))
+        if chosen.any():
+            mean = float(similarity[chosen].mean())
+            found.append(FrequencyBin(2**power, 2 ** (power + 1), int(chosen.sum()), mean))
+    return found

@@ -1,0 +1,219 @@
+"""Moments, anisotropy and similarities against numpy, scikit-learn and scipy on all vectors and all pairs."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import spearmanr
+from sklearn.metrics.pairwise import cosine_similarity
+from sklearn.preprocessing import StandardScaler
+
+from fastenc.analysis import (
+    Isotropy,
+    Moments,
+    ScoredPairs,
+    correlation_by_layer,
+    isotropy_by_layer,
+    read_scored_pairs,
+    self_similarity,
+    sentence_moments,
+    similarity_by_frequency,
+)
+from fastenc.data import train_tokenizer
+from fastenc.models import Encoder, SentenceEmbedder
+from fastenc.models.sentence_files import SentenceSettings
+from fastenc.models.standardization import Standardization
+from tests.helpers.families import model
+
+TEXTS = [
+    "a small dog runs",
+    "the dog is running in the rain",
+    "a cat sleeps",
+    "two men play chess",
+    "nobody sings",
+    "the men sing of the dog",
+]
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("base")
+    tokenizer = train_tokenizer(TEXTS, vocab_size=97)
+    model("bert", vocab_size=97).save_pretrained(folder)
+    own = Encoder.from_pretrained(folder)
+    own.tokenizer = tokenizer
+    return own
+
+
+def states(encoder, text):
+    """(layers + 1, tokens without special ones, width)."""
+    from fastenc.packing import pack_sequences
+
+    ids = encoder.tokenizer.encode(text).ids
+    with torch.no_grad():
+        output = encoder(pack_sequences([ids]), output_hidden_states=True)
+    return torch.stack(output.hidden_states)[:, 1:-1].numpy()
+
+
+def vectors(count=500, width=7):
+    """Far from 0 for their spread, where a sum of squares would lose the variance."""
+    draw = np.random.default_rng(0)
+    return torch.from_numpy(draw.normal(1e4, 10.0 ** np.arange(-3, width - 3), (count, width)))
+
+
+@pytest.mark.parametrize("sizes", [(500,), (1, 499), (0, 250, 1, 249)])
+def test_moments_in_parts_are_scikit_learns(sizes):
+    x = vectors()
+    whole = StandardScaler().fit(x.numpy())
+    parts = []
+    for part in x.split(list(sizes)):
+        parts.append(Moments.empty(7))
+        for batch in part.split(64):
+            parts[-1].add(batch)
+    found = parts[0]
+    for other in parts[1:]:  # as of other processes
+        found.merge(other)
+    assert found.count == 500
+    np.testing.assert_allclose(found.mean, whole.mean_, rtol=1e-12)
+    np.testing.assert_allclose(found.std, whole.scale_, rtol=1e-7)
+
+
+def test_standardization_is_scikit_learns_and_keeps_the_dtype():
+    x = vectors() - 1e4
+    moments = Moments.empty(7)
+    moments.add(x)
+    expected = StandardScaler().fit_transform(x.numpy())
+    found = moments.standardization()(x.float())
+    assert found.dtype == torch.float32
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+    with pytest.raises(ValueError, match="a positive std, got 1 and 0 in dimension 2"):
+        Standardization(torch.ones(3), torch.tensor([1.0, 2.0, 0.0]))
+    with pytest.raises(ValueError, match=r"one shape \(hidden_size,\), got \(3,\) and \(2,\)"):
+        Standardization(torch.ones(3), torch.ones(2))
+
+
+def test_anisotropy_is_the_mean_over_all_pairs():
+    x = torch.randn(60, 5) + torch.tensor([2.0, 0.0, 0.5, 0.0, 0.0])
+    x[7] = 0  # which has no direction
+    one, other = Isotropy.empty(5), Isotropy.empty(5)
+    one.add(x[:20])
+    other.add(x[20:])
+    one.merge(other)
+    kept = np.delete(x.numpy(), 7, axis=0)
+    pairs = cosine_similarity(kept)[np.triu_indices(59, 1)]
+    assert one.count == 59
+    assert one.anisotropy == pytest.approx(pairs.mean(), rel=1e-6)
+    unit = kept / np.linalg.norm(kept, axis=1, keepdims=True)
+    first, second = np.triu_indices(59, 1)
+    np.testing.assert_allclose(one.contributions, (unit[first] * unit[second]).mean(0), rtol=1e-5)
+    assert float(one.shares.sum()) == pytest.approx(1)
+    with pytest.raises(ValueError, match="two vectors or more, got 0"):
+        _ = Isotropy.empty(3).anisotropy
+
+
+def test_isotropy_by_layer_is_that_of_all_tokens_at_once(encoder):
+    found = isotropy_by_layer(encoder, TEXTS, batch_size=2)
+    every = np.concatenate([states(encoder, text) for text in TEXTS], axis=1)
+    assert len(found) == 3
+    for own, x in zip(found, every, strict=True):
+        scaler = StandardScaler()
+        scaled = scaler.fit_transform(x)
+        np.testing.assert_allclose(own.moments.mean, scaler.mean_, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(own.moments.std, scaler.scale_, rtol=1e-4)
+        upper = np.triu_indices(len(x), 1)
+        assert own.raw.anisotropy == pytest.approx(cosine_similarity(x)[upper].mean(), rel=1e-4)
+        after = cosine_similarity(scaled)[upper].mean()
+        assert own.standardized.anisotropy == pytest.approx(after, rel=1e-3, abs=1e-6)
+
+
+def test_correlations_by_layer_are_scipys(encoder):
+    pairs = [(TEXTS[i], TEXTS[j]) for i, j in ((0, 1), (0, 2), (3, 5), (4, 5), (1, 1))]
+    scores = [3.0, 1.0, 2.0, 2.5, 5.0]
+    found = correlation_by_layer(encoder, ScoredPairs(pairs, scores), batch_size=2)
+    texts = sorted({text for pair in pairs for text in pair})
+    means = np.stack([states(encoder, text).mean(1) for text in texts], axis=1)
+    for own, x in zip(found, means, strict=True):
+        for value, rows in ((own.raw, x), (own.standardized, StandardScaler().fit_transform(x))):
+            of = dict(zip(texts, rows, strict=True))
+            cosines = [cosine_similarity(of[a][None], of[b][None])[0, 0] for a, b in pairs]
+            assert value == pytest.approx(spearmanr(cosines, scores).statistic, abs=1e-6)
+
+
+def test_self_similarity_is_the_mean_over_pairs_of_occurrences(encoder):
+    x = torch.randn(9, 4)
+    owner = torch.tensor([0, 0, 0, 1, 1, 2, 0, 1, 0])
+    unit = torch.nn.functional.normalize(x, dim=1)
+    sums = torch.zeros(3, 4).index_add_(0, owner, unit)
+    found = self_similarity(sums, owner.bincount())
+    for word in (0, 1):
+        own = cosine_similarity(x[owner == word].numpy())
+        expected = own[np.triu_indices(len(own), 1)].mean()
+        assert float(found[word]) == pytest.approx(expected, rel=1e-5)
+    assert found[2].isnan()
+    sentences = [text.split() for text in TEXTS]
+    bins = similarity_by_frequency(encoder, sentences, batch_size=2)
+    words = [word for sentence in sentences for word in sentence]
+    every = {word: words.count(word) for word in words}
+    assert sum(b.words for b in bins) == sum(count > 1 for count in every.values())
+    vectors = encoder.embed_words(sentences, layers=(-1,)).vectors.numpy()
+    for low, high, count, similarity in bins:
+        chosen = [word for word, n in every.items() if low <= n < high]
+        means = []
+        for word in chosen:
+            own = cosine_similarity(vectors[[w == word for w in words]])
+            means.append(own[np.triu_indices(len(own), 1)].mean())
+        assert count == len(chosen) and similarity == pytest.approx(np.mean(means), rel=1e-5)
+
+
+@pytest.mark.parametrize("normalize", [True, False])
+def test_saved_with_an_encoder_used_by_encode_and_by_sentence_transformers(
+    encoder, tmp_path, normalize
+):
+    from sentence_transformers import SentenceTransformer
+
+    moments = sentence_moments(encoder, TEXTS)
+    plain = encoder.encode(TEXTS, pooling="mean", normalize=False).numpy()
+    np.testing.assert_allclose(moments.mean, plain.mean(0), rtol=1e-4, atol=1e-5)
+    standardization = moments.standardization()
+    own = Encoder.from_pretrained(encoder.base)
+    own.tokenizer = encoder.tokenizer
+    own.sentence = replace(SentenceSettings(normalize=normalize), standardization=standardization)
+    own.save_pretrained(tmp_path)
+    expected = StandardScaler().fit_transform(plain)
+    if normalize:
+        expected /= np.linalg.norm(expected, axis=1, keepdims=True)
+    again = Encoder.from_pretrained(tmp_path)
+    peer = SentenceTransformer(str(tmp_path), device="cpu").eval()
+    vectors = {
+        "encoder": own.encode(TEXTS),
+        "loaded": again.encode(TEXTS),
+        "embedder": SentenceEmbedder.from_pretrained(tmp_path).encode(TEXTS),
+        "sentence-transformers": peer.encode(TEXTS, convert_to_tensor=True),
+    }
+    for name, found in vectors.items():
+        np.testing.assert_allclose(found, expected, rtol=2e-3, atol=2e-4, err_msg=name)
+
+
+def test_another_dense_module_is_no_standardization(encoder, tmp_path):
+    from sentence_transformers import SentenceTransformer, models
+
+    encoder.save_pretrained(tmp_path / "base")
+    word = models.Transformer(str(tmp_path / "base"))
+    for kind, dense in (
+        ("tanh", models.Dense(32, 32)),
+        ("full", models.Dense(32, 32, activation_function=None)),
+    ):
+        modules = [word, models.Pooling(32), dense]
+        SentenceTransformer(modules=modules).save(str(tmp_path / kind))
+        with pytest.warns(UserWarning, match="use sentence-transformers"):
+            assert Encoder.from_pretrained(tmp_path / kind).sentence is None
+
+
+def test_scored_pairs_from_a_table(tmp_path):
+    path = tmp_path / "x.tsv"
+    path.write_text("word1\tword2\tscore\ngem\tjewel\t3.94\n")
+    assert read_scored_pairs(path) == ScoredPairs([("gem", "jewel")], [3.94])
+    path.write_text("word1\tword2\tscore\ngem\tjewel\tmuch\n")
+    with pytest.raises(ValueError, match=r"line 2: .* must be a number"):
+        read_scored_pairs(path)
