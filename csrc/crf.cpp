@@ -125,7 +125,11 @@ std::tuple<Tensor, Tensor, Tensor> forward(
   std::fill_n(likelihoods, sequences.count, 0.f);
   sequences.clear_unused(a.alphas, a.stride);
   sequences.clear_unused(a.norms, 1);
-  const auto groups = sequences.groups(crf_fills_lanes(a, false));
+  const bool fills_lanes = crf_fills_lanes(a, false);
+  if (fills_lanes)  // then the kernel writes the tags' columns only
+    for (int64_t token = 0; token < emissions.size(0); ++token)
+      std::fill(a.alphas + token * a.stride + a.num_tags, a.alphas + (token + 1) * a.stride, 0.f);
+  const auto groups = sequences.groups(fills_lanes);
   torch::stable::parallel_for(0, groups.size(), 1, [&](int64_t begin, int64_t stop) {
     const Scratch scratch = floats(3 * CrfGroup::kMost * a.stride + 16);
     for (int64_t g = begin; g < stop; ++g) FASTENC_CALL(crf_forward, a, groups[g], likelihoods, scratch.get());

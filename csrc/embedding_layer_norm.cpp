@@ -124,11 +124,12 @@ std::tuple<Tensor, Tensor, Tensor> backward(
   return {dh, dweight.total(), dbias.total()};
 }
 
-// table is contiguous, rows (count, width) of its dtype.
+// rows is (count, width) of table's dtype; both are contiguous.
 void add_rows(
     Tensor table, Tensor rows, Tensor sorted_ids, Tensor order, int64_t offset, int64_t padding_idx) {
   const bool bf16 = is_bfloat16(table);
   const int64_t count = sorted_ids.numel(), width = table.size(1);
+  STD_TORCH_CHECK(table.is_contiguous() && rows.is_contiguous(), "fastenc: tables and rows must be contiguous");
   const int64_t windows = (count + kAddRowsWindow - 1) / kAddRowsWindow;
   std::vector<float> parts(2 * windows * width);
   const AddRows a{table.mutable_data_ptr(), rows.const_data_ptr(), checked_ids(sorted_ids, count, offset, table),

@@ -15,6 +15,8 @@ from torch import Tensor
 
 from fastenc._transfer import send
 
+BUILD = "build the batch with fastenc.packing.pack or pack_sequences"
+
 
 @dataclass(frozen=True)
 class PackedBatch:
@@ -30,6 +32,8 @@ class PackedBatch:
         padded_shape: (B, length) of that padded batch, or None.
         hidden: (T, hidden_size), an encoder's output for these tokens where it was computed before; the encoder then
             gives it back as it is.
+    Raises: ValueError naming the field, the value and the rule. Offsets and indices are read on CPU tensors only; on an
+        accelerator that would wait for the device.
     """
 
     input_ids: Tensor
@@ -40,6 +44,59 @@ class PackedBatch:
     indices: Tensor | None = None
     padded_shape: tuple[int, int] | None = None
     hidden: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        tokens = self.input_ids.shape[:1]
+        for name in ("input_ids", "position_ids", "token_type_ids", "indices"):
+            value = getattr(self, name)
+            if value is None and name in ("token_type_ids", "indices"):
+                continue
+            if value.dtype != torch.int64 or value.dim() != 1 or value.shape != tokens:
+                expected = "(total_tokens,)" if name == "input_ids" else str(tuple(tokens))
+                raise ValueError(
+                    f"{name} must be int64 of shape {expected}, got {value.dtype} of shape "
+                    f"{tuple(value.shape)}: {BUILD}"
+                )
+        if type(self.max_seqlen) is bool or self.max_seqlen < 0:
+            raise ValueError(f"max_seqlen must be an integer of at least 0, got {self.max_seqlen}")
+        if self.hidden is not None and (self.hidden.dim() != 2 or self.hidden.shape[:1] != tokens):
+            raise ValueError(
+                f"hidden must have one row for each of the {tokens[0]} tokens, got shape {tuple(self.hidden.shape)}"
+            )
+        for name, value in vars(self).items():
+            if isinstance(value, Tensor) and value.device != self.input_ids.device:
+                raise ValueError(
+                    f"{name} must be on the device of input_ids {self.input_ids.device}, got {value.device}: "
+                    "move the batch as a whole with its method to()"
+                )
+        check_cu_seqlens(self.cu_seqlens, self.total_tokens, self.max_seqlen)
+        self._check_indices()
+
+    def _check_indices(self) -> None:
+        if (self.indices is None) != (self.padded_shape is None):
+            raise ValueError(
+                f"indices and padded_shape go together, got {'padded_shape' if self.indices is None else 'indices'} "
+                f"only: {BUILD}"
+            )
+        if self.indices is None or self.padded_shape is None:
+            return
+        rows, length = self.padded_shape
+        if rows != self.num_sequences or length < 0:
+            raise ValueError(
+                f"padded_shape must be ({self.num_sequences}, length), one row a sequence, got {self.padded_shape}: "
+                f"{BUILD}"
+            )
+        if self.indices.device.type != "cpu" or torch.compiler.is_compiling():
+            return
+        ascends = bool((self.indices.diff() > 0).all())
+        ends = torch.arange(rows + 1) * length
+        if not ascends or not torch.equal(
+            torch.searchsorted(self.indices, ends, out_int32=True), self.cu_seqlens
+        ):
+            raise ValueError(
+                f"indices must ascend, those of each sequence inside its row of {length} in {rows} x {length}, got "
+                f"{self.indices.tolist()[:8]}...: {BUILD}"
+            )
 
     @property
     def total_tokens(self) -> int:
@@ -53,13 +110,12 @@ class PackedBatch:
         """(indices, padded_shape); of a batch packed from lists those of its left-aligned form at max_seqlen."""
         if self.indices is not None and self.padded_shape is not None:
             return self.indices, self.padded_shape
-        seqlens = self.cu_seqlens.diff().long()
-        row = torch.repeat_interleave(
-            torch.arange(self.num_sequences, device=seqlens.device),
-            seqlens,
-            output_size=self.total_tokens,
+        # A sequence's tokens move on by the padding before its row.
+        starts = torch.arange(self.num_sequences, device=self.cu_seqlens.device) * self.max_seqlen
+        padding = torch.repeat_interleave(
+            starts - self.cu_seqlens[:-1], self.cu_seqlens.diff(), output_size=self.total_tokens
         )
-        indices = row * self.max_seqlen + self.position_ids
+        indices = torch.arange(self.total_tokens, device=padding.device) + padding
         return indices, (self.num_sequences, self.max_seqlen)
 
     def to(self, device: torch.device | str, non_blocking: bool = True) -> "PackedBatch":

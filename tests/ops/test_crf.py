@@ -237,6 +237,18 @@ def test_registration_passes_opcheck():
     torch.library.opcheck(torch.ops.fastenc.crf_nbest.default, nbest)
 
 
+@BOTH
+def test_no_memory_is_left_as_it_was_found(lengths):
+    """What the kernel does not compute, rows of whole vectors and tokens that are not used, is finite."""
+    (emissions, start, end, transitions), tags, cu_seqlens = inputs(5, lengths)
+    arguments = (emissions, tags, cu_seqlens, cu_seqlens.diff() // 2, start, end, transitions)
+    dirty = [torch.full((emissions.shape[0], 16), torch.nan) for _ in range(20)]
+    del dirty  # whose memory the allocator hands out next
+    with torch.no_grad():
+        _, alphas, norms = torch.ops.fastenc.crf_fwd(*arguments)
+    assert alphas[:, 5:].eq(0).all() and norms.isfinite().all()
+
+
 @pytest.mark.parametrize("impl", ["cpp", "reference"])
 def test_unused_tokens_are_as_if_cut_off(instruction_set, impl):
     lengths, used = (4, 0, 7, 3), (4, 0, 5, 0)

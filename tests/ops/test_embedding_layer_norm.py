@@ -268,3 +268,21 @@ def test_ids_outside_a_table_are_never_followed():
         )
     with pytest.raises(RuntimeError, match="an id is outside its table"):
         torch.ops.fastenc.add_rows_(word, torch.ones(2, 8), ids, torch.tensor([0, 1]), 0, -1)
+
+
+@pytest.mark.parametrize("table", ["word", "position", "token_type"])
+def test_a_table_laid_out_by_columns_gets_its_rows_gradient(table):
+    tables = {"word": torch.randn(11, 8), "position": torch.randn(7, 8)}
+    tables["token_type"] = torch.randn(2, 8)
+    arguments = dict(position_ids=torch.tensor([0, 6, 3]), token_type_ids=torch.tensor([0, 1, 1]))
+
+    def gradient(leaf):
+        y = embedding_layer_norm(
+            torch.tensor([3, 5, 3]), **{**tables, table: leaf}, **arguments, impl="cpp"
+        )
+        return torch.autograd.grad(y.pow(3).sum(), leaf)[0]
+
+    by_rows = tables[table].clone().requires_grad_()
+    by_columns = tables[table].T.contiguous().T.requires_grad_()
+    assert not by_columns.is_contiguous()
+    torch.testing.assert_close(gradient(by_columns), gradient(by_rows), rtol=0, atol=0)

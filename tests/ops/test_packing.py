@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -96,9 +98,70 @@ def test_bad_input_is_named():
         ops.pack(torch.ones(3, 2, 4), batch)
     with pytest.raises(ValueError, match="one row for each of the batch's 5 tokens, got shape"):
         ops.unpack(torch.ones(4, 8), batch)
-    for indices in ([0, 1, 1, 2, 3], [1, 0, 2, 3, 4], [0, 1, 2, 3, 6], [-1, 0, 1, 2, 3]):
-        bad = PackedBatch(**{**vars(batch), "indices": torch.tensor(indices)})
-        with pytest.raises(ValueError, match="indices must ascend inside its 6 places, got"):
-            ops.unpack(torch.ones(5, 8), bad)
     with pytest.raises(ValueError, match="cannot take this call: it takes float32 or bfloat16"):
         ops.unpack(torch.ones(5, 8, dtype=torch.int64), batch, impl="cpp")
+
+
+def fields(**changes):
+    """Of a batch of two sequences, of 2 and 3 tokens, in 2 x 3 places."""
+    batch, _ = batch_of([2, 3], 3)
+    return {**vars(batch), **changes}
+
+
+@pytest.mark.parametrize(
+    "indices",
+    [
+        [0, 1, 1, 2, 3],
+        [1, 0, 3, 4, 5],
+        [0, 1, 2, 3, 6],
+        [-1, 0, 3, 4, 5],
+        [0, 3, 4, 5, 5],
+        [0, 1, 2, 3, 4],  # a token of the second sequence in the first row
+    ],
+)
+def test_indices_lie_in_their_sequences_rows(indices):
+    with pytest.raises(ValueError, match=r"indices must ascend, .* row of 3 in 2 x 3, got \["):
+        PackedBatch(**fields(indices=torch.tensor(indices)))
+
+
+def test_a_batch_whose_fields_disagree_is_named():
+    numbers = torch.arange(5)
+    for changes, message in (
+        (dict(input_ids=numbers.int()), r"input_ids must be int64 of shape \(total_tokens,\), got"),
+        (dict(input_ids=numbers[None]), r"input_ids must be int64 .* of shape \(1, 5\)"),
+        (dict(input_ids=numbers[:4]), r"position_ids must be int64 of shape \(4,\), got"),
+        (dict(position_ids=numbers[:4]), r"position_ids must be int64 of shape \(5,\), got"),
+        (dict(token_type_ids=torch.zeros(5)), "token_type_ids must be int64 .* got torch.float32"),
+        # Long enough to read far beyond the tokens.
+        (
+            dict(indices=torch.arange(7000), padded_shape=(2, 3500)),
+            r"indices must be int64 of shape \(5,\), got torch.int64 of shape \(7000,\)",
+        ),
+        (dict(indices=None), "indices and padded_shape go together, got padded_shape only"),
+        (dict(padded_shape=None), "indices and padded_shape go together, got indices only"),
+        (dict(padded_shape=(3, 3)), r"padded_shape must be \(2, length\), .* got \(3, 3\)"),
+        (dict(cu_seqlens=torch.tensor([0, 5])), "cu_seqlens must be int32"),
+        (dict(cu_seqlens=torch.tensor([0, 2, 4]).int()), "must run from 0 to .* 5, got 0 to 4"),
+        (dict(max_seqlen=2), "max_seqlen must be at least the longest sequence, got 2"),
+        (dict(max_seqlen=-1), "max_seqlen must be an integer of at least 0, got -1"),
+        (dict(hidden=torch.ones(4, 8)), r"hidden must have one row .* got shape \(4, 8\)"),
+        (
+            dict(hidden=torch.ones(5, 8, device="meta")),
+            "hidden must be on the device of input_ids cpu, got meta: move the batch as a whole",
+        ),
+    ):
+        with pytest.raises(ValueError, match=message):
+            PackedBatch(**fields(**changes))
+
+
+@needs_cpp
+def test_the_kernel_takes_no_more_indices_than_rows():
+    with pytest.raises(RuntimeError, match="one for each row of values"):
+        torch.ops.fastenc.unpack(torch.ones(2, 4), torch.arange(7000), 8000, 0.0)
+
+
+def test_positions_that_start_elsewhere_move_no_row():
+    batch = pack_sequences([[7, 8], [9, 9, 9]])
+    moved = replace(batch, position_ids=batch.position_ids + 1000)
+    values = torch.randn(5, 3)
+    assert torch.equal(ops.unpack(values, moved), ops.unpack(values, batch))

@@ -205,13 +205,13 @@ class _EmbeddingLayerNorm(torch.autograd.Function):
         dh = dh.view(-1, word.shape[1])
         dword = dposition = dtype = None
         if needs_word:
-            dword = torch.zeros_like(word) if dtied is None else _for_writing(dtied)
+            dword = _zero_rows(word) if dtied is None else _for_writing(dtied)
             _add_rows(dword, dh, input_ids, 0, ctx.paddings[0])
         if needs_position:
-            dposition = torch.zeros_like(position)
+            dposition = _zero_rows(position)
             _add_rows(dposition, dh, position_ids, ctx.position_offset, ctx.paddings[1])
         if needs_type:
-            dtype = torch.zeros_like(token_type)
+            dtype = _zero_rows(token_type)
             types = torch.zeros_like(input_ids) if token_type_ids is None else token_type_ids
             _add_rows(dtype, dh, types, 0, -1)
         return (
@@ -225,6 +225,11 @@ class _EmbeddingLayerNorm(torch.autograd.Function):
             dbias.to(bias.dtype) if needs_bias else None,
             *(None,) * 5,
         )
+
+
+def _zero_rows(table: Tensor) -> Tensor:
+    """Zeros laid out row by row, as ``add_rows_`` writes them, also for a table that is laid out by columns."""
+    return torch.zeros_like(table, memory_format=torch.contiguous_format)
 
 
 def _for_writing(gradient: Tensor) -> Tensor:

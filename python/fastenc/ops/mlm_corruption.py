@@ -66,7 +66,20 @@ def mlm_corruption(
                 f"{tuple(value.shape)}: see fastenc.objectives.MlmCorruption"
             )
         _checks.check_device("mlm_corruption", name, value, input_ids)
-    _check_ids(input_ids, is_special.shape[0])
+    vocabulary = is_special.shape[0]
+    if not 0 <= mask_token_id < vocabulary:
+        raise ValueError(
+            f"mlm_corruption: mask_token_id must be in [0, {vocabulary}), the size of is_special, got {mask_token_id}"
+        )
+    _check_range(
+        "input_ids",
+        input_ids,
+        vocabulary,
+        "is_special has one entry a token: was another vocabulary's tokenizer used?",
+    )
+    remedy = "see fastenc.objectives.MlmCorruption"
+    _check_range("choices", choices, vocabulary, remedy)
+    _check_range("cutoffs", cutoffs, 2**32 + 1, remedy)
     tables = (seed, is_special, choices, cutoffs)
     threshold = round(probability * 2**32)
     if choose("mlm_corruption", impl, input_ids) == "reference":
@@ -74,15 +87,14 @@ def mlm_corruption(
     return torch.ops.fastenc.mlm_corruption(input_ids, *tables, mask_token_id, threshold)
 
 
-def _check_ids(input_ids: Tensor, vocabulary: int) -> None:
+def _check_range(name: str, values: Tensor, limit: int, remedy: str) -> None:
     """Values are read only on CPU tensors; on an accelerator that would wait for the device."""
-    if input_ids.device.type != "cpu" or not len(input_ids) or torch.compiler.is_compiling():
+    if values.device.type != "cpu" or not len(values) or torch.compiler.is_compiling():
         return
-    low, high = (int(value) for value in input_ids.aminmax())
-    if low < 0 or high >= vocabulary:
+    low, high = (int(value) for value in values.aminmax())
+    if low < 0 or high >= limit:
         raise ValueError(
-            f"mlm_corruption: input_ids must be in [0, {vocabulary}), the size of is_special, got "
-            f"{low if low < 0 else high}: was another vocabulary's tokenizer used?"
+            f"mlm_corruption: {name} must be in [0, {limit}), got {low if low < 0 else high}: {remedy}"
         )
 
 

@@ -31,7 +31,7 @@ def pack(x: Tensor, batch: PackedBatch, *, impl: str = "auto") -> Tensor:
             f"pack: x must have the batch's padded shape {shape} in front, got {tuple(x.shape)}: "
             "pass the padded tensor of the same batch"
         )
-    _check_indices("pack", indices, x, shape)
+    _checks.check_device("pack", "the batch's indices", indices, x)
     impl = choose("pack", impl, x)
     rows = x.flatten(0, 1)
     if impl == "reference" or not (torch.is_grad_enabled() and x.requires_grad):
@@ -63,7 +63,7 @@ def unpack(
             f"got shape {tuple(values.shape)}: pass the packed output of the same batch"
         )
     indices, shape = batch.places()
-    _check_indices("unpack", indices, values, shape)
+    _checks.check_device("unpack", "the batch's indices", indices, values)
     impl = choose("unpack", impl, values)
     places = shape[0] * shape[1]
     if impl == "reference":
@@ -77,19 +77,6 @@ def unpack(
 
 def _matrix(rows: Tensor) -> Tensor:
     return rows.reshape(rows.shape[0], rows.shape[1:].numel())
-
-
-def _check_indices(op: str, indices: Tensor, x: Tensor, shape: tuple[int, int]) -> None:
-    """Values are read only on CPU tensors; on an accelerator that would wait for the device."""
-    _checks.check_device(op, "the batch's indices", indices, x)
-    if indices.device.type != "cpu" or not len(indices) or torch.compiler.is_compiling():
-        return
-    places = shape[0] * shape[1]
-    if indices[0] < 0 or indices[-1] >= places or not (indices.diff() > 0).all():
-        raise ValueError(
-            f"{op}: the batch's indices must ascend inside its {places} places, "
-            f"got {indices.min()} to {indices.max()}: build the batch with fastenc.packing"
-        )
 
 
 class _Pack(torch.autograd.Function):
