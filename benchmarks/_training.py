@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from fastenc.data import BatchSampler, full_sentence_blocks, read_texts, train_tokenizer
-from fastenc.models import EncoderConfig, LossPart
+from fastenc.models import EncoderConfig, LossTerm
 from fastenc.objectives import Collator
-from fastenc.objectives.parts import count_items, weighted_sum
+from fastenc.objectives.loss_terms import count_items, weighted_sum
 from fastenc.train import TrainConfig
 from fastenc.train.optimizer import build_optimizer, rate_factor
 
@@ -22,7 +22,7 @@ class Side(NamedTuple):
     """A model, and the parts of its loss on a collator's example."""
 
     model: nn.Module
-    parts: Callable[[dict[str, Any]], dict[str, LossPart]]
+    parts: Callable[[dict[str, Any]], dict[str, LossTerm]]
 
 
 def corpus() -> tuple[Any, list, list]:
@@ -50,7 +50,7 @@ def small_config(vocabulary: int, width: int = 256, **changes: Any) -> EncoderCo
 def padded(example: dict[str, Any]) -> dict[str, Any]:
     """The same batch as Hugging Face takes it."""
     batch = example["batch"]
-    places, shape = batch.places()
+    places, shape = batch.padded_indices()
 
     def pad(values: torch.Tensor, padding: int) -> torch.Tensor:
         return values.new_full(shape, padding).flatten().index_copy(0, places, values).view(shape)

@@ -54,7 +54,7 @@ def measure(
     labels = torch.where(torch.rand(tokens) < SHARE, labels, -100).to(DEVICE)
     count = int((labels != -100).sum())
     # As the collator tells it: without it a GPU's every row goes through the product.
-    ours = partial(linear_masked_cross_entropy, max_labelled=count)
+    ours = partial(linear_masked_cross_entropy, max_labels=count)
     losses = {
         "full logits": full,
         "gather": gathered,

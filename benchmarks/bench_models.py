@@ -169,7 +169,7 @@ def training(ours: MaskedLM, folder: str) -> dict[str, Callable[[], dict]]:
             fused = compiled(owners[compile_name]) if fixed else dynamic
             losses[compile_name] = lambda fused=fused: fused(**batch).loss
         owners["fastenc"] = ours
-        losses["fastenc"] = lambda: ours(packed, labels, max_labelled=count).loss
+        losses["fastenc"] = lambda: ours(packed, labels, max_labels=count).loss
         truth = exact_loss(exact, batch)
 
         def step_of(provider):

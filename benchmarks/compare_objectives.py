@@ -43,7 +43,7 @@ from fastenc.models.pretrained import PretrainedModel
 from fastenc.models.tokenizers import save_tokenizer
 from fastenc.objectives import OBJECTIVES, PACKINGS, Collator, evaluate_objective, token_ids
 from fastenc.objectives.distill import DistilledLM
-from fastenc.objectives.parts import loss_parts, weighted_sum
+from fastenc.objectives.loss_terms import loss_terms, weighted_sum
 from fastenc.profiling.costs import CountWork
 from fastenc.train import TrainConfig, Trainer, fine_tuning_rate
 from fastenc.train.optimizer import build_optimizer
@@ -103,7 +103,7 @@ def step_flops(model: PretrainedModel, examples: Sequence[Any], collator: Collat
     with CountWork() as count:
         for step in range(4):
             arguments = collator(examples[step * BATCH : (step + 1) * BATCH], step)
-            weighted_sum(loss_parts(model(**arguments))).backward()
+            weighted_sum(loss_terms(model(**arguments))).backward()
     model.zero_grad(set_to_none=True)
     return sum(call.work.flops for call in count.calls) / 4
 
@@ -184,7 +184,7 @@ def step_memory(name: str, vocabulary: int, folder: Path) -> dict:
     optimizer = build_optimizer(model, TrainConfig("unused"))
     for step in range(3):
         arguments = collator(examples[:MEMORY_BATCH], step)
-        weighted_sum(loss_parts(model(**arguments))).backward()
+        weighted_sum(loss_terms(model(**arguments))).backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
     parameters = sum(parameter.numel() for parameter in model.parameters())

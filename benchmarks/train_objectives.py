@@ -19,10 +19,10 @@ from torch import nn
 from benchmarks._harness import read_cases, write
 from benchmarks._training import Side, corpus, padded, small_config, train_both
 from benchmarks.plots import draw_curves
-from fastenc.models import LossPart
+from fastenc.models import LossTerm
 from fastenc.objectives import OBJECTIVES
 from fastenc.objectives.electra import DETECTION_WEIGHT, GENERATOR_FOLDER
-from fastenc.objectives.parts import loss_parts
+from fastenc.objectives.loss_terms import loss_terms
 from tests.helpers.references import electra as reference
 
 
@@ -31,7 +31,7 @@ def masked_lm(folder: str) -> Side:
     import transformers
 
     model = transformers.AutoModelForMaskedLM.from_pretrained(folder)
-    return Side(model, lambda example: {"loss": LossPart(model(**padded(example)).loss)})
+    return Side(model, lambda example: {"loss": LossTerm(model(**padded(example)).loss)})
 
 
 def electra(folder: str) -> Side:
@@ -45,16 +45,16 @@ def electra(folder: str) -> Side:
         setattr(theirs, name, getattr(own, name))
     generator.generator_lm_head.weight = own.word_embeddings.weight
 
-    def parts(example: dict[str, Any]) -> dict[str, LossPart]:
+    def parts(example: dict[str, Any]) -> dict[str, LossTerm]:
         batch = padded(example)
         labelled = batch["labels"] != -100
         output = generator(**batch)
-        samples = reference.sample(output.logits[labelled].detach(), example["draws"])
+        samples = reference.sample(output.logits[labelled].detach(), example["uniform_samples"])
         read = batch["input_ids"].masked_scatter(labelled, samples)
         original = torch.where(labelled, batch["labels"], batch["input_ids"])
         mask = batch["attention_mask"]
         found = discriminator(read, attention_mask=mask, labels=(read != original).long())
-        return {"mlm": LossPart(output.loss), "rtd": LossPart(found.loss, DETECTION_WEIGHT)}
+        return {"mlm": LossTerm(output.loss), "rtd": LossTerm(found.loss, DETECTION_WEIGHT)}
 
     return Side(nn.ModuleDict({"generator": generator, "discriminator": discriminator}), parts)
 
@@ -83,7 +83,7 @@ def main() -> None:
         ours.save_pretrained(scratch)
         theirs = THEIRS[name](scratch)
     sides = {
-        "fastenc": Side(ours, lambda example: loss_parts(ours(**example))),
+        "fastenc": Side(ours, lambda example: loss_terms(ours(**example))),
         "transformers": theirs,
     }
     collators = (

@@ -1,7 +1,6 @@
-"""Padded → packed: a batch as one row of tokens with no padding.
+"""Packed batches: the sequences of a batch end to end in one row of tokens, without padding.
 
-The host does the packing once, before the embedding; ``fastenc.ops.unpack`` undoes it once, at the end, only if
-somebody wants a padded result. The format is described in DESIGN.md.
+The host packs once, before the embeddings. ``fastenc.ops.unpack`` restores the padded layout, if it is wanted.
 """
 
 from collections.abc import Sequence
@@ -28,10 +27,10 @@ class PackedBatch:
         max_seqlen: length of the longest sequence, a host int.
         position_ids: (T,) int64, position inside the sequence, from 0.
         token_type_ids: (T,) int64, or None for all zeros.
-        indices: (T,) int64, ascending, place of each token in the flattened padded batch, or None.
+        indices: (T,) int64, ascending, the index of each token in the flattened padded batch, or None.
         padded_shape: (B, length) of that padded batch, or None.
-        hidden: (T, hidden_size), an encoder's output for these tokens where it was computed before; the encoder then
-            gives it back as it is.
+        hidden: (T, hidden_size), the encoder's output for these tokens if it was computed before. The encoder then
+            returns it unchanged.
     Raises: ValueError naming the field, the value and the rule. Offsets and indices are read on CPU tensors only; on an
         accelerator that would wait for the device.
     """
@@ -106,8 +105,8 @@ class PackedBatch:
     def num_sequences(self) -> int:
         return self.cu_seqlens.shape[0] - 1
 
-    def places(self) -> tuple[Tensor, tuple[int, int]]:
-        """(indices, padded_shape); of a batch packed from lists those of its left-aligned form at max_seqlen."""
+    def padded_indices(self) -> tuple[Tensor, tuple[int, int]]:
+        """(indices, padded_shape). A batch packed from lists is laid out with right padding up to max_seqlen."""
         if self.indices is not None and self.padded_shape is not None:
             return self.indices, self.padded_shape
         # A sequence's tokens move on by the padding before its row.
@@ -128,18 +127,21 @@ class PackedBatch:
         return replace(self, **moved)
 
     def split(self, groups: Sequence[tuple[int, int, int]]) -> list["PackedBatch"]:
-        """Batches of consecutive sequences; for each its number of sequences, of tokens, and the longest of them."""
+        """Batches of consecutive sequences.
+
+        Args: groups: (number of sequences, number of tokens, length of the longest sequence) of each batch.
+        """
         batches, sequence, token = [], 0, 0
         for sequences, tokens, longest in groups:
-            own = slice(token, token + tokens)
+            tokens_of_group = slice(token, token + tokens)
             types = self.token_type_ids
             batches.append(
                 PackedBatch(
-                    input_ids=self.input_ids[own],
+                    input_ids=self.input_ids[tokens_of_group],
                     cu_seqlens=self.cu_seqlens[sequence : sequence + sequences + 1] - token,
                     max_seqlen=longest,
-                    position_ids=self.position_ids[own],
-                    token_type_ids=None if types is None else types[own],
+                    position_ids=self.position_ids[tokens_of_group],
+                    token_type_ids=None if types is None else types[tokens_of_group],
                 )
             )
             sequence, token = sequence + sequences, token + tokens
@@ -148,12 +150,12 @@ class PackedBatch:
 
 @dataclass(frozen=True)
 class Documents:
-    """Which sequences of a packed batch are the chunks of which document.
+    """Assigns the sequences of a packed batch to documents: each sequence is a chunk of one document.
 
     Fields (B = sequences, D = documents):
         cu_chunks: (D+1,) int32, offsets of the documents among the sequences, from 0 to B.
-        max_chunks: most chunks of a document, a host int.
-        position_ids: (B,) int64, place of each chunk in its document, from 0.
+        max_chunks: the largest number of chunks of a document, a host int.
+        position_ids: (B,) int64, position of each chunk in its document, from 0.
         groups: host ints for :meth:`PackedBatch.split`; inference encodes one group after the other.
     """
 
@@ -163,7 +165,7 @@ class Documents:
     groups: tuple[tuple[int, int, int], ...]
 
     def to(self, device: torch.device | str, non_blocking: bool = True) -> "Documents":
-        """The same with its tensors on ``device``."""
+        """The same assignment with its tensors on ``device``."""
         move = lambda tensor: send(tensor, device, non_blocking)
         return replace(self, cu_chunks=move(self.cu_chunks), position_ids=move(self.position_ids))
 
@@ -171,16 +173,16 @@ class Documents:
 def pack_documents(
     chunk_lengths: Sequence[Sequence[int]], tokens_at_once: int = 16_384
 ) -> Documents:
-    """Describe documents by the lengths of their chunks, which are packed in this order.
+    """Describe documents by the lengths of their chunks. The batch holds the chunks in this order.
 
     Args:
-        tokens_at_once: most tokens of a group, unless a single chunk has more.
+        tokens_at_once: the largest number of tokens in a group, unless a single chunk has more.
     Raises: ValueError for a document without chunks.
     """
     counts = [len(lengths) for lengths in chunk_lengths]
     if 0 in counts:
         raise ValueError(
-            f"a document must have at least one chunk, got none at place {counts.index(0)}: leave it out of the batch"
+            f"a document must have at least one chunk, document {counts.index(0)} has none: leave it out of the batch"
         )
     groups: list[tuple[int, int, int]] = []
     sequences = tokens = longest = 0
@@ -194,7 +196,7 @@ def pack_documents(
     return Documents(
         cu_chunks=torch.tensor([0, *accumulate(counts)], dtype=torch.int32),
         max_chunks=max(counts, default=0),
-        position_ids=torch.tensor([place for n in counts for place in range(n)], dtype=torch.int64),
+        position_ids=torch.tensor([i for n in counts for i in range(n)], dtype=torch.int64),
         groups=tuple(groups),
     )
 
@@ -222,13 +224,12 @@ def pack(
 
     Args:
         input_ids: (B, length) integer.
-        attention_mask: (B, length), non-zero at real tokens; None keeps every token. The real tokens of
-            a row may stand anywhere (left or right padding, holes); order is kept.
+        attention_mask: (B, length), non-zero at real tokens; None keeps every token. Padding may be at the left, at
+            the right or between tokens. The order of the tokens is kept.
         token_type_ids: (B, length) integer or None.
-        total_tokens, max_seqlen: of the mask's real tokens, where the caller knows both.
-    Raises: ValueError for another shape.
-    Unless they are given, reads these two numbers back to the host: call it before the forward pass, on CPU tensors
-    where possible.
+        total_tokens, max_seqlen: the number of real tokens, and the longest sequence. Without them the function reads
+            both back to the host, which waits for a GPU; so pack CPU tensors where possible.
+    Raises: ValueError if the shapes differ or input_ids is not two-dimensional.
     """
     if input_ids.dim() != 2:
         raise ValueError(
@@ -272,7 +273,7 @@ def pack(
 def pack_sequences(
     sequences: Sequence[Sequence[int]], token_type_ids: Sequence[Sequence[int]] | None = None
 ) -> PackedBatch:
-    """Pack lists of token ids; what a collator calls on the host."""
+    """Pack lists of token ids. Collators call this on the host."""
     lengths = [len(sequence) for sequence in sequences]
     if token_type_ids is not None and [len(types) for types in token_type_ids] != lengths:
         raise ValueError(
@@ -292,10 +293,11 @@ def pack_sequences(
 def check_cu_seqlens(
     cu_seqlens: Tensor, total_tokens: int, max_seqlen: int, suffix: str = ""
 ) -> None:
-    """Check offsets: int32, one-dimensional, from 0 to total_tokens, non-decreasing, none longer than max_seqlen.
+    """Check offsets: int32, one-dimensional, from 0 to total_tokens, non-decreasing, no sequence above max_seqlen.
 
-    ``suffix`` ends the names in messages: "_q" makes cu_seqlens_q and max_seqlen_q of them.
-    Values are read only on CPU tensors; on an accelerator that would wait for the device.
+    Values are checked on CPU tensors only, because on a GPU the check would wait for the device.
+
+    Args: suffix: appended to the names in messages; "_q" makes cu_seqlens_q and max_seqlen_q.
     Raises: ValueError with the rule, the value and the remedy.
     """
     if cu_seqlens.dtype != torch.int32 or cu_seqlens.dim() != 1 or cu_seqlens.shape[0] < 1:
@@ -314,14 +316,14 @@ def check_cu_seqlens(
     lengths = list(map(sub, offsets[1:], offsets))
     if not lengths or (min(lengths) >= 0 and max(lengths) <= max_seqlen):
         return
-    for place, length in enumerate(lengths):
+    for i, length in enumerate(lengths):
         if length < 0:
             raise ValueError(
-                f"cu_seqlens{suffix} must not decrease, got {offsets[place]} then {offsets[place + 1]} at place "
-                f"{place + 1}: give offsets, not lengths"
+                f"cu_seqlens{suffix} must not decrease, got {offsets[i]} then {offsets[i + 1]} at index {i + 1}: "
+                "give offsets, not lengths"
             )
         if length > max_seqlen:
             raise ValueError(
-                f"max_seqlen{suffix} must be at least the longest sequence, got {max_seqlen} but sequence "
-                f"{place} has {length} tokens: pass the batch's own"
+                f"max_seqlen{suffix} must be at least the longest sequence, got {max_seqlen} but sequence {i} has "
+                f"{length} tokens: pass the batch's max_seqlen"
             )

@@ -97,7 +97,7 @@ def test_errors_are_one_line(text, tmp_path, capsys):
         ),
         (
             (*few, *SMALL, "--objective", "mlm+nsp"),
-            "from another document, got pairs of one document",
+            "needs pairs of at least two documents, got pairs of one",
         ),
         (
             ("pretrain", text, "-o", tmp_path / "x", *SMALL[:-4], "--vocab-size", 4),

@@ -96,14 +96,14 @@ def test_linear_form_keeps_the_budget_and_waits_for_nothing(max_logits_bytes, dt
             loss = linear_masked_cross_entropy(
                 *tensors,
                 labels,
-                max_labelled=limit,
+                max_labels=limit,
                 max_logits_bytes=max_logits_bytes,
                 impl="cuda",
             )
             ours = torch.autograd.grad(loss, tensors)
         for name, *triple in zip(("dhidden", "dweight", "dbias"), ours, theirs, exact, strict=True):
             assert_within_budget(*triple, name)
-    short = linear_masked_cross_entropy(*tensors, labels, max_labelled=number - 1, impl="cuda")
+    short = linear_masked_cross_entropy(*tensors, labels, max_labels=number - 1, impl="cuda")
     assert short.isnan()
 
 
@@ -120,7 +120,7 @@ def test_captured_graph_follows_its_inputs():
 
     def step():
         loss = linear_masked_cross_entropy(
-            *tensors, labels, max_labelled=number, max_logits_bytes=2**20, impl="cuda"
+            *tensors, labels, max_labels=number, max_logits_bytes=2**20, impl="cuda"
         )
         return loss.detach(), *torch.autograd.grad(loss, tensors)
 

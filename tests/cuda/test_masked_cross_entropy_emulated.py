@@ -200,7 +200,7 @@ def test_linear_form_on_padded_columns(emulated, monkeypatch, max_logits_bytes, 
     ]
     number = int((labels != -100).sum()) + 3
     loss = linear_masked_cross_entropy(
-        *tensors, labels, max_labelled=number, max_logits_bytes=max_logits_bytes
+        *tensors, labels, max_labels=number, max_logits_bytes=max_logits_bytes
     )
     plain = F.cross_entropy(F.linear(*tensors), labels)
     wide = [t.detach().double().requires_grad_() for t in tensors]
@@ -219,7 +219,7 @@ def test_more_labelled_rows_than_announced_give_nan_where_nothing_is_read_back(
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     hidden, weight = torch.randn(6, 4, requires_grad=True), torch.randn(10, 4, requires_grad=True)
     labels = torch.tensor([1, -100, 2, 5, -100, 9])
-    loss = linear_masked_cross_entropy(hidden, weight, None, labels, max_labelled=3)
+    loss = linear_masked_cross_entropy(hidden, weight, None, labels, max_labels=3)
     loss.backward()
     assert loss.isnan() and weight.grad.isnan().all() and hidden.grad[[0, 2, 3]].isnan().all()
 

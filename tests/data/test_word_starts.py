@@ -44,7 +44,7 @@ def check_masks(texts, tokenizer, block_size=128):
     words = MlmCollator(tokenizer, whole_word=True)
     collators = {"word": words, "span": SpanCollator(words)}
     masked = {
-        name: [collate([each], step)["max_labelled"] for step, each in enumerate(blocks)]
+        name: [collate([each], step)["max_labels"] for step, each in enumerate(blocks)]
         for name, collate in collators.items()
     }
     tokens = [int((~is_special[torch.tensor(each)]).sum()) for each in blocks]

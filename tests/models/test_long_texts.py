@@ -155,5 +155,5 @@ def test_bad_input_is_named():
             encode([("a", "b")], **options)
     with pytest.raises(ValueError, match="beside 2 special tokens, got 2: give more"):
         encode([TEXT], max_length=2, chunks="mean", stride=0)
-    with pytest.raises(ValueError, match="at least one chunk, got none at place 1: leave it out"):
+    with pytest.raises(ValueError, match="at least one chunk, document 1 has none: leave it out"):
         pack_documents([[3], []])

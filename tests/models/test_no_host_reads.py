@@ -144,10 +144,10 @@ def test_documents_in_chunks(kind, training):
         assert all(p.grad is not None for p in m.parameters())
 
 
-@pytest.mark.parametrize("max_labelled", [None, 5, 8], ids=["all rows", "5 rows", "8 rows"])
-def test_masked_lm_with_labels(max_labelled):
+@pytest.mark.parametrize("max_labels", [None, 5, 8], ids=["all rows", "5 rows", "8 rows"])
+def test_masked_lm_with_labels(max_labels):
     m = on_meta(MaskedLM).train()
-    m(a_batch(), torch.zeros(8, dtype=torch.long, device=META), max_labelled).loss.backward()
+    m(a_batch(), torch.zeros(8, dtype=torch.long, device=META), max_labels).loss.backward()
     assert all(p.grad is not None for p in m.parameters())
 
 
@@ -179,11 +179,11 @@ def test_every_op_took_its_kernel():
     assert called >= {f"{op}_{way}" for op in ops for way in ("fwd", "bwd")}
 
 
-@pytest.mark.parametrize("max_labelled", [None, 2, 8])
-def test_masked_lm_loss(max_labelled):
+@pytest.mark.parametrize("max_labels", [None, 2, 8])
+def test_masked_lm_loss(max_labels):
     m = on_meta(MaskedLM).train()
     labels = torch.zeros(8, dtype=torch.long, device=META)
-    m(a_batch(), labels, max_labelled).loss.backward()
+    m(a_batch(), labels, max_labels).loss.backward()
     assert all(p.grad is not None for p in m.parameters())
 
 
@@ -194,13 +194,13 @@ def test_masked_cross_entropy(reduction):
     logits = make(8, 37)
     masked_cross_entropy(logits, labels, reduction=reduction).sum().backward()
     assert logits.grad.shape == (8, 37)
-    for max_labelled in (None, 3, 8):
+    for max_labels in (None, 3, 8):
         for max_logits_bytes in (2**31, 100):
             tensors = make(8, 16), make(37, 16), make(37)
             loss = linear_masked_cross_entropy(
                 *tensors,
                 labels,
-                max_labelled=max_labelled,
+                max_labels=max_labels,
                 max_logits_bytes=max_logits_bytes,
                 reduction=reduction,
             )

@@ -38,9 +38,9 @@ def test_nothing_else_is_pinned():
 def test_a_models_arguments_are_sent():
     labels = torch.tensor([1, 0])
     sent = send_arguments(
-        {"batch": pack_sequences([[1, 2], [3]]), "labels": labels, "max_labelled": 2},
+        {"batch": pack_sequences([[1, 2], [3]]), "labels": labels, "max_labels": 2},
         torch.device("meta"),
     )
-    assert sent["max_labelled"] == 2
+    assert sent["max_labels"] == 2
     assert sent["labels"].is_meta and sent["batch"].input_ids.is_meta
     assert sent["batch"].max_seqlen == 2

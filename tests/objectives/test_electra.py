@@ -58,8 +58,8 @@ def test_loss_and_gradients_are_those_of_transformers_classes(pair):
     assert 0 < replaced.sum() <= (labels != -100).sum()
     result = discriminator(**{**batch, "input_ids": ids}, labels=replaced)
     masked_loss = generator(**batch, labels=labels).loss
-    close(output.parts["mlm"].mean, masked_loss)
-    close(output.parts["rtd"].mean, result.loss)
+    close(output.terms["mlm"].mean, masked_loss)
+    close(output.terms["rtd"].mean, result.loss)
     close(output.loss, masked_loss + 50 * result.loss, 1e-4)
     plain = reference.electra_loss(logits[mask], labels[mask], result.logits[mask], replaced[mask])
     close(output.loss, plain, 1e-4)
@@ -161,14 +161,14 @@ def test_a_sample_that_is_the_original_counts_as_original():
     expected = F.binary_cross_entropy_with_logits(
         seen["logits"], torch.tensor([0.0, 0.0, 1.0, 0.0])
     )
-    close(output.parts["rtd"].mean, expected)
+    close(output.terms["rtd"].mean, expected)
 
 
 def test_no_gradient_goes_through_the_sampling(pair):
     ours, _, _ = pair
     batch, mask, labels, draws = example()
     packed = pack(batch["input_ids"], batch["attention_mask"], batch["token_type_ids"])
-    ours(packed, labels[mask], draws).parts["rtd"].mean.backward()
+    ours(packed, labels[mask], draws).terms["rtd"].mean.backward()
     shared = {id(p) for p in ours.discriminator.parameters()}
     own = [p for p in ours.generator.parameters() if id(p) not in shared]
     assert own and all(parameter.grad is None for parameter in own)
@@ -180,12 +180,14 @@ def test_every_selected_token_is_masked_and_draws_depend_on_seed_and_step():
     result = make(0)(data, 1)
     chosen = result["labels"] != -100
     assert (result["batch"].input_ids[chosen] == SPECIAL.mask).all()
-    assert result["draws"].shape == (int(chosen.sum()),)
-    assert result["draws"].min() >= 0 and result["draws"].max() < 1
-    assert torch.equal(make(0)(data, 1)["draws"], result["draws"])
+    assert result["uniform_samples"].shape == (int(chosen.sum()),)
+    assert result["uniform_samples"].min() >= 0 and result["uniform_samples"].max() < 1
+    assert torch.equal(make(0)(data, 1)["uniform_samples"], result["uniform_samples"])
     for other in (make(0)(data, 2), make(1)(data, 1)):
-        shorter = min(len(other["draws"]), len(result["draws"]))
-        assert not torch.equal(other["draws"][:shorter], result["draws"][:shorter])
+        shorter = min(len(other["uniform_samples"]), len(result["uniform_samples"]))
+        assert not torch.equal(
+            other["uniform_samples"][:shorter], result["uniform_samples"][:shorter]
+        )
 
 
 def test_bad_input_is_named():
@@ -197,7 +199,9 @@ def test_bad_input_is_named():
     other = small_config(config).replace(vocab_size=51)
     with pytest.raises(ValueError, match="vocab_size must be the same, got 51 and 50"):
         Electra(config, other)
-    with pytest.raises(ValueError, match=r"got mask_share 0.8: make masks with mask_share=1"):
+    with pytest.raises(
+        ValueError, match=r"got mask_share 0.8: give an MlmCollator with mask_share=1"
+    ):
         ElectraCollator(MlmCollator(TOKENIZER))
     with pytest.raises(
         ValueError, match="the generator replaces tokens, got replacement 'unigram'"

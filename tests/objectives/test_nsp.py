@@ -176,7 +176,7 @@ def test_outputs_and_loss_are_transformers(tmp_path):
         output.logits.double(), labels[mask], output.pair_logits.double(), pair_labels
     )
     close(result.loss.double(), plain)
-    assert result.parts.keys() == {"mlm", "pair"} and result.logits is None
+    assert result.terms.keys() == {"mlm", "pair"} and result.logits is None
 
     ours.zero_grad(), theirs.zero_grad()
     result.loss.backward()
@@ -201,11 +201,11 @@ def test_a_masked_lm_goes_on_with_pairs(tmp_path):
 def test_bad_input_is_named():
     masks = MlmCollator(TOKENIZER)
     alone = [pair for pair in PAIRS if pair.document == 3]
-    with pytest.raises(ValueError, match="from another document, got pairs of one document"):
+    with pytest.raises(ValueError, match="needs pairs of at least two documents, got pairs of one"):
         PairCollator(masks, alone)
     PairCollator(masks, alone, "swapped")
     with pytest.raises(ValueError, match=r"negatives must be one of .* got 'shuffled'"):
         PairCollator(masks, PAIRS, "shuffled")
     config = EncoderConfig(family="roberta", vocab_size=9, hidden_size=8, num_layers=1, num_heads=1)
-    with pytest.raises(ValueError, match=r"only BERT's checkpoints .* got family 'roberta'"):
+    with pytest.raises(ValueError, match=r"only BERT checkpoints .* got family 'roberta'"):
         PairMaskedLM(config)

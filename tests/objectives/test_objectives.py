@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fastenc.objectives import OBJECTIVES
-from fastenc.objectives.parts import count_items, loss_parts
+from fastenc.objectives.loss_terms import count_items, loss_terms
 from fastenc.train.log import read_log
 from tests.helpers import ROOT, objective_memory
 from tests.helpers.training_run import (
@@ -45,7 +45,7 @@ def test_each_part_is_a_mean_over_all_of_its_items(name, tmp_path):
     for serial, indices in enumerate(windows[0]):
         arguments = trainer.collate([trainer.examples[i] for i in indices], serial)
         counts.append(count_items(trainer.collate, arguments))
-        for part, (mean, weight) in loss_parts(reference.train()(**arguments)).items():
+        for part, (mean, weight) in loss_terms(reference.train()(**arguments)).items():
             sums[part] = sums.get(part, 0) + weight * mean * counts[-1][part]
     assert all(counts[0][part] != counts[1][part] for part in sums)
     loss = sum(total / sum(count[part] for count in counts) for part, total in sums.items())

@@ -7,7 +7,7 @@ import torch
 from fastenc.demo.checkpoint import minilm_folder
 from fastenc.models import EncoderConfig, MaskedLM, load_tokenizer, special_tokens
 from fastenc.objectives import OBJECTIVES, MlmCollator, SpanCollator, SpanMaskedLM
-from fastenc.objectives.spans import MAX_PLACES
+from fastenc.objectives.spans import MAX_POSITIONS
 from fastenc.testing.budget import error_budget, errors
 from tests.helpers.references import spans as reference
 
@@ -110,13 +110,13 @@ def test_boundaries_are_the_observed_neighbours():
     expected = [
         [token, start - 1, end, token - start]
         for start, end in runs(result["labels"])
-        for token in range(start, min(end, start + MAX_PLACES))
+        for token in range(start, min(end, start + MAX_POSITIONS))
     ]
     assert sorted(result["spans"].tolist()) == expected
     neighbours = result["spans"][:, 1:3].flatten()
     assert (result["labels"][neighbours] == -100).all()
     long = collator(probability=0.9, max_words=60)(data, 0)["spans"]
-    assert long[:, 3].max() == MAX_PLACES - 1, "no span was longer than the table of positions"
+    assert long[:, 3].max() == MAX_POSITIONS - 1, "no span was longer than the table of positions"
 
 
 @pytest.mark.parametrize("row", [[], [7], [7, 8], [7, 8, 9], [101], [101, 102], [101, 2500, 102]])
@@ -174,7 +174,7 @@ def test_boundary_loss_and_gradients_are_as_exact_as_plain_ones():
     output = model(**arguments)
     names = ("positions", "first", "second", "second_norm")
     ours = [getattr(model.boundary, name).weight for name in names]
-    gradients = torch.autograd.grad(output.parts["sbo"].mean, [*ours, model.boundary.bias])
+    gradients = torch.autograd.grad(output.terms["sbo"].mean, [*ours, model.boundary.bias])
     results = {}
     for dtype in (torch.float32, torch.float64):
         wide = build().to(dtype)
@@ -183,12 +183,12 @@ def test_boundary_loss_and_gradients_are_as_exact_as_plain_ones():
         theirs = [getattr(wide.boundary, name).weight for name in names]
         results[dtype] = [loss, *torch.autograd.grad(loss, [*theirs, wide.boundary.bias])]
     plain, truth = results[torch.float32], results[torch.float64]
-    for result, a, b in zip([output.parts["sbo"].mean, *gradients], plain, truth, strict=True):
+    for result, a, b in zip([output.terms["sbo"].mean, *gradients], plain, truth, strict=True):
         # The largest error of a chain of ops lies where their errors happen to meet, so its bound is a plain one.
         largest, mean = errors(result, b)
         assert mean <= error_budget(a, b)[1] and largest <= 1e-5 * b.abs().max()
     alone = MaskedLM.forward(model, arguments["batch"], arguments["labels"]).loss
-    torch.testing.assert_close(output.loss, alone + output.parts["sbo"].mean)
+    torch.testing.assert_close(output.loss, alone + output.terms["sbo"].mean)
 
 
 def test_checkpoints_hold_the_boundary_head_and_load_in_transformers(tmp_path):
@@ -213,15 +213,17 @@ def test_a_batch_without_room_for_its_words_warns():
     word = [2000, *PIECES[:9].tolist()]
     rows = [[SPECIAL.cls, *word, *word, SPECIAL.sep]] * 3
     with pytest.warns(UserWarning, match="mask less than half of the tokens that they should"):
-        assert collator()(rows, 0)["max_labelled"] == 0
-    assert collator(probability=0.5)(rows, 0)["max_labelled"] == 30
+        assert collator()(rows, 0)["max_labels"] == 0
+    assert collator(probability=0.5)(rows, 0)["max_labels"] == 30
 
 
 def test_bad_input_is_named():
     with pytest.raises(ValueError, match="max_words must be at least 1, got 0"):
         collator(max_words=0)
-    with pytest.raises(ValueError, match="make masks with whole_word=True"):
+    with pytest.raises(ValueError, match="make it with whole_word=True"):
         SpanCollator(MlmCollator(TOKENIZER))
-    message = "longer than a span, of up to 10 words, got blocks of at most 6 words"
+    message = (
+        "must hold more words than the longest span, which has 10, got blocks of at most 6 words"
+    )
     with pytest.raises(ValueError, match=message):
         OBJECTIVES["span"].collator(TOKENIZER, [[101, *range(2000, 2006), 102]], 0)

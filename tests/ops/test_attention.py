@@ -156,7 +156,7 @@ def test_torch_compile_full_graph_and_dynamic_shapes():
         ({"cu_seqlens": torch.tensor([0, 6])}, "cu_seqlens must be int32.*got torch.int64"),
         (
             {"cu_seqlens": torch.tensor([0, 3, 2, 6]).int()},
-            "must not decrease, got 3 then 2 at place 2",
+            "must not decrease, got 3 then 2 at index 2",
         ),
         (
             {"cu_seqlens": torch.tensor([0, 5]).int()},

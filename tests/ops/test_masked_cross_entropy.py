@@ -149,7 +149,7 @@ def test_linear_loss_and_gradients_keep_the_budget(
     if form != "as on a CPU":
         monkeypatch.setitem(linear_module.COLUMN_MULTIPLE, "cpu", 64)
         spare = 13 if form == "with rows to spare" else 0
-        form_options = dict(max_labelled=int((labels != -100).sum()) + spare)
+        form_options = dict(max_labels=int((labels != -100).sum()) + spare)
     loss = linear_masked_cross_entropy(
         *tensors, labels, max_logits_bytes=max_logits_bytes, **form_options, **options
     )
@@ -234,18 +234,18 @@ def test_more_labelled_rows_than_announced_never_pass_unseen(ignore_index, monke
     hidden, weight = torch.randn(6, 4), torch.randn(10, 4)
     labels = torch.tensor([1, ignore_index, 2, 5, ignore_index, 9])
     call = lambda number: linear_masked_cross_entropy(
-        hidden, weight, None, labels, max_labelled=number, ignore_index=ignore_index
+        hidden, weight, None, labels, max_labels=number, ignore_index=ignore_index
     )
     torch.testing.assert_close(
         call(4), F.cross_entropy(hidden @ weight.T, labels, ignore_index=ignore_index)
     )
     for number in (3, -1):
-        with pytest.raises(ValueError, match=f"max_labelled must be .* got {number} for 4 of them"):
+        with pytest.raises(ValueError, match=f"max_labels must be .* got {number} for 4 of them"):
             call(number)
     # Where nothing is read back, every label becomes one that the kernels answer with NaN.
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     chosen, targets, places = select_labelled(
-        hidden, labels, max_labelled=3, ignore_index=ignore_index
+        hidden, labels, max_labels=3, ignore_index=ignore_index
     )
     assert torch.equal(places, torch.tensor([0, 2, 3])) and torch.equal(chosen, hidden[places])
     assert (targets < 0).all() and (targets != ignore_index).all()
@@ -263,7 +263,7 @@ def test_linear_form_in_torch_compile_full_graph_and_dynamic_shapes():
         expected = F.cross_entropy(F.linear(*tensors), labels)
         theirs = torch.autograd.grad(expected, tensors)
         for number in (None, int((labels != -100).sum())):
-            ours = torch.autograd.grad(compiled(*tensors, labels, max_labelled=number), tensors)
+            ours = torch.autograd.grad(compiled(*tensors, labels, max_labels=number), tensors)
             torch.testing.assert_close(ours, theirs)
 
 

@@ -25,13 +25,14 @@ UNSPACED = (
 
 
 class WordStarts:
-    """Tells which tokens begin a word.
+    """Finds the tokens that begin a word.
 
-    A word begins at a piece that the vocabulary marks ("Ġx" and "▁x") or does not mark as a continuation ("##x" of
-    WordPiece), and beside a special token. In scripts without spaces these marks stand sentences apart; there every
-    piece is a word, but not the rest of a character and its marks (vowel signs, tones), nor another script's letters
-    after it. A word of more than ``LONGEST`` tokens (an address, a row of signs, text in bytes) is cut into words of
-    as many: what is hidden together must be small beside a block.
+    - Byte-level BPE and Unigram mark the first piece of a word ("Ġx", "▁x"); WordPiece marks the others ("##x").
+    - A special token is a word, and a word begins after it.
+    - Scripts without spaces have such a mark only once in a sentence. There every piece is a word, except pieces that
+      continue a character or add marks to it (vowel signs, tones), and letters of other scripts after it.
+    - A word of more than ``LONGEST`` tokens (a web address, a row of symbols, bytes) is cut into words of
+      ``LONGEST``, because tokens that are masked together must be few compared with a block.
 
     Args:
         tokenizer: a ``tokenizers.Tokenizer``.
@@ -43,13 +44,13 @@ class WordStarts:
 
     def __init__(self, tokenizer: Any, is_special: Tensor):
         vocabulary = range(tokenizer.get_vocab_size())
-        pieces = [tokenizer.id_to_token(place) or "" for place in vocabulary]
-        # By the model and not the pieces: "##" is also a piece of many BPE vocabularies.
+        pieces = [tokenizer.id_to_token(index) or "" for index in vocabulary]
+        # Ask the model, not the pieces: many BPE vocabularies hold a piece "##".
         if type(tokenizer.model).__name__ == "WordPiece":
             marked = [not piece.startswith("##") for piece in pieces]
             texts = [piece.removeprefix("##").encode() for piece in pieces]
         else:
-            # By the number: "Ġ" is also a letter, of Maltese.
+            # Take the more frequent mark: "Ġ" is also a letter of Maltese.
             space = max("▁Ġ", key=lambda sign: sum(piece.startswith(sign) for piece in pieces))
             marked = [piece.startswith(space) for piece in pieces]
             encode = _bytes_of if space == "Ġ" else str.encode
@@ -57,47 +58,48 @@ class WordStarts:
         if not any(marked):
             raise ValueError(
                 "whole_word needs a vocabulary that marks words (## of WordPiece, Ġ of byte-level BPE, ▁ of "
-                f"Unigram), got a {type(tokenizer.model).__name__} without: set whole_word=False"
+                f"Unigram), got a {type(tokenizer.model).__name__} without marks: set whole_word=False"
             )
         self.is_special = is_special
         unspaced = [_begins_unspaced(text) for text in texts]
         self._begins = torch.tensor(marked) | torch.tensor(unspaced)
 
     def __call__(self, ids: Tensor) -> Tensor:
-        """bool (tokens,): whether a token is the first of its word; special tokens are words."""
+        """bool (tokens,): whether a token is the first of its word. Each special token is a word."""
         special = self.is_special[ids]
         first = self._begins[ids] | special
         first[1:] |= special[:-1]
         first[:1] = True
-        places = torch.arange(len(ids))
-        since = places - places[first][first.long().cumsum(0) - 1]
-        return since % LONGEST == 0
+        positions = torch.arange(len(ids))
+        in_word = positions - positions[first][first.long().cumsum(0) - 1]
+        return in_word % LONGEST == 0
 
 
 def _bytes_of(piece: str) -> bytes:
-    """What a piece of a byte-level vocabulary stands for."""
+    """The bytes that a piece of a byte-level vocabulary stands for."""
     return b"".join(BYTES.get(sign) or sign.encode() for sign in piece)
 
 
 def _byte_signs() -> dict[str, bytes]:
-    """The characters that byte-level vocabularies write for bytes: printable ones of Latin-1 for themselves, and for
-    the others, in order, those from U+0100 on."""
+    """{character: byte} of byte-level vocabularies: printable bytes of Latin-1 stand for themselves, the others are
+    U+0100, U+0101, … in order."""
     printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
     others = [byte for byte in range(256) if byte not in printable]
     signs = {chr(byte): bytes([byte]) for byte in printable}
-    return signs | {chr(256 + place): bytes([byte]) for place, byte in enumerate(others)}
+    return signs | {chr(256 + number): bytes([byte]) for number, byte in enumerate(others)}
 
 
 BYTES = _byte_signs()
-INSIDE = bytes(range(0x80, 0xC0))  # bytes of UTF-8 that begin no character
+CONTINUATION = bytes(range(0x80, 0xC0))  # bytes of UTF-8 that begin no character
 
 
 def _begins_unspaced(text: bytes) -> bool:
-    """Whether the first character that begins in a text can only be one of an unspaced script, and no mark.
+    """Whether the first character that begins in a text belongs to a script without spaces and is no mark.
 
-    A byte-level piece may begin with the last bytes of a character, and end with the first ones of another.
+    A byte-level piece may begin with the last bytes of one character and end with the first bytes of another. An
+    incomplete character counts if each of its completions does.
     """
-    text = text.lstrip(INSIDE)
+    text = text.lstrip(CONTINUATION)
     whole = text.decode("utf-8", "ignore")[:1]
     if whole and unicodedata.category(whole).startswith("M"):
         return False
@@ -108,7 +110,7 @@ def _begins_unspaced(text: bytes) -> bool:
 
 
 def _character(utf8: bytes) -> int:
-    """The code point of a character's bytes, valid or not."""
+    """The code point that the bytes of a character encode, valid or not."""
     size = len(utf8)
     value = utf8[0] & (0x7F if size == 1 else 0x7F >> size)
     for byte in utf8[1:]:

@@ -5,7 +5,7 @@ from fastenc.models.encoder import Encoder, EncoderOutput
 from fastenc.models.graph_inference import InferenceRunner, compile_inference
 from fastenc.models.long_texts import LongTexts
 from fastenc.models.masked_lm import MaskedLM
-from fastenc.models.outputs import LossPart, ModelOutput
+from fastenc.models.outputs import LossTerm, ModelOutput
 from fastenc.models.question_answerer import QuestionAnswerer
 from fastenc.models.sense_model import SenseInventory, WordSenseModel
 from fastenc.models.sentence_embedder import SentenceEmbedder
@@ -20,7 +20,7 @@ __all__ = [
     "EncoderOutput",
     "InferenceRunner",
     "LongTexts",
-    "LossPart",
+    "LossTerm",
     "MaskedLM",
     "ModelOutput",
     "QuestionAnswerer",

@@ -23,12 +23,12 @@ class LabelledRows(NamedTuple):
     Fields:
         hidden: (rows, embedding_size).
         targets: int64 (rows,); -100 in a row too many.
-        places: int64 (rows,), or None where the rows are all tokens.
+        indices: int64 (rows,), the packed rows, or None if the rows are all tokens.
     """
 
     hidden: Tensor
     targets: Tensor
-    places: Tensor | None
+    indices: Tensor | None
 
 
 class MaskedLMHead(nn.Module):
@@ -69,21 +69,21 @@ class MaskedLM(PretrainedModel):
         self.head.apply(self.init_weights)
 
     def forward(
-        self, batch: PackedBatch, labels: Tensor | None = None, max_labelled: int | None = None
+        self, batch: PackedBatch, labels: Tensor | None = None, max_labels: int | None = None
     ) -> ModelOutput:
         """Loss over the labelled tokens, or logits of every token.
 
         Args:
             labels: int64 (total_tokens,), -100 where there is nothing to predict. With labels, only the labelled
                 tokens go through the head, and ``logits`` is None.
-            max_labelled: the number of labelled tokens, or a bound of it, as MlmCollator gives it. On a GPU the head
+            max_labels: the number of labelled tokens, or a bound of it, as MlmCollator gives it. On a GPU the head
                 sees that many tokens, and all of them without it, so that nothing waits for the device.
         Returns: the mean loss over the labelled tokens (0 if there is none), or logits (total_tokens, vocabulary).
         """
         encoded, table = self.encode(batch)
         if labels is None:
             return ModelOutput(logits=self.logits(encoded.last_hidden_state, table))
-        rows = self.labelled(encoded.last_hidden_state, labels, max_labelled)
+        rows = self.labelled(encoded.last_hidden_state, labels, max_labels)
         return ModelOutput(loss=self.loss(rows, table))
 
     def encode(self, batch: PackedBatch) -> tuple[EncoderOutput, Tensor]:
@@ -97,20 +97,20 @@ class MaskedLM(PretrainedModel):
         return linear(self.head.transform(hidden), table, self.head.bias)
 
     def labelled(
-        self, hidden: Tensor, labels: Tensor, max_labelled: int | None = None
+        self, hidden: Tensor, labels: Tensor, max_labels: int | None = None
     ) -> LabelledRows:
         """The labelled rows of (total_tokens, hidden_size), through all of the head but the vocabulary product."""
         if labels.shape != hidden.shape[:1]:
             raise ValueError(
                 f"labels must have shape ({hidden.shape[0]},), one for each packed token, got {tuple(labels.shape)}"
             )
-        chosen, targets, places = select_labelled(hidden, labels, max_labelled=max_labelled)
-        return LabelledRows(self.head.transform(chosen), targets, places)
+        chosen, targets, indices = select_labelled(hidden, labels, max_labels=max_labels)
+        return LabelledRows(self.head.transform(chosen), targets, indices)
 
     def loss(self, rows: LabelledRows, table: Tensor) -> Tensor:
         """Mean loss over the labelled rows, 0 if there is none."""
         return linear_masked_cross_entropy(
-            rows.hidden, table, self.head.bias, rows.targets, max_labelled=rows.targets.shape[0]
+            rows.hidden, table, self.head.bias, rows.targets, max_labels=rows.targets.shape[0]
         )
 
     def head_names(self) -> dict[str, str]:

@@ -6,8 +6,8 @@ from typing import NamedTuple
 from torch import Tensor
 
 
-class LossPart(NamedTuple):
-    """One term of a combined loss: a float32 scalar, the mean over the term's own items, and its weight."""
+class LossTerm(NamedTuple):
+    """One term of a loss: the mean over the term's items (a float32 scalar), and its weight."""
 
     mean: Tensor
     weight: float = 1.0
@@ -15,8 +15,14 @@ class LossPart(NamedTuple):
 
 @dataclass(frozen=True)
 class ModelOutput:
-    """loss: float32 scalar or None; logits or None; parts: the terms whose weighted sum is the loss, by name."""
+    """The fields that every model returns.
+
+    Fields:
+        loss: float32 scalar; None without labels.
+        logits: None where the loss does not need them all.
+        terms: the loss's terms by name, if it has several; the loss is their weighted sum.
+    """
 
     loss: Tensor | None = None
     logits: Tensor | None = None
-    parts: dict[str, LossPart] | None = None
+    terms: dict[str, LossTerm] | None = None

@@ -1,14 +1,14 @@
-"""Distillation: a masked LM of fewer layers learns from a larger one."""
+"""Distillation: a masked LM with fewer layers learns from a larger one."""
 
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fastenc.models import EncoderConfig, LossPart, MaskedLM, ModelOutput
+from fastenc.models import EncoderConfig, LossTerm, MaskedLM, ModelOutput
 from fastenc.objectives.base import Objective
+from fastenc.objectives.loss_terms import weighted_sum
 from fastenc.objectives.mlm import IGNORED, MlmCollator
-from fastenc.objectives.parts import weighted_sum
 from fastenc.ops import linear_kl_divergence
 from fastenc.packing import PackedBatch
 
@@ -17,34 +17,33 @@ MASKED_WEIGHT, KL_WEIGHT, COSINE_WEIGHT = 2.0, 5.0, 1.0
 
 
 class DistillationCollator(MlmCollator):
-    """``MlmCollator``, whose masked tokens and others count for different parts of the loss."""
+    """``MlmCollator`` with the number of items of each term of the distillation loss."""
 
     def items(self, arguments: dict[str, Any]) -> dict[str, int]:
-        labelled = arguments["max_labelled"]
+        labelled = arguments["max_labels"]
         return {"mlm": labelled, "kl": labelled, "cosine": arguments["batch"].total_tokens}
 
 
-class _Aside(tuple):
-    """Keeps a teacher from being a submodule of its student, and a copy of the student from copying it."""
+class _Unregistered(tuple):
+    """Holds a module that is no submodule of its owner and that a deep copy of the owner shares."""
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> "_Aside":
+    def __deepcopy__(self, memo: dict[int, Any]) -> "_Unregistered":
         return self
 
 
 class DistilledLM(MaskedLM):
-    """A student of a teacher that has the same tokenizer and width.
+    """A student that learns from a teacher with the same tokenizer and width.
 
         loss = 2 × masked-LM loss + 5 × T^2 KL(teacher || student) over the masked tokens
              + mean over all tokens of 1 - cos(student's, teacher's last hidden state),   T = 2
 
-    The weights and T are those of DistilBERT's training. Its code takes the KL over all tokens that are no padding,
-    unless told ``--restrict_ce_to_mask``; here it is always over the masked tokens, which needs a seventh of the
-    distributions over the vocabulary. The teacher is none of the student's parameters: no checkpoint holds it.
-    Checkpoints are the teacher's family's masked-LM checkpoints.
+    The weights and T are those of DistilBERT's training. The KL is a mean over the masked tokens, as DistilBERT's code
+    computes it with ``--restrict_ce_to_mask``; over all tokens it would need seven times as many distributions.
+    Checkpoints hold the student only, as a masked-LM checkpoint of the teacher's family.
 
     Args:
-        teacher: in evaluation mode; None for a student that learns no more.
-    Raises: ValueError for a teacher in training mode, or of another vocabulary or width.
+        teacher: in evaluation mode; None for a student that is not trained any further.
+    Raises: ValueError for a teacher in training mode, or with another vocabulary or width.
     Source: Sanh et al. 2019, arXiv:1910.01108, and its code's README.
     """
 
@@ -52,27 +51,29 @@ class DistilledLM(MaskedLM):
         super().__init__(config)
         if teacher is not None:
             for name in ("vocab_size", "hidden_size"):
-                own, other = getattr(config, name), getattr(teacher.config, name)
-                if own != other:
+                student_value, teacher_value = getattr(config, name), getattr(teacher.config, name)
+                if student_value != teacher_value:
                     raise ValueError(
-                        f"student and teacher must have the same {name}, got {own} and {other}: make the student "
-                        "from the teacher, with DistilledLM.from_teacher"
+                        f"student and teacher must have the same {name}, got {student_value} and {teacher_value}: make "
+                        "the student from the teacher, with DistilledLM.from_teacher"
                     )
             if teacher.training:
-                raise ValueError("the teacher must not drop units: put it into evaluation mode")
-        self._teacher = _Aside((teacher,))
+                raise ValueError(
+                    "the teacher is in training mode, in which dropout is active: call teacher.eval()"
+                )
+        self._teacher = _Unregistered((teacher,))
 
     @classmethod
     def from_teacher(cls, teacher: MaskedLM, num_layers: int) -> "DistilledLM":
-        """A student with copies of the teacher's embeddings, head and every so manieth layer, the first and the last
-        among them.
+        """A student with copies of the teacher's embeddings, head and ``num_layers`` evenly spaced layers
+        (:func:`kept_layers`).
 
         Raises: ValueError unless ``num_layers`` is in [1, the teacher's].
         """
         total = teacher.config.num_layers
         if not 1 <= num_layers <= total:
             raise ValueError(
-                f"a student's layers are taken from the teacher: their number must be in [1, {total}], "
+                f"num_layers must be in [1, {total}], because a student's layers are copies of the teacher's, "
                 f"got {num_layers}"
             )
         student = cls(teacher.config.replace(num_layers=num_layers), teacher)
@@ -89,22 +90,22 @@ class DistilledLM(MaskedLM):
         return student
 
     def forward(
-        self, batch: PackedBatch, labels: Tensor | None = None, max_labelled: int | None = None
+        self, batch: PackedBatch, labels: Tensor | None = None, max_labels: int | None = None
     ) -> ModelOutput:
         if labels is None:
             return super().forward(batch)
         (teacher,) = self._teacher
         if teacher is None:
-            raise ValueError("the student has no teacher to learn from: load it with teacher=...")
+            raise ValueError("the student has no teacher: load it with teacher=...")
         encoded, table = self.encode(batch)
         hidden = encoded.last_hidden_state
-        rows = self.labelled(hidden, labels, max_labelled)
+        rows = self.labelled(hidden, labels, max_labels)
         if next(teacher.parameters()).device != hidden.device:
             teacher.to(hidden.device)
         with torch.no_grad():
             teacher_encoded, teacher_table = teacher.encode(batch)
             teacher_hidden = teacher_encoded.last_hidden_state
-            teacher_rows = teacher.labelled(teacher_hidden, labels, max_labelled)
+            teacher_rows = teacher.labelled(teacher_hidden, labels, max_labels)
         divergence = linear_kl_divergence(
             *(rows.hidden, table, self.head.bias),
             *(teacher_rows.hidden, teacher_table, teacher.head.bias),
@@ -112,17 +113,17 @@ class DistilledLM(MaskedLM):
             temperature=TEMPERATURE,
         )
         cosine = torch.cosine_similarity(hidden.float(), teacher_hidden.float(), dim=1)
-        parts = {
-            "mlm": LossPart(self.loss(rows, table), MASKED_WEIGHT),
-            "kl": LossPart(divergence, KL_WEIGHT),
-            "cosine": LossPart((1 - cosine).mean(), COSINE_WEIGHT),
+        terms = {
+            "mlm": LossTerm(self.loss(rows, table), MASKED_WEIGHT),
+            "kl": LossTerm(divergence, KL_WEIGHT),
+            "cosine": LossTerm((1 - cosine).mean(), COSINE_WEIGHT),
         }
-        return ModelOutput(loss=weighted_sum(parts), parts=parts)
+        return ModelOutput(loss=weighted_sum(terms), terms=terms)
 
 
 def kept_layers(total: int, kept: int) -> list[int]:
-    """Evenly spaced, from the first to the last: 0, 2, 4, 7, 9, 11 for 6 of 12, as DistilBERT's."""
-    return [round(place * (total - 1) / max(kept - 1, 1)) for place in range(kept)]
+    """Indices of evenly spaced layers from the first to the last; 0, 2, 4, 7, 9, 11 for 6 of 12, as in DistilBERT."""
+    return [round(number * (total - 1) / max(kept - 1, 1)) for number in range(kept)]
 
 
 DISTILL = Objective(

@@ -1,4 +1,4 @@
-"""Replaced-token detection: a small masked LM replaces tokens, and the model tells which."""
+"""Replaced-token detection (ELECTRA): a small masked LM replaces tokens, and the model detects them."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,12 +10,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fastenc._seeds import derive_seed
-from fastenc.models import Encoder, EncoderConfig, LossPart, MaskedLM, ModelOutput, checkpoint
+from fastenc.models import Encoder, EncoderConfig, LossTerm, MaskedLM, ModelOutput, checkpoint
 from fastenc.models.pretrained import PretrainedModel
 from fastenc.nn.encoder_layer import activate
 from fastenc.objectives.base import Objective
+from fastenc.objectives.loss_terms import weighted_sum
 from fastenc.objectives.mlm import IGNORED, MlmCollator
-from fastenc.objectives.parts import weighted_sum
 from fastenc.ops._matmul import linear
 from fastenc.packing import PackedBatch
 
@@ -25,40 +25,45 @@ GENERATOR_FOLDER = "generator"
 
 
 class ElectraCollator:
-    """Masks tokens, each selected one by the mask token, and draws the random numbers that replace them.
+    """Replaces the selected tokens by the mask token, and draws the random numbers with which the generator samples.
 
-    As in the paper; its released code shows the generator 15 % of the selected tokens as they are. Here every token
-    that it predicts is hidden from it, as the discriminator's task takes for granted.
+    The generator sees none of the tokens that it predicts, as in the paper. (The released code leaves 15 % of them
+    as they are.)
 
-    Args: masks: a collator made with ``mask_share=1, random_share=0``.
+    Args: mlm_collator: made with ``mask_share=1, random_share=0``.
     Source: Clark et al. 2020, arXiv:2003.10555.
     """
 
-    def __init__(self, masks: MlmCollator):
-        if masks.mask_share != 1:
+    def __init__(self, mlm_collator: MlmCollator):
+        if mlm_collator.mask_share != 1:
             raise ValueError(
-                f"every selected token must become the mask token, got mask_share {masks.mask_share}: make masks "
-                "with mask_share=1, random_share=0"
+                "every selected token must become the mask token, got mask_share "
+                f"{mlm_collator.mask_share}: give an MlmCollator with mask_share=1, random_share=0"
             )
-        self.masks = masks
+        self.mlm_collator = mlm_collator
 
     def __call__(self, sequences: Sequence[Sequence[int]], step: int) -> dict[str, Any]:
-        """{"batch", "labels"} of ``MlmCollator``, and "draws": float64 (labelled,), uniform in [0, 1)."""
-        masked = self.masks(sequences, step)
-        generator = torch.Generator().manual_seed(derive_seed(self.masks.seed, step, "samples"))
-        labelled = masked.pop("max_labelled")
-        draws = torch.rand(labelled, generator=generator, dtype=torch.float64)
-        return {**masked, "draws": draws}
+        """{"batch", "labels"} of ``MlmCollator``, and "uniform_samples": float64 (labelled,) in [0, 1)."""
+        masked = self.mlm_collator(sequences, step)
+        generator = torch.Generator().manual_seed(
+            derive_seed(self.mlm_collator.seed, step, "samples")
+        )
+        labelled = masked.pop("max_labels")
+        samples = torch.rand(labelled, generator=generator, dtype=torch.float64)
+        return {**masked, "uniform_samples": samples}
 
     def items(self, arguments: dict[str, Any]) -> dict[str, int]:
         return {
-            "mlm": len(arguments["draws"]),
+            "mlm": len(arguments["uniform_samples"]),
             "rtd": arguments["batch"].total_tokens,
         }
 
 
 class Discriminator(PretrainedModel):
-    """Tells for every token whether it was replaced: act(hidden W + b) w + c. ElectraForPreTraining's checkpoints."""
+    """The logit of every token that it was replaced: act(hidden W + b) w + c.
+
+    Its checkpoints are those of ElectraForPreTraining.
+    """
 
     architecture = "ForPreTraining"
 
@@ -71,7 +76,7 @@ class Discriminator(PretrainedModel):
         self.init_weights(self.out)
 
     def forward(self, batch: PackedBatch) -> ModelOutput:
-        """logits: (total_tokens,), positive for tokens that look replaced."""
+        """logits: (total_tokens,); a positive one says that the token was replaced."""
         hidden = self.encoder(batch).last_hidden_state
         inner = activate(linear(hidden, self.dense.weight), self.dense.bias, self.config.activation)
         return ModelOutput(logits=self.out(inner).squeeze(1))
@@ -87,17 +92,17 @@ class Electra(PretrainedModel):
         loss = mean masked-LM loss of the generator + 50 × mean over all tokens of the discriminator's binary
         cross-entropy
 
-    The discriminator reads the text with the generator's samples in place of the masked tokens; a sample that is
-    the original token counts as original, and no gradient goes through the sampling. ``save_pretrained`` writes the
-    discriminator as ElectraForPreTraining, and the generator as ElectraForMaskedLM in the folder "generator".
+    The discriminator reads the text with the generator's samples in place of the masked tokens. A sample that equals
+    the original token counts as original. No gradient flows through the sampling. ``save_pretrained`` writes the
+    discriminator as ElectraForPreTraining, and the generator as ElectraForMaskedLM into the folder "generator".
 
-    The LayerNorms after the embeddings are two: the paper shares the embeddings, its released code the LayerNorm
-    too. Here each network scales its own input, and either checkpoint holds a LayerNorm anyway.
+    Each network has its own LayerNorm after the shared embeddings, as in the paper. (The released code shares the
+    LayerNorm too.)
 
     Args:
         config: of the discriminator; its family must be "electra".
-        generator_config: None: the discriminator's, with a ``generator_size`` share of its width and heads.
-    Raises: ValueError for another family, embeddings of another size, or a share outside (0, 1].
+        generator_config: None derives it from ``config``, with ``generator_size`` times its width and heads.
+    Raises: ValueError for another family, for embeddings of another size, and for a share outside (0, 1].
     Source: Clark et al. 2020, arXiv:2003.10555.
     """
 
@@ -110,17 +115,17 @@ class Electra(PretrainedModel):
     ):
         if config.family != "electra":
             raise ValueError(
-                f"replaced-token detection needs an ELECTRA model, got family {config.family!r}: its checkpoints "
-                "alone have a head for it"
+                f"replaced-token detection needs an ELECTRA model, got family {config.family!r}: only ELECTRA "
+                "checkpoints have the head for it"
             )
         config = config.replace(pooler=False)
         generator_config = generator_config or small_config(config, generator_size)
         for name in ("vocab_size", "embedding_size", "max_positions", "type_vocab_size"):
-            own, other = getattr(config, name), getattr(generator_config, name)
-            if own != other:
+            ours, theirs = getattr(config, name), getattr(generator_config, name)
+            if ours != theirs:
                 raise ValueError(
-                    f"generator and discriminator share their embeddings: {name} must be the same, got {other} "
-                    f"and {own}"
+                    f"generator and discriminator share their embeddings: {name} must be the same, got {theirs} "
+                    f"and {ours}"
                 )
         super().__init__(config)
         self.discriminator = Discriminator(config)
@@ -128,34 +133,37 @@ class Electra(PretrainedModel):
         self._share()
 
     def forward(
-        self, batch: PackedBatch, labels: Tensor | None = None, draws: Tensor | None = None
+        self,
+        batch: PackedBatch,
+        labels: Tensor | None = None,
+        uniform_samples: Tensor | None = None,
     ) -> ModelOutput:
-        """Args: labels as in ``MaskedLM``; draws: exactly one uniform number a labelled token; both or neither.
+        """Args: labels as in ``MaskedLM``; uniform_samples: exactly one number a labelled token; both or neither.
 
         Returns: the loss; without labels the discriminator's logits (total_tokens,).
         """
-        if labels is None or draws is None:
+        if labels is None or uniform_samples is None:
             return self.discriminator(batch)
         generator = self.generator
         encoded, table = generator.encode(batch)
-        rows = generator.labelled(encoded.last_hidden_state, labels, draws.shape[0])
-        samples = sample_tokens(rows.hidden, table, generator.head.bias, draws)
+        rows = generator.labelled(encoded.last_hidden_state, labels, uniform_samples.shape[0])
+        samples = sample_tokens(rows.hidden, table, generator.head.bias, uniform_samples)
         ids = samples
-        if rows.places is not None:
-            ids = batch.input_ids.index_copy(0, rows.places, samples)
+        if rows.indices is not None:
+            ids = batch.input_ids.index_copy(0, rows.indices, samples)
         read = replace(batch, input_ids=ids)
         replaced = ids != torch.where(labels == IGNORED, batch.input_ids, labels)
         logits = self.discriminator(read).logits
         detection = F.binary_cross_entropy_with_logits(logits.float(), replaced.float())
-        parts = {
-            "mlm": LossPart(generator.loss(rows, table)),
-            "rtd": LossPart(detection, DETECTION_WEIGHT),
+        terms = {
+            "mlm": LossTerm(generator.loss(rows, table)),
+            "rtd": LossTerm(detection, DETECTION_WEIGHT),
         }
-        return ModelOutput(loss=weighted_sum(parts), parts=parts)
+        return ModelOutput(loss=weighted_sum(terms), terms=terms)
 
     @classmethod
     def from_pretrained(cls, path_or_hub_id, *, dtype=torch.float32, **options) -> "Electra":
-        """As ``PretrainedModel.from_pretrained``; a checkpoint without the folder "generator" gets a new generator."""
+        """Like ``PretrainedModel.from_pretrained``. Without the folder "generator" the generator is new."""
         folder = checkpoint.resolve(path_or_hub_id)
         discriminator = Discriminator.from_pretrained(folder, dtype=dtype, **options)
         inner = folder / GENERATOR_FOLDER
@@ -175,12 +183,13 @@ class Electra(PretrainedModel):
         self.generator.save_pretrained(Path(folder) / GENERATOR_FOLDER)
 
     def _share(self) -> None:
-        own, theirs = (model.encoder.embeddings for model in (self.discriminator, self.generator))
-        theirs.word, theirs.position, theirs.token_type = own.word, own.position, own.token_type
+        source, target = (m.encoder.embeddings for m in (self.discriminator, self.generator))
+        target.word, target.position = source.word, source.position
+        target.token_type = source.token_type
 
 
 def small_config(config: EncoderConfig, size: float = GENERATOR_SIZE) -> EncoderConfig:
-    """The configuration of a generator with a share of the width and of the heads, and the same embeddings.
+    """The generator's configuration: ``size`` times the width and the heads, and the same embeddings.
 
     Raises: ValueError unless ``size`` is in (0, 1].
     """
@@ -196,13 +205,13 @@ def small_config(config: EncoderConfig, size: float = GENERATOR_SIZE) -> Encoder
 
 @torch.no_grad()
 def sample_tokens(
-    hidden: Tensor, weight: Tensor, bias: Tensor, draws: Tensor, max_bytes: int = 2**26
+    hidden: Tensor, weight: Tensor, bias: Tensor, uniform_samples: Tensor, max_bytes: int = 2**26
 ) -> Tensor:
-    """A token of each row's distribution softmax(hidden weight^T + bias), by its cumulative distribution.
+    """Sample a token of each row from softmax(hidden weight^T + bias), by inverting its cumulative distribution.
 
     Args:
         hidden: (rows, width); weight: (vocabulary, width); bias: (vocabulary,).
-        draws: float64 (rows,), uniform in [0, 1): the tokens are a function of them.
+        uniform_samples: float64 (rows,), in [0, 1); the tokens depend on them only.
         max_bytes: of the distributions that exist at a time, as logits, probabilities and sums; at least one row is
             always taken.
     Returns: int64 (rows,). Nothing is read back from the device.
@@ -210,11 +219,12 @@ def sample_tokens(
     """
     rows = max(1, max_bytes // (16 * weight.shape[0]))
     tokens = []
-    for some, own_draws in zip(hidden.split(rows), draws.split(rows), strict=True):
-        probabilities = torch.softmax(linear(some, weight, bias).float(), dim=1)
+    blocks = zip(hidden.split(rows), uniform_samples.split(rows), strict=True)
+    for hidden_rows, samples in blocks:
+        probabilities = torch.softmax(linear(hidden_rows, weight, bias).float(), dim=1)
         cumulative = probabilities.cumsum(1, dtype=torch.float64)
-        places = own_draws[:, None] * cumulative[:, -1:]
-        found = torch.searchsorted(cumulative, places, right=True).squeeze(1)
+        thresholds = samples[:, None] * cumulative[:, -1:]
+        found = torch.searchsorted(cumulative, thresholds, right=True).squeeze(1)
         tokens.append(found.clamp(max=weight.shape[0] - 1))
     return torch.cat(tokens)
 
@@ -232,8 +242,8 @@ def _collator(
         raise ValueError(
             f"in replaced-token detection the generator replaces tokens, got replacement {replacement!r}: leave it out"
         )
-    masks = MlmCollator(tokenizer, mask_share=1.0, random_share=0.0, seed=seed, **masking)
-    return ElectraCollator(masks)
+    collator = MlmCollator(tokenizer, mask_share=1.0, random_share=0.0, seed=seed, **masking)
+    return ElectraCollator(collator)
 
 
 ELECTRA = Objective(Electra, ("full-sentences", "doc-sentences"), _collator, family="electra")

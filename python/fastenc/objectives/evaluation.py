@@ -1,4 +1,4 @@
-"""The loss of a pretraining objective, and of each of its parts, on held-out examples."""
+"""The loss of a pretraining objective, and of each of its terms, on held-out examples."""
 
 import math
 from collections.abc import Sequence
@@ -12,17 +12,17 @@ from fastenc.data import BatchSampler
 from fastenc.models.pretrained import PretrainedModel
 from fastenc.nn.evaluation_mode import evaluation_mode
 from fastenc.objectives.base import Collator
-from fastenc.objectives.parts import count_items, loss_parts
+from fastenc.objectives.loss_terms import count_items, loss_terms
 
 
 @torch.inference_mode()
 def evaluate_objective(
     model: PretrainedModel, examples: Sequence[Any], collate: Collator, batch_size: int = 32
 ) -> dict[str, float]:
-    """{"loss": the weighted sum, each part's mean over its items, "perplexity": exp(masked-LM loss)}.
+    """{"loss": the weighted sum, each term's name: its mean, "perplexity": exp(masked-LM loss)}.
 
-    The corruptions are those of steps 0, 1, … of the collator's seed: the same at every evaluation, so that losses
-    can be compared; use another seed than in training.
+    Batch i gets the corruption of step i. So every evaluation with the same collator corrupts the same tokens, and
+    its losses can be compared. Give the collator another seed than in training.
     """
     device = next(model.parameters()).device
     totals: dict[str, Tensor] = {}
@@ -33,8 +33,8 @@ def evaluate_objective(
         for step, places in enumerate(batches):
             arguments = collate([examples[place] for place in places], step)
             items = count_items(collate, arguments)
-            parts = loss_parts(model(**send_arguments(arguments, device)))
-            for name, (mean, weight) in parts.items():
+            terms = loss_terms(model(**send_arguments(arguments, device)))
+            for name, (mean, weight) in terms.items():
                 zero = torch.zeros((), dtype=torch.float64, device=device)
                 totals[name] = totals.get(name, zero) + mean * items[name]  # read at the end
                 counts[name] = counts.get(name, 0) + items[name]

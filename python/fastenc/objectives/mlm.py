@@ -1,4 +1,4 @@
-"""Masked language modelling: which tokens are hidden, and what stands in their place."""
+"""Masked language modelling: selects tokens to predict and replaces them."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -19,24 +19,26 @@ REPLACEMENTS = ("uniform", "unigram")
 
 
 class MlmCollator:
-    """Packs token sequences and corrupts them, anew at every call (dynamic masking) unless ``static``.
+    """Packs token sequences and corrupts them, with new random numbers in each step (dynamic masking).
 
-    Of the tokens that are not special, each is selected with ``probability``; a selected token becomes the mask
-    token (80 %), a random one (10 %), or stays (10 %), and is to be predicted. The choice is a function of (seed,
-    step) alone, so that a resumed run sees the batches that the interrupted one would have seen; a static one is a
-    function of (seed, the sequence's tokens), the same in every epoch.
-    :class:`fastenc.objectives.MlmCorruption` does the same on the device, without whole words.
+    Each token that is not special is selected with ``probability``. The model has to predict the selected tokens.
+    A selected token becomes the mask token (80 %) or a random token (10 %), or stays as it is (10 %).
+
+    The random numbers depend on (seed, step) only, so a resumed run sees the same batches as an uninterrupted one.
+    With ``static`` they depend on (seed, the sequence's tokens), and each epoch masks the same tokens.
+
+    :class:`fastenc.objectives.MlmCorruption` does the same on the device, except whole words.
 
     Args:
         tokenizer: a ``tokenizers.Tokenizer`` with BERT's or RoBERTa's special tokens.
         probability: share of tokens to predict.
-        replacement: random tokens are drawn "uniform"ly, or by "unigram" frequency; never a special token.
+        replacement: the distribution of random tokens, "uniform" or "unigram"; special tokens are never drawn.
         unigram_counts: (vocabulary,) occurrences of each token in the corpus, for "unigram".
-        whole_word: select words, with all of their tokens, as ``WordStarts`` finds them.
-        static: one mask for each sequence.
-        mask_share, random_share: of the selected tokens, those that become the mask token, or a random one.
-    Raises: ValueError for a value out of range, counts missing or of another size, a vocabulary with nothing but
-        special tokens.
+        whole_word: select whole words (:class:`fastenc.data.word_starts.WordStarts`) instead of single tokens.
+        static: mask the same tokens of a sequence in every epoch.
+        mask_share, random_share: shares of the selected tokens that become the mask token or a random token.
+    Raises: ValueError if a value is out of range, if counts are missing or have another size, or if the vocabulary
+        has special tokens only.
     Source: Devlin et al. 2018, arXiv:1810.04805; dynamic masking, Liu et al. 2019, arXiv:1907.11692; whole words,
         the note of May 2019 in BERT's own repository.
     """
@@ -66,59 +68,61 @@ class MlmCollator:
         self.special = special_tokens(tokenizer)
         cumulative = replacement_weights(tokenizer, replacement, unigram_counts).cumsum(0)
         self.is_special = special_mask(tokenizer)
-        self._cumulative = cumulative / cumulative[-1]  # ends in exactly 1, above every draw
+        self._cumulative = cumulative / cumulative[-1]  # ends in exactly 1, above every sample
         self.word_starts = WordStarts(tokenizer, self.is_special) if whole_word else None
 
     def __call__(self, sequences: Sequence[Sequence[int]], step: int) -> dict[str, Any]:
         """{"batch": PackedBatch of corrupted ids, "labels": int64 (total_tokens,), -100 where not selected,
-        "max_labelled": how many are selected}."""
+        "max_labels": number of selected tokens}."""
         return self.mask(pack_sequences(sequences), step)
 
     def mask(self, batch: PackedBatch, step: int) -> dict[str, Any]:
-        """As ``__call__``, for sequences that are packed already."""
+        """Like ``__call__``, for a packed batch."""
         if self.static:
-            pieces = batch.input_ids.split(batch.cu_seqlens.diff().tolist())
-            results = [self.corrupt(ids, str(ids.tolist())) for ids in pieces]
-            corrupted, labels = (torch.cat(part) for part in zip(*results, strict=True))
+            sequences = batch.input_ids.split(batch.cu_seqlens.diff().tolist())
+            results = [self.corrupt(ids, str(ids.tolist())) for ids in sequences]
+            corrupted, labels = map(torch.cat, zip(*results, strict=True))
         else:
             corrupted, labels = self.corrupt(batch.input_ids, step)
         return {
             "batch": replace(batch, input_ids=corrupted),
             "labels": labels,
-            "max_labelled": int((labels != IGNORED).sum()),
+            "max_labels": int((labels != IGNORED).sum()),
         }
 
     def corrupt(self, ids: Tensor, key: int | str) -> tuple[Tensor, Tensor]:
-        """(corrupted ids, labels), each (total_tokens,); seed and key decide the random numbers."""
+        """(corrupted ids, labels), each (total_tokens,). The random numbers depend on the seed and ``key`` only."""
         generator = torch.Generator().manual_seed(derive_seed(self.seed, key))
-        draw = lambda: torch.rand(ids.shape, generator=generator, dtype=torch.float64)
-        selectable = ~self.is_special[ids]
-        chance = draw()
+        uniform = lambda: torch.rand(ids.shape, generator=generator, dtype=torch.float64)
+        selection = uniform()
         if self.word_starts is not None:
-            # Every token takes the draw of its word's first token.
+            # Every token of a word takes the sample of the word's first token.
             first = self.word_starts(ids)
-            chance = chance[first][first.long().cumsum(0) - 1]
-        selected = selectable & (chance < self.probability)
+            selection = selection[first][first.long().cumsum(0) - 1]
+        selected = ~self.is_special[ids] & (selection < self.probability)
         labels = torch.where(selected, ids, IGNORED)
-        return self.replace(ids, selected, draw(), draw()), labels
+        return self.replace(ids, selected, uniform(), uniform()), labels
 
-    def replace(self, ids: Tensor, selected: Tensor, fate: Tensor, choice: Tensor) -> Tensor:
-        """The ids with selected ones replaced.
+    def replace(
+        self, ids: Tensor, selected: Tensor, action_samples: Tensor, token_samples: Tensor
+    ) -> Tensor:
+        """The ids with the selected ones replaced.
 
-        Args: fate, choice: float64 (total_tokens,) in [0, 1), which decide what happens to a token, and the random
-            token that it becomes.
+        Args:
+            action_samples: float64 (total_tokens,), uniform in [0, 1): mask token, random token or neither.
+            token_samples: float64 (total_tokens,), uniform in [0, 1): which random token.
         """
-        random_ids = torch.searchsorted(self._cumulative, choice, right=True)
-        becomes_mask = fate < self.mask_share
-        becomes_random = ~becomes_mask & (fate < self.mask_share + self.random_share)
+        random_ids = torch.searchsorted(self._cumulative, token_samples, right=True)
+        becomes_mask = action_samples < self.mask_share
+        becomes_random = ~becomes_mask & (action_samples < self.mask_share + self.random_share)
         corrupted = torch.where(selected & becomes_mask, self.special.mask, ids)
         return torch.where(selected & becomes_random, random_ids, corrupted)
 
 
 def replacement_weights(tokenizer: Any, replacement: str, unigram_counts: Tensor | None) -> Tensor:
-    """float64 (vocabulary,): in proportion to which tokens are drawn as replacements, 0 for special ones.
+    """float64 (vocabulary,): the unnormalised distribution of random tokens; 0 for special tokens.
 
-    Raises: ValueError for an unknown name, or counts missing, of another size or without a token to draw.
+    Raises: ValueError for an unknown name, and if counts are missing, have another size or leave no token to draw.
     """
     if replacement not in REPLACEMENTS:
         raise ValueError(f"replacement must be one of {REPLACEMENTS}, got {replacement!r}")
@@ -144,7 +148,7 @@ def replacement_weights(tokenizer: Any, replacement: str, unigram_counts: Tensor
 def special_mask(tokenizer: Any) -> Tensor:
     """bool (vocabulary,): whether a token is special.
 
-    Raises: ValueError for a vocabulary that holds no others.
+    Raises: ValueError if the vocabulary has special tokens only.
     """
     vocabulary, special = tokenizer.get_vocab_size(), special_tokens(tokenizer).all
     if vocabulary <= len(special) or max(special) >= vocabulary:

@@ -1,4 +1,4 @@
-"""Masked language modelling's corruption on the device that holds the tokens."""
+"""The corruption of masked language modelling, computed on the device that holds the tokens."""
 
 from dataclasses import replace
 from typing import Any
@@ -14,17 +14,16 @@ from fastenc.packing import PackedBatch
 
 
 class MlmCorruption(nn.Module):
-    """Corrupts packed batches as :class:`fastenc.objectives.MlmCollator` does, on their device.
+    """Corrupts packed batches like :class:`fastenc.objectives.MlmCollator`, on their device.
 
-    The collator is the default: it works in the data loader's processes, beside the model, selects whole words if asked
-    to, and draws its own stream of numbers from (seed, step). Take this module where tokens stay on the device from
-    step to step (a data set that fits there, several epochs over one batch), or where the whole step is one CUDA graph:
-    nothing is read back, and no shape depends on what is selected.
+    The trainer uses the collator, which works on the host, in a thread beside the model, and can mask whole words.
+    Use this module if the tokens stay on the device between steps, or if one CUDA graph holds the whole step:
+    it reads nothing back, and no shape depends on the selected tokens. The two draw different random numbers.
 
     Args:
         tokenizer: a ``tokenizers.Tokenizer`` with BERT's or RoBERTa's special tokens.
         probability: share of tokens to predict.
-        replacement: random tokens are drawn "uniform"ly, or by "unigram" frequency; never a special token.
+        replacement: the distribution of random tokens, "uniform" or "unigram"; special tokens are never drawn.
         unigram_counts: (vocabulary,) occurrences of each token in the corpus, for "unigram".
     Raises: ValueError for a value out of range, or counts missing or of another size.
     Source: Devlin et al. 2018, arXiv:1810.04805.
@@ -59,8 +58,8 @@ class MlmCorruption(nn.Module):
         """(the batch with corrupted ids, labels int64 (total_tokens,), -100 where not selected).
 
         Args:
-            seed: int64 (1,) on the batch's device, such as :meth:`step_seed` makes; None draws one from the device's
-                default generator, which a CUDA graph advances by itself.
+            seed: int64 (1,) on the batch's device (see :meth:`step_seed`). None draws a seed from the device's
+                default generator, which a CUDA graph advances in each replay.
         """
         corrupted, labels = mlm_corruption(
             batch.input_ids,
@@ -74,19 +73,20 @@ class MlmCorruption(nn.Module):
         return replace(batch, input_ids=corrupted), labels
 
     def step_seed(self, seed: int, step: int) -> Tensor:
-        """The seed of one step of a run that can be resumed: int64 (1,), on the module's device."""
+        """A seed that depends on (seed, step) only, for runs that are resumed: int64 (1,), on the module's device."""
         return torch.full((1,), derive_seed(seed, step, size=8) >> 1, device=self.is_special.device)
 
 
 def alias_table(weights: Tensor) -> tuple[Tensor, Tensor]:
-    """(choices int64 (entries, 2), cutoffs int64 (entries,)): draws in proportion to ``weights`` from two numbers.
+    """The alias table of a discrete distribution: (choices int64 (entries, 2), cutoffs int64 (entries,)).
 
-    An entry, drawn uniformly, holds two places of weights; a uniform 32-bit number below its cutoff takes the first.
-    Only places of positive weight are ever drawn; shares are exact to about 2^-32.
+    To sample, draw an entry uniformly and a uniform 32-bit number. A number below the entry's cutoff takes the first
+    of its two indices into ``weights``, another number the second. Only indices of positive weight are in the table.
+    The probabilities are exact to about 2^-32.
     Source: Walker 1977; Vose 1991, "A linear algorithm for generating random numbers with a given distribution".
     """
-    places = weights.nonzero().flatten()
-    left = (weights[places].double() * (len(places) / weights.double().sum())).tolist()
+    indices = weights.nonzero().flatten()
+    left = (weights[indices].double() * (len(indices) / weights.double().sum())).tolist()
     second, cutoff = list(range(len(left))), [1.0] * len(left)
     small = [entry for entry, share in enumerate(left) if share < 1]
     large = [entry for entry, share in enumerate(left) if share >= 1]
@@ -96,5 +96,5 @@ def alias_table(weights: Tensor) -> tuple[Tensor, Tensor]:
         left[donor] -= 1 - left[entry]
         if left[donor] < 1:
             small.append(large.pop())
-    choices = torch.stack([places, places[torch.tensor(second)]], 1)
+    choices = torch.stack([indices, indices[torch.tensor(second)]], 1)
     return choices, (torch.tensor(cutoff, dtype=torch.float64) * 2**32).round().long()

@@ -1,4 +1,4 @@
-"""Masked LM with a second task over pairs of segments: next-sentence or sentence-order prediction."""
+"""Masked LM with a second task on pairs of segments: next-sentence or sentence-order prediction."""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
@@ -14,70 +14,73 @@ from torch import Tensor, nn
 
 from fastenc._seeds import derive_seed
 from fastenc.data import SegmentPair, StoredExamples
-from fastenc.models import EncoderConfig, LossPart, MaskedLM, ModelOutput
+from fastenc.models import EncoderConfig, LossTerm, MaskedLM, ModelOutput
 from fastenc.objectives.base import Objective
+from fastenc.objectives.loss_terms import weighted_sum
 from fastenc.objectives.mlm import MlmCollator
-from fastenc.objectives.parts import weighted_sum
 from fastenc.packing import PackedBatch, pack_sequences
 
 NEGATIVES = ("random", "swapped")
-# Segments looked through for one of the right length: at blocks of 512 about four of each length.
-WINDOW = 2048
+# Candidates for a wrong segment. With blocks of 512 tokens about four of them have each length.
+CANDIDATES = 2048
 
 
 class PairCollator:
-    """Packs [CLS] A [SEP] B [SEP] with token types 0 and 1; every other pair, by chance, is a wrong one. Then masks.
+    """Packs [CLS] A [SEP] B [SEP] with token types 0 and 1, makes half of the pairs wrong, and masks tokens.
 
-    A wrong pair has the second segment of a pair of another document ("random": next-sentence prediction), or its own
-    two segments in the other order ("swapped": sentence-order prediction). The other document is of the same
-    language, and its segment as long as the pair's own, so that neither tells the label; see ``OtherSegments``.
-    Everything is drawn anew at every call, from (seed, step) alone.
+    ``negatives`` says what a wrong pair is:
+        "random" (next-sentence prediction): B is the second segment of a pair from another document. That document
+            has the same language and B the same length, so neither gives the label away (:class:`OtherSegments`).
+        "swapped" (sentence-order prediction): A and B change places.
+    The random numbers depend on (seed, step) only.
 
     Args:
-        masks: masks the pairs' tokens; its seed is the collator's.
-        pairs: the pairs that random segments are taken from.
-    Raises: ValueError when random segments would have to come from the only document.
+        mlm_collator: masks the pairs' tokens; its seed is used for the pairs too.
+        pairs: the source of random segments.
+    Raises: ValueError for random segments if all pairs come from one document.
     Source: Devlin et al. 2018, arXiv:1810.04805 (next sentence); Lan et al. 2019, arXiv:1909.11942 (order). BERT's
-        own code continues a random document up to the length that it wants of a pair, right or wrong.
+        own code instead fills wrong pairs from a random document up to the wanted length.
     """
 
-    def __init__(self, masks: MlmCollator, pairs: Sequence[SegmentPair], negatives: str = "random"):
+    def __init__(
+        self, mlm_collator: MlmCollator, pairs: Sequence[SegmentPair], negatives: str = "random"
+    ):
         if negatives not in NEGATIVES:
             raise ValueError(f"negatives must be one of {NEGATIVES}, got {negatives!r}")
-        self.masks = masks
+        self.mlm_collator = mlm_collator
         self.others = OtherSegments(pairs) if negatives == "random" else None
 
     def __call__(self, pairs: Sequence[SegmentPair], step: int) -> dict[str, Any]:
-        """What ``MlmCollator`` gives, and "pair_labels": int64 (pairs,), 1 for a wrong pair."""
-        draw = Random(derive_seed(self.masks.seed, step, "pairs"))
-        cls, sep = self.masks.special.cls, self.masks.special.sep
+        """The arguments of ``MlmCollator``, and "pair_labels": int64 (pairs,), 1 for a wrong pair."""
+        rng = Random(derive_seed(self.mlm_collator.seed, step, "pairs"))
+        cls, sep = self.mlm_collator.special.cls, self.mlm_collator.special.sep
         sequences, types, labels = [], [], []
         for pair in pairs:
             first: Sequence[int] = pair.first
             second: Sequence[int] = pair.second
-            wrong = draw.random() < 0.5
+            wrong = rng.random() < 0.5
             if wrong and self.others is None:
                 first, second = second, first
             elif wrong and self.others is not None:
-                second = self.others.draw(pair.document, len(second), draw)
+                second = self.others.draw(pair.document, len(second), rng)
             sequences.append([cls, *first, sep, *second, sep])
             types.append([0] * (len(first) + 2) + [1] * (len(second) + 1))
             labels.append(int(wrong))
-        masked = self.masks.mask(pack_sequences(sequences, types), step)
+        masked = self.mlm_collator.mask(pack_sequences(sequences, types), step)
         return {**masked, "pair_labels": torch.tensor(labels)}
 
     def items(self, arguments: dict[str, Any]) -> dict[str, int]:
-        return {"mlm": arguments["max_labelled"], "pair": len(arguments["pair_labels"])}
+        return {"mlm": arguments["max_labels"], "pair": len(arguments["pair_labels"])}
 
 
 class OtherSegments:
-    """The pairs' second segments, to be drawn by length.
+    """Draws second segments of other documents by length.
 
-    As every right pair's, they begin and end where a sentence does. Were they cut to a length, or of any length, the
-    label could be read from it: right pairs are as long as whole sentences allow.
+    They begin and end at sentence boundaries, like those of right pairs. Segments that are cut, or of another length,
+    would give the label away.
 
-    Args: pairs: a store's, which know their languages and stay on the disk, or pairs of one language.
-    Raises: ValueError for pairs of one document.
+    Args: pairs: the examples of a token store, which know their languages and stay on disk, or pairs of one language.
+    Raises: ValueError if all pairs come from one document.
     """
 
     def __init__(self, pairs: Sequence[SegmentPair]):
@@ -94,16 +97,16 @@ class OtherSegments:
             self._bounds = [0, len(self.pairs)]
         if self._documents[0] == self._documents[-1]:
             raise ValueError(
-                "next-sentence prediction takes its wrong segments from another document, got pairs of one "
-                "document: give more documents (an empty line separates them in a text file), or predict the order"
+                "next-sentence prediction needs pairs of at least two documents, got pairs of one: give more documents "
+                "(an empty line separates them in a text file), or predict the order (mlm+sop)"
             )
 
-    def draw(self, document: int, length: int, draw: Random) -> Sequence[int]:
-        """One of ``length`` tokens, from another document than this, of its language.
+    def draw(self, document: int, length: int, rng: Random) -> Sequence[int]:
+        """A segment of ``length`` tokens from another document of the same language.
 
-        It is taken from ``WINDOW`` neighbouring segments at a random place: at random from those of this length, or
-        else the shortest of the longer ones, cut to the length, or else the longest. Where a language has but one
-        document, the others' segments serve.
+        ``CANDIDATES`` neighbouring segments from a random position are searched: a random one of those with this
+        length, else the shortest longer one, cut to the length, else the longest. If the language has a single
+        document, other languages are used.
         """
         start, end = bisect_left(self._documents, document), bisect_right(self._documents, document)
         number = bisect_right(self._bounds, start)
@@ -111,27 +114,27 @@ class OtherSegments:
         if end - start == last - first:
             first, last = 0, len(self.pairs)
         others = last - first - (end - start)
-        begin = draw.randrange(others)
-        places = first + torch.arange(begin, begin + min(WINDOW, others))
-        places -= others * (places >= first + others)
-        places += (end - start) * (places >= start)
-        excess = self._lengths(places) - length
+        begin = rng.randrange(others)
+        candidates = first + torch.arange(begin, begin + min(CANDIDATES, others))
+        candidates -= others * (candidates >= first + others)  # wrap around
+        candidates += (end - start) * (candidates >= start)  # leave out the document itself
+        excess = self._lengths(candidates) - length
         cost = torch.where(excess >= 0, excess, excess.max() - excess)
-        best = places[cost == cost.min()]
-        return self.pairs[int(best[draw.randrange(len(best))])].second[:length]
+        best = candidates[cost == cost.min()]
+        return self.pairs[int(best[rng.randrange(len(best))])].second[:length]
 
 
 @dataclass(frozen=True)
 class PairOutput(ModelOutput):
-    """pair_logits: (pairs, 2): of a right and of a wrong pair."""
+    """pair_logits: (pairs, 2), of the classes right and wrong."""
 
     pair_logits: Tensor | None = None
 
 
 class PairMaskedLM(MaskedLM):
-    """Masked LM, and a linear layer over the pooler that tells right pairs from wrong ones.
+    """Masked LM with a linear classifier of right and wrong pairs over the pooler's output.
 
-    loss = mean over the masked tokens + mean over the pairs. Its checkpoints are BertForPreTraining's.
+    loss = mean over the masked tokens + mean over the pairs. Its checkpoints are those of BertForPreTraining.
     Raises: ValueError for another family than BERT.
     Source: Devlin et al. 2018, arXiv:1810.04805.
     """
@@ -142,8 +145,8 @@ class PairMaskedLM(MaskedLM):
     def __init__(self, config: EncoderConfig):
         if config.family != "bert":
             raise ValueError(
-                f"only BERT's checkpoints have a head for pairs of segments, got family {config.family!r}: use a "
-                "BERT model, or the masked LM alone"
+                f"only BERT checkpoints have a head for pairs of segments, got family {config.family!r}: use a BERT "
+                "model, or the objective mlm"
             )
         super().__init__(config)
         self.pair_head = nn.Linear(config.hidden_size, 2)
@@ -153,21 +156,21 @@ class PairMaskedLM(MaskedLM):
         self,
         batch: PackedBatch,
         labels: Tensor | None = None,
-        max_labelled: int | None = None,
+        max_labels: int | None = None,
         pair_labels: Tensor | None = None,
     ) -> PairOutput:
-        """Args: labels, max_labelled as in ``MaskedLM``; pair_labels: int64 (pairs,), 1 for a wrong pair; both labels
+        """Args: labels, max_labels as in ``MaskedLM``; pair_labels: int64 (pairs,), 1 for a wrong pair; both labels
         or neither."""
         encoded, table = self.encode(batch)
         hidden = encoded.last_hidden_state
         pair_logits = self.pair_head(encoded.pooled)
         if labels is None or pair_labels is None:
             return PairOutput(logits=self.logits(hidden, table), pair_logits=pair_logits)
-        parts = {
-            "mlm": LossPart(self.loss(self.labelled(hidden, labels, max_labelled), table)),
-            "pair": LossPart(F.cross_entropy(pair_logits.float(), pair_labels)),
+        terms = {
+            "mlm": LossTerm(self.loss(self.labelled(hidden, labels, max_labels), table)),
+            "pair": LossTerm(F.cross_entropy(pair_logits.float(), pair_labels)),
         }
-        return PairOutput(loss=weighted_sum(parts), parts=parts, pair_logits=pair_logits)
+        return PairOutput(loss=weighted_sum(terms), terms=terms, pair_logits=pair_logits)
 
     def head_names(self) -> dict[str, str]:
         return {**super().head_names(), "pair_head": "cls.seq_relationship"}

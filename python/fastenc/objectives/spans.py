@@ -13,21 +13,21 @@ import torch
 from torch import Tensor, nn
 
 from fastenc._seeds import derive_seed
-from fastenc.models import EncoderConfig, LossPart, MaskedLM, ModelOutput
+from fastenc.models import EncoderConfig, LossTerm, MaskedLM, ModelOutput
 from fastenc.nn import LayerNorm
 from fastenc.nn.encoder_layer import activate
 from fastenc.objectives.base import Objective
+from fastenc.objectives.loss_terms import weighted_sum
 from fastenc.objectives.mlm import IGNORED, MlmCollator
-from fastenc.objectives.parts import weighted_sum
 from fastenc.ops import linear_masked_cross_entropy
 from fastenc.ops._matmul import linear
 from fastenc.packing import PackedBatch, pack_sequences
 
 GEOMETRIC_P, MAX_WORDS = 0.2, 10
 # Tokens of a span that the boundary objective predicts, and the width of its position embeddings.
-MAX_PLACES, POSITION_SIZE = 20, 200
+MAX_POSITIONS, POSITION_SIZE = 20, 200
 TRIES = 100
-SAMPLE = 100  # blocks, about, whose words are counted before training
+SAMPLE = 100  # number of blocks, roughly, whose words are counted before training
 FREE, MASKED, BARRIER = range(3)
 
 
@@ -41,84 +41,95 @@ class Span(NamedTuple):
 class SpanCollator:
     """Packs sequences and masks spans of whole words.
 
-    Lengths, in words, are geometric with p = 0.2 among 1 to ``max_words`` (3.8 on average for 10), starts are
-    uniform. Spans are added until no further word fits into the budget of ``masks.probability`` of a sequence's
-    tokens, rounded up; the last one is shortened to what is left. Between two spans, and at both ends of a sequence,
-    a token stays, so that every span has two observed neighbours. A span becomes mask tokens (80 %), random tokens
-    (10 %) or stays (10 %) as one.
+    The length of a span, in words, has a geometric distribution with p = 0.2, cut off at ``max_words`` (mean 3.8 for
+    10). Its start is uniform. Spans are added until ``mlm_collator.probability`` of the sequence's tokens, rounded up,
+    are masked or no further word fits; the last span is shortened to the remaining budget. At least one token between
+    two spans and at both ends of a sequence stays unmasked, so every span has two observed neighbours. All tokens of a
+    span become mask tokens (80 %), become random tokens (10 %) or stay (10 %) together.
 
     Args:
-        masks: a collator made with ``whole_word=True``; its probability, replacements, seed and ``static`` are used.
-    Raises: ValueError for max_words below 1, or ``masks`` without words. Warns where less than half of a batch's
-        budget is masked.
+        mlm_collator: made with ``whole_word=True``. The collator uses its probability, replacements, seed and
+            ``static``.
+    Raises: ValueError if max_words is below 1, or if ``mlm_collator`` does not know words. Warns if a batch masks less
+        than half of its budget.
     Source: Joshi et al. 2019, arXiv:1907.10529, section 3.1.
     """
 
-    def __init__(self, masks: MlmCollator, max_words: int = MAX_WORDS):
+    def __init__(self, mlm_collator: MlmCollator, max_words: int = MAX_WORDS):
         if max_words < 1:
             raise ValueError(f"max_words must be at least 1, got {max_words}")
-        if masks.word_starts is None:
-            raise ValueError("spans are of whole words: make masks with whole_word=True")
-        self.masks, self._word_starts = masks, masks.word_starts
+        if mlm_collator.word_starts is None:
+            raise ValueError(
+                "spans consist of whole words, got an MlmCollator without them: make it with whole_word=True"
+            )
+        self.mlm_collator, self._word_starts = mlm_collator, mlm_collator.word_starts
         weights = [(1 - GEOMETRIC_P) ** words for words in range(max_words)]
         self._cumulative = [total / sum(weights) for total in accumulate(weights)]
 
     def __call__(self, sequences: Sequence[Sequence[int]], step: int) -> dict[str, Any]:
-        """What ``MlmCollator`` gives, and "spans": int64 (predicted, 4).
+        """The arguments of ``MlmCollator``, and "spans": int64 (predicted, 4).
 
-        A row of "spans" is a masked token's place in the batch, that of the token before its span, that of the
-        token after it, and the token's place in its span, which is below 20 (tokens after it have no row).
+        A row of "spans" holds the index of a masked token in the packed batch, the indices of the tokens before and
+        after its span, and the token's position in the span. Positions from 20 on have no row.
         """
         batch = pack_sequences(sequences)
-        draw = Random(derive_seed(self.masks.seed, step, "spans"))
-        fate, choice = (torch.zeros(batch.total_tokens, dtype=torch.float64) for _ in range(2))
+        rng = Random(derive_seed(self.mlm_collator.seed, step, "spans"))
+        action_samples, token_samples = (
+            torch.zeros(batch.total_tokens, dtype=torch.float64) for _ in range(2)
+        )
         selected = torch.zeros(batch.total_tokens, dtype=torch.bool)
         rows: list[tuple[int, int, int, int]] = []
         lengths = batch.cu_seqlens.diff().tolist()
         offset = planned = 0
         for ids in batch.input_ids.split(lengths):
-            if self.masks.static:
-                draw = Random(derive_seed(self.masks.seed, str(ids.tolist())))
+            if self.mlm_collator.static:
+                rng = Random(derive_seed(self.mlm_collator.seed, str(ids.tolist())))
             budget = self._budget(ids)
             planned += budget
-            for start, end in self._spans(ids, budget, draw):
-                place = slice(offset + start, offset + end)
-                selected[place] = True
-                fate[place] = draw.random()
-                choice[place] = torch.tensor([draw.random() for _ in range(end - start)]).double()
-                left, right = place.start - 1, place.stop
+            for start, end in self._spans(ids, budget, rng):
+                span = slice(offset + start, offset + end)
+                selected[span] = True
+                action_samples[span] = rng.random()
+                samples = [rng.random() for _ in range(end - start)]
+                token_samples[span] = torch.tensor(samples).double()
+                left, right = span.start - 1, span.stop
                 rows += [
-                    (left + 1 + i, left, right, i) for i in range(min(end - start, MAX_PLACES))
+                    (left + 1 + i, left, right, i) for i in range(min(end - start, MAX_POSITIONS))
                 ]
             offset += len(ids)
         masked = int(selected.sum())
         if 2 * masked < planned:
             warnings.warn(
-                "spans of whole words mask less than half of the tokens that they should, because words have too many "
+                "the spans mask less than half of the tokens that they should, because single words have too many "
                 "tokens for such short sequences: give larger blocks, or a vocabulary of these languages",
                 stacklevel=2,
             )
         ids = batch.input_ids
         return {
-            "batch": replace(batch, input_ids=self.masks.replace(ids, selected, fate, choice)),
+            "batch": replace(
+                batch,
+                input_ids=self.mlm_collator.replace(ids, selected, action_samples, token_samples),
+            ),
             "labels": torch.where(selected, ids, IGNORED),
-            "max_labelled": masked,
+            "max_labels": masked,
             "spans": torch.tensor(rows, dtype=torch.int64).view(-1, 4),
         }
 
     def items(self, arguments: dict[str, Any]) -> dict[str, int]:
-        return {"mlm": arguments["max_labelled"], "sbo": len(arguments["spans"])}
+        return {"mlm": arguments["max_labels"], "sbo": len(arguments["spans"])}
 
     def count_words(self, ids: Sequence[int]) -> int:
         tokens = torch.tensor(ids)
-        return int((self._word_starts(tokens) & ~self.masks.is_special[tokens]).sum())
+        return int((self._word_starts(tokens) & ~self.mlm_collator.is_special[tokens]).sum())
 
     def _budget(self, ids: Tensor) -> int:
-        return math.ceil(self.masks.probability * int((~self.masks.is_special[ids]).sum()))
+        return math.ceil(
+            self.mlm_collator.probability * int((~self.mlm_collator.is_special[ids]).sum())
+        )
 
-    def _spans(self, ids: Tensor, budget: int, draw: Random) -> list[Span]:
-        """Spans of one sequence, of at most ``budget`` tokens, in the order drawn."""
-        special = self.masks.is_special[ids]
+    def _spans(self, ids: Tensor, budget: int, rng: Random) -> list[Span]:
+        """Spans of one sequence with at most ``budget`` tokens together, in the order in which they are drawn."""
+        special = self.mlm_collator.is_special[ids]
         starts = self._word_starts(ids).nonzero().flatten().tolist()
         ends = [*starts[1:], len(ids)]
         state = bytearray(
@@ -127,10 +138,10 @@ class SpanCollator:
         if state:
             state[0] = state[-1] = BARRIER
         spans: list[Span] = []
-        words = self._draw_length(draw)
+        words = self._draw_length(rng)
         while budget and words:
             for _ in range(TRIES):
-                first = draw.randrange(len(state))
+                first = rng.randrange(len(state))
                 last = first + words
                 fits = not any(state[first:last]) and last < len(state)
                 if not fits or MASKED in (state[first - 1], state[last]):
@@ -139,17 +150,17 @@ class SpanCollator:
                     last -= 1
                 if last > first:
                     break
-            else:  # there is no room for so many words
+            else:  # no gap has room for so many words
                 words -= 1
                 continue
             state[first:last] = bytes([MASKED]) * (last - first)
             spans.append(Span(starts[first], ends[last - 1]))
             budget -= spans[-1].end - spans[-1].start
-            words = self._draw_length(draw)
+            words = self._draw_length(rng)
         return spans
 
-    def _draw_length(self, draw: Random) -> int:
-        return bisect_left(self._cumulative, draw.random()) + 1
+    def _draw_length(self, rng: Random) -> int:
+        return bisect_left(self._cumulative, rng.random()) + 1
 
 
 class SpanBoundaryHead(nn.Module):
@@ -158,7 +169,7 @@ class SpanBoundaryHead(nn.Module):
     def __init__(self, config: EncoderConfig):
         super().__init__()
         width = config.hidden_size
-        self.positions = nn.Embedding(MAX_PLACES, POSITION_SIZE)
+        self.positions = nn.Embedding(MAX_POSITIONS, POSITION_SIZE)
         self.first = nn.Linear(2 * width + POSITION_SIZE, width)
         self.first_norm = LayerNorm(width, eps=config.eps)
         self.second = nn.Linear(width, config.embedding_size)
@@ -167,12 +178,12 @@ class SpanBoundaryHead(nn.Module):
 
     def transform(self, hidden: Tensor, spans: Tensor) -> Tensor:
         """(tokens, hidden_size), (predicted, 4) → (predicted, embedding_size)."""
-        _, left, right, place = spans.unbind(1)
+        _, left, right, position = spans.unbind(1)
         x = torch.cat(
             [
                 hidden.index_select(0, left),
                 hidden.index_select(0, right),
-                self.positions(place).to(hidden.dtype),
+                self.positions(position).to(hidden.dtype),
             ],
             dim=1,
         )
@@ -182,10 +193,12 @@ class SpanBoundaryHead(nn.Module):
 
 
 class SpanMaskedLM(MaskedLM):
-    """Masked LM, and the span-boundary objective: a span's tokens predicted from its two neighbours.
+    """Masked LM with the span-boundary objective (SpanBERT): predict a span's tokens from its two neighbours.
 
-    loss = mean over the masked tokens + mean over those that the boundaries predict. Its checkpoints are masked-LM
-    checkpoints with some weights more, which transformers leaves unread.
+    loss = masked-LM loss, mean over the masked tokens
+         + span-boundary loss, mean over the tokens in ``spans``
+
+    Its checkpoints are masked-LM checkpoints with additional weights, which transformers ignores.
     Source: Joshi et al. 2019, arXiv:1907.10529.
     """
 
@@ -198,12 +211,12 @@ class SpanMaskedLM(MaskedLM):
         self,
         batch: PackedBatch,
         labels: Tensor | None = None,
-        max_labelled: int | None = None,
+        max_labels: int | None = None,
         spans: Tensor | None = None,
     ) -> ModelOutput:
-        """Args: labels, max_labelled as in ``MaskedLM``; spans as from ``SpanCollator``; both or neither."""
+        """Args: labels, max_labels as in ``MaskedLM``; spans of ``SpanCollator``; both or neither."""
         if labels is None or spans is None:
-            return super().forward(batch, labels, max_labelled)
+            return super().forward(batch, labels, max_labels)
         encoded, table = self.encode(batch)
         hidden = encoded.last_hidden_state
         targets = labels.index_select(0, spans[:, 0])
@@ -212,17 +225,17 @@ class SpanMaskedLM(MaskedLM):
             table,
             self.boundary.bias,
             targets,
-            max_labelled=targets.shape[0],
+            max_labels=targets.shape[0],
         )
-        masked_loss = self.loss(self.labelled(hidden, labels, max_labelled), table)
-        parts = {"mlm": LossPart(masked_loss), "sbo": LossPart(boundary_loss)}
-        return ModelOutput(loss=weighted_sum(parts), parts=parts)
+        masked_loss = self.loss(self.labelled(hidden, labels, max_labels), table)
+        terms = {"mlm": LossTerm(masked_loss), "sbo": LossTerm(boundary_loss)}
+        return ModelOutput(loss=weighted_sum(terms), terms=terms)
 
     def head_names(self) -> dict[str, str]:
-        own = ("positions", "first", "first_norm", "second", "second_norm", "bias")
+        names = ("positions", "first", "first_norm", "second", "second_norm", "bias")
         return {
             **super().head_names(),
-            **{f"boundary.{name}": f"span_boundary.{name}" for name in own},
+            **{f"boundary.{name}": f"span_boundary.{name}" for name in names},
         }
 
 
@@ -230,12 +243,12 @@ def _collator(
     tokenizer: Any, blocks: Sequence[Sequence[int]], seed: int, **masking: Any
 ) -> SpanCollator:
     collator = SpanCollator(MlmCollator(tokenizer, seed=seed, **{**masking, "whole_word": True}))
-    some = range(0, len(blocks), max(1, len(blocks) // SAMPLE))
-    words = max(collator.count_words(blocks[place]) for place in some)
+    sample = range(0, len(blocks), max(1, len(blocks) // SAMPLE))
+    words = max(collator.count_words(blocks[index]) for index in sample)
     if words < MAX_WORDS:
         raise ValueError(
-            f"the text must be longer than a span, of up to {MAX_WORDS} words, got blocks of at most {words} "
-            "words: give longer documents, or larger blocks"
+            f"a block must hold more words than the longest span, which has {MAX_WORDS}, got blocks of at most "
+            f"{words} words: give longer documents, or larger blocks"
         )
     return collator
 

@@ -5,44 +5,44 @@ from torch import Tensor
 
 
 def select_labelled(
-    hidden: Tensor, labels: Tensor, *, max_labelled: int | None = None, ignore_index: int = -100
+    hidden: Tensor, labels: Tensor, *, max_labels: int | None = None, ignore_index: int = -100
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """The labelled rows of ``hidden``, for a head that sees these only; differentiable.
 
     Args:
         hidden: (tokens, hidden_size).
         labels: int64 (tokens,).
-        max_labelled: the number of rows to return, at least that of the labelled rows. None: exactly the labelled
+        max_labels: the number of rows to return, at least that of the labelled rows. None: exactly the labelled
             rows on a CPU; all rows on a GPU, which would have to be waited for, and in torch.compile.
-    Returns: (rows, their labels, their places in ``labels``); the places are None where all rows are returned. A row
+    Returns: (rows, their labels, their indices in ``labels``); the indices are None where all rows are returned. A row
         too many has the label ``ignore_index`` and the place ``tokens``.
-    Raises: ValueError if ``max_labelled`` is negative or, on a CPU, too small. On a GPU, where that is not read back,
+    Raises: ValueError if ``max_labels`` is negative or, on a CPU, too small. On a GPU, where that is not read back,
         every row then gets a label outside of any vocabulary, and so a NaN loss.
     """
     on_host = labels.device.type == "cpu" and not torch.compiler.is_compiling()
     tokens = labels.shape[0]
     labelled = labels != ignore_index
-    if max_labelled is None:
+    if max_labels is None:
         if not on_host:
             return hidden, labels, None
-        places = labelled.nonzero().flatten()
-        return hidden.index_select(0, places), labels.index_select(0, places), places
+        indices = labelled.nonzero().flatten()
+        return hidden.index_select(0, indices), labels.index_select(0, indices), indices
     count = labelled.sum()
-    if max_labelled < 0 or (on_host and int(count) > max_labelled):
+    if max_labels < 0 or (on_host and int(count) > max_labels):
         found = f" for {int(count)} of them" if on_host else ""
         raise ValueError(
-            f"max_labelled must be at least the number of labelled rows, got {max_labelled}{found}: "
+            f"max_labels must be at least the number of labelled rows, got {max_labels}{found}: "
             "count them where the labels are made"
         )
-    if max_labelled >= tokens:
+    if max_labels >= tokens:
         return hidden, labels, None
-    places = torch.nonzero_static(labelled, size=max_labelled, fill_value=tokens).flatten()
-    inside = places.clamp(max=tokens - 1)
-    chosen = torch.where(places < tokens, labels.index_select(0, inside), ignore_index)
-    chosen = torch.where(count > max_labelled, min(ignore_index, 0) - 1, chosen)
-    return hidden.index_select(0, inside), chosen, places
+    indices = torch.nonzero_static(labelled, size=max_labels, fill_value=tokens).flatten()
+    inside = indices.clamp(max=tokens - 1)
+    chosen = torch.where(indices < tokens, labels.index_select(0, inside), ignore_index)
+    chosen = torch.where(count > max_labels, min(ignore_index, 0) - 1, chosen)
+    return hidden.index_select(0, inside), chosen, indices
 
 
-def spread(losses: Tensor, places: Tensor, tokens: int) -> Tensor:
-    """(tokens,): each loss in its place, 0 elsewhere; the place ``tokens`` is dropped."""
-    return losses.new_zeros(tokens + 1).index_copy(0, places, losses)[:tokens]
+def spread(losses: Tensor, indices: Tensor, tokens: int) -> Tensor:
+    """(tokens,): each loss at its index, 0 elsewhere; the index ``tokens`` is dropped."""
+    return losses.new_zeros(tokens + 1).index_copy(0, indices, losses)[:tokens]

@@ -26,7 +26,7 @@ def linear_masked_cross_entropy(
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,
     reduction: str = "mean",
-    max_labelled: int | None = None,
+    max_labels: int | None = None,
     max_logits_bytes: int = 2**31,
     impl: str = "auto",
 ) -> Tensor:
@@ -42,7 +42,7 @@ def linear_masked_cross_entropy(
         labels: int64 (tokens,), in [0, vocabulary) or ``ignore_index``; on CUDA tensors a label outside gives a NaN
             loss and gradient.
         label_smoothing, z_loss, reduction: as in :func:`masked_cross_entropy`.
-        max_labelled: the number of labelled rows, or a bound of it, that the caller knows on the host. Counting them
+        max_labels: the number of labelled rows, or a bound of it, that the caller knows on the host. Counting them
             on a GPU would wait for it; so on CUDA tensors this many rows go through the product, and all rows without
             it. More labelled rows than that are an error on a CPU and NaN losses and gradients on a GPU.
         max_logits_bytes: largest logits buffer, in bytes; at least one row is always taken.
@@ -87,8 +87,8 @@ def linear_masked_cross_entropy(
             raise ValueError(
                 f"{op}: {name} must have hidden's dtype {hidden.dtype}, got {value.dtype}: cast one of them"
             )
-    chosen, targets, places = select_labelled(
-        hidden, labels, max_labelled=max_labelled, ignore_index=ignore_index
+    chosen, targets, indices = select_labelled(
+        hidden, labels, max_labels=max_labels, ignore_index=ignore_index
     )
     options = (ignore_index, label_smoothing, z_loss)
     if _dispatch.choose(op, impl, hidden) == "reference":
@@ -121,7 +121,7 @@ def linear_masked_cross_entropy(
             ]
         )
     if reduction == "none":
-        return losses if places is None else spread(losses, places, labels.shape[0])
+        return losses if indices is None else spread(losses, indices, labels.shape[0])
     return reduce_losses(losses, reduction, count_labelled(labels, ignore_index))
 
 

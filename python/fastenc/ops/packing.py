@@ -1,4 +1,4 @@
-"""Padded ↔ packed activations, by the places that the batch's host side has computed."""
+"""Padded ↔ packed activations, by the rows that the batch's host side has computed."""
 
 import torch
 from torch import Tensor
@@ -25,7 +25,7 @@ def pack(x: Tensor, batch: PackedBatch, *, impl: str = "auto") -> Tensor:
     Raises: ValueError stating rule, received value, remedy.
     Numerics: a copy. Deterministic: yes. Differentiable, any number of times: x. Nothing is read back from the device.
     """
-    indices, shape = batch.places()
+    indices, shape = batch.padded_indices()
     if tuple(x.shape[:2]) != shape:
         raise ValueError(
             f"pack: x must have the batch's padded shape {shape} in front, got {tuple(x.shape)}: "
@@ -50,7 +50,7 @@ def unpack(
         values: (total_tokens, ...), any dtype.
         batch: the :class:`PackedBatch` of the same sequences, with its tensors on the device of values. Of one packed
             from lists the rows become left-aligned at max_seqlen.
-        padding_value: what the places of padding hold.
+        padding_value: what the rows of padding hold.
         impl: "auto", "cpp", "triton" or "reference".
     Returns: (batch, length, ...), dtype of values.
     Raises: ValueError stating rule, received value, remedy.
@@ -62,16 +62,16 @@ def unpack(
             f"unpack: values must have one row for each of the batch's {batch.total_tokens} tokens, "
             f"got shape {tuple(values.shape)}: pass the packed output of the same batch"
         )
-    indices, shape = batch.places()
+    indices, shape = batch.padded_indices()
     _checks.check_device("unpack", "the batch's indices", indices, values)
     impl = choose("unpack", impl, values)
-    places = shape[0] * shape[1]
+    rows = shape[0] * shape[1]
     if impl == "reference":
-        padded = reference.unpack(values, indices, places, padding_value)
+        padded = reference.unpack(values, indices, rows, padding_value)
     elif torch.is_grad_enabled() and values.requires_grad:
-        padded = _Unpack.apply(_matrix(values), indices, places, padding_value)
+        padded = _Unpack.apply(_matrix(values), indices, rows, padding_value)
     else:
-        padded = torch.ops.fastenc.unpack(_matrix(values), indices, places, padding_value)
+        padded = torch.ops.fastenc.unpack(_matrix(values), indices, rows, padding_value)
     return padded.view(*shape, *values.shape[1:])
 
 
@@ -83,20 +83,20 @@ class _Pack(torch.autograd.Function):
     @staticmethod
     def forward(ctx, rows, indices):
         ctx.save_for_backward(indices)
-        ctx.places = rows.shape[0]
+        ctx.rows = rows.shape[0]
         return rows.index_select(0, indices)
 
     @staticmethod
     def backward(ctx, dy):
         (indices,) = ctx.saved_tensors
-        return _Unpack.apply(dy, indices, ctx.places, 0.0), None
+        return _Unpack.apply(dy, indices, ctx.rows, 0.0), None
 
 
 class _Unpack(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, values, indices, places, padding_value):
+    def forward(ctx, values, indices, rows, padding_value):
         ctx.save_for_backward(indices)
-        return torch.ops.fastenc.unpack(values, indices, places, padding_value)
+        return torch.ops.fastenc.unpack(values, indices, rows, padding_value)
 
     @staticmethod
     def backward(ctx, dy):
@@ -105,7 +105,7 @@ class _Unpack(torch.autograd.Function):
 
 
 define(
-    "unpack(Tensor values, Tensor indices, SymInt places, float padding_value) -> Tensor",
-    lambda values, indices, places, padding_value: values.new_empty((places, values.shape[1])),
+    "unpack(Tensor values, Tensor indices, SymInt rows, float padding_value) -> Tensor",
+    lambda values, indices, rows, padding_value: values.new_empty((rows, values.shape[1])),
     triton="packing.unpack",
 )

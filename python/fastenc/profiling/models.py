@@ -74,12 +74,12 @@ def training_step(
     draw = torch.Generator().manual_seed(1)
     chosen = torch.rand(sum(lengths), generator=draw) < MASKED_SHARE
     labels = torch.where(chosen.to(device), batch.input_ids, -100)
-    max_labelled = int(chosen.sum())
+    max_labels = int(chosen.sum())
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
 
     def step() -> object:
         with torch.autocast(device.type, torch.bfloat16, enabled=autocast):
-            loss = model(batch, labels, max_labelled=max_labelled).loss
+            loss = model(batch, labels, max_labels=max_labels).loss
         assert loss is not None
         loss.backward()
         optimizer.step()

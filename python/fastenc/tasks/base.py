@@ -14,7 +14,7 @@ from fastenc._transfer import send_arguments
 from fastenc.data import BatchSampler
 from fastenc.models.pretrained import PretrainedModel
 from fastenc.nn.evaluation_mode import evaluation_mode
-from fastenc.objectives.parts import labelled_items
+from fastenc.objectives.loss_terms import labelled_items
 from fastenc.packing import PackedBatch
 
 Fill = Callable[[PackedBatch, Sequence[int]], PackedBatch]

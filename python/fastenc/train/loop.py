@@ -22,9 +22,9 @@ from fastenc._seeds import derive_seed
 from fastenc._transfer import send, send_arguments
 from fastenc.data import BatchSampler, Group
 from fastenc.data.prefetch import prefetch
-from fastenc.models import LossPart
+from fastenc.models import LossTerm
 from fastenc.models.pretrained import PretrainedModel
-from fastenc.objectives.parts import count_items, loss_parts, weighted_sum
+from fastenc.objectives.loss_terms import count_items, loss_terms, weighted_sum
 from fastenc.train import checkpoint as checkpoints
 from fastenc.train.config import TrainConfig, check_same
 from fastenc.train.log import Log
@@ -43,7 +43,7 @@ class Trainer:
 
     An optimiser step is the gradient of the mean loss over all labelled items of its micro-batches on all
     processes: each micro-batch counts by its number of labels that are not -100. A loss of several parts
-    (``output.parts``) is the weighted sum of such means, each over its own items, which ``collate.items(arguments)``
+    (``output.terms``) is the weighted sum of such means, each over its own items, which ``collate.items(arguments)``
     counts. Checkpoints hold the weights, AdamW's moments, the random generators and the place in the data, so that a
     run that was killed and resumed gives the weights of one that was not: bit for bit on a CPU with the same number
     of threads and processes. Another number of processes goes through the same micro-batches if it takes as many a
@@ -299,9 +299,9 @@ class Trainer:
             arguments = send_arguments(arguments, device)
             with self.parallel.exchange(number + 1 == len(batches)):
                 with accelerator.autocast():
-                    parts = loss_parts(self.model(**arguments))
+                    parts = loss_terms(self.model(**arguments))
                 scaled = {
-                    name: LossPart(parts[name].mean * (counts[name] * share), parts[name].weight)
+                    name: LossTerm(parts[name].mean * (counts[name] * share), parts[name].weight)
                     for name, share in zip(names, shares.unbind(), strict=True)
                 }
                 # accelerator.backward would divide by the launcher's own accumulation setting
