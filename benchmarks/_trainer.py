@@ -232,7 +232,7 @@ def transformers_trainer(
     import transformers
 
     arguments = transformers.TrainingArguments(
-        config.output_dir,
+        config.output,
         num_train_epochs=config.epochs,
         per_device_train_batch_size=config.batch_size,
         per_device_eval_batch_size=config.batch_size,

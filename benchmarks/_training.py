@@ -13,7 +13,7 @@ from fastenc.models import EncoderConfig, LossTerm
 from fastenc.objectives import Collator
 from fastenc.objectives.loss_terms import count_items, weighted_sum
 from fastenc.train import TrainConfig
-from fastenc.train.optimizer import build_optimizer, rate_factor
+from fastenc.train.optimizer import build_optimizer, lr_factor
 
 BLOCK, EVERY = 128, 50
 
@@ -96,7 +96,7 @@ def train_both(
             rows[name]["training"].append(loss.item())
             torch.nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm)
             for group in optimizers[name].param_groups:
-                group["lr"] = config.learning_rate * rate_factor(step, steps // 10, steps)
+                group["lr"] = config.learning_rate * lr_factor(step, steps // 10, steps)
             optimizers[name].step()
             optimizers[name].zero_grad(set_to_none=True)
     return rows

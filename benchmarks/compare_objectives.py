@@ -41,11 +41,11 @@ from fastenc.models import EncoderConfig, MaskedLM, load_tokenizer
 from fastenc.models.checkpoint import read_config
 from fastenc.models.pretrained import PretrainedModel
 from fastenc.models.tokenizers import save_tokenizer
-from fastenc.objectives import OBJECTIVES, PACKINGS, Collator, evaluate_objective, token_ids
+from fastenc.objectives import OBJECTIVES, Collator, token_ids
 from fastenc.objectives.distill import DistilledLM
 from fastenc.objectives.loss_terms import loss_terms, weighted_sum
 from fastenc.profiling.costs import CountWork
-from fastenc.train import TrainConfig, Trainer, fine_tuning_rate
+from fastenc.train import ObjectiveOptions, TrainConfig, fine_tuning_lr, objective_trainer
 from fastenc.train.optimizer import build_optimizer
 
 RESULT = "compare_objectives"
@@ -93,9 +93,13 @@ def first_model(name: str, seed: int, folder: Path) -> PretrainedModel:
 def examples_of(
     name: str, tokenizer: Any, documents: list[str], seed: int
 ) -> tuple[list, Collator]:
-    objective = OBJECTIVES["distill" if name == MINILM else name]
-    examples = PACKINGS[objective.packings[0]](documents, tokenizer, BLOCK)
-    return examples, objective.collator(tokenizer, examples, seed)
+    options = objective_options(name)
+    examples = options.pack(documents, tokenizer)
+    return examples, options.collator(tokenizer, examples, seed)
+
+
+def objective_options(name: str) -> ObjectiveOptions:
+    return ObjectiveOptions("distill" if name == MINILM else name, block_size=BLOCK)
 
 
 def step_flops(model: PretrainedModel, examples: Sequence[Any], collator: Collator) -> float:
@@ -125,10 +129,8 @@ def pretrain(name: str, seed: int, folder: Path, tflop: float) -> dict:
 def train(name: str, model: PretrainedModel, seed: int, output: Path, tflop: float) -> dict:
     """{"curve": [(step, held-out loss)], "steps", "tokens", "TFLOP", times} of an objective."""
     documents, held_out_documents = wikipedia()
+    options = objective_options(name)
     examples, collator = examples_of(name, model.tokenizer, documents, seed)
-    held_out, held_out_collator = examples_of(
-        name, model.tokenizer, held_out_documents[:HELD_OUT], 10**6
-    )
     a_step = step_flops(model, examples, collator)
     steps = round(tflop * 1e12 / a_step)
     config = TrainConfig(
@@ -143,16 +145,16 @@ def train(name: str, model: PretrainedModel, seed: int, output: Path, tflop: flo
         eval_every=-(-steps // EVALUATIONS),
         keep_checkpoints=1,
     )
-    evaluate = lambda m: evaluate_objective(m, held_out, held_out_collator)
-    first = evaluate(model)["loss"]
-    lengths = [len(token_ids(example)) for example in examples]
     shutil.rmtree(output, ignore_errors=True)  # going on with a part would measure the rest alone
-    trainer = Trainer(model, config, examples, lengths, collator, evaluate=evaluate)
+    trainer = objective_trainer(
+        options, model, documents, config, dev=held_out_documents[:HELD_OUT]
+    )
+    first = trainer.evaluate(model)["loss"]
     with Stopwatch() as watch:
         trainer.train()
     log = [json.loads(line) for line in (output / "log.jsonl").read_text().splitlines()]
     later = [(line["step"], line["eval_loss"]) for line in log if "eval_loss" in line]
-    tokens = steps * BATCH * sum(lengths) / len(lengths)
+    tokens = steps * BATCH * sum(len(token_ids(each)) for each in examples) / len(examples)
     work = {"steps": steps, "tokens": round(tokens), "TFLOP": steps * a_step / 1e12}
     return {"curve": [(0, first), *later], **work, **watch.times}
 
@@ -169,7 +171,7 @@ def fine_tune(name: str, task: str, seed: int, folder: Path) -> dict:
         model.tokenizer = load_tokenizer(folder.parent)
         model.save_pretrained(start)
     chosen = TASKS[task]
-    rate = fine_tuning_rate(EncoderConfig.from_hf(read_config(start)).hidden_size)
+    rate = fine_tuning_lr(EncoderConfig.from_hf(read_config(start)).hidden_size)
     with tempfile.TemporaryDirectory() as scratch:
         config = TrainConfig(scratch, epochs=EPOCHS, seed=seed, learning_rate=rate)
         result = ours(chosen.task, *chosen.read(), chosen.metric, config, start)

@@ -21,7 +21,7 @@ from benchmarks.train_tasks import theirs
 from fastenc.adapt import Lora, add_adaptation, freeze_encoder, trained_parameters
 from fastenc.demo.checkpoint import minilm_folder
 from fastenc.models.adaptations import METHODS
-from fastenc.train import TrainConfig, fine_tuning_rate, task_trainer
+from fastenc.train import TrainConfig, fine_tuning_lr, task_trainer
 
 FULL, LOWER, FEATURES = "full", "freeze 4 of 6 layers", "features"
 DECAYING, DECAY = "layer-wise rates, each 0.8 of the one above", 0.8
@@ -33,7 +33,7 @@ def one_run(name: str, way: str, seed: int, epochs: int, limit: int | None) -> d
     """{"trained", "dev", "test" (where there is one), "seconds", "cpu_seconds"} of a way on a set."""
     chosen = SETS[name]
     method = "lora" if way == PEFT_LORA else way
-    rate = fine_tuning_rate(384, method if method in (*METHODS, FEATURES) else None)
+    rate = fine_tuning_lr(384, method if method in (*METHODS, FEATURES) else None)
     with tempfile.TemporaryDirectory() as scratch:
         config = TrainConfig(
             scratch,
@@ -55,7 +55,7 @@ def ours(chosen: TaskSet, way: str, limit: int | None, config: TrainConfig) -> d
         add_adaptation(model, METHODS[way]())
     elif way in (LOWER, FEATURES):
         freeze_encoder(model, 4 if way == LOWER else None)
-    features = Path(config.output_dir) / "features" if way == FEATURES else None
+    features = Path(config.output) / "features" if way == FEATURES else None
     result = {"trained": trained_parameters(model)[0]}
     with Stopwatch() as watch:  # the features are computed within
         arguments = dict(dev=dev, metric=chosen.metric, features=features)

@@ -19,7 +19,7 @@ from benchmarks._runs import Run, collect, training_options
 from benchmarks.task_sets import TaskSet
 from benchmarks.train_tasks import ours, theirs
 from fastenc.tasks import SequenceClassification
-from fastenc.train import TrainConfig, fine_tuning_rate
+from fastenc.train import TrainConfig, fine_tuning_lr
 
 REVIEWS = TaskSet(
     "movie_reviews, 400 reviews",
@@ -45,7 +45,7 @@ def one_run(variant: str, seed: int, epochs: int, limit: int | None) -> dict:
     """{"dev", "test", "seconds", "cpu_seconds"} of a variant."""
     task = replace(REVIEWS.task, **VARIANTS[variant])
     data = (*REVIEWS.read(limit), REVIEWS.metric)
-    rate = fine_tuning_rate(384)
+    rate = fine_tuning_lr(384)
     with tempfile.TemporaryDirectory() as scratch:
         config = TrainConfig(
             scratch, epochs=epochs, batch_size=BATCH, seed=seed, learning_rate=rate

@@ -19,7 +19,7 @@ from fastenc.data.pairs import TextPairs
 from fastenc.data.readers import numbered_rows
 from fastenc.demo.checkpoint import minilm_folder
 from fastenc.tasks import SentenceEmbedding
-from fastenc.train import TrainConfig, fine_tuning_rate, task_trainer
+from fastenc.train import TrainConfig, fine_tuning_lr, task_trainer
 
 STSB = SentenceEmbedding(similarity="score", max_length=128)
 PAIRS = SentenceEmbedding(max_length=128)
@@ -91,9 +91,7 @@ def main() -> None:
         )
         show("before")
         with tempfile.TemporaryDirectory() as scratch:
-            config = TrainConfig(
-                scratch, epochs=options.epochs, learning_rate=fine_tuning_rate(384)
-            )
+            config = TrainConfig(scratch, epochs=options.epochs, learning_rate=fine_tuning_lr(384))
             task_trainer(task, model, train, config).train()
         show("after")
 

@@ -28,7 +28,7 @@ from benchmarks._trainer import kind_of, transformers_trainer
 from benchmarks.task_sets import SETS, TaskSet
 from fastenc.demo.checkpoint import minilm_folder
 from fastenc.tasks import QuestionAnswering, SpanNer, Task, TokenClassification
-from fastenc.train import TrainConfig, fine_tuning_rate, task_trainer
+from fastenc.train import TrainConfig, fine_tuning_lr, task_trainer
 
 OURS, THEIRS = "fastenc", "transformers Trainer"
 OURS_CRF, THEIRS_CRF = "fastenc, CRF", "transformers Trainer, pytorch-crf"
@@ -49,7 +49,7 @@ def one_run(name: str, provider: str, seed: int, epochs: int, limit: int | None)
     train, dev, test = chosen.read(limit)
     scratch = tempfile.mkdtemp()
     config = TrainConfig(scratch, epochs=epochs, seed=seed)
-    rate = fine_tuning_rate(384, steps=config.steps_over(len(train)))
+    rate = fine_tuning_lr(384, steps=config.steps_over(len(train)))
     config = replace(config, learning_rate=rate)
     with_crf = provider in (OURS_CRF, THEIRS_CRF)
     task = replace(chosen.task, crf=True) if with_crf else chosen.task

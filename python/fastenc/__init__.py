@@ -2,11 +2,9 @@
 
 from importlib import import_module
 
-import torch as _torch  # noqa: F401  (the extension links against its libraries)
-
 __version__ = "0.1.0"
 
-# Imported at first use, so that `import fastenc` needs torch only and stays quick.
+# Imported at first use, so that `import fastenc` needs torch only and `fastenc --help` not even that.
 _LAZY = {
     "patch": "fastenc.integrations.transformers",
     "unpatch": "fastenc.integrations.transformers",
@@ -40,3 +38,7 @@ def __getattr__(name: str):
         raise AttributeError(f"module 'fastenc' has no attribute {name!r}")
     home = _LAZY[name]
     return import_module(f"fastenc.{name}") if home is None else getattr(import_module(home), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -54,7 +54,7 @@ def test_rates_fall_from_the_top_layer_to_the_embeddings(model):
     for group in parameter_groups(model, 0.1, layer_decay=0.5):
         for parameter in group["params"]:
             name = names.pop(id(parameter))
-            scales[name] = group["rate_scale"]
+            scales[name] = group["lr_scale"]
             assert group["weight_decay"] == (0.1 if parameter.dim() >= 2 else 0.0)
     assert not names
     for name, scale in scales.items():

@@ -140,9 +140,9 @@ def test_errors_are_one_line(folder, store, tmp_path, capsys):
         ),
         (
             ("pretrain", store, "-o", tmp_path / "x", *MODEL, "--batch-tokens", 20),
-            "batch_tokens must hold the longest example, of 32 tokens, got 20",
+            "--batch-tokens must hold the longest example, of 32 tokens, got 20",
         ),
-        (("pretrain", store, "-o", tmp_path / "x", *MODEL, "--alpha", 2), "alpha must be in"),
+        (("pretrain", store, "-o", tmp_path / "x", *MODEL, "--alpha", 2), "--alpha must be in"),
         (
             ("pretrain", store, "-o", tmp_path / "x", *MODEL, "--vocab-size", 60),
             "the tokenizer that it was prepared with, got --vocab-size: leave it out",
@@ -153,7 +153,7 @@ def test_errors_are_one_line(folder, store, tmp_path, capsys):
         ),
         (
             ("tokenizer", folder / "en.txt", "--vocab-size", 3, "-o", tmp_path / "y"),
-            "vocab_size must hold the 5 special tokens and every character of the texts, got 3",
+            "--vocab-size must hold the 5 special tokens and every character of the texts, got 3",
         ),
         (("tokens", tmp_path / "other"), "give --language name=file, got none"),
     ):

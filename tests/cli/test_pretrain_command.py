@@ -101,7 +101,7 @@ def test_errors_are_one_line(text, tmp_path, capsys):
         ),
         (
             ("pretrain", text, "-o", tmp_path / "x", *SMALL[:-4], "--vocab-size", 4),
-            "vocab_size must hold the 5 special tokens and every character of the texts, got 4: give more",
+            "--vocab-size must hold the 5 special tokens and every character of the texts, got 4: give more",
         ),
     ):
         assert message in failure(capsys, *command)

@@ -1,26 +1,29 @@
 """Runs commands of fastenc in this process."""
 
-import sys
+import io
+from contextlib import redirect_stderr, redirect_stdout
 
 import pytest
-from typer.testing import CliRunner
 
 from fastenc.cli import main
-from fastenc.cli.app import app
 
 
 def run(*arguments):
-    result = CliRunner().invoke(app, [str(a) for a in arguments], catch_exceptions=False)
-    assert result.exit_code == 0, result.output
-    return result.output
+    """What a command prints."""
+    with redirect_stdout(io.StringIO()) as out, redirect_stderr(out):
+        try:
+            main([str(argument) for argument in arguments])
+        except SystemExit as exit_:
+            assert not exit_.code, out.getvalue()
+    return out.getvalue()
 
 
 def failure(capsys, *arguments):
     """The one line that an error leaves on stderr."""
-    sys.argv = ["fastenc", *(str(a) for a in arguments)]
+    capsys.readouterr()
     with pytest.raises(SystemExit) as exit_:
-        main()
+        main([str(argument) for argument in arguments])
     assert exit_.value.code == 2
     text = capsys.readouterr().err
-    assert text.startswith("fastenc: ") and text.count("\n") == 1
+    assert text.startswith("fastenc: ") and text.count("\n") == 1, text
     return text

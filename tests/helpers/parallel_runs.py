@@ -39,9 +39,9 @@ def start(folder, *, resume=False, die_at=None, poison_at=None, full_disk=False,
         if trainer.step == die_at:
             raise KeyboardInterrupt
         if trainer.step == poison_at:
-            trainer.broken.fill_(1)
+            trainer.found_inf.fill_(1)
         # Batches are made ahead of the steps; of a run that ends, some for nothing.
-        consumed.extend(row for row in made if row[0] // trainer.window_size == trainer.step)
+        consumed.extend(row for row in made if row[0] // trainer.micro_batches == trainer.step)
         step(window)
 
     trainer.collate, trainer._optimiser_step = watched_collate, watched_step

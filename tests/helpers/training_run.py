@@ -17,10 +17,7 @@ from fastenc.models import EncoderConfig, MaskedLM
 from fastenc.models.tags import Span
 from fastenc.objectives import (
     OBJECTIVES,
-    PACKINGS,
     MlmCollator,
-    evaluate_objective,
-    token_ids,
 )
 from fastenc.tasks import (
     QuestionAnswering,
@@ -29,7 +26,7 @@ from fastenc.tasks import (
     TokenClassification,
     evaluate_masked_lm,
 )
-from fastenc.train import TrainConfig, Trainer, task_trainer
+from fastenc.train import ObjectiveOptions, TrainConfig, Trainer, objective_trainer, task_trainer
 from fastenc.train.processes import process_state
 
 WORDS = [
@@ -113,24 +110,12 @@ def build(folder, dropout=0.1, probability=0.3, texts=60, **settings):
 def build_objective(folder, objective, **settings):
     """A run of any objective, on documents of three sentences."""
     torch.set_num_threads(1)
-    chosen, tokenizer = OBJECTIVES[objective], word_tokenizer()
-    model = small_model(objective, tokenizer, settings.pop("dropout", 0.1))
-    pack = lambda texts: PACKINGS[chosen.packings[0]](texts, tokenizer, 32, show_progress=False)
+    model = small_model(objective, word_tokenizer(), settings.pop("dropout", 0.1))
     texts = documents(40)
-    examples, held_out = pack(texts[5:]), pack(texts[:5])
-    collator = lambda kept, seed: chosen.collator(tokenizer, kept, seed, probability=0.3)
-    held_out_collator = collator(held_out, 99)
+    options = ObjectiveOptions(objective, block_size=32, probability=0.3)
     values = dict(max_steps=6, batch_size=4, learning_rate=5e-3, eval_every=3, log_every=1)
-    return Trainer(
-        model,
-        TrainConfig(str(folder), **(values | settings)),
-        examples,
-        [len(token_ids(example)) for example in examples],
-        collator(examples, 5),
-        evaluate=lambda m: evaluate_objective(m, held_out, held_out_collator, 4),
-        settings={"objective": objective},
-        show_progress=False,
-    )
+    config = TrainConfig(str(folder), **(values | settings))
+    return objective_trainer(options, model, texts[5:], config, dev=texts[:5], show_progress=False)
 
 
 def build_task(folder, task, **settings):

@@ -299,7 +299,7 @@ def test_the_aggregation_is_not_frozen_and_learns_at_the_heads_rate():
     for group in parameter_groups(model, 0.1, layer_decay=0.5):
         for parameter in group["params"]:
             if names[id(parameter)].startswith(("aggregator.", "head.")):
-                assert group["rate_scale"] == 1.0, names[id(parameter)]
+                assert group["lr_scale"] == 1.0, names[id(parameter)]
 
 
 def test_bad_input_is_named():

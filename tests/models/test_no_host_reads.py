@@ -272,7 +272,7 @@ def test_a_training_step(tmp_path, monkeypatch):
     )
     monkeypatch.setattr(type(trainer.accelerator), "device", property(lambda self: META))
     trainer.model = on_meta(SequenceClassifier, config)
-    trainer.broken = trainer.broken.to(META)
+    trainer.found_inf = trainer.found_inf.to(META)
     trainer.reads_every_step = False
     steps = []
     trainer.optimizer = SimpleNamespace(
@@ -282,6 +282,6 @@ def test_a_training_step(tmp_path, monkeypatch):
     )
     added = []
     trainer.window = SimpleNamespace(add=lambda step, names, figures: added.append((step, figures)))
-    trainer._optimiser_step(trainer._collate_window((0, [[0, 1], [2, 3]])))
+    trainer._optimiser_step(trainer._collate_step((0, [[0, 1], [2, 3]])))
     assert len(steps) == 1 and all(grad is not None for grad in steps[0])
     assert added[0][0] == 1 and added[0][1].device == META

@@ -36,7 +36,7 @@ def test_each_part_is_a_mean_over_all_of_its_items(name, tmp_path):
     trainer.evaluate = None
     # A last batch that is smaller, so that every part's counts differ.
     windows = [[[0, 1, 2], [3]]]
-    trainer._windows = lambda: iter(windows)
+    trainer._batches_of_steps = lambda: iter(windows)
     reference = small_model(name, model.tokenizer)
     reference.load_state_dict(model.state_dict())
     trainer.train()

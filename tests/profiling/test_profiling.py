@@ -6,10 +6,9 @@ import sys
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
 import fastenc
-from fastenc.cli.app import app
+from fastenc.cli.commands import run as run_command
 from fastenc.models import EncoderConfig, MaskedLM
 from fastenc.ops import attention, bias_gelu
 from fastenc.profiling import Ceilings, Work, models
@@ -17,6 +16,7 @@ from fastenc.profiling import profile as profiles
 from fastenc.profiling.costs import CountWork, encoder_flops
 from fastenc.profiling.profile import profile_step
 from tests.helpers.attention_cases import offsets_of
+from tests.helpers.commands import run
 
 SMALL = EncoderConfig(
     vocab_size=97, hidden_size=32, num_layers=2, num_heads=2, intermediate_size=48, max_positions=40
@@ -177,9 +177,8 @@ def test_command_writes_table_picture_and_trace(tmp_path, monkeypatch):
     monkeypatch.setitem(models.SIZES, "minilm", SMALL)
     monkeypatch.setattr("fastenc.cli.measure.Ceilings", lambda device: small_ceilings())
     command = ["profile", "minilm", "-o", tmp_path / "p", "--batch-size", 2, "--length", 8]
-    result = CliRunner().invoke(app, [str(a) for a in command], catch_exceptions=False)
-    assert result.exit_code == 0, result.output
-    assert "fastenc::" in result.output and "ceilings allow" in result.output
+    output = run(*command)
+    assert "fastenc::" in output and "ceilings allow" in output
     written = json.loads((tmp_path / "p" / "profile.json").read_text())
     assert any("attention" in row["op"] for row in written["rows"])
     assert written["rows"] and written["ceilings"]["copy_MB"] > 0 and written["peak_MB"] is None
@@ -199,16 +198,14 @@ def test_command_writes_table_picture_and_trace(tmp_path, monkeypatch):
 )
 def test_bad_arguments(arguments, message, tmp_path):
     with pytest.raises(ValueError, match=message.replace("(", r"\(")):
-        CliRunner().invoke(
-            app, ["profile", *arguments, "-o", str(tmp_path / "p")], catch_exceptions=False
-        )
+        run_command(["profile", *arguments, "-o", str(tmp_path / "p")])
     assert not (tmp_path / "p").exists()
 
 
 def test_benchmarks_outside_a_checkout_are_a_clear_error(monkeypatch, tmp_path):
     monkeypatch.setattr(fastenc, "__file__", str(tmp_path / "site-packages/fastenc/__init__.py"))
     with pytest.raises(ValueError, match="in fastenc's repository, not in the installed package"):
-        CliRunner().invoke(app, ["bench"], catch_exceptions=False)
+        run_command(["bench"])
 
 
 def test_bench_hands_its_arguments_on():

@@ -5,15 +5,14 @@ import json
 import pytest
 import torch
 import torch.nn.functional as F
-from typer.testing import CliRunner
 
-from fastenc.cli.app import app
 from fastenc.data.questions import read_questions
 from fastenc.models import Encoder, EncoderConfig, QuestionAnswerer
 from fastenc.packing import pack
 from fastenc.tasks import QuestionAnswering, task_of
 from fastenc.tasks.squad import squad_metrics
 from fastenc.train import TrainConfig, task_trainer
+from tests.helpers.commands import run
 from tests.helpers.families import FAMILIES, model, padded_batch
 
 
@@ -155,6 +154,6 @@ def test_the_threshold_of_the_dev_set_is_kept_for_prediction(squad, checkpoint, 
     path.write_text("\n".join(map(json.dumps, rows)))
     predict = ["predict", str(tmp_path / "run"), str(path), "-o", str(tmp_path / "a.jsonl")]
     for given, limit in ((), threshold), (("--no-answer-threshold", "1e9"), 1e9):
-        assert CliRunner().invoke(app, [*predict, *given]).exit_code == 0
+        run(*predict, *given)
         found = [json.loads(line) for line in (tmp_path / "a.jsonl").read_text().splitlines()]
         assert all((row["answer"] == "") == (row["no_answer_score"] > limit) for row in found)

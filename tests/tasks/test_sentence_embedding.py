@@ -376,13 +376,7 @@ def test_training_learns_its_pairs(tables, start, options, file, metric):
 
 
 def test_from_files_to_files(tables, start):
-    from typer.testing import CliRunner
-
-    from fastenc.cli.app import app
-
-    def run(*arguments):
-        result = CliRunner().invoke(app, [str(a) for a in arguments], catch_exceptions=False)
-        assert result.exit_code == 0, result.output
+    from tests.helpers.commands import run
 
     scored, output = tables / "scored.tsv", tables / "run"
     run(

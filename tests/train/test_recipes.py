@@ -8,9 +8,9 @@ import pytest
 import torch
 import transformers
 
-from fastenc.cli import commands
+from fastenc._config_files import read_config
+from fastenc.cli.pretrain import Pretrain
 from fastenc.models import EncoderConfig, MaskedLM
-from fastenc.objectives import OBJECTIVES
 from fastenc.train import TrainConfig
 from fastenc.train.checkpoint import read_state
 from fastenc.train.recipe import SHIPPED, read_recipe, recipe_names
@@ -90,13 +90,9 @@ DIFFERENCE = {
 
 
 @EVERY
-def test_the_model_has_the_published_number_of_parameters(name, text, tmp_path, monkeypatch):
-    taken = {}
-    capture = lambda train, dev, column, start, new, wanted, *rest: taken.update(new=new, e=wanted)
-    monkeypatch.setattr(commands, "pretrain", capture)
-    run("pretrain", text, "-o", tmp_path, "--recipe", name)
-    new, wanted = taken["new"], taken["e"]
-    objective = OBJECTIVES[wanted.objective]
+def test_the_model_has_the_published_number_of_parameters(name, text):
+    command = Pretrain.from_arguments("pretrain", [str(text), "-o", "out", "--recipe", name])
+    new, objective = command.new, command.objective.definition
     with torch.device("meta"):
         if objective.student is None:
             pad = 1 if "roberta" in new.family else 0
@@ -126,12 +122,12 @@ def test_a_smaller_one_trains_end_to_end_and_its_resolved_recipe_repeats_it(name
         small["vocab-size"] = 300  # all bytes
     run("pretrain", text, "-o", tmp_path / "a", "--recipe", name, *given(small))
     resolved = tmp_path / "a" / "recipe.toml"
-    values = read_recipe(str(resolved)).values
+    values = read_config(resolved)
     expected = read_recipe(name).values | {
         k: v if k != "teacher" else str(v) for k, v in small.items()
     }
     assert {key: values[key] for key in expected} == expected
-    run("pretrain", text, "-o", tmp_path / "b", "--recipe", resolved)
+    run("pretrain", text, "-o", tmp_path / "b", "--config", resolved)
     # Losses and checksums of tokens differ where a vocabulary was trained, because equally frequent tokens make
     # another one each time.
     a, b = (read_state(tmp_path / run_ / "checkpoint-00000003")["settings"] for run_ in "ab")
@@ -194,39 +190,40 @@ def test_the_values_are_the_published_ones(name):
     assert values["max-grad-norm"] == NORMS.get(name, 1.0)
 
 
-def test_the_command_line_has_the_last_word_in_other_units_too(text, tmp_path, monkeypatch):
-    taken = {}
-    monkeypatch.setattr(commands, "pretrain", lambda *arguments: taken.update(arguments[6]))
-    command = ("pretrain", text, "--recipe", "bert-base", "-o", tmp_path / "run")
-    run(*command)
-    assert taken["max_steps"] == 1_000_000 and taken["global_batch_size"] == 256
-    run(*command, "--epochs", 3, "--warmup", 0.1, "--batch-tokens", 4096)
-    assert taken["epochs"] == 3 and taken["warmup"] == 0.1 and taken["batch_tokens"] == 4096
-    assert taken["max_steps"] is taken["warmup_steps"] is taken["global_batch_size"] is None
+def test_the_command_line_has_the_last_word_in_other_units_too(tmp_path):
+    given = ["text", "--recipe", "bert-base", "-o", "run"]
+    config = Pretrain.from_arguments("pretrain", given).training
+    assert config.max_steps == 1_000_000 and config.global_batch_size == 256
+    other = ["--epochs", "3", "--warmup", "0.1", "--batch-tokens", "4096"]
+    (tmp_path / "file.toml").write_text("epochs = 3\nwarmup = 0.1\nbatch-tokens = 4096")
+    for form in (other, ["--config", str(tmp_path / "file.toml")]):
+        config = Pretrain.from_arguments("pretrain", [*given, *form]).training
+        assert config.epochs == 3 and config.warmup == 0.1 and config.batch_tokens == 4096
+        assert config.max_steps is config.warmup_steps is config.global_batch_size is None
 
 
 def test_the_names_are_listed():
-    for output in (run("recipes"), run("pretrain", "--recipe", "list")):
-        assert re.findall(r"^(\S+) +\S", output, re.M) == recipe_names()
+    assert re.findall(r"^(\S+) +\S", run("recipes"), re.M) == recipe_names()
 
 
 def test_errors_are_one_line(text, tmp_path, capsys):
     own = tmp_path / "own.toml"
-    command = ("pretrain", text, "-o", tmp_path / "x", "--recipe")
+    command = ("pretrain", text, "-o", tmp_path / "x", "--config")
     for content, message in (
         ("learning-rat = 1e-4", "there is no option learning-rat (is it learning-rate?)"),
         ("[a]\nseed = 1\n[b]\nseed = 2", "gives seed twice"),
         ("seed = ", "is not TOML"),
         ("warmup-steps = 10\nmax-steps = 4", "at most the run's 4 steps, got 10"),
-        ("generator-size = 0.5", "--generator-size is for --objective electra, got 0.5"),
+        ("generator-size = 0.5", "--generator-size is for the objective electra, got 0.5"),
         ("embedding-size = 16", "--embedding-size is of ELECTRA's family, got 16"),
-        ("global-batch-size = 24", "multiple of batch_size * processes, got 24 and 16 * 1"),
-        ("betas = [0.9, 1.0]", "betas must be two numbers in [0, 1)"),
+        ("global-batch-size = 24", "multiple of --batch-size * processes, got 24 and 16 * 1"),
+        ("betas = [0.9, 1.0]", "--betas must be two numbers in [0, 1)"),
     ):
         own.write_text(content)
         assert message in failure(capsys, *command, own)
+    command = (*command[:-1], "--recipe")
     assert "(is it bert-base?)" in failure(capsys, *command, "bert-bas")
-    assert "must be a .toml file or one of bert-base" in failure(capsys, *command, "none.toml")
+    assert "a file is given by --config" in failure(capsys, *command, "none.toml")
 
 
 def test_without_a_toml_reader_the_error_names_the_extra():

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from fastenc.models import EncoderConfig, MaskedLM
-from fastenc.train import TrainConfig, Trainer, fine_tuning_rate
+from fastenc.train import TrainConfig, Trainer, fine_tuning_lr
 from fastenc.train import checkpoint as checkpoints
 from fastenc.train.log import read_log
-from fastenc.train.optimizer import parameter_groups, rate_factor
+from fastenc.train.optimizer import lr_factor, parameter_groups
 from tests.helpers.training_run import assert_bitwise_equal, build, weights
 
 
@@ -78,9 +78,9 @@ def test_steps_of_a_run_are_known_before_it(options, processes, steps):
 
 
 def test_the_default_rate_falls_with_width_and_length():
-    assert fine_tuning_rate(768) == fine_tuning_rate(768, steps=1000) == 5e-5
-    assert fine_tuning_rate(384, "lora", steps=200) == pytest.approx(1e-3)
-    assert fine_tuning_rate(768, steps=4000) == pytest.approx(5e-5 / 4**0.32)
+    assert fine_tuning_lr(768) == fine_tuning_lr(768, steps=1000) == 5e-5
+    assert fine_tuning_lr(384, "lora", steps=200) == pytest.approx(1e-3)
+    assert fine_tuning_lr(768, steps=4000) == pytest.approx(5e-5 / 4**0.32)
 
 
 def test_without_a_terminal_the_logs_lines_are_printed(tmp_path, capsys):
@@ -278,7 +278,7 @@ def test_schedule_is_transformers():
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
     schedule = get_linear_schedule_with_warmup(optimizer, 7, 50)
     for step in range(50):
-        assert rate_factor(step, 7, 50) == pytest.approx(schedule.get_last_lr()[0], abs=1e-12)
+        assert lr_factor(step, 7, 50) == pytest.approx(schedule.get_last_lr()[0], abs=1e-12)
         optimizer.step()
         schedule.step()
 

@@ -2,21 +2,19 @@
 
 import sys
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1]
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; an error the user can mend is one line on stderr and exit code 2."""
+    from fastenc.cli.commands import run
+
     warnings.showwarning = _show_warning
     try:
-        from fastenc._extras import require
-
-        require("typer", extra="train")
-        from fastenc.cli.app import app
-
-        app()
+        run(sys.argv[1:] if arguments is None else arguments)
     except (ValueError, ImportError, OSError, FloatingPointError) as error:
         print("fastenc:", " ".join(str(error).split()), file=sys.stderr)
         raise SystemExit(2) from error

@@ -1,8 +1,10 @@
-"""fastenc info: what is here and what it will use."""
+"""fastenc info."""
 
 import os
 import platform
+import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from itertools import groupby
 
@@ -11,6 +13,8 @@ import torch
 import fastenc
 from fastenc import ops
 from fastenc._extras import require
+from fastenc._options import option
+from fastenc.cli.options import Command
 from fastenc.ops import _library
 from fastenc.ops._dispatch import OWN_DTYPES, choose
 from fastenc.ops._matmul import ours_is_faster
@@ -30,17 +34,30 @@ LIBRARIES = (
 )
 
 
-def show(numerics: bool = False) -> None:
-    """Print it as tables; exits with an error where an op's budget is broken."""
-    console = require("rich.console", extra="train").Console()
-    for title, rows in (("Here", here()), ("Extension", extension()), ("Libraries", libraries())):
-        console.print(_table(title, rows))
-    console.print(_table("Implementation that impl='auto' takes", implementations()))
-    if numerics:
+@dataclass(frozen=True, kw_only=True)
+class Info(Command):
+    """What is installed, and which implementation each op takes."""
+
+    numerics: bool = option(
+        False,
+        "Also measure each op's error against float64 on this device; an error beyond the budget exits with 1.",
+    )
+
+    def run(self) -> None:
+        for title, rows in (
+            ("Here", here()),
+            ("Extension", extension()),
+            ("Libraries", libraries()),
+        ):
+            _print(_table(title, rows))
+        _print(_table("Implementation that impl='auto' takes", implementations()))
+        if not self.numerics:
+            return
+        print("measuring the error of every op ...", file=sys.stderr, flush=True)
         report = numerics_report()
-        console.print(numerics_table(report))
+        _print(numerics_table(report))
         if missing := ops_without_case():
-            console.print(f"Not measured, for lack of a case: {', '.join(missing)}")
+            print(f"Not measured, for lack of a case: {', '.join(missing)}")
         if not all(row.holds for row in report):
             raise SystemExit(1)
 
@@ -131,6 +148,12 @@ def _version(name: str) -> str:
         return version(name)
     except PackageNotFoundError:
         return "not installed"
+
+
+def _print(table) -> None:
+    """A file or a narrow terminal gets whole lines: a cut name is of no use."""
+    console = require("rich.console", extra="train").Console()
+    console.print(table, width=max(console.width, 160), crop=False, soft_wrap=True)
 
 
 def _table(title: str, rows: dict[str, str]):

@@ -1,86 +1,313 @@
-"""Options of commands made from the fields of the tasks, so that a new task needs none here."""
+"""Command-line options and configuration files made from the fields of dataclasses, over argparse.
 
-import inspect
-from collections.abc import Callable
-from dataclasses import fields
-from typing import Annotated, Any, get_origin, get_type_hints
+A command is a dataclass whose fields are its options: made by ``fastenc._options.option`` or ``argument``, or
+dataclasses of such fields themselves. Their values come, the later ones first, from the defaults, the presets of the
+command (a recipe), the file of ``--config``, and the command line.
+"""
 
-import typer
+import argparse
+import re
+import types
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple, Union, get_args, get_origin, get_type_hints
 
-from fastenc.tasks import TASKS, Task
+from fastenc import _options
+from fastenc._config_files import read_config
 
-PANEL = "Options of the tasks"
 
-
-def with_task_options(*, predict: bool) -> Callable[[Callable], Callable]:
-    """Give a command an option for every field of every task, and the values given as its argument ``options``.
-
-    Args:
-        predict: only the fields that matter to prediction.
+class Option(NamedTuple):
+    """Fields:
+    name: of the field.
+    type: of the value, or of each of several; bool for a flag.
+    number: of values that it takes: None for one, "any" for any number, else how many.
+    default: MISSING where a value must be given.
+    positional: taken by its position, without a name.
+    group: heading under which the help lists it, "" for the first.
     """
 
-    def decorate(command: Callable) -> Callable:
-        signature = inspect.signature(command)
-        own = [p for name, p in signature.parameters.items() if name != "options"]
-        added = {name: _parameter(name, takers) for name, takers in _takers(predict).items()}
+    name: str
+    type: type
+    number: int | str | None
+    default: Any
+    help: str
+    flags: tuple[str, ...] = ()
+    positional: bool = False
+    group: str = ""
 
-        def run(**values: Any) -> None:
-            given = {name: values.pop(name) for name in added}
-            # An option left out is None, or an empty list.
-            options = {name: value for name, value in given.items() if value not in (None, [])}
-            command(**values, options=options)
+    @property
+    def key(self) -> str:
+        """Its name in a configuration file and, after two dashes, on the command line."""
+        return self.name.rstrip("_").replace("_", "-")
 
-        run.__name__, run.__doc__ = command.__name__, command.__doc__
-        run.__signature__ = signature.replace(parameters=[*own, *added.values()])  # type: ignore[attr-defined]
-        return run
-
-    return decorate
-
-
-def make_task(task: type[Task], options: dict[str, Any]) -> Task:
-    """Raises: ValueError for an option that belongs to other tasks."""
-    known = {field.name for field in fields(task)}
-    for name in options:
-        if name not in known:
-            owners = ", ".join(t.name for t in _takers(predict=False)[name])
-            raise ValueError(
-                f"{_flag(name)} is an option of {owners}, not of {task.name}: leave it out, or check the task"
-            )
-    values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in options.items()}
-    return task(**values)
+    @property
+    def full_help(self) -> str:
+        """The help with the default, unless it says one itself."""
+        silent = self.default is MISSING or self.default is None or self.default is False
+        if silent or self.default == () or "Default" in self.help:
+            return self.help
+        values = self.default if isinstance(self.default, tuple) else (self.default,)
+        return f"{self.help} Default: {' '.join(map(str, values))}."
 
 
-def _takers(predict: bool) -> dict[str, list[type[Task]]]:
-    """Which tasks have each option."""
-    found: dict[str, list[type[Task]]] = {}
-    for task in TASKS.values():
-        for field in fields(task):
-            if field.metadata["predict"] or not predict:
-                found.setdefault(field.name, []).append(task)
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    """What ``fastenc NAME`` does. A subclass is a dataclass of options with a docstring, which is the help.
+
+    Class attributes:
+        instead: {option: another that would count instead of it}. Where the command line gives the former, it drops
+            the latter from a recipe or a file.
+        not_in_files: options that belong to one call, and that files may not give.
+    """
+
+    instead: ClassVar[dict[str, str]] = {}
+    not_in_files: ClassVar[set[str]] = {"config", "resume"}
+
+    config: Path | None = _options.option(
+        None, "File of options, .toml or .yaml, as name = value; the command line overrides it."
+    )
+
+    @classmethod
+    def presets(cls, given: dict[str, Any]) -> dict[str, Any]:
+        """{key: value} of what stands in the place of the defaults, for these options of file or command line."""
+        return {}
+
+    @classmethod
+    def from_arguments(cls, name: str, arguments: Sequence[str]) -> "Command":
+        return parse(name, cls, arguments)
+
+    def run(self) -> None:
+        raise NotImplementedError
+
+
+def options_of(kind: Any) -> list[Option]:
+    """The options of a dataclass, those of its fields' dataclasses among them."""
+    hints, found = get_type_hints(kind), []
+    for each in fields(kind):
+        if is_dataclass(hints[each.name]):
+            title = each.metadata["group"]
+            found += [o._replace(group=title) for o in options_of(hints[each.name])]
+        elif "options" in each.metadata:
+            found += each.metadata["options"]()
+        elif "help" in each.metadata:
+            found.append(option_of(each, hints[each.name]))
     return found
 
 
-def _parameter(name: str, takers: list[type[Task]]) -> inspect.Parameter:
-    field = next(field for field in fields(takers[0]) if field.name == name)
-    hint = get_type_hints(takers[0])[name]
-    hint = list[str] if get_origin(hint) is tuple else hint
-    info = typer.Option(
-        _flag(name), *field.metadata["flags"], help=_help(name, takers), rich_help_panel=PANEL
+def option_of(each: Field, hint: Any) -> Option:
+    """The option that a field makes."""
+    if get_origin(hint) in (Union, types.UnionType):
+        (hint,) = (part for part in get_args(hint) if part is not type(None))
+    number: int | str | None = None
+    if get_origin(hint) in (tuple, list):
+        parts = get_args(hint)
+        number = "any" if get_origin(hint) is list or parts[1:] == (...,) else len(parts)
+        hint = parts[0]
+    metadata = each.metadata
+    return Option(
+        each.name,
+        hint,
+        number,
+        each.default,
+        metadata["help"],
+        metadata["flags"],
+        metadata.get("positional", False),
     )
-    kind = inspect.Parameter.KEYWORD_ONLY
-    return inspect.Parameter(name, kind, default=None, annotation=Annotated[hint | None, info])
 
 
-def _help(name: str, takers: list[type[Task]]) -> str:
-    """Help that tasks share is said once, with each task's default."""
-    said: dict[str, list[str]] = {}
-    for task in takers:
-        field = next(field for field in fields(task) if field.name == name)
-        default = ", ".join(field.default) if isinstance(field.default, tuple) else field.default
-        shown = "" if default in (None, False) else f" Default: {default}."
-        said.setdefault(f"{field.metadata['help']}{shown}", []).append(task.name)
-    return " ".join(f"[{', '.join(names)}] {text}" for text, names in said.items())
+def parse(name: str, kind: type[Command], arguments: Sequence[str]) -> Command:
+    """The command that these arguments describe.
+
+    Raises: ValueError for an unknown option, a value of another type, or one that is missing.
+    """
+    options = options_of(kind)
+    given = vars(make_parser(name, kind, options).parse_intermixed_args(arguments))
+    given = {key: value for key, value in given.items() if value != []}
+    config = given.get("config")
+    in_file = {} if config is None else read_config(Path(config))
+    known = {option.key: option for option in options if option.name not in kind.not_in_files}
+    stored = check_values(in_file, known, f"{config}")
+    presets = check_values(kind.presets({**stored, **given}), known, "the recipe")
+    given = {k: tuple(v) if isinstance(v, list) else v for k, v in given.items()}
+    values = override(kind, override(kind, presets, stored), given)
+    if missing := [o for o in options if o.default is MISSING and o.name not in values]:
+        raise ValueError(
+            f"fastenc {name} needs {' and '.join(_title(option) for option in missing)}: "
+            f"fastenc {name} --help explains"
+        )
+    return build(kind, values)
 
 
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
+def override(kind: type[Command], values: dict[str, Any], others: dict[str, Any]) -> dict[str, Any]:
+    """The values, with others in their place."""
+    replaced = {kind.instead[name] for name in others if name in kind.instead} - others.keys()
+    return {k: v for k, v in values.items() if k not in replaced} | others
+
+
+def build(kind: Any, values: dict[str, Any]) -> Any:
+    """An instance of a dataclass from {field: value}, whatever dataclass inside it has the field."""
+    hints, arguments = get_type_hints(kind), {}
+    for each in fields(kind):
+        if is_dataclass(hints[each.name]):
+            arguments[each.name] = build(hints[each.name], values)
+        elif "options" in each.metadata:
+            names = {option.name for option in each.metadata["options"]()}
+            arguments[each.name] = {k: v for k, v in values.items() if k in names}
+        elif each.name in values:
+            arguments[each.name] = values[each.name]
+    return kind(**arguments)
+
+
+def in_options_words(text: str, options: Iterable[Option]) -> str:
+    """A message about fields, with the names that the command line has for them."""
+    names = {option.name: _title(option) for option in options}
+    return re.sub(r"^\w+(?= must\b)|\b\w+_\w+\b", lambda found: names.get(found[0], found[0]), text)
+
+
+def values_of(command: Any) -> dict[str, Any]:
+    """{key: value} of a command's options, as a configuration file holds them."""
+    hints, found = get_type_hints(type(command)), dict[str, Any]()
+    for each in fields(command):
+        value = getattr(command, each.name)
+        if is_dataclass(hints[each.name]):
+            found |= values_of(value)
+        elif "help" in each.metadata:
+            key = option_of(each, hints[each.name]).key
+            found[key] = str(value) if isinstance(value, Path) else value
+    return found
+
+
+def check_values(values: dict[str, Any], known: dict[str, Option], where: str) -> dict[str, Any]:
+    """{field: value} of a file's {key: value}.
+
+    Raises: ValueError for an option that there is not, naming the nearest, or a value of another type.
+    """
+    checked = {}
+    for key, value in values.items():
+        if key not in known:
+            near = get_close_matches(key, known, 1)
+            hint = f" (is it {near[0]}?)" if near else ""
+            raise ValueError(
+                f"{where}: there is no option {key}{hint}. It may have {', '.join(sorted(known))}"
+            )
+        option = known[key]
+        several = value if isinstance(value, list) else [value]
+        takes_list = option.number is not None
+        if isinstance(value, list) != takes_list or (
+            isinstance(option.number, int) and len(several) != option.number
+        ):
+            amount = "one value" if not takes_list else f"a list of {option.number} values"
+            raise ValueError(f"{where}: {key} takes {amount}, got {value!r}")
+        items = tuple(_of_type(item, option, where) for item in several)
+        checked[option.name] = items if option.number is not None else items[0]
+    return checked
+
+
+def _of_type(value: Any, option: Option, where: str) -> Any:
+    wanted = option.type
+    if wanted in (str, Path) and isinstance(value, str):
+        return wanted(value)
+    if wanted is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if wanted is float and isinstance(value, str):  # YAML reads 1e-4 as a text
+        try:
+            return float(value)
+        except ValueError:
+            pass
+    if type(value) is not wanted:
+        raise ValueError(f"{where}: {option.key} takes {_kind(wanted)}, got {value!r}")
+    return value
+
+
+def _kind(wanted: type) -> str:
+    names = {bool: "true or false", int: "a whole number", float: "a number"}
+    return names.get(wanted, "a text")
+
+
+class _Parser(argparse.ArgumentParser):
+    """Leaves errors to the command line's main function, which prints them as one line."""
+
+    def error(self, message: str) -> Any:
+        raise ValueError(f"{message}; {self.prog} --help lists the options")
+
+
+def make_parser(name: str, kind: Any, options: list[Option]) -> argparse.ArgumentParser:
+    """A parser whose results hold what was given alone."""
+    required = [
+        f"{option.flags[0] if option.flags else '--' + option.key} {_metavar(option)}"
+        for option in options
+        if option.default is MISSING and not option.positional
+    ]
+    positional = [_metavar(option) for option in options if option.positional]
+    description, examples = help_texts(kind)
+    parser = _Parser(
+        prog=f"fastenc {name}",
+        usage=" ".join(["fastenc", name, *positional, *required, "[options]"]),
+        description=description,
+        epilog=examples,
+        formatter_class=_Help,
+        argument_default=argparse.SUPPRESS,
+        allow_abbrev=False,
+    )
+    groups: dict[str, Any] = {"": parser}
+    for option in options:
+        text = option.full_help.replace("%", "%%")
+        if option.positional:
+            several = "*" if option.number else "?"
+            parser.add_argument(
+                option.name,
+                metavar=_metavar(option),
+                nargs=several,
+                type=_reader(option),
+                default=argparse.SUPPRESS,
+                help=text,
+            )
+            continue
+        if option.group not in groups:
+            groups[option.group] = parser.add_argument_group(option.group)
+        how: dict[str, Any] = {"type": _reader(option), "metavar": _metavar(option)}
+        if option.type is bool:
+            how = {"action": argparse.BooleanOptionalAction}
+        elif option.number == "any":
+            how["action"] = "append"
+        elif option.number is not None:
+            how["nargs"] = option.number
+        groups[option.group].add_argument(
+            f"--{option.key}", *option.flags, dest=option.name, help=text, **how
+        )
+    return parser
+
+
+def help_texts(kind: Any) -> tuple[str, str]:
+    """A command's docstring up to its examples, and these; paragraphs on one line each."""
+    text = re.sub(r"(?m)^    ", "", kind.__doc__ or "")
+    description, _, examples = text.partition("Examples:")
+    paragraphs = [" ".join(part.split()) for part in description.split("\n\n")]
+    lines = "\n".join(f"  {line.strip()}" for line in examples.splitlines() if line.strip())
+    return "\n\n".join(filter(None, paragraphs)), f"Examples:\n{lines}" if lines else ""
+
+
+class _Help(argparse.RawDescriptionHelpFormatter):
+    """Fills paragraphs, and leaves examples as they are."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        if text.startswith("Examples:"):
+            return text
+        fill = argparse.HelpFormatter._fill_text
+        return "\n\n".join(fill(self, part, width, indent) for part in text.split("\n\n"))
+
+
+def _reader(option: Option) -> Callable[[str], Any]:
+    return option.type
+
+
+def _metavar(option: Option) -> str:
+    if option.positional:
+        return option.name.upper()
+    return {int: "N", float: "X", Path: "PATH"}.get(option.type, option.key.upper())
+
+
+def _title(option: Option) -> str:
+    return option.name.upper() if option.positional else f"--{option.key}"

@@ -2,13 +2,14 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from fastenc._options import option
 from fastenc._progress import progress_bar
 from fastenc._transfer import send_arguments
 from fastenc.data import BatchSampler
@@ -18,17 +19,6 @@ from fastenc.objectives.loss_terms import labelled_items
 from fastenc.packing import PackedBatch
 
 Fill = Callable[[PackedBatch, Sequence[int]], PackedBatch]
-
-
-def option(default: Any, help: str, *flags: str, predict: bool = False) -> Any:
-    """A field of a task that the command line offers as ``--name``.
-
-    Args:
-        help: for a user; the default is added to it.
-        flags: other names of the option, such as "-t".
-        predict: prediction takes the option too; the others matter to training alone.
-    """
-    return field(default=default, metadata={"help": help, "flags": flags, "predict": predict})
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fastenc._options import option
 from fastenc.data import (
     ClassificationExample,
     LabelledData,
@@ -19,7 +20,7 @@ from fastenc.data import (
 from fastenc.data.readers import in_parts, iterate_inputs
 from fastenc.data.writers import json_lines, table_lines
 from fastenc.models import LongTexts, SequenceClassifier
-from fastenc.tasks.base import Task, option
+from fastenc.tasks.base import Task
 from fastenc.tasks.metrics import (
     classification_metrics,
     multi_label_metrics,
@@ -84,7 +85,7 @@ class SequenceClassification(Task):
 
     def __post_init__(self) -> None:
         if self.regression and self.multi_label:
-            raise ValueError("regression and multi_label exclude each other, got both: give one")
+            raise ValueError("multi_label excludes regression, got both: give one")
         if len(self.text) not in (1, 2):
             raise ValueError(
                 f"text must name one column, or two of pairs, got {', '.join(self.text) or 'none'}: "

@@ -9,12 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fastenc._options import option
 from fastenc.data.questions import Question, QuestionWindow, question_windows, read_questions
 from fastenc.data.writers import json_lines
 from fastenc.models import QuestionAnswerer
 from fastenc.packing import pack_sequences
 from fastenc.tasks.answers import AnswerPrediction, extract_answers
-from fastenc.tasks.base import Fill, Task, option
+from fastenc.tasks.base import Fill, Task
 from fastenc.tasks.squad import best_threshold, squad_metrics
 
 

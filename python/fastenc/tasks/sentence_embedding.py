@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fastenc._options import option
 from fastenc.data.pairs import (
     PairExample,
     TextPairs,
@@ -20,7 +21,7 @@ from fastenc.data.pairs import (
 from fastenc.data.readers import in_parts
 from fastenc.data.writers import json_lines, table_lines
 from fastenc.models import SentenceEmbedder
-from fastenc.tasks.base import Task, option
+from fastenc.tasks.base import Task
 from fastenc.tasks.metrics import regression_metrics, retrieval_metrics
 
 

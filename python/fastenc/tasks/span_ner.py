@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fastenc._options import option
 from fastenc.data import (
     EntityData,
     Sentence,
@@ -24,7 +25,7 @@ from fastenc.data.writers import json_lines
 from fastenc.models import SpanClassifier
 from fastenc.models.span_classifier import check_span_options
 from fastenc.models.tags import Span
-from fastenc.tasks.base import Fill, Task, option, run
+from fastenc.tasks.base import Fill, Task, run
 from fastenc.tasks.metrics import entity_metrics
 from fastenc.tasks.span_decoding import FoundEntity, best_null_offset, select_entities
 

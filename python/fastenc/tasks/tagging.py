@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from fastenc._options import option
 from fastenc.data import (
     Sentence,
     TaggedData,
@@ -24,7 +25,7 @@ from fastenc.data.tagging import LABEL_SCHEMES
 from fastenc.data.writers import json_lines
 from fastenc.models import TokenClassifier
 from fastenc.models.tags import SCHEMES, scheme_of, spans
-from fastenc.tasks.base import Task, option
+from fastenc.tasks.base import Task
 from fastenc.tasks.metrics import tagging_metrics
 
 AGGREGATIONS = ("first", "mean")

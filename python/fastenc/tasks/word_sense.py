@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from fastenc._options import option
 from fastenc._progress import progress_bar
 from fastenc._transfer import send_arguments
 from fastenc.data.senses import (
@@ -21,7 +22,7 @@ from fastenc.data.senses import (
 from fastenc.data.writers import json_lines, table_lines
 from fastenc.models.sense_model import SenseInventory, WordSenseModel, nearest
 from fastenc.models.word_vectors import LAYERS, resolve_layers
-from fastenc.tasks.base import Task, option
+from fastenc.tasks.base import Task
 
 
 class SensePrediction(NamedTuple):

@@ -1,7 +1,17 @@
 """Training: configuration, loop, checkpoints, log."""
 
-from fastenc.train.config import TrainConfig, fine_tuning_rate
+from fastenc.train.config import TrainConfig, fine_tuning_lr
 from fastenc.train.finetuning import task_trainer
 from fastenc.train.loop import Trainer
+from fastenc.train.pretraining import NewModel, ObjectiveOptions, PretrainConfig, objective_trainer
 
-__all__ = ["TrainConfig", "Trainer", "fine_tuning_rate", "task_trainer"]
+__all__ = [
+    "NewModel",
+    "ObjectiveOptions",
+    "PretrainConfig",
+    "TrainConfig",
+    "Trainer",
+    "fine_tuning_lr",
+    "objective_trainer",
+    "task_trainer",
+]

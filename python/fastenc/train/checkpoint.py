@@ -97,7 +97,7 @@ def check_free(output_dir: Path, resume: bool) -> Path | None:
     found = latest_checkpoint(output_dir)
     if found is not None and not resume:
         raise ValueError(
-            f"{output_dir} holds a run ({found.name}): resume it, or give another output_dir"
+            f"{output_dir} holds a run ({found.name}): resume it (--resume), or give another output folder (-o)"
         )
     return found
 

@@ -7,20 +7,21 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from fastenc._options import REQUIRED, documented, option
+
 PRECISIONS = ("fp32", "bf16")
 PARALLEL = ("ddp", "fsdp")
 # Fields that a resumed run may change, because no weight depends on them.
-FREE = {"output_dir", "log_every", "save_every", "keep_checkpoints", "track"}
-# Optimiser steps from which an epoch is too long to see nothing, and to keep nothing, before its end. Dodge et al. 2020
-# (arXiv:2002.06305) evaluate ten times in each; four keep the cost low where the dev set is large.
-LONG_EPOCH = 500
+NOT_IN_FINGERPRINT = {"output", "log_every", "save_every", "keep_checkpoints", "track", "device"}
 # How a step's work is split. Its result depends on ``micro_batches`` * processes alone, but for rounding and dropout.
 SPLIT = {"accumulation", "global_batch_size", "parallel"}
-
-
-# Added weights start far from useful: LoRA's authors take about ten times fine-tuning's rate (Hu et al. 2021, appendix
-# D), a head alone stands about as far, and the few numbers of a prefix or a prompt have further to go.
-RATE_FACTORS = {
+# Epochs with at least this many optimiser steps are evaluated and checkpointed four times instead of once. Dodge et al.
+# 2020 (arXiv:2002.06305) evaluate ten times in each; four keep the cost low where the dev set is large.
+LONG_EPOCH = 500
+# Factors on fine-tuning's learning rate. Added weights start far from useful: LoRA's authors take about ten times
+# fine-tuning's rate (Hu et al. 2021, appendix D), a head alone stands about as far, and the few numbers of a prefix or
+# a prompt have further to go.
+LR_FACTORS = {
     None: 1.0,
     "lora": 10.0,
     "adapters": 10.0,
@@ -30,71 +31,77 @@ RATE_FACTORS = {
 }
 
 
-def fine_tuning_rate(hidden_size: int, adapt: str | None = None, steps: int = 0) -> float:
-    """A learning rate to start from; steps: optimiser steps of the run, 0 if there are few.
+def fine_tuning_lr(hidden_size: int, adapt: str | None = None, steps: int = 0) -> float:
+    """The default learning rate of fine-tuning; steps: optimiser steps of the run, 0 if there are few.
 
         5e-5 * 768 / hidden_size * (1000 / steps)^0.32 beyond 1,000 steps
 
-    5e-5 is the largest that Devlin et al. 2018 (arXiv:1810.04805) recommend for BERT-base's width of 768, the best rate
-    is in inverse proportion to the width, as Adam's steps transfer (Yang et al. 2022, arXiv:2203.03466), and falls with
-    the length of the run by that power (Bjorck et al. 2024, arXiv:2409.19913). For a way to adapt so many times as
-    ``RATE_FACTORS`` says.
+    5e-5 is the largest that Devlin et al. 2018 (arXiv:1810.04805) recommend for BERT-base's width of 768. The best
+    rate is in inverse proportion to the width, as Adam's steps transfer (Yang et al. 2022, arXiv:2203.03466), and falls
+    with the length of the run by that power (Bjorck et al. 2024, arXiv:2409.19913). Each way to adapt has its factor
+    in ``LR_FACTORS``.
     """
     length = min(1.0, (1000 / steps) ** 0.32) if steps else 1.0
-    return 5e-5 * 768 / hidden_size * length * RATE_FACTORS[adapt]
+    return 5e-5 * 768 / hidden_size * length * LR_FACTORS[adapt]
 
 
+@documented
 @dataclass(frozen=True)
 class TrainConfig:
-    """Settings of a run; the defaults fine-tune a BERT-base.
+    """Settings of a training run.
 
-    Fields:
-        output_dir: folder of checkpoints, log, plot and the final model.
-        epochs: passes over the data; max_steps: optimiser steps, counts instead if given.
-        batch_size: sequences a process and micro-batch, at most; accumulation: micro-batches an optimiser step.
-        batch_tokens: tokens of a micro-batch, at most, so that it may have fewer sequences; with batch_size=None it
-            has as many as that holds.
-        global_batch_size: sequences an optimiser step on all processes together; counts instead of ``accumulation``
-            if given.
-        learning_rate: peak of AdamW's rate, after a linear warm-up over the first ``warmup`` share of the steps and
-            before a linear decay to 0; warmup_steps: their number, counts instead if given.
-        layer_decay: factor on the rate from each layer to the one below it, 1 for the same rate everywhere.
-        weight_decay: on matrices; never on biases and norms.
-        max_grad_norm: the gradient is scaled down to this Euclidean norm; 0 switches it off.
-        parallel: "ddp", the whole model on each process, or "fsdp", a shard of it.
-        precision: "fp32", or "bf16" for autocast over fp32 weights.
-        eval_every: optimiser steps between evaluations, each with a checkpoint; None: at the end of each epoch, and of
-            each quarter of one that has at least ``LONG_EPOCH`` steps.
-        save_every: optimiser steps between further checkpoints, or None.
-        keep_checkpoints: newest checkpoints to keep, beside the best.
-        log_every: optimiser steps between lines of the log.
-        track: where else the log's lines go: "tensorboard", "wandb".
+    The learning rate rises linearly over the warm-up and then falls linearly to 0. A micro-batch is what a process
+    takes through the model at a time; an optimiser step takes one or several on each process.
     Raises: ValueError naming the field, the rule and the value.
     """
 
-    output_dir: str
-    epochs: int = 3
-    max_steps: int | None = None
-    batch_size: int | None = 32
-    batch_tokens: int | None = None
-    accumulation: int = 1
-    global_batch_size: int | None = None
-    learning_rate: float = 5e-5
-    warmup: float = 0.06
-    warmup_steps: int | None = None
-    layer_decay: float = 1.0
-    weight_decay: float = 0.01
-    betas: tuple[float, float] = (0.9, 0.999)
-    adam_eps: float = 1e-8
-    max_grad_norm: float = 1.0
-    parallel: str = "ddp"
-    precision: str = "fp32"
-    seed: int = 0
-    eval_every: int | None = None
-    save_every: int | None = None
-    keep_checkpoints: int = 2
-    log_every: int = 10
-    track: tuple[str, ...] = ()
+    output: str = option(REQUIRED, "Folder for checkpoints, log, curves and the model.", "-o")
+    epochs: int = option(3, "Passes over the data.")
+    max_steps: int | None = option(None, "Optimiser steps; counts instead of the epochs.")
+    batch_size: int | None = option(32, "Most sequences of a micro-batch.")
+    batch_tokens: int | None = option(
+        None, "Most tokens of a micro-batch, which may then have fewer sequences."
+    )
+    accumulation: int = option(1, "Micro-batches of an optimiser step on each process.")
+    global_batch_size: int | None = option(
+        None, "Sequences of an optimiser step on all processes; counts instead of the accumulation."
+    )
+    learning_rate: float | None = option(
+        None,
+        "Peak learning rate of AdamW. Default: 5e-5 * 768 / the model's width, less beyond 1,000 steps, and 10 or "
+        "100 times that where small additions are trained.",
+        "--lr",
+    )
+    warmup: float = option(0.06, "Share of the steps with rising learning rate.")
+    warmup_steps: int | None = option(None, "Their number; counts instead of the share.")
+    layer_decay: float = option(
+        1.0, "Factor on the learning rate from each layer to the one below it."
+    )
+    weight_decay: float = option(0.01, "Weight decay of matrices; biases and norms have none.")
+    betas: tuple[float, float] = option((0.9, 0.999), "Decay rates of AdamW's two moments.")
+    adam_eps: float = option(1e-8, "AdamW's epsilon.")
+    max_grad_norm: float = option(
+        1.0, "The gradient is scaled down to this Euclidean norm; 0 leaves it as it is."
+    )
+    parallel: str = option(
+        "ddp",
+        "What each process holds: ddp, the whole model, or fsdp, a shard of weights, gradients and moments.",
+    )
+    precision: str = option("fp32", "fp32, or bf16 for autocast over fp32 weights.")
+    device: str | None = option(None, "cpu or cuda. Default: a GPU if there is one.")
+    seed: int = option(0, "Seed of initial weights, data order, masks and dropout.")
+    eval_every: int | None = option(
+        None,
+        "Optimiser steps between evaluations, each with a checkpoint. Default: every epoch, four times in one of "
+        f"{LONG_EPOCH} steps or more.",
+    )
+    patience: int | None = option(None, "Stop after this many evaluations without a better one.")
+    save_every: int | None = option(None, "Optimiser steps between further checkpoints.")
+    keep_checkpoints: int = option(2, "Newest checkpoints to keep, beside the best.")
+    log_every: int = option(10, "Optimiser steps between lines of the log.")
+    track: tuple[str, ...] = option(
+        (), "Where the log goes beside log.jsonl: tensorboard or wandb; may be repeated."
+    )
 
     def __post_init__(self) -> None:
         for name in (
@@ -105,6 +112,7 @@ class TrainConfig:
             "accumulation",
             "global_batch_size",
             "eval_every",
+            "patience",
             "save_every",
         ):
             value = getattr(self, name)
@@ -120,7 +128,7 @@ class TrainConfig:
         for name in ("log_every", "keep_checkpoints"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if not self.learning_rate > 0:
+        if self.learning_rate is not None and not self.learning_rate > 0:
             raise ValueError(f"learning_rate must be positive, got {self.learning_rate}")
         if not 0 <= self.warmup <= 1:
             raise ValueError(f"warmup must be a share of the steps in [0, 1], got {self.warmup}")
@@ -139,6 +147,8 @@ class TrainConfig:
             raise ValueError(f"precision must be one of {PRECISIONS}, got {self.precision!r}")
         if self.parallel not in PARALLEL:
             raise ValueError(f"parallel must be one of {PARALLEL}, got {self.parallel!r}")
+        if self.device not in (None, "cpu", "cuda"):
+            raise ValueError(f"device must be cpu or cuda, got {self.device!r}")
 
     def micro_batches(self, processes: int) -> int:
         """Micro-batches of an optimiser step on each of so many processes.
@@ -178,9 +188,10 @@ class TrainConfig:
         parts = 4 if steps >= LONG_EPOCH else 1
         return done * parts // steps > (done - 1) * parts // steps
 
-    def decisive(self) -> dict[str, Any]:
+    def fingerprint(self) -> dict[str, Any]:
         """The fields that the weights depend on."""
-        return {name: value for name, value in asdict(self).items() if name not in FREE | SPLIT}
+        free = NOT_IN_FINGERPRINT | SPLIT
+        return {name: value for name, value in asdict(self).items() if name not in free}
 
 
 def tokens_checksum(sequences: Iterable[Sequence[int]]) -> str:
@@ -198,5 +209,5 @@ def check_same(stored: dict[str, Any], current: dict[str, Any], where: str) -> N
             raise ValueError(
                 f"{where} was written with {name}={stored.get(name)!r}, this run has {current.get(name)!r}: resuming "
                 "would give other weights than an uninterrupted run. Use the same settings and data, or another "
-                "output_dir"
+                "output folder (-o)"
             )

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 
 from fastenc.adapt import cache_features
+from fastenc.models.adaptations import METHODS, encoder_of
 from fastenc.tasks import Task
 from fastenc.tasks.base import Fill
-from fastenc.train.config import TrainConfig, tokens_checksum
+from fastenc.train.config import TrainConfig, fine_tuning_lr, tokens_checksum
 from fastenc.train.fitting import Fitting
 from fastenc.train.loop import Trainer
 from fastenc.train.processes import process_state
@@ -33,6 +34,7 @@ def task_trainer(
     Args:
         model: of ``task.load(name, train)``.
         train, dev: data as the task reads it; ``dev`` chooses the best checkpoint, None keeps the last weights.
+        config: without a learning rate it takes :func:`fastenc.train.fine_tuning_lr`.
         metric: one of ``task.metrics(train)``; None takes the first.
         features: folder for the outputs of the model's encoder, which must be frozen: they are computed once, at the
             first run on this data (:func:`fastenc.adapt.cache_features`); features_dtype: of these files.
@@ -48,10 +50,14 @@ def task_trainer(
         if features is not None:
             raise ValueError(f"{task.name} trains no head on cached features: leave out --adapt")
         return Fitting(task, model, train, config, dev, metric)
-    config = replace(config, batch_tokens=config.batch_tokens or task.batch_tokens())
-    batch_size = (
-        config.batch_size or 32
-    )  # of evaluations, where only tokens limit training's batches
+    config = replace(
+        config,
+        batch_tokens=config.batch_tokens or task.batch_tokens(),
+        learning_rate=config.learning_rate
+        or default_lr(model, config, len(train), adapt="features" if features else None),
+    )
+    # Of evaluations, where tokens alone limit the batches of training.
+    batch_size = config.batch_size or 32
     examples = task.encode(train, model)
     held_out = [] if dev is None else task.encode(dev, model)
     fills: dict[str, Any] = {"train": None, "dev": None}
@@ -92,6 +98,15 @@ def task_trainer(
     )
 
 
+def default_lr(model: Any, config: TrainConfig, examples: int, adapt: str | None = None) -> float:
+    """:func:`fine_tuning_lr` of the model and the way in which it is adapted, for a run over so many examples."""
+    encoder = encoder_of(model)
+    used = encoder.adaptations.get(encoder.adaptation or "")
+    adapt = adapt or next((name for name, kind in METHODS.items() if type(used) is kind), None)
+    steps = config.steps_over(examples, process_state().num_processes)
+    return fine_tuning_lr(model.config.hidden_size, adapt, steps)
+
+
 def _cached(
     task: Task,
     model: Any,
@@ -100,7 +115,7 @@ def _cached(
     folder: Path,
     dtype: torch.dtype,
 ) -> Fill:
-    """What puts the encoder's outputs into batches of these examples."""
+    """What puts the encoder's cached outputs into batches of these examples."""
     state = process_state()
     model.to(state.device)  # where the trainer will have it
     with state.main_process_first():

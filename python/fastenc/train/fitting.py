@@ -21,7 +21,7 @@ class Fitting:
     ):
         self.task, self.model, self.config, self.metric = task, model, config, metric
         self.train_data, self.dev = train, dev
-        self.output_dir = Path(config.output_dir)
+        self.output_dir = Path(config.output)
         self.accelerator = process_state()
 
     def train(self, resume: bool = False) -> dict[str, float]:

@@ -6,7 +6,7 @@ import sys
 import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import partial
 from itertools import count, islice
 from pathlib import Path
@@ -26,9 +26,9 @@ from fastenc.models import LossTerm
 from fastenc.models.pretrained import PretrainedModel
 from fastenc.objectives.loss_terms import count_items, loss_terms, weighted_sum
 from fastenc.train import checkpoint as checkpoints
-from fastenc.train.config import TrainConfig, check_same
+from fastenc.train.config import TrainConfig, check_same, fine_tuning_lr
 from fastenc.train.log import Log
-from fastenc.train.optimizer import build_optimizer, rate_factor
+from fastenc.train.optimizer import build_optimizer, lr_factor
 from fastenc.train.parallel import PARALLEL
 from fastenc.train.plot import plot_log
 from fastenc.train.processes import on_main_process, process_state
@@ -68,7 +68,7 @@ class Trainer:
         settings: what else the result depends on (masking, names of the labels), as JSON values; like the
             configuration, a resumed run must have the same.
         show_progress: None: a bar if stderr is a terminal, else the log's lines there; False: neither.
-    Files in ``config.output_dir``: checkpoint-*/, log.jsonl (its ``epoch`` counts the passes over the data that are
+    Files in ``config.output``: checkpoint-*/, log.jsonl (its ``epoch`` counts the passes over the data that are
     done, 3.0 at the end of three), curves.png and, at the end, the best model and its metrics.json.
     """
 
@@ -97,9 +97,11 @@ class Trainer:
         self.accelerator = accelerate.Accelerator(
             mixed_precision="bf16" if config.precision == "bf16" else "no",
             log_with=list(config.track) or None,
-            project_dir=config.output_dir,
+            project_dir=config.output,
         )
-        self.config, self.output_dir = config, Path(config.output_dir)
+        self.learning_rate = config.learning_rate or fine_tuning_lr(model.config.hidden_size)
+        config = replace(config, learning_rate=self.learning_rate)
+        self.config, self.output_dir = config, Path(config.output)
         self.examples, self.collate = examples, collate
         self.evaluate, self.metric, self.higher_is_better = evaluate, metric, higher_is_better
         self.calibrate = calibrate
@@ -115,7 +117,7 @@ class Trainer:
             shuffle=True,
             seed=config.seed,
         )
-        self.window_size = config.micro_batches(self.processes) * self.processes
+        self.micro_batches = config.micro_batches(self.processes) * self.processes
         self.total_steps = config.max_steps or sum(map(self._steps, range(config.epochs)))
         self.warmup_steps = config.warmup_of(self.total_steps)
         # The seed below decides dropout; each process drops other units.
@@ -127,22 +129,22 @@ class Trainer:
         self.model, self.optimizer = self.parallel.model, self.parallel.optimizer
         self.adamw = self.parallel.adamw
         device = self.accelerator.device
-        # AdamW's kernel changes nothing while this is 1, which is how torch's GradScaler skips a step.
-        self.broken = self.adamw.found_inf = torch.zeros((), device=device)  # type: ignore[attr-defined]
+        # AdamW's kernel changes nothing while this is 1. torch's GradScaler skips a step in the same way.
+        self.found_inf = self.adamw.found_inf = torch.zeros((), device=device)  # type: ignore[attr-defined]
         self.reads_every_step = device.type == "cpu"  # where it costs nothing
         self.step = 0
         self._epoch = self._epoch_start = 0
         self.best: dict[str, Any] | None = None
-        decisive = {
-            **config.decisive(),
+        fingerprint = {
+            **config.fingerprint(),
             **{f"model.{name}": value for name, value in _model_settings(model).items()},
             **(settings or {}),
             "metric": metric,
             "trained parameters": trained,
             "data": f"{len(examples)} examples of {int(lengths.sum())} tokens (checksum {_checksum(lengths):08x})",
-            "micro-batches a step (accumulation * processes)": self.window_size,
+            "micro-batches a step (accumulation * processes)": self.micro_batches,
         }
-        self.decisive = json.loads(json.dumps(decisive))
+        self.fingerprint = json.loads(json.dumps(fingerprint))
 
     @property
     def plain_model(self) -> PretrainedModel:
@@ -167,11 +169,11 @@ class Trainer:
         return self.best["metrics"] if self.best else {}
 
     def _run(self) -> None:
-        config, self.window = self.config, _Window()
+        config, self.statistics = self.config, _Statistics()
         main = self.accelerator.is_main_process
-        windows = islice(self._windows(), self.total_steps - self.step)
+        steps_left = islice(self._batches_of_steps(), self.total_steps - self.step)
         bar = progress_bar(
-            prefetch(self._collate_window, enumerate(windows, self.step)),
+            prefetch(self._collate_step, enumerate(steps_left, self.step)),
             "training",
             "step",
             self.show_progress if main else False,
@@ -184,15 +186,15 @@ class Trainer:
             self._optimiser_step(batches)
             self.step += 1
             last = self.step == self.total_steps
-            epoch, done = self._place()
+            epoch, done = self._position()
             steps = self._steps(epoch)
             logs = self.step % config.log_every == 0 or last
             evaluates = config.evaluation_due(self.step, done, steps) or last
             saves = evaluates or (config.save_every and self.step % config.save_every == 0)
             if logs or saves:
-                self._read_window()
+                self._read_statistics()
             if logs:
-                line = self.window.close()
+                line = self.statistics.close()
             if logs and main:
                 if shows_bar:
                     bar.set_postfix({name: _short(value) for name, value in line.items()})
@@ -207,53 +209,53 @@ class Trainer:
                     plot_log(self.log.path, self.output_dir / "curves.png", self.metric)
             if saves:
                 self._save()
-                self.window.restart_clock()
+                self.statistics.restart_clock()
 
-    def _windows(self) -> Iterator[list[list[int]]]:
-        """The micro-batches of each optimiser step from ``self.step`` on, all processes' together, without end.
+    def _batches_of_steps(self) -> Iterator[list[list[int]]]:
+        """The micro-batches of each optimiser step from ``self.step`` on, those of all processes, without end.
 
-        None crosses an epoch, whose last step may have fewer.
+        No step crosses the end of an epoch, whose last step may have fewer.
         """
-        first, done = self._place()
-        start = done * self.window_size
+        first, done = self._position()
+        start = done * self.micro_batches
         for epoch in count(first):
             batches = self.sampler.epoch(epoch, start if epoch == first else 0)
-            while window := list(islice(batches, self.window_size)):
-                yield window
+            while of_step := list(islice(batches, self.micro_batches)):
+                yield of_step
 
     def _steps(self, epoch: int) -> int:
         """Optimiser steps of an epoch."""
-        return -(-self.sampler.count(epoch) // self.window_size)
+        return -(-self.sampler.count(epoch) // self.micro_batches)
 
-    def _place(self) -> tuple[int, int]:
+    def _position(self) -> tuple[int, int]:
         """The epoch of the last step, and how many of the epoch's steps are done: all, at its end."""
         while self.step > self._epoch_start + self._steps(self._epoch):
             self._epoch_start += self._steps(self._epoch)
             self._epoch += 1
         return self._epoch, self.step - self._epoch_start
 
-    def _collate_window(
+    def _collate_step(
         self, numbered: tuple[int, list[list[int]]]
     ) -> list[tuple[dict[str, Any], bool]]:
-        """This process's part of a step, given with its number: the model's arguments, and whether they count.
+        """This process's micro-batches of a step and its number: the model's arguments, and whether they count.
 
-        The processes take turns with the micro-batches. Where there are too few, at an epoch's end, a process goes
-        through another's, which counts for nothing: every process has to take part in the exchange of gradients.
+        The processes take turns with the micro-batches. Where there are too few, at the end of an epoch, a process
+        computes another's again with weight 0, because every process has to take part in gradient synchronisation.
         """
-        step, window = numbered
-        own = []
-        turns = _round_up(len(window), self.processes)
+        step, batches = numbered
+        local = []
+        turns = _round_up(len(batches), self.processes)
         for turn in range(self.accelerator.process_index, turns, self.processes):
-            place = min(turn, len(window) - 1)
-            chosen = [self.examples[i] for i in window[place]]
-            own.append((self.collate(chosen, step * self.window_size + place), place == turn))
-        return own
+            index = min(turn, len(batches) - 1)
+            chosen = [self.examples[i] for i in batches[index]]
+            local.append((self.collate(chosen, step * self.micro_batches + index), index == turn))
+        return local
 
     def _begin(self, resume: bool) -> None:
         found = checkpoints.check_free(self.output_dir, resume)
         if found is not None:
             state = checkpoints.read_state(found)
-            check_same(state["settings"], self.decisive, str(found))
+            check_same(state["settings"], self.fingerprint, str(found))
             self.parallel.load(checkpoints.read_weights(found, self.kind))
             states = checkpoints.load_optimizer(found, self.plain_model, self.adamw)
             self._restore_random_states(states, state["step"])
@@ -261,23 +263,23 @@ class Trainer:
         if self.accelerator.is_main_process:
             self._remove_old()
             self.log = Log(self.output_dir / "log.jsonl", self.step)
-        start_trackers(self.accelerator, self.output_dir, self.step, self.decisive)
+        start_trackers(self.accelerator, self.output_dir, self.step, self.fingerprint)
 
     def _restore_random_states(self, states: dict[str, torch.Tensor], step: int) -> None:
-        """Each process's own; those of another number of processes belong to nobody, and new ones begin."""
+        """Those of this process; with another number of processes than the checkpoint's, new ones begin."""
         index = self.accelerator.process_index
         if len({key.partition(".")[0] for key in states}) != self.processes:
             torch.manual_seed(derive_seed(self.config.seed, step, index))
             return
-        own = {
+        local = {
             key.removeprefix(f"{index}."): value
             for key, value in states.items()
             if key.startswith(f"{index}.")
         }
-        checkpoints.restore_random_state(own)
+        checkpoints.restore_random_state(local)
 
     def _optimiser_step(self, batches: list[tuple[dict[str, Any], bool]]) -> None:
-        """One update; the window gets its losses, gradient norm and number of tokens, over all processes."""
+        """One update; the statistics get its losses, gradient norm and number of tokens, over all processes."""
         config, accelerator = self.config, self.accelerator
         items, tokens = [], 0
         for arguments, counted in batches:
@@ -290,14 +292,14 @@ class Trainer:
         totals = torch.tensor([*sums, tokens], dtype=torch.float64)
         totals = accelerator.reduce(send(totals, device), "sum")
         for group in self.optimizer.param_groups:
-            factor = rate_factor(self.step, self.warmup_steps, self.total_steps)
-            group["lr"] = config.learning_rate * group["rate_scale"] * factor
+            factor = lr_factor(self.step, self.warmup_steps, self.total_steps)
+            group["lr"] = self.learning_rate * group["lr_scale"] * factor
         self.model.train()
         shares = self.processes / totals[:-1].clamp(min=1)
         means = torch.zeros_like(shares)
         for number, ((arguments, _), counts) in enumerate(zip(batches, items, strict=True)):
             arguments = send_arguments(arguments, device)
-            with self.parallel.exchange(number + 1 == len(batches)):
+            with self.parallel.gradient_sync(number + 1 == len(batches)):
                 with accelerator.autocast():
                     parts = loss_terms(self.model(**arguments))
                 scaled = {
@@ -316,19 +318,19 @@ class Trainer:
         if isinstance(norm, DTensor):
             norm = norm.full_tensor()
         figures = torch.stack((loss, norm.double(), totals[-1], *means.unbind()))
-        self.broken.logical_or_(~figures.isfinite().all())
-        self.window.add(self.step + 1, names, figures)
+        self.found_inf.logical_or_(~figures.isfinite().all())
+        self.statistics.add(self.step + 1, names, figures)
         if self.reads_every_step:
-            self._read_window()
+            self._read_statistics()
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
 
-    def _read_window(self) -> None:
+    def _read_statistics(self) -> None:
         """Read the losses of the steps since the last reading: on a GPU the one place that waits for it.
 
         Raises: FloatingPointError for the first step whose loss or gradient is not finite.
         """
-        for step, loss, norm in self.window.read():
+        for step, loss, norm in self.statistics.read():
             for what, result in (("loss", loss), ("gradient's norm", norm)):
                 if not math.isfinite(result):
                     last = checkpoints.latest_checkpoint(self.output_dir) or "none yet"
@@ -343,8 +345,8 @@ class Trainer:
         self.accelerator.log(values, step=self.step)
         if self.prints_lines:
             text = "  ".join(f"{name} {_short(value)}" for name, value in values.items())
-            place = f"step {self.step:,} of {self.total_steps:,}"
-            print(f"{place}  {text}", file=sys.stderr, flush=True)
+            position = f"step {self.step:,} of {self.total_steps:,}"
+            print(f"{position}  {text}", file=sys.stderr, flush=True)
 
     def _evaluate(self) -> None:
         """Log the metrics, and note this step if they are the best so far."""
@@ -376,18 +378,20 @@ class Trainer:
 
     def _save(self) -> None:
         utils = require("accelerate.utils", extra="train")
-        own = {
+        local = {
             f"{self.accelerator.process_index}.{name}": state
             for name, state in checkpoints.random_state().items()
         }
-        states = {k: v for part in utils.gather_object([own]) for k, v in part.items()}
+        states = {
+            k: v for of_process in utils.gather_object([local]) for k, v in of_process.items()
+        }
         checkpoints.save_checkpoint(
             self.output_dir,
             self.step,
             self.parallel.whole_model(),
             checkpoints.flat_optimizer(self.plain_model, self.adamw),
             states,
-            {"settings": self.decisive, "best": self.best},
+            {"settings": self.fingerprint, "best": self.best},
         )
         if self.accelerator.is_main_process:
             self._remove_old()
@@ -418,7 +422,7 @@ class Trainer:
         return checkpoints.folder_of(self.output_dir, self.best["step"]) if self.best else None
 
 
-class _Window:
+class _Statistics:
     """Losses, gradient norms and tokens of the steps since the last line of the log."""
 
     def __init__(self) -> None:

@@ -11,7 +11,7 @@ from fastenc.train.config import TrainConfig
 def parameter_groups(model: nn.Module, weight_decay: float, layer_decay: float = 1.0) -> list[dict]:
     """Matrices with ``weight_decay``; biases and norm weights (fewer than two dimensions) without.
 
-    ``rate_scale`` is what a group's learning rate is multiplied by: ``layer_decay`` ** (L - l) for layer l of L, where
+    ``lr_scale`` is what a group's learning rate is multiplied by: ``layer_decay`` ** (L - l) for layer l of L, where
     the embeddings are l = 0 and everything above the layers is l = L.
     Source: Howard and Ruder 2018, arXiv:1801.06146, section 3.2.
     """
@@ -28,7 +28,7 @@ def parameter_groups(model: nn.Module, weight_decay: float, layer_decay: float =
         {
             "params": parameters,
             "weight_decay": weight_decay if is_matrix else 0.0,
-            "rate_scale": layer_decay**below,
+            "lr_scale": layer_decay**below,
         }
         for (below, is_matrix), parameters in groups.items()
     ]
@@ -47,11 +47,11 @@ def build_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
     if not groups:
         raise ValueError("there is nothing to train: every parameter has requires_grad=False")
     return torch.optim.AdamW(
-        groups, lr=config.learning_rate, betas=config.betas, eps=config.adam_eps, fused=True
+        groups, lr=config.learning_rate or 0.0, betas=config.betas, eps=config.adam_eps, fused=True
     )
 
 
-def rate_factor(step: int, warmup_steps: int, total_steps: int) -> float:
+def lr_factor(step: int, warmup_steps: int, total_steps: int) -> float:
     """Share of the peak learning rate at optimiser step ``step`` (from 0): up linearly, then down to 0."""
     if step < warmup_steps:
         return step / warmup_steps

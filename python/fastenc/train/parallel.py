@@ -1,4 +1,4 @@
-"""How several processes hold one model: a replica each, or a shard of every parameter each."""
+"""How several processes hold one model: a replica each (DDP), or a shard of every parameter each (FSDP)."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -33,8 +33,8 @@ class Parallel(Protocol):
         """The model without wrappers; its parameters are the optimiser's."""
         ...
 
-    def exchange(self, last: bool) -> AbstractContextManager:
-        """Around a micro-batch: processes exchange gradients once an optimiser step, after the ``last``."""
+    def gradient_sync(self, last: bool) -> AbstractContextManager:
+        """Around a micro-batch: gradients are synchronised once an optimiser step, after the ``last``."""
 
     def whole_model(self) -> PretrainedModel | None:
         """The model with all of its weights, on the main process at least; every process has to call."""
@@ -46,7 +46,7 @@ class Parallel(Protocol):
         """Leave the model as an ordinary one in evaluation mode, as far as it is one."""
 
 
-class Replicas:
+class DDP:
     """The whole model on each process, or on the only one (DistributedDataParallel, by accelerate)."""
 
     def __init__(self, accelerator: Any, model: PretrainedModel, build: BuildOptimizer):
@@ -59,7 +59,7 @@ class Replicas:
     def plain_model(self) -> PretrainedModel:
         return self.accelerator.unwrap_model(self.model)
 
-    def exchange(self, last: bool) -> AbstractContextManager:
+    def gradient_sync(self, last: bool) -> AbstractContextManager:
         return nullcontext() if last else self.accelerator.no_sync(self.model)
 
     def whole_model(self) -> PretrainedModel:
@@ -73,7 +73,7 @@ class Replicas:
         self.accelerator.unwrap_model(self.model, keep_fp32_wrapper=False).eval()
 
 
-class Shards:
+class FSDP:
     """An equal part of every parameter's rows, of their gradients and of AdamW's moments on each process (FSDP2).
 
     A layer's weights are whole on a device while the layer computes; those outside the layers, tied ones among them,
@@ -103,7 +103,7 @@ class Shards:
         self.plain_model = model
         self.adamw = self.optimizer = build(self.model)
 
-    def exchange(self, last: bool) -> AbstractContextManager:
+    def gradient_sync(self, last: bool) -> AbstractContextManager:
         self.model.set_requires_gradient_sync(last)
         return nullcontext()
 
@@ -125,11 +125,11 @@ class Shards:
         self.model.eval()
 
 
-PARALLEL: dict[str, Callable[..., Parallel]] = {"ddp": Replicas, "fsdp": Shards}
+PARALLEL: dict[str, Callable[..., Parallel]] = {"ddp": DDP, "fsdp": FSDP}
 
 
 def rows_of(tensor: DTensor) -> tuple[int, int]:
     """The rows from start to stop - 1 that this process has of a sharded tensor: its part by ``torch.chunk``."""
     total, processes = tensor.shape[0], tensor.device_mesh.size()
-    rows, place = -(-total // processes), tensor.device_mesh.get_local_rank()
-    return min(place * rows, total), min((place + 1) * rows, total)
+    rows, index = -(-total // processes), tensor.device_mesh.get_local_rank()
+    return min(index * rows, total), min((index + 1) * rows, total)

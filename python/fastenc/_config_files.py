@@ -1,0 +1,53 @@
+"""Configuration files: options as name = value, in TOML or YAML."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from fastenc._extras import require
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """{key: value} of a TOML or YAML file; tables only group the options, and a description is left out.
+
+    Raises: ValueError for another kind of file, one that cannot be read, or an option that stands in two tables.
+    """
+    if path.suffix not in (".toml", ".yaml", ".yml"):
+        raise ValueError(f"--config takes a .toml or .yaml file, got {path}")
+    text = path.read_text(encoding="utf-8")
+    content = parse_config(text, str(path), yaml=path.suffix != ".toml")
+    content.pop("description", None)
+    return content
+
+
+def parse_config(text: str, where: str, *, yaml: bool = False) -> dict[str, Any]:
+    """{key: value} of a file's text; keys have dashes. Raises: ValueError as :func:`read_config`."""
+    content = (_read_yaml if yaml else _read_toml)(text, where)
+    if not isinstance(content, dict):
+        raise ValueError(f"{where} must hold name = value, got {type(content).__name__}")
+    values: dict[str, Any] = {}
+    for key, value in content.items():
+        for option, setting in (value if isinstance(value, dict) else {key: value}).items():
+            option = option.replace("_", "-")
+            if option in values:
+                raise ValueError(f"{where} gives {option} twice: leave one of them")
+            values[option] = setting
+    return values
+
+
+def _read_toml(text: str, where: str) -> Any:
+    toml = require("tomllib" if sys.version_info >= (3, 11) else "tomli", extra="train")
+    return _read(toml.loads, toml.TOMLDecodeError, text, f"{where} is not TOML")
+
+
+def _read_yaml(text: str, where: str) -> Any:
+    yaml = require("yaml", extra="train")
+    return _read(yaml.safe_load, yaml.YAMLError, text, f"{where} is not YAML") or {}
+
+
+def _read(reader: Callable, failure: type[Exception], text: str, message: str) -> Any:
+    try:
+        return reader(text)
+    except failure as error:
+        raise ValueError(f"{message}: {error}") from error

@@ -1,0 +1,43 @@
+"""fastenc evaluate."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fastenc._options import argument, option, options_listed_by
+from fastenc.cli.options import Command
+from fastenc.cli.outputs import DEVICE, check_suffix, device_named, figures, write
+from fastenc.cli.task_options import all_task_options, task_of_model
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluate(Command):
+    """Measure a fine-tuned model on labelled data.
+
+    Data are read as in training: columns, tags and lengths are those that the model was trained with, unless others are
+    given. A model that transformers has trained knows none of them.
+
+    Examples:
+    fastenc evaluate runs/sst2 test.tsv -o test.json
+    """
+
+    model: str = argument("Folder of a fine-tuned model; it tells the task.")
+    inputs: str = argument("Labelled data, as in training (.gz).")
+    output: Path | None = option(None, "File to write the metrics to: .json.", "-o")
+    batch_size: int = option(32, "Sequences of a batch.")
+    device: str | None = option(None, DEVICE)
+    task_options: dict[str, Any] = options_listed_by(all_task_options)
+
+    def run(self) -> None:
+        if self.output is not None:
+            check_suffix(self.output, (".json",))
+        device = device_named(self.device)
+        task = task_of_model(self.model, self.task_options)
+        model = task.load(self.model).to(device)
+        data = task.read(self.inputs, model)
+        examples = task.encode(data, model)
+        metrics = task.evaluate(model, data, examples, self.batch_size, show_progress=None)
+        if self.output is not None:
+            write(self.output, lambda path: path.write_text(json.dumps(metrics, indent=1)))
+        print(figures(metrics))

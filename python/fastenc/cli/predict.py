@@ -1,0 +1,55 @@
+"""fastenc predict."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fastenc._options import REQUIRED, argument, option, options_listed_by
+from fastenc.cli.options import Command
+from fastenc.cli.outputs import DEVICE, check_suffix, device_named
+from fastenc.cli.task_options import prediction_options, task_of_model
+from fastenc.tasks import predict_file
+
+
+@dataclass(frozen=True, kw_only=True)
+class Predict(Command):
+    """Predict with a fine-tuned model.
+
+    Of texts, the label and the probability of every label, or the number, a line each in their order (.tsv), or with
+    the text (.jsonl). Of words, a word and its tag a line (.tsv), or each sentence with tags, entities, their offsets
+    and confidences (.jsonl). Of spans, each sentence with its entities, their offsets and probabilities (.jsonl). Of
+    pairs of texts, with a sentence-embedding model, their cosine similarity; `fastenc embed` gives the vectors.
+
+    Files of any size: 10,000 items at a time are read, encoded and predicted, and what is finished is kept beside the
+    output, so that --resume goes on from there. Questions are read as a whole.
+
+    Examples:
+    fastenc predict runs/sst2 new.tsv -o labels.tsv
+    fastenc predict runs/ner texts.txt -o entities.jsonl
+    """
+
+    model: str = argument("Folder of a fine-tuned model; it tells the task.")
+    inputs: str = argument(
+        "What to predict for: as in training, without labels, or .txt with a text a line (.gz)."
+    )
+    output: Path = option(REQUIRED, "File to write: .tsv or .jsonl.", "-o")
+    batch_size: int = option(32, "Sequences of a batch.")
+    device: str | None = option(None, DEVICE)
+    resume: bool = option(False, "Go on with a prediction that was killed.")
+    task_options: dict[str, Any] = options_listed_by(prediction_options)
+
+    def run(self) -> None:
+        device = device_named(self.device)
+        task = task_of_model(self.model, self.task_options)
+        check_suffix(self.output, task.outputs)
+        model = task.load(self.model).to(device)
+        number = predict_file(
+            task,
+            model,
+            self.inputs,
+            self.output,
+            self.batch_size,
+            resume=self.resume,
+            model_name=self.model,
+        )
+        print(f"{number} predictions in {self.output}")

@@ -1,0 +1,163 @@
+"""fastenc pretrain."""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from fastenc._options import argument, group, option
+from fastenc.cli.options import Command, values_of
+from fastenc.cli.training import run_trainer
+from fastenc.data import TokenStore, is_store, read_texts
+from fastenc.models import MaskedLM
+from fastenc.models.pretrained import PretrainedModel
+from fastenc.train import NewModel, ObjectiveOptions, PretrainConfig, objective_trainer
+from fastenc.train.checkpoint import check_free
+from fastenc.train.processes import process_state
+from fastenc.train.recipe import read_recipe, write_recipe
+
+OF_A_TOKENIZER = ("tokenizer", "vocab_size", "lowercase")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pretrain(Command):
+    """Train an encoder on texts, with the objective chosen.
+
+    Without --from, a tokenizer is trained on the texts first, then a model of the given size. The result is a folder
+    that transformers loads.
+
+    Objectives: mlm; mlm+nsp, next-sentence prediction beside it (BERT); mlm+sop, sentence order (ALBERT); span, spans
+    of words predicted from inside and from their boundaries (SpanBERT); electra, tokens that a small masked LM
+    replaced are told from the others (ELECTRA); distill, a teacher's predictions, by a student with --layers of its
+    layers (DistilBERT).
+
+    Examples:
+    fastenc pretrain wiki.txt.gz -o runs/small
+    fastenc pretrain wiki.txt.gz -o runs/base --layers 12 --hidden 768 --precision bf16 --accumulation 16
+    fastenc pretrain wiki.txt.gz --objective mlm+sop -o runs/pairs
+    fastenc pretrain wiki.txt.gz --objective distill --teacher runs/base --layers 6 -o runs/half
+    fastenc pretrain books.txt.gz --recipe roberta-base --global-batch-size 256 --max-steps 50000 -o runs/books
+    fastenc pretrain more.txt --from runs/small -o runs/adapted --lr 1e-4 --whole-word
+    fastenc pretrain store/ --batch-tokens 16384 -o runs/large
+    fastenc pretrain wiki.txt.gz --config runs/base/recipe.toml -o runs/again
+    torchrun --nproc-per-node 8 -m fastenc.cli pretrain wiki.txt.gz --parallel fsdp -o runs/r
+    """
+
+    instead: ClassVar[dict[str, str]] = {
+        "epochs": "max_steps",
+        "accumulation": "global_batch_size",
+        "batch_tokens": "global_batch_size",
+        "warmup": "warmup_steps",
+    }
+
+    train: tuple[str, ...] = argument(
+        "Texts: .txt, .tsv, .csv, .jsonl (.gz), or a data set; or a store of `fastenc prepare`."
+    )
+    training: PretrainConfig = group("Training")
+    recipe: str | None = option(
+        None,
+        "Published settings by name; other options override them. `fastenc recipes` lists them.",
+    )
+    dev: str | None = option(
+        None,
+        "Held-out texts. Default: one in twenty documents, or the store's held-out examples.",
+    )
+    column: str | None = option(None, "Column of the text in a table. Default: text.")
+    from_: str | None = option(None, "Checkpoint folder or hub name to go on from.")
+    objective: ObjectiveOptions = group("Objective")
+    teacher: str | None = option(None, "Masked LM to distill: checkpoint folder or hub name.")
+    new: NewModel = group("A new model")
+    resume: bool = option(False, "Go on from the newest checkpoint in the output folder.")
+
+    @classmethod
+    def presets(cls, given: dict[str, Any]) -> dict[str, Any]:
+        if any(map(is_store, given.get("train", ()))):
+            for name in OF_A_TOKENIZER:
+                if name in given:
+                    raise ValueError(
+                        "a store's tokens have the tokenizer that it was prepared with, got "
+                        f"--{name.replace('_', '-')}: leave it out, or prepare the texts with another"
+                    )
+        recipe = given.get("recipe")
+        return {} if recipe is None else read_recipe(recipe).values
+
+    def run(self) -> None:
+        if (self.teacher is None) != (self.objective.definition.student is None):
+            raise ValueError(
+                "--teacher is for --objective distill, which needs it, got "
+                f"{self.teacher} for {self.objective.objective}"
+            )
+        found = check_free(Path(self.training.output), self.resume)
+        store = _store(self.train)
+        documents = [] if store else _documents(self.train, self.column)
+        dev = None if self.dev is None else _documents([self.dev], self.column)
+        model = self._model(found, store, documents)
+        if store:
+            store.check_tokenizer(
+                model.tokenizer, str(found or self.from_ or self.teacher or "the model")
+            )
+        trainer = objective_trainer(
+            self.objective,
+            model,
+            store or documents,
+            self.training,
+            dev=dev,
+            settings={"teacher": self.teacher, **({} if self.from_ else asdict(self.new))},
+        )
+        if trainer.accelerator.is_main_process and found is None:
+            write_recipe(
+                trainer.output_dir / "recipe.toml",
+                self._recipe(store is not None),
+                f"fastenc pretrain {' '.join(self.train)}",
+            )
+        run_trainer(trainer, self.resume)
+
+    def _model(
+        self, found: Path | None, store: TokenStore | None, documents: list[str]
+    ) -> PretrainedModel:
+        """The model of the run that goes on, of --from, of the teacher's layers, or a new one."""
+        objective = self.objective.definition
+        teacher = None if self.teacher is None else MaskedLM.from_pretrained(self.teacher)
+        # A run that goes on has its tokenizer in its checkpoint.
+        if folder := found or self.from_:
+            given: dict[str, Any] = {} if teacher is None else {"teacher": teacher}
+            return _with_tokenizer(objective.model.from_pretrained(folder, **given), folder)
+        if objective.student is not None:
+            return _with_tokenizer(objective.student(teacher, self.new.layers), self.teacher)  # type: ignore[arg-type]
+        tokenizer = store.tokenizer() if store else self.new.make_tokenizer(documents)
+        return self.new.make(self.objective, tokenizer, self.training.seed)
+
+    def _recipe(self, of_store: bool) -> dict[str, Any]:
+        """What this run was told and took by default, but for what belongs to this run alone."""
+        dropped = {"train", "output", "config", "recipe", "resume"}
+        if of_store:
+            dropped |= {name.replace("_", "-") for name in OF_A_TOKENIZER}
+        return {key: value for key, value in values_of(self).items() if key not in dropped}
+
+
+def _store(train: tuple[str, ...]) -> TokenStore | None:
+    """The store that is to be trained on, or None where texts are given."""
+    if not any(map(is_store, train)):
+        return None
+    if len(train) > 1:
+        raise ValueError(f"a token store is trained on alone, got {' '.join(train)}")
+    return TokenStore(train[0])
+
+
+def _documents(paths: tuple[str, ...] | list[str], column: str | None) -> list[str]:
+    """The documents that hold text; says how many do not."""
+    read = [document for path in paths for document in read_texts(path, column)]
+    documents = [document for document in read if document.strip()]
+    if not documents:
+        raise ValueError(
+            f"{' '.join(paths)}: every one of {len(read):,} documents is empty, give some with text"
+        )
+    if len(documents) < len(read) and process_state().is_main_process:
+        print(f"{len(read) - len(documents):,} of {len(read):,} documents were empty")
+    return documents
+
+
+def _with_tokenizer(model: Any, name: str | Path | None) -> Any:
+    """``model`` itself; Raises: ValueError when it came without a tokenizer."""
+    if model.tokenizer is None:
+        raise ValueError(f"{name} has no tokenizer.json, which text needs")
+    return model
