@@ -547,4 +547,4 @@ def test_long_document_errors(folder, pretrained, reviews, tmp_path, capsys):
     text = failure(
         capsys, "predict", tmp_path / "model", reviews, "-o", tmp_path / "x.tsv", "--max-chunks", 9
     )
-    assert "transformer has 3 positions: give max_chunks of 3 or less" in text and "text " in text
+    assert "transformer has 3 positions: give --max-chunks of 3 or less" in text and "text " in text

@@ -141,7 +141,8 @@ def test_a_write_that_fails_without_a_full_disk_leaves_nothing_half_done(tmp_pat
 def test_resuming_with_other_settings_is_refused(uninterrupted):
     folder, _ = uninterrupted
     with pytest.raises(
-        ValueError, match=r"holds a run \(checkpoint-00000021\): resume it, or give another"
+        ValueError,
+        match=r"holds a run \(checkpoint-00000021\): resume it \(--resume\), or give another",
     ):
         build(folder).train()
     for options, message in (

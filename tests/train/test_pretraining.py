@@ -1,0 +1,96 @@
+"""The Python door of pretraining, and its options."""
+
+import pytest
+
+import fastenc
+from fastenc.data import LabelledData
+from fastenc.objectives import MlmCollator, evaluate_objective
+from fastenc.tasks import SequenceClassification
+from fastenc.train import (
+    NewModel,
+    ObjectiveOptions,
+    PretrainConfig,
+    TrainConfig,
+    Trainer,
+    fine_tuning_lr,
+    objective_trainer,
+    task_trainer,
+)
+from tests.helpers.training_run import assert_bitwise_equal, documents, weights, word_tokenizer
+
+OPTIONS = ObjectiveOptions(block_size=32, probability=0.3)
+NEW = NewModel(layers=1, hidden=32)
+
+
+def test_it_trains_as_a_trainer_made_by_hand(tmp_path):
+    tokenizer, texts = word_tokenizer(), documents(40)
+    settings = dict(max_steps=4, batch_size=4, seed=3)
+    model = NEW.make(OPTIONS, tokenizer, seed=3)
+    config = PretrainConfig(str(tmp_path / "door"), **settings)
+    objective_trainer(OPTIONS, model, texts, config, show_progress=False).train()
+
+    held_out = OPTIONS.pack(texts[::20], tokenizer)
+    examples = OPTIONS.pack([t for i, t in enumerate(texts) if i % 20], tokenizer)
+    collator = MlmCollator(tokenizer, seed=4, probability=0.3)
+    trainer = Trainer(
+        NEW.make(OPTIONS, tokenizer, seed=3),
+        TrainConfig(str(tmp_path / "hand"), learning_rate=5e-4, **settings),
+        examples,
+        [len(example) for example in examples],
+        MlmCollator(tokenizer, seed=3, probability=0.3),
+        evaluate=lambda m: evaluate_objective(m, held_out, collator),
+        show_progress=False,
+    )
+    trainer.train()
+    assert_bitwise_equal(weights(tmp_path / "door"), weights(tmp_path / "hand"))
+
+
+def test_what_cannot_be_trained_is_refused_before_anything_is_written(tmp_path):
+    model, config = NEW.make(OPTIONS, word_tokenizer()), PretrainConfig(str(tmp_path / "x"))
+    for options, texts, message in (
+        (OPTIONS, documents(1), "one document cannot be both trained on and held out"),
+        (ObjectiveOptions(block_size=900), documents(9), "at most the model's 512 positions"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            objective_trainer(options, model, texts, config)
+    model.tokenizer = None
+    with pytest.raises(ValueError, match="the model has no tokenizer"):
+        objective_trainer(OPTIONS, model, documents(9), config)
+    assert not (tmp_path / "x").exists()
+    for options, message in (
+        (dict(objective="clm"), "objective must be one of mlm"),
+        (dict(packing="segment-pairs"), "packing must be one of full-sentences, doc-sentences"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            ObjectiveOptions(**options)
+
+
+@pytest.mark.parametrize(("hidden", "heads"), [(384, 12), (128, 4), (768, 24), (100, 2), (16, 1)])
+def test_heads_follow_from_the_width(hidden, heads):
+    assert NewModel(hidden=hidden).heads == heads
+
+
+def test_heads_that_cannot_share_the_width_are_refused():
+    with pytest.raises(ValueError, match=r"heads must divide hidden, got 12 and 128.*or give 4"):
+        NewModel(hidden=128, heads=12)
+
+
+def test_there_is_one_default_learning_rate(tmp_path):
+    assert PretrainConfig("runs").learning_rate == 5e-4
+    model = NEW.make(OPTIONS, word_tokenizer())
+    model.save_pretrained(tmp_path / "base")
+    data = LabelledData(["the cat", "the dog"] * 4, [0, 1] * 4, ["a", "b"])
+    task = SequenceClassification()
+    trainer = task_trainer(
+        task, task.load(tmp_path / "base", data), data, TrainConfig(str(tmp_path / "run"))
+    )
+    assert trainer.config.learning_rate == fine_tuning_lr(32) == pytest.approx(5e-5 * 768 / 32)
+
+
+def test_batch_tokens_count_instead_of_the_batch_size():
+    assert PretrainConfig("runs", batch_tokens=100).batch_size is None
+
+
+def test_dir_lists_what_is_imported_at_first_use():
+    assert set(fastenc.__all__) <= set(dir(fastenc))
+    assert {"Encoder", "patch"} <= set(dir(fastenc))
