@@ -32,6 +32,7 @@ from fastenc.kernels import (
     column_sum,
     crf,
     embedding_layer_norm,
+    head_statistics,
     launch,
     layer_norm,
     mlm_corruption,
@@ -256,6 +257,11 @@ def untuned_cases() -> Iterator[tuple[str, object, str, dict]]:
             yield name, segment_pool._segment_pool_fwd_kernel, element, constants
             name = f"segment pool backward {mode} {element}"
             yield name, segment_pool._segment_pool_bwd_kernel, element, constants
+        for dim, more in product((32, 64, 128), (True, False)):
+            constants = {"D": dim, "BLOCK_D": dim, "TARGETS": more, "SKIP_ENDS": more}
+            constants |= head_statistics.config(dim)
+            name = f"head statistics {dim} {element} targets={more}"
+            yield name, head_statistics._head_statistics_kernel, element, constants
         yield f"unpack {element}", packing._unpack_kernel, element, packing.config(768)
         yield f"column sum {element}", column_sum._column_sum_kernel, element, column_sum.config()
     for tags in (9, 25, 64):

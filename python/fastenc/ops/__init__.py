@@ -10,6 +10,7 @@ from fastenc.ops.crf import (
     crf_marginals,
 )
 from fastenc.ops.embedding_layer_norm import embedding_layer_norm, tied_embedding_layer_norm
+from fastenc.ops.head_statistics import head_statistics
 from fastenc.ops.layer_norm import layer_norm, rms_norm
 from fastenc.ops.linear_kl_divergence import linear_kl_divergence
 from fastenc.ops.linear_masked_cross_entropy import linear_masked_cross_entropy
@@ -28,6 +29,7 @@ __all__ = [
     "crf_marginals",
     "cross_attention",
     "embedding_layer_norm",
+    "head_statistics",
     "layer_norm",
     "linear_kl_divergence",
     "linear_masked_cross_entropy",

@@ -16,6 +16,7 @@ WITH_TRITON = {
     "crf_marginals",
     "cross_attention",
     "embedding_layer_norm",
+    "head_statistics",
     "layer_norm",
     "mlm_corruption",
     "pack",

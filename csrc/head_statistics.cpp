@@ -1,0 +1,67 @@
+#include "head_statistics.h"
+
+#include "scratch.h"
+#include "sequences.h"
+
+namespace fastenc {
+
+// For the widest vectors and panels; the kernel lays it out.
+int64_t head_statistics_scratch(int64_t length, int64_t head_dim) {
+  const int64_t padded = (length + 127) / 128 * 128;
+  return padded * head_dim + kAttentionRows * (padded + 16) + kAttentionRows * head_dim;
+}
+
+namespace {
+
+Tensor rows_contiguous(const Tensor& x) { return x.stride(2) == 1 ? x : as_contiguous(x); }
+
+std::tuple<Tensor, Tensor> head_statistics(
+    Tensor q, Tensor k, Tensor cu_seqlens, std::optional<Tensor> targets, int64_t max_seqlen, double scale,
+    bool skip_ends) {
+  STD_TORCH_CHECK(
+      q.dim() == 3 && k.scalar_type() == q.scalar_type() && k.size(0) == q.size(0) && k.size(1) == q.size(1) &&
+          k.size(2) == q.size(2) && q.size(2) % 16 == 0,
+      "head_statistics: q and k must agree in dtype and shape, head_dim be a multiple of 16");
+  q = rows_contiguous(q);
+  k = rows_contiguous(k);
+  cu_seqlens = as_contiguous(cu_seqlens);
+  const bool bf16 = is_bfloat16(q);
+  const int64_t total = q.size(0), heads = q.size(1), sequences = cu_seqlens.numel() - 1;
+  const auto* offsets = checked_offsets(cu_seqlens, total, max_seqlen);
+  Tensor statistics = empty({total, heads, kHeadStatistics}, ScalarType::Float);
+  Tensor strongest = empty({total, heads}, ScalarType::Int);
+  HeadStatistics h{};
+  h.q = {q.const_data_ptr(), q.stride(0), q.stride(1)};
+  h.k = {k.const_data_ptr(), k.stride(0), k.stride(1)};
+  h.num_heads = heads;
+  h.head_dim = q.size(2);
+  h.scale = static_cast<float>(scale);
+  h.skip_ends = skip_ends;
+  if (targets) {
+    STD_TORCH_CHECK(
+        targets->scalar_type() == ScalarType::Int && targets->numel() == total,
+        "head_statistics: targets must be int32, one for each token");
+    targets = as_contiguous(*targets);
+    h.targets = static_cast<const int32_t*>(targets->const_data_ptr());
+  }
+  h.statistics = static_cast<float*>(statistics.mutable_data_ptr());
+  h.strongest = static_cast<int32_t*>(strongest.mutable_data_ptr());
+  const int64_t parts = std::max<int64_t>(1, std::min<int64_t>(sequences, 4 * torch::stable::get_num_threads()));
+  const auto bounds = share_sequences(offsets, sequences, parts);
+  torch::stable::parallel_for(0, parts * heads, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t task = begin; task < end; ++task)
+      for (int64_t s = bounds[task / heads]; s < bounds[task / heads + 1]; ++s) {
+        const int64_t length = offsets[s + 1] - offsets[s];
+        if (!length) continue;
+        float* scratch = thread_scratch(head_statistics_scratch(length, h.head_dim));
+        FASTENC_CALL(head_statistics, h, bf16, offsets[s], length, task % heads, scratch);
+      }
+  });
+  return {statistics, strongest};
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(fastenc, CPU, m) { m.impl("head_statistics", TORCH_BOX(&head_statistics)); }
+
+}  // namespace fastenc

@@ -1,0 +1,30 @@
+// Of p[i, j] = softmax_j(scale * q[i] . k[j]), j over i's sequence: what each head of each query looks at.
+//   entropy = -sum_j p ln p,  distance = sum_j p |j - i|,  p at the first, last, own, previous, next and target key,
+//   and the key with the highest p.
+#pragma once
+#include <cstdint>
+
+#include "attention.h"
+#include "isa.h"
+
+namespace fastenc {
+
+constexpr int64_t kHeadStatistics = 8;
+
+struct HeadStatistics {
+  PackedHeads q, k;
+  int64_t num_heads, head_dim;  // head_dim a multiple of 16
+  float scale;             // positive
+  bool skip_ends;          // the strongest key is neither the first nor the last of more than two
+  const int32_t* targets;  // (total,), -1: none; or null
+  float* statistics;       // (total, num_heads, kHeadStatistics)
+  int32_t* strongest;      // (total, num_heads)
+};
+
+// Floats of scratch that a sequence of this length needs.
+int64_t head_statistics_scratch(int64_t length, int64_t head_dim);
+
+FASTENC_FOR_EACH_ISA(void head_statistics(
+    const HeadStatistics&, bool bf16, int64_t first, int64_t length, int64_t head, float* scratch);)
+
+}  // namespace fastenc

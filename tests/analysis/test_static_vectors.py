@@ -1,0 +1,242 @@
+"""Static vectors against gensim's readers and answers, numpy, and sentence-transformers' StaticEmbedding."""
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import spearmanr
+from sklearn.metrics.pairwise import cosine_similarity
+
+from fastenc.analysis import (
+    ScoredPairs,
+    StaticModel,
+    StaticVectors,
+    compare_neighbours,
+    distill_static,
+    read_analogies,
+    read_static_vectors,
+    score_analogies,
+    static_correlation,
+)
+from fastenc.data import train_tokenizer
+from fastenc.models import Encoder
+from tests.helpers.families import model
+
+WORDS = ["the", "king", "queen", "man", "woman", "Zürich", "new york", "of"]
+
+
+@pytest.fixture
+def matrix():
+    return np.random.default_rng(0).normal(size=(len(WORDS), 6)).astype(np.float32)
+
+
+def write_binary(path, words, matrix, newline=b""):
+    with open(path, "wb") as file:
+        file.write(f"{len(words)} {matrix.shape[1]}\n".encode())
+        for word, row in zip(words, matrix, strict=True):
+            file.write(word.replace(" ", "_").encode() + b" " + row.tobytes() + newline)
+
+
+def write_text(path, words, matrix, header=True):
+    lines = [f"{len(words)} {matrix.shape[1]}"] if header else []
+    lines += [
+        " ".join([word, *(repr(float(v)) for v in row)])
+        for word, row in zip(words, matrix, strict=True)
+    ]
+    path.write_text("\n".join(lines) + "\n")
+
+
+@pytest.mark.parametrize("kind", ["binary", "binary with line ends", "text", "glove"])
+def test_every_format_gives_every_vector(tmp_path, matrix, kind):
+    path = tmp_path / ("x.bin" if "binary" in kind else "x.txt")
+    if "binary" in kind:
+        write_binary(path, WORDS, matrix, b"\n" if "line" in kind else b"")
+    else:
+        write_text(path, WORDS, matrix, header=kind == "text")
+    vectors = read_static_vectors(path)
+    spaced = "new_york" if "binary" in kind else "new york"
+    assert len(vectors) == 8 and spaced in vectors and "Zürich" in vectors
+    np.testing.assert_array_equal(vectors[["queen", "Zürich", "the"]], matrix[[2, 5, 0]])
+    together = torch.cat([block for _, block in vectors.blocks()])
+    np.testing.assert_array_equal(together, matrix)
+
+
+def test_gensim_reads_and_writes_the_same(tmp_path, matrix):
+    models = pytest.importorskip("gensim.models")
+    write_binary(tmp_path / "x.bin", WORDS[:6], matrix[:6])
+    theirs = models.KeyedVectors.load_word2vec_format(str(tmp_path / "x.bin"), binary=True)
+    ours = read_static_vectors(tmp_path / "x.bin")
+    assert ours.words == list(theirs.index_to_key)
+    np.testing.assert_array_equal(ours[ours.words], theirs.vectors)
+    theirs.save_word2vec_format(str(tmp_path / "y.txt"), binary=False)
+    theirs.save_word2vec_format(str(tmp_path / "y.bin"), binary=True)
+    for name in ("y.txt", "y.bin"):
+        np.testing.assert_allclose(read_static_vectors(tmp_path / name)[WORDS[:6]], matrix[:6])
+    near = theirs.most_similar("king", topn=3)
+    assert [n.word for n in ours.neighbours("king", 3)] == [word for word, _ in near]
+    expected = theirs.most_similar(positive=["king", "woman"], negative=["man"], topn=2)
+    (answer,) = ours.analogies([("man", "king", "woman")], 2)
+    assert [n.word for n in answer] == [word for word, _ in expected]
+
+
+def test_gensims_trained_vectors_are_gensims():
+    pytest.importorskip("gensim")
+    from fastenc.analysis import train_word2vec
+
+    sentences = [["a", "b", "c"], ["b", "c", "d"], ["a", "d", "c"]] * 30
+    vectors = train_word2vec(sentences, vector_size=8, min_count=1, workers=1, seed=1, epochs=2)
+    assert set(vectors.words) == set("abcd")
+    assert vectors[["a", "d"]].shape == (2, 8)
+
+
+def test_neighbours_and_analogies_are_the_enumerated_ones(matrix, monkeypatch):
+    monkeypatch.setattr("fastenc.analysis.static_vectors.ROWS", 3)  # several blocks
+    vectors = StaticVectors.of(WORDS, torch.from_numpy(matrix))
+    cosines = cosine_similarity(matrix)
+    for place, word in enumerate(WORDS):
+        order = [i for i in np.argsort(-cosines[place]) if i != place][:4]
+        found = vectors.neighbours(word, 4)
+        assert [n.word for n in found] == [WORDS[i] for i in order]
+        np.testing.assert_allclose([n.cosine for n in found], cosines[place, order], rtol=1e-5)
+    unit = matrix / np.linalg.norm(matrix, axis=1, keepdims=True)
+    query = unit[1] - unit[3] + unit[4]
+    order = [i for i in np.argsort(-(unit @ query)) if i not in (1, 3, 4)]
+    (answer,) = vectors.analogies([("man", "king", "woman")], 2)
+    assert [n.word for n in answer] == [WORDS[i] for i in order[:2]]
+
+
+def test_analogies_from_a_file(tmp_path):
+    path = tmp_path / "questions.txt"
+    path.write_text(": capitals\nA a B b\nA a C c\n: other\nX x Y y\n")
+    sections = read_analogies(path)
+    assert sections["capitals"] == [("A", "a", "B", "b"), ("A", "a", "C", "c")]
+    words = ["A", "a", "B", "b", "C", "c", "z"]
+    matrix = torch.tensor(
+        [[1, 0, 0], [1, 0, 3], [0, 1, 0], [0, 1, 3.0], [1, 1, 0], [9, -9, 0], [0.9, 1, 2]]
+    )
+    found = score_analogies(StaticVectors.of(words, matrix), sections)
+    assert found["capitals"] == (1, 2, 2) and found["other"] == (0, 0, 1)
+    path.write_text("a b c\n")
+    with pytest.raises(ValueError, match="line 1: a question is four words, got 3"):
+        read_analogies(path)
+
+
+def test_correlation_is_scipys_over_the_pairs_that_are_there(matrix):
+    vectors = StaticVectors.of(WORDS, torch.from_numpy(matrix))
+    pairs = [("king", "queen"), ("man", "woman"), ("the", "of"), ("king", "unheard")]
+    found = static_correlation(vectors, ScoredPairs(pairs, [3.0, 1.0, 2.0, 5.0]))
+    cosines = [
+        cosine_similarity(matrix[[WORDS.index(a)]], matrix[[WORDS.index(b)]])[0, 0]
+        for a, b in pairs[:3]
+    ]
+    assert found.spearman == pytest.approx(spearmanr(cosines, [3.0, 1.0, 2.0]).statistic)
+    assert found.covered == 0.75
+
+
+@pytest.mark.parametrize("change, message", [(1, "says 9 vectors, the file holds 8"), (-1, "more")])
+def test_a_wrong_count_is_said(tmp_path, matrix, change, message):
+    for name, write in (("x.bin", write_binary), ("x.txt", write_text)):
+        path = tmp_path / name
+        write(path, WORDS, matrix)
+        content = path.read_bytes()
+        path.write_bytes(content.replace(b"8 6", f"{8 + change} 6".encode(), 1))
+        expected = (
+            "says 7 vectors, the file holds 8" if (name, change) == ("x.txt", -1) else message
+        )
+        with pytest.raises(ValueError, match=expected):
+            read_static_vectors(path)
+
+
+def test_other_bad_files(tmp_path, matrix):
+    path = tmp_path / "x.txt"
+    write_text(path, WORDS, matrix, header=False)
+    path.write_text(path.read_text().replace("king ", "king 0.5x ", 1).replace("of ", "", 1))
+    with pytest.raises(ValueError, match="line 8: a word and 6 numbers must be there"):
+        read_static_vectors(path)
+    path.write_text("")
+    with pytest.raises(ValueError, match="is empty"):
+        read_static_vectors(path)
+    with pytest.raises(ValueError, match="is not a file"):
+        read_static_vectors(tmp_path / "none.bin")
+    (tmp_path / "x.txt.gz").write_bytes(b"x")
+    with pytest.raises(ValueError, match="gunzip it first"):
+        read_static_vectors(tmp_path / "x.txt.gz")
+    (tmp_path / "y.bin").write_bytes(b"the 0.5 0.25\n")
+    with pytest.raises(ValueError, match="must begin with a line of its numbers"):
+        read_static_vectors(tmp_path / "y.bin")
+    vectors = StaticVectors.of(WORDS, torch.from_numpy(matrix))
+    with pytest.raises(ValueError, match="the word 'emperor' is not among its 8 words"):
+        vectors[["king", "emperor"]]
+
+
+TEXTS = ["a small dog runs", "the dog is running", "a cat sleeps", "the men sing of the dog"]
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("base")
+    tokenizer = train_tokenizer(TEXTS, vocab_size=80)
+    model("bert", vocab_size=tokenizer.get_vocab_size()).save_pretrained(folder)
+    own = Encoder.from_pretrained(folder)
+    own.tokenizer = tokenizer
+    return own
+
+
+@pytest.mark.parametrize("components", [None, 5])
+def test_a_distilled_model_is_the_formula_and_loads_in_sentence_transformers(
+    encoder, tmp_path, components
+):
+    from sentence_transformers import SentenceTransformer
+    from sklearn.decomposition import PCA
+
+    tokenizer = encoder.tokenizer
+    static = distill_static(encoder, TEXTS, components=components, smoothing=0.01, batch_size=7)
+    size = tokenizer.get_vocab_size()
+    cls, sep = tokenizer.token_to_id("[CLS]"), tokenizer.token_to_id("[SEP]")
+    from fastenc.packing import pack_sequences
+
+    with torch.no_grad():
+        states = [
+            encoder(pack_sequences([[cls, token, sep]])).last_hidden_state.mean(0).numpy()
+            for token in range(size)
+        ]
+    plain = np.stack(states) - np.mean(states, axis=0)
+    if components:
+        plain = PCA(components).fit_transform(np.stack(states))
+    ids = [i for text in TEXTS for i in tokenizer.encode(text, add_special_tokens=False).ids]
+    share = np.bincount(ids, minlength=size) / len(ids)
+    plain *= (0.01 / (0.01 + share))[:, None]
+    kept = [token for token in range(size) if not tokenizer.id_to_token(token).startswith("[")]
+    found = static.vectors.numpy()
+    # A component's sign is free.
+    signs = np.sign((found[kept] * plain[kept]).sum(0)) if components else 1
+    np.testing.assert_allclose(found[kept], plain[kept] * signs, rtol=1e-3, atol=1e-4)
+    static.save(tmp_path / "static")
+    peer = SentenceTransformer(str(tmp_path / "static"), device="cpu")
+    expected = peer.encode(TEXTS, normalize_embeddings=True)
+    np.testing.assert_allclose(static.encode(TEXTS), expected, rtol=1e-4, atol=1e-5)
+    again = StaticModel.load(tmp_path / "static")
+    assert torch.equal(again.vectors, static.vectors)
+    with pytest.raises(ValueError, match="components must be from 1 to the encoder's 32, got 40"):
+        distill_static(encoder, TEXTS, components=40)
+    with pytest.raises(ValueError, match="the texts have no tokens"):
+        distill_static(encoder, [])
+
+
+def test_neighbours_of_a_word_in_its_sentences(encoder):
+    pool = [text.split() for text in TEXTS]
+    words = [word for sentence in pool for word in sentence]
+    static = StaticVectors.of(sorted(set(words)), torch.randn(len(set(words)), 4))
+    asked = [(pool[0], 2), (pool[1], 1)]
+    found = compare_neighbours(encoder, asked, pool, static, count=2)
+    every = encoder.embed_words(pool, layers=(-1,)).vectors.numpy()
+    for occurrence, (sentence, place) in zip(found, asked, strict=True):
+        vector = encoder.embed_words([sentence], layers=(-1,)).vectors[place].numpy()
+        order = np.argsort(-cosine_similarity(vector[None], every)[0])
+        expected = []
+        for i in order:
+            if words[i] != sentence[place] and words[i] not in expected:
+                expected.append(words[i])
+        assert [n.word for n in occurrence.contextual] == expected[:2]
+        assert occurrence.static == static.neighbours(sentence[place], 2)
+    with pytest.raises(ValueError, match="place 9 is not in the sentence of 4 words"):
+        compare_neighbours(encoder, [(pool[0], 9)], pool, static)

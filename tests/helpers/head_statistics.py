@@ -1,0 +1,74 @@
+"""Statistics of heads from probabilities written out with numpy, a row at a time."""
+
+import numpy as np
+import torch
+
+from fastenc.ops import head_statistics
+from fastenc.reference.head_statistics import head_statistics as reference
+from fastenc.testing import assert_within_budget
+
+NAMES = ("entropy", "distance", "first", "last", "itself", "previous", "next", "target")
+LENGTHS = [[1], [2, 1, 3], [5, 17, 1, 64], [0, 130, 0, 33]]
+
+
+def offsets(lengths, device="cpu"):
+    return torch.tensor([0, *lengths], device=device).cumsum(0).int()
+
+
+def inputs(lengths, heads, head_dim, dtype, device="cpu"):
+    """(q, k, targets): views of one packed qkv, scores of a few units so that heads look at something."""
+    total = sum(lengths)
+    qkv = 1.5 * torch.randn(total, 3, heads, head_dim)
+    targets = torch.cat(
+        [torch.randint(-1, max(n, 1), (n,), dtype=torch.int32) for n in lengths]
+        or [torch.zeros(0, dtype=torch.int32)]
+    )
+    qkv = qkv.to(device, dtype)
+    return qkv[:, 0], qkv[:, 1], targets.to(device)
+
+
+def by_numpy(q, k, lengths, targets, skip_ends):
+    """{name: (total, heads)} in float64."""
+    q, k = (x.double().cpu().numpy() for x in (q, k))
+    found = {name: np.zeros(q.shape[:2]) for name in (*NAMES, "strongest")}
+    first = 0
+    for length in lengths:
+        for head in range(q.shape[1]):
+            for i in range(length):
+                s = k[first : first + length, head] @ q[first + i, head] / np.sqrt(q.shape[2])
+                p = np.exp(s - s.max()) / np.exp(s - s.max()).sum()
+                wanted = int(targets[first + i])
+                row = {
+                    "entropy": -np.sum(np.where(p > 0, p * np.log(np.where(p > 0, p, 1)), 0)),
+                    "distance": np.sum(p * np.abs(np.arange(length) - i)),
+                    "first": p[0],
+                    "last": p[-1],
+                    "itself": p[i],
+                    "previous": p[i - 1] if i else 0,
+                    "next": p[i + 1] if i + 1 < length else 0,
+                    "target": p[wanted] if wanted >= 0 else 0,
+                    "strongest": 1 + s[1:-1].argmax() if skip_ends and length > 2 else s.argmax(),
+                }
+                for name, value in row.items():
+                    found[name][first + i, head] = value
+        first += length
+    return found
+
+
+def check_against_plain(lengths, heads, head_dim, dtype, impl, device="cpu", skip_ends=False):
+    q, k, targets = inputs(lengths, heads, head_dim, dtype, device)
+    cu_seqlens = offsets(lengths, device)
+    found = head_statistics(
+        q, k, cu_seqlens, max(lengths), targets=targets, skip_ends=skip_ends, impl=impl
+    )
+    plain, _ = reference(q, k, cu_seqlens, targets, head_dim**-0.5, skip_ends)
+    truth = by_numpy(q, k, lengths, targets, skip_ends)
+    for place, name in enumerate(NAMES):
+        assert_within_budget(
+            getattr(found, name),
+            plain[..., place],
+            torch.from_numpy(truth[name]).to(device),
+            f"{name} {dtype}",
+        )
+    assert found.strongest.dtype == torch.int32
+    assert np.array_equal(found.strongest.cpu().numpy(), truth["strongest"])

@@ -1,0 +1,31 @@
+"""The Triton kernel behind fastenc.ops.head_statistics: on a GPU, or interpreted."""
+
+import pytest
+import torch
+
+from fastenc.ops import head_statistics
+from tests.helpers.head_statistics import check_against_plain, inputs, offsets
+
+
+@pytest.mark.parametrize("skip_ends", [False, True])
+@pytest.mark.parametrize(
+    "lengths, head_dim", [([1], 16), ([2, 1, 3], 32), ([0, 130, 0, 33], 32), ([65, 64], 80)]
+)
+def test_values_keep_the_budget(triton_target, lengths, head_dim, skip_ends):
+    for dtype in triton_target.dtypes:
+        check_against_plain(
+            lengths, 2, head_dim, dtype, triton_target.impl, triton_target.device, skip_ends
+        )
+
+
+def test_without_targets_and_without_tokens(triton_target):
+    device, impl = triton_target.device, triton_target.impl
+    q, k, _ = inputs([7, 70], 2, 32, torch.float32, device)
+    found = head_statistics(q, k, offsets([7, 70], device), 70, impl=impl)
+    assert found.target.eq(0).all()
+    torch.library.opcheck(
+        torch.ops.fastenc.head_statistics.default,
+        (q, k, offsets([7, 70], device), None, 70, 0.2, False),
+    )
+    nothing = head_statistics(q[:0], k[:0], offsets([0], device), 0, impl=impl)
+    assert nothing.entropy.shape == (0, 2)
