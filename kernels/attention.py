@@ -33,6 +33,7 @@ from fastenc.kernels.attention_tile import (
     tile_scores,
 )
 from fastenc.kernels.launch import tunable
+from fastenc.kernels.run import run
 from torch import Tensor
 
 # Numbers that change from batch to batch: compiling again for those that 16 divides would gain nothing.
@@ -118,6 +119,9 @@ def _attention_fwd_kernel(
     block, sequence, head = _program(blocks)
     start_m = block * BLOCK_M
     first_q, length_q = sequence_bounds(cu_seqlens_q_ptr, sequence)
+    tl.device_assert(length_q <= blocks * BLOCK_M, "a sequence is longer than max_seqlen")
+    last_q = tl.load(cu_seqlens_q_ptr + tl.num_programs(0) // blocks)
+    tl.device_assert(last_q == total_q, "cu_seqlens ends before the last token")
     if start_m >= length_q:
         return
     first_k, length_k = sequence_bounds(cu_seqlens_k_ptr, sequence)
@@ -501,7 +505,15 @@ def attention_forward(q: Tensor, k: Tensor, v: Tensor, *call) -> tuple[Tensor, T
     blocks = triton.cdiv(max_seqlen_q, launch["BLOCK_M"])
     grid = (blocks * (cu_seqlens_q.shape[0] - 1), q.shape[1])
     if 0 not in grid:
-        _attention_fwd_kernel[grid](out_ptr=out, lse_ptr=lse, blocks=blocks, **arguments, **launch)
+        run(
+            _attention_fwd_kernel,
+            grid,
+            out_ptr=out,
+            lse_ptr=lse,
+            blocks=blocks,
+            **arguments,
+            **launch,
+        )
     return out, lse
 
 
@@ -539,7 +551,9 @@ def attention_backward(
     arguments |= {"dout_ptr": dout, "lse_ptr": lse, "delta_ptr": delta}
     (total_q, heads, head_dim), batch = q.shape, call[0].shape[0] - 1
     if total_q and heads:
-        _attention_delta_kernel[(triton.cdiv(total_q, 64), heads)](
+        run(
+            _attention_delta_kernel,
+            (triton.cdiv(total_q, 64), heads),
             out,
             dout,
             _contiguous(dlse),
@@ -555,7 +569,9 @@ def attention_backward(
     blocks = triton.cdiv(max_seqlen_k, launch["BLOCK_N"])
     grid = (blocks * batch, heads)
     if 0 not in grid:
-        _attention_bwd_kv_kernel[grid](
+        run(
+            _attention_bwd_kv_kernel,
+            grid,
             blocks=blocks,
             wide_dq_ptr=wide_dq,
             dk_ptr=dk,
@@ -571,8 +587,14 @@ def attention_backward(
         blocks = triton.cdiv(max_seqlen_q, launch["BLOCK_M"])
         grid = (blocks * batch, heads)
         if 0 not in grid:
-            _attention_bwd_q_kernel[grid](
-                blocks=blocks, dq_ptr=dq, stride_grad=dq.stride(0), **arguments, **launch
+            run(
+                _attention_bwd_q_kernel,
+                grid,
+                blocks=blocks,
+                dq_ptr=dq,
+                stride_grad=dq.stride(0),
+                **arguments,
+                **launch,
             )
     if not wants_relative_bias:
         return (*results, nothing())

@@ -21,6 +21,7 @@ from fastenc.kernels.attention_tile import (
     sequence_keys,
     tile_scores,
 )
+from fastenc.kernels.run import run
 from torch import Tensor
 
 CHUNKS = 16
@@ -161,8 +162,14 @@ def relative_bias_gradient(
     bands = last_band - first_band + 1
     chunks = min(batch, CHUNKS)
     partial = relative_bias.new_empty((chunks, heads, bands, 2, block), dtype=torch.float32)
-    _attention_bwd_relative_kernel[(bands, chunks, heads)](
-        partial_ptr=partial, batch=batch, first_band=first_band, **arguments, **launch
+    run(
+        _attention_bwd_relative_kernel,
+        (bands, chunks, heads),
+        partial_ptr=partial,
+        batch=batch,
+        first_band=first_band,
+        **arguments,
+        **launch,
     )
     below, above = partial.sum(0).unbind(2)
     sums = F.pad(below.flatten(1), (0, block)) + F.pad(above.flatten(1), (block, 0))

@@ -22,12 +22,13 @@ from fastenc.kernels.attention_tile import LOG2_E, load_rows, store_rows
 from fastenc.kernels.device import shared_memory
 from fastenc.kernels.dropout import dropout_scale, load_rng
 from fastenc.kernels.launch import tunable
+from fastenc.kernels.run import run
 from torch import Tensor
 
 LONGEST = 128  # tokens of a sequence
 
 
-@triton.jit(do_not_specialize=["total_tokens", "batch", "steps"])
+@triton.jit(do_not_specialize=["total_tokens", "batch", "steps", "max_seqlen"])
 def _sequence_ends_kernel(
     cu_seqlens_ptr,  # (batch+1,), int32
     starts_ptr,  # (total_tokens,), int32: where the token's sequence begins
@@ -35,6 +36,7 @@ def _sequence_ends_kernel(
     total_tokens,
     batch,
     steps,  # 2 ** steps > batch
+    max_seqlen,
     BLOCK: tl.constexpr,
 ):
     tokens = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -46,8 +48,11 @@ def _sequence_ends_kernel(
         before = tl.load(cu_seqlens_ptr + middle) <= tokens
         low = tl.where(before, middle, low)
         high = tl.where(before, high, middle)
-    tl.store(starts_ptr + tokens, tl.load(cu_seqlens_ptr + low), mask=mask)
-    tl.store(ends_ptr + tokens, tl.load(cu_seqlens_ptr + low + 1), mask=mask)
+    start, end = tl.load(cu_seqlens_ptr + low), tl.load(cu_seqlens_ptr + low + 1)
+    tl.device_assert(end - start <= max_seqlen, "a sequence is longer than max_seqlen", mask=mask)
+    tl.device_assert(tokens < end, "cu_seqlens ends before the last token", mask=mask)
+    tl.store(starts_ptr + tokens, start, mask=mask)
+    tl.store(ends_ptr + tokens, end, mask=mask)
 
 
 @triton.jit
@@ -247,8 +252,18 @@ def _launch(kernel, max_seqlen: int, arguments: dict, **own) -> None:
     if total_tokens == 0:
         return
     starts, ends = (cu_seqlens.new_empty(total_tokens) for _ in range(2))
-    _sequence_ends_kernel[(triton.cdiv(total_tokens, 256),)](
-        cu_seqlens, starts, ends, total_tokens, batch, batch.bit_length(), BLOCK=256, num_warps=4
+    run(
+        _sequence_ends_kernel,
+        (triton.cdiv(total_tokens, 256),),
+        cu_seqlens,
+        starts,
+        ends,
+        total_tokens,
+        batch,
+        batch.bit_length(),
+        max_seqlen,
+        BLOCK=256,
+        num_warps=4,
     )
     launch = config(
         arguments["D"],
@@ -259,6 +274,13 @@ def _launch(kernel, max_seqlen: int, arguments: dict, **own) -> None:
     )
     shared = {name: arguments[name] for name in kernel.arg_names if name in arguments}
     grid = (2 * triton.cdiv(total_tokens, launch["BLOCK"]), arguments["H"])
-    kernel[grid](
-        starts_ptr=starts, ends_ptr=ends, total_tokens=total_tokens, **own, **shared, **launch
+    run(
+        kernel,
+        grid,
+        starts_ptr=starts,
+        ends_ptr=ends,
+        total_tokens=total_tokens,
+        **own,
+        **shared,
+        **launch,
     )

@@ -12,10 +12,11 @@ import triton.language as tl
 from fastenc.kernels.activation import GELU, GELU_TANH, gate, slope
 from fastenc.kernels.device import persistent_programs
 from fastenc.kernels.launch import tunable
+from fastenc.kernels.run import run
 from torch import Tensor
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _bias_gelu_fwd_kernel(
     x_ptr,  # (rows, width)
     bias_ptr,  # (width,)
@@ -38,7 +39,7 @@ def _bias_gelu_fwd_kernel(
     tl.store(y_ptr + place, (u * gate(u, ACTIVATION, NARROW)).to(y_ptr.dtype.element_ty), mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _bias_gelu_bwd_kernel(
     dy_ptr,  # (rows, width)
     x_ptr,  # (rows, width)
@@ -100,7 +101,9 @@ def _forward_into(y: Tensor, x: Tensor, bias: Tensor | None, tanh: bool) -> None
         return
     rows, launch = x.numel() // width, config(width, like=x, backward=False)
     grid = (triton.cdiv(rows, launch["ROWS"]), triton.cdiv(width, launch["BLOCK"]))
-    _bias_gelu_fwd_kernel[grid](
+    run(
+        _bias_gelu_fwd_kernel,
+        grid,
         x,
         x if bias is None else bias.contiguous(),
         y,
@@ -131,7 +134,9 @@ def bias_gelu_backward(
         (programs, width if bias is not None else 0), dtype=torch.float32, device=x.device
     )
     grid = (programs, triton.cdiv(width, launch["BLOCK"]))
-    _bias_gelu_bwd_kernel[grid](
+    run(
+        _bias_gelu_bwd_kernel,
+        grid,
         dy,
         x,
         x if bias is None else bias.contiguous(),

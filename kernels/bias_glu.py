@@ -11,6 +11,7 @@ import triton.language as tl
 from fastenc.kernels.activation import gate, slope
 from fastenc.kernels.device import persistent_programs
 from fastenc.kernels.launch import tunable
+from fastenc.kernels.run import run
 from torch import Tensor
 
 
@@ -27,7 +28,7 @@ def _halves(x_ptr, bias_ptr, row, column, mask, width, HAS_BIAS: tl.constexpr):
     return a, b
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _bias_glu_fwd_kernel(
     x_ptr,  # (rows, 2 * width)
     bias_ptr,  # (2 * width,)
@@ -48,7 +49,7 @@ def _bias_glu_fwd_kernel(
     tl.store(y_ptr + row.to(tl.int64) * width + column, y.to(y_ptr.dtype.element_ty), mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _bias_glu_bwd_kernel(
     dy_ptr,  # (rows, width)
     x_ptr,  # (rows, 2 * width)
@@ -101,7 +102,9 @@ def bias_glu_forward(x: Tensor, bias: Tensor | None, activation: int) -> Tensor:
         return y
     rows, launch = y.numel() // width, config(width, like=x, backward=False)
     grid = (triton.cdiv(rows, launch["ROWS"]), triton.cdiv(width, launch["BLOCK"]))
-    _bias_glu_fwd_kernel[grid](
+    run(
+        _bias_glu_fwd_kernel,
+        grid,
         x,
         x if bias is None else bias.contiguous(),
         y,
@@ -130,7 +133,9 @@ def bias_glu_backward(
     # The order of the sum depends on the number of programs, so on the kind of device, and on nothing else.
     programs = min(persistent_programs(x.device, 2), triton.cdiv(rows, launch["ROWS"]))
     partial = torch.empty((programs, columns), dtype=torch.float32, device=x.device)
-    _bias_glu_bwd_kernel[(programs, triton.cdiv(width, launch["BLOCK"]))](
+    run(
+        _bias_glu_bwd_kernel,
+        (programs, triton.cdiv(width, launch["BLOCK"])),
         dy,
         x,
         x if bias is None else bias.contiguous(),

@@ -8,10 +8,11 @@ import torch
 import triton
 import triton.language as tl
 from fastenc.kernels.device import persistent_programs
+from fastenc.kernels.run import run
 from torch import Tensor
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _column_sum_kernel(
     x_ptr,  # (rows, width)
     partial_ptr,  # (programs, width), float32
@@ -46,5 +47,5 @@ def column_sum(x: Tensor) -> Tensor:
     most = triton.cdiv(persistent_programs(x.device, 4), columns)
     programs = min(most, triton.cdiv(rows, launch["ROWS"]))
     partial = torch.empty((programs, width), dtype=torch.float32, device=x.device)
-    _column_sum_kernel[(programs, columns)](x, partial, rows, width, **launch)
+    run(_column_sum_kernel, (programs, columns), x, partial, rows, width, **launch)
     return partial.sum(0)

@@ -16,6 +16,7 @@ What counts is the chain of tokens, not the bandwidth. Source: Rabiner 1989; Vit
 import torch
 import triton
 import triton.language as tl
+from fastenc.kernels.run import run
 from torch import Tensor
 
 PROGRAMS = 256  # of the backward: the order of its sums depends on nothing else
@@ -291,8 +292,16 @@ def crf_forward(
     alphas, norms = emissions.new_empty(tokens, stride), emissions.new_empty(tokens)
     arguments = _contiguous(emissions, tags, cu_seqlens, seqused, start, end, transitions)
     if batch:
-        _crf_fwd_kernel[(batch,)](
-            *arguments, likelihood, alphas, norms, num_tags, stride, **config(num_tags)
+        run(
+            _crf_fwd_kernel,
+            (batch,),
+            *arguments,
+            likelihood,
+            alphas,
+            norms,
+            num_tags,
+            stride,
+            **config(num_tags),
         )
     return likelihood, alphas, norms
 
@@ -317,7 +326,9 @@ def crf_backward(
     dtransitions = emissions.new_empty(programs, num_tags, num_tags)
     arguments = _contiguous(weights, emissions, tags, cu_seqlens, seqused, end, transitions, alphas)
     if batch:
-        _crf_bwd_kernel[(programs,)](
+        run(
+            _crf_bwd_kernel,
+            (programs,),
             *arguments,
             demissions,
             dstart,
@@ -347,8 +358,26 @@ def crf_viterbi(
         pointers = cu_seqlens.new_empty((tokens, num_tags), dtype=torch.uint8)
         last = cu_seqlens.new_zeros(batch)
         arguments = _contiguous(emissions, cu_seqlens, seqused, start, end, transitions)
-        _crf_best_kernel[(batch,)](*arguments, pointers, last, scores, num_tags, **config(num_tags))
-        _crf_back_kernel[(triton.cdiv(batch, SEQUENCES),)](
-            *arguments[1:3], pointers, last, path, num_tags, batch, SEQUENCES=SEQUENCES, num_warps=1
+        run(
+            _crf_best_kernel,
+            (batch,),
+            *arguments,
+            pointers,
+            last,
+            scores,
+            num_tags,
+            **config(num_tags),
+        )
+        run(
+            _crf_back_kernel,
+            (triton.cdiv(batch, SEQUENCES),),
+            *arguments[1:3],
+            pointers,
+            last,
+            path,
+            num_tags,
+            batch,
+            SEQUENCES=SEQUENCES,
+            num_warps=1,
         )
     return path, scores

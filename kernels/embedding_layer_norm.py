@@ -22,6 +22,7 @@ import triton.language as tl
 from fastenc.kernels.device import persistent_programs
 from fastenc.kernels.dropout import dropout_scale, load_rng
 from fastenc.kernels.launch import tunable
+from fastenc.kernels.run import run
 from torch import Tensor
 
 WINDOW = 64
@@ -59,7 +60,7 @@ def _embed(
     return h
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "offset", "threshold"])
 def _embedding_layer_norm_fwd_kernel(
     ids_ptr,  # (rows,), int64
     positions_ptr,  # (rows,), int64
@@ -128,7 +129,7 @@ def _embedding_layer_norm_fwd_kernel(
         tl.store(rstd_ptr + row, rstd, mask=row < rows)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "offset", "threshold"])
 def _embedding_layer_norm_bwd_kernel(
     dy_ptr,  # (rows, width)
     ids_ptr,  # (rows,), int64
@@ -210,7 +211,7 @@ def _add_row(table_ptr, row, total, column, WIDTH: tl.constexpr):
     tl.store(place, (old + total).to(table_ptr.dtype.element_ty), mask=column < WIDTH)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count", "offset", "padding"])
 def _add_chunks_kernel(
     table_ptr,  # (table rows, width)
     rows_ptr,  # (count, width)
@@ -252,7 +253,7 @@ def _add_chunks_kernel(
             tl.store(partial_ptr + part.to(tl.int64) * WIDTH + column, total, mask=column < WIDTH)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count", "offset", "padding"])
 def _add_long_kernel(
     table_ptr,  # (table rows, width)
     ids_ptr,  # (count,), int64, sorted
@@ -335,7 +336,9 @@ def embedding_layer_norm_forward(
     threshold, drop_scale = _dropout(dropout_p, rng_state)
     launch = config(width, False, like=word, dropout=threshold > 0)
     some = lambda tensor: word if tensor is None else tensor.contiguous()
-    _embedding_layer_norm_fwd_kernel[(triton.cdiv(rows, launch["ROWS"]),)](
+    run(
+        _embedding_layer_norm_fwd_kernel,
+        (triton.cdiv(rows, launch["ROWS"]),),
         input_ids.contiguous(),
         some(position_ids),
         some(token_type_ids),
@@ -396,7 +399,9 @@ def embedding_layer_norm_backward(
     programs = min(persistent_programs(dy.device, 2), triton.cdiv(rows, launch["ROWS"]))
     partial = torch.empty((programs, 2, columns), dtype=torch.float32, device=dy.device)
     some = lambda tensor: word if tensor is None else tensor.contiguous()
-    _embedding_layer_norm_bwd_kernel[(programs,)](
+    run(
+        _embedding_layer_norm_bwd_kernel,
+        (programs,),
         dy,
         input_ids.contiguous(),
         some(position_ids),
@@ -438,9 +443,27 @@ def add_rows_in_place(
     columns, windows = triton.cdiv(width, launch["BLOCK"]), triton.cdiv(count, WINDOW)
     partial = torch.empty((windows, 2, width), dtype=torch.float32, device=rows.device)
     shared = {"WIDTH": width, "WINDOW": WINDOW, **launch}
-    _add_chunks_kernel[(count, columns)](
-        table, rows, sorted_ids, order, partial, count, offset, padding_idx, **shared
+    run(
+        _add_chunks_kernel,
+        (count, columns),
+        table,
+        rows,
+        sorted_ids,
+        order,
+        partial,
+        count,
+        offset,
+        padding_idx,
+        **shared,
     )
-    _add_long_kernel[(windows, columns)](
-        table, sorted_ids, partial, count, offset, padding_idx, **shared
+    run(
+        _add_long_kernel,
+        (windows, columns),
+        table,
+        sorted_ids,
+        partial,
+        count,
+        offset,
+        padding_idx,
+        **shared,
     )

@@ -19,10 +19,11 @@ import triton.language as tl
 from fastenc.kernels.device import persistent_programs
 from fastenc.kernels.dropout import dropout_scale, load_rng
 from fastenc.kernels.launch import tunable
+from fastenc.kernels.run import run
 from torch import Tensor
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "threshold"])
 def _layer_norm_fwd_kernel(
     x_ptr,  # (rows, width)
     residual_ptr,  # (rows, width)
@@ -101,7 +102,7 @@ def _layer_norm_fwd_kernel(
         tl.store(rstd_ptr + row, rstd, mask=row < rows)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "threshold"])
 def _layer_norm_bwd_kernel(
     dy_ptr,  # (rows, width)
     dresidual_sum_ptr,  # (rows, width)
@@ -236,7 +237,9 @@ def layer_norm_forward(
     threshold = int(dropout_p * 65536 + 0.5) if rng_state is not None else 0
     launch = config(width, False, like=x, dropout=threshold > 0)
     some = lambda tensor: x if tensor is None else tensor.contiguous()
-    _layer_norm_fwd_kernel[(triton.cdiv(rows, launch["ROWS"]),)](
+    run(
+        _layer_norm_fwd_kernel,
+        (triton.cdiv(rows, launch["ROWS"]),),
         x,
         some(residual),
         some(x_bias),
@@ -291,7 +294,9 @@ def layer_norm_backward(
     dx = torch.empty_like(h) if rng_state is not None else h.new_empty((0,))
     partial = torch.zeros((programs, 3, width), dtype=torch.float32, device=h.device)
     if rows:
-        _layer_norm_bwd_kernel[(programs,)](
+        run(
+            _layer_norm_bwd_kernel,
+            (programs,),
             dy,
             h if dresidual_sum is None else dresidual_sum.contiguous(),
             h,

@@ -8,6 +8,7 @@ Source: Devlin et al. 2018, arXiv:1810.04805; Walker 1977 (the table that draws 
 import torch
 import triton
 import triton.language as tl
+from fastenc.kernels.run import run
 from torch import Tensor
 
 MASKED_BELOW = tl.constexpr(3435973837)  # 0.8 * 2^32, and next 0.9 * 2^32, rounded up
@@ -16,7 +17,7 @@ IGNORED = tl.constexpr(-100)
 OFFSET = tl.constexpr(1)  # the counter's last word, which dropout draws
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens", "vocabulary", "entries", "mask_token_id", "threshold"])
 def _mlm_corruption_kernel(
     ids_ptr,  # (tokens,), int64
     seed_ptr,  # (1,), int64
@@ -73,7 +74,9 @@ def mlm_corruption(
     corrupted, labels = torch.empty_like(input_ids), torch.empty_like(input_ids)
     tokens, launch = input_ids.numel(), config()
     if tokens:
-        _mlm_corruption_kernel[(triton.cdiv(tokens, launch["BLOCK"]),)](
+        run(
+            _mlm_corruption_kernel,
+            (triton.cdiv(tokens, launch["BLOCK"]),),
             input_ids,
             seed,
             is_special.contiguous(),

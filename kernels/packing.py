@@ -11,10 +11,11 @@ Bytes: values read, out written. The place of a row costs log2(total_tokens) rea
 import torch
 import triton
 import triton.language as tl
+from fastenc.kernels.run import run
 from torch import Tensor
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["total_tokens", "places", "bits"])
 def _unpack_kernel(
     values_ptr,  # (total_tokens, width)
     indices_ptr,  # (total_tokens,), int64, ascending
@@ -62,7 +63,17 @@ def unpack(values: Tensor, indices: Tensor, places: int, padding_value: float) -
         launch = config(width)
         grid = (triton.cdiv(places, launch["ROWS"]),)
         bits = total_tokens.bit_length()
-        _unpack_kernel[grid](
-            values, indices, out, total_tokens, places, width, bits, padding_value, **launch
+        run(
+            _unpack_kernel,
+            grid,
+            values,
+            indices,
+            out,
+            total_tokens,
+            places,
+            width,
+            bits,
+            padding_value,
+            **launch,
         )
     return out

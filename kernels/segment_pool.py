@@ -10,6 +10,7 @@ Bytes: forward reads x, backward writes dx, total_tokens * hidden_size elements 
 import torch
 import triton
 import triton.language as tl
+from fastenc.kernels.run import run
 from torch import Tensor
 
 CLS = tl.constexpr(0)
@@ -117,7 +118,7 @@ def segment_pool_forward(x: Tensor, cu_seqlens: Tensor, mode: int) -> tuple[Tens
     if y.numel():
         launch = config(width)
         grid = (batch, triton.cdiv(width, launch["BLOCK"]))
-        _segment_pool_fwd_kernel[grid](x, cu_seqlens, y, argmax, width, MODE=mode, **launch)
+        run(_segment_pool_fwd_kernel, grid, x, cu_seqlens, y, argmax, width, MODE=mode, **launch)
     return y, argmax
 
 
@@ -130,5 +131,5 @@ def segment_pool_backward(
     if dx.numel() and batch:
         launch = config(width)
         grid = (batch, triton.cdiv(width, launch["BLOCK"]))
-        _segment_pool_bwd_kernel[grid](dy, argmax, cu_seqlens, dx, width, MODE=mode, **launch)
+        run(_segment_pool_bwd_kernel, grid, dy, argmax, cu_seqlens, dx, width, MODE=mode, **launch)
     return dx

@@ -1,6 +1,7 @@
-// A row is read once and its gradient written once. One block holds up to 32,768 columns in registers between the two
-// passes; a cluster of up to 8 blocks, which exchange their sums through distributed shared memory, holds 262,144. Of a
-// longer row, or one too long for a GPU without clusters, a block keeps the last tile and reads the others again.
+// A row is read once and its gradient written once. One block holds up to 32,768 columns (16,384 in float32) in
+// registers between the two passes; a cluster of up to 8 blocks, which exchange their sums through distributed shared
+// memory, 262,144. Of a longer row, or one too long for a GPU without clusters, a block keeps the last tile and reads
+// the others again.
 #include <cooperative_groups.h>
 
 #include <climits>
@@ -17,10 +18,11 @@ constexpr int kHeldVectors = 8;  // per thread: 32 registers
 constexpr int kMaxCluster = 8;   // the most that every GPU with clusters can form
 constexpr int kMinThreads = 128, kScaleThreads = 256;
 
-// 32,768 columns a block. Two bytes an element leave room for two blocks on a multiprocessor, so that one loads while
-// the other stores.
+// At 64 registers a thread two blocks of 512 fit on a multiprocessor, so that one loads while the other stores.
+constexpr int kThreads = 512;
+// The longest float32 rows, and those of a GPU without clusters, take blocks of twice as many: 32,768 columns a block.
 template <class T>
-constexpr int kMaxThreads = sizeof(T) == 2 ? 512 : 1024;
+constexpr int kMaxThreads = sizeof(T) == 2 ? kThreads : 2 * kThreads;
 
 // exp(x - peak). A peak of -infinity, where nothing else was seen yet, must not give the NaN of inf - inf.
 __device__ float exp_below(float x, float peak) {
@@ -146,7 +148,7 @@ struct Tile {
 
 // `blocks_per_row` neighbouring blocks, which are a cluster if there is more than one, take a row.
 template <class T>
-__global__ void __launch_bounds__(kMaxThreads<T>, 1024 / kMaxThreads<T>)
+__global__ void __launch_bounds__(kMaxThreads<T>, 2 * kThreads / kMaxThreads<T>)
     masked_cross_entropy(MaskedCrossEntropy a, int blocks_per_row) {
   const int64_t row = blockIdx.x / blocks_per_row;
   const int rank = blockIdx.x % blocks_per_row;
@@ -267,12 +269,14 @@ void run(const Tensor& logits, const MaskedCrossEntropy& a) {
   for_dtype(logits, [&](auto element) {
     using T = decltype(element);
     const auto kernel = &masked_cross_entropy<T>;
-    const int64_t vectors = a.vocabulary / Vector<T>::kLanes, held = kMaxThreads<T> * kHeldVectors;
-    int cluster = 1;
-    if (vectors > held && has_clusters(kernel))
-      while (cluster < kMaxCluster && vectors > cluster * held) cluster *= 2;
+    const int64_t vectors = a.vocabulary / Vector<T>::kLanes;
+    const auto held = [](int threads) { return int64_t{threads} * kHeldVectors; };
+    int cluster = 1, most = kThreads;
+    if (vectors > held(most) && has_clusters(kernel))
+      while (cluster < kMaxCluster && vectors > cluster * held(most)) cluster *= 2;
+    if (vectors > cluster * held(most)) most = kMaxThreads<T>;
     const int64_t each = (vectors + cluster * kHeldVectors - 1) / (cluster * kHeldVectors);
-    const int threads = static_cast<int>(std::clamp<int64_t>((each + 31) / 32 * 32, kMinThreads, kMaxThreads<T>));
+    const int threads = static_cast<int>(std::clamp<int64_t>((each + 31) / 32 * 32, kMinThreads, most));
     launch(logits, kernel, rows * cluster, threads, cluster, a, cluster);
   });
 }

@@ -85,6 +85,18 @@ def test_large_vocabularies(emulated, architecture, vocabulary, dtype):
     check_loss_and_gradient(logits_for(3, vocabulary, dtype), labels, "cpp", **options)
 
 
+@pytest.mark.parametrize(
+    "architecture,vocabulary,threads", [(90, 30522, 512), (90, 131071, 512), (80, 30522, 1024)]
+)
+def test_float32_rows_leave_room_for_a_second_block(
+    library, emulated, architecture, vocabulary, threads
+):
+    """1,024 threads of 64 registers are a multiprocessor's all."""
+    emulated(architecture)
+    masked_cross_entropy(logits_for(1, vocabulary, torch.float32), torch.tensor([0]))
+    assert threads // 2 < library.threads_of_last_launch() <= threads
+
+
 @DTYPES
 @pytest.mark.parametrize("width", [3, 130, 2051])
 def test_every_alignment_in_place_and_nothing_beyond_the_rows(emulated, width, dtype):

@@ -604,6 +604,31 @@ def test_a_visits_numerics_are_kept(gpu_machine):
     assert "-m benchmarks.numerics " in gpu_machine("numerics")[1]
 
 
+def test_a_visit_goes_on_without_an_extension_that_does_not_compile(tmp_path):
+    program = tmp_path / "python"
+    calls = tmp_path / "calls"
+    program.write_text(
+        f'#!/bin/sh\necho "$FASTENC_BUILD $*" >> {calls}\n[ "$FASTENC_BUILD" = 0 ]\n'
+    )
+    program.chmod(0o755)
+    done = visit("build", folder=tmp_path, PYTHON=str(program))
+    assert done.returncode == 1 and "go on without it" in done.stdout
+    first, second = (line for line in calls.read_text().splitlines() if "pip install" in line)
+    assert first[0] == " " and second.startswith("0 -m pip install")
+
+
+def test_a_visits_results_are_kept_after_every_stage(tmp_path):
+    out = tmp_path / "out"
+    program = tmp_path / "python"
+    program.write_text(
+        f'#!/bin/sh\ncase "$*" in *plots*) cat {out}/summary.txt; test -s {out}/visit.tar.gz;; esac\n'
+    )
+    program.chmod(0o755)
+    done = visit("tables", "plots", folder=tmp_path, PYTHON=str(program), OUT=str(out))
+    assert done.returncode == 0, done.stdout
+    assert (tmp_path / "logs" / "plots.log").read_text().startswith("tables")
+
+
 def test_a_visits_failed_stage_does_not_stop_the_next(tmp_path):
     done = visit("build", "tables", "plots", folder=tmp_path, PYTHON="false")
     assert done.returncode == 1

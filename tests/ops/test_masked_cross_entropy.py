@@ -1,4 +1,5 @@
 import importlib
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -307,3 +308,12 @@ def test_bad_input_is_named():
         arguments = {"hidden": hidden, "weight": weight, "bias": None, "labels": labels}
         with pytest.raises(ValueError, match=message):
             linear_masked_cross_entropy(**{**arguments, **bad})
+
+
+def test_the_logits_bound_is_a_share_of_a_gpu_s_memory(monkeypatch):
+    default = linear_module._default_logits_bytes
+    memory = lambda size: lambda device: SimpleNamespace(total_memory=size * 2**30)
+    for size, share in ((141, 141 * 2**26), (80, 5 * 2**30), (16, 2**31)):
+        monkeypatch.setattr(torch.cuda, "get_device_properties", memory(size))
+        assert default(torch.device("cuda")) == share
+    assert default(torch.device("cpu")) == 2**31

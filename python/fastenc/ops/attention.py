@@ -38,7 +38,9 @@ def attention(
         qkv: (total_tokens, 3, num_heads, head_dim), floating point; read in place, whatever its strides, as
             long as the last one is 1.
         cu_seqlens: int32 (batch+1,), offsets of the sequences from 0 to total_tokens.
-        max_seqlen: host int, at least the longest sequence.
+        max_seqlen: host int, at least the longest sequence. Offsets on a GPU are not read back: with a smaller
+            max_seqlen, or offsets that end before the last token, the rows left out are undefined. Under
+            TRITON_DEBUG=1 the kernels assert both.
         dropout_p: probability of dropping a softmax weight, rounded to a multiple of 2^-16. Applied whenever
             positive: pass 0 in evaluation. The mask comes from the device's default generator.
         softmax_scale: head_dim ** -0.5 if None.

@@ -27,7 +27,7 @@ def linear_masked_cross_entropy(
     z_loss: float = 0.0,
     reduction: str = "mean",
     max_labels: int | None = None,
-    max_logits_bytes: int = 2**31,
+    max_logits_bytes: int | None = None,
     impl: str = "auto",
 ) -> Tensor:
     """masked_cross_entropy(hidden @ weight.T + bias, labels), whose logits exist for labelled rows only.
@@ -45,7 +45,8 @@ def linear_masked_cross_entropy(
         max_labels: the number of labelled rows, or a bound of it, that the caller knows on the host. Counting them
             on a GPU would wait for it; so on CUDA tensors this many rows go through the product, and all rows without
             it. More labelled rows than that are an error on a CPU and NaN losses and gradients on a GPU.
-        max_logits_bytes: largest logits buffer, in bytes; at least one row is always taken.
+        max_logits_bytes: largest logits buffer, in bytes; at least one row is always taken. None is 2 GiB, or a
+            sixteenth of a GPU's memory where that is more.
         impl: "auto", "cpp", "cuda" or "reference".
     Returns: float32 (float64 for float64 input); a scalar, or (tokens,) for "none".
     Raises: ValueError stating rule, received value, remedy.
@@ -75,6 +76,8 @@ def linear_masked_cross_entropy(
     for name, value in (("weight", weight), ("bias", bias)):
         if value is not None:
             _checks.check_device(op, name, value, hidden)
+    if max_logits_bytes is None:
+        max_logits_bytes = _default_logits_bytes(hidden.device)
     if max_logits_bytes <= 0:
         raise ValueError(f"{op}: max_logits_bytes must be positive, got {max_logits_bytes}")
     check_labels(op, labels, hidden, weight.shape[0], ignore_index)
@@ -123,6 +126,13 @@ def linear_masked_cross_entropy(
     if reduction == "none":
         return losses if indices is None else spread(losses, indices, labels.shape[0])
     return reduce_losses(losses, reduction, count_labelled(labels, ignore_index))
+
+
+def _default_logits_bytes(device: torch.device) -> int:
+    """Each chunk above it costs another product in the backward."""
+    if device.type != "cuda":
+        return 2**31
+    return max(2**31, torch.cuda.get_device_properties(device).total_memory // 16)
 
 
 # A GPU's matrix product is fast where the rows of the result begin on its memory's boundaries.

@@ -146,6 +146,7 @@ inline void run(Block& self) {
 }
 
 inline unsigned architecture = 90;
+inline unsigned threads_of_last_launch = 0;
 
 // ex2.approx: a relative error of 2^-22 at worst, results below the normal range are 0.
 inline float approximate_exp2(float x) {
@@ -218,6 +219,7 @@ cudaError_t cudaLaunchKernelEx(
   if (config->blockDim.x % 32 || config->blockDim.x > 1024 || config->gridDim.x % size)
     emulation::fail("a launch that no GPU takes");
   if (size > 1 && emulation::architecture < 90) emulation::fail("a cluster on a GPU without clusters");
+  emulation::threads_of_last_launch = config->blockDim.x;
   for (unsigned begin = 0; begin < config->gridDim.x; begin += size) {
     emulation::Cluster cluster;
     cluster.barrier = std::make_unique<std::barrier<>>(size);

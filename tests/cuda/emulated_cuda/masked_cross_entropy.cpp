@@ -21,4 +21,5 @@ AOTITorchError aoti_torch_create_device_guard(int32_t, DeviceGuardHandle*) { ret
 AOTITorchError aoti_torch_delete_device_guard(DeviceGuardHandle) { return TORCH_SUCCESS; }
 
 __attribute__((visibility("default"))) void emulate_architecture(unsigned architecture) { emulation::architecture = architecture; }
+__attribute__((visibility("default"))) unsigned threads_of_last_launch() { return emulation::threads_of_last_launch; }
 }

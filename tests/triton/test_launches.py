@@ -1,0 +1,55 @@
+"""Launches through Triton's compiler with a driver that starts nothing: what is compiled, and how often."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+
+def test_each_kernel_is_compiled_once_for_every_number_of_tokens_and_with_fused_multiply_adds():
+    """One token, a multiple of 16 and neither: Triton would compile sizes in."""
+    command = [sys.executable, "-m", "benchmarks.launch_costs", "--seconds", "0"]
+    root = Path(__file__).parents[1]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "fp fusion" not in done.stderr.lower(), done.stderr
+    variants = json.loads(done.stdout)["variants"]
+    assert len(variants) > 15
+    assert [name for name, found in variants.items() if found != [True]] == []
+
+
+@pytest.fixture
+def debugging(monkeypatch):
+    """The interpreter with device assertions, as compiled kernels have them under TRITON_DEBUG=1."""
+    if torch.cuda.is_available():
+        pytest.skip("a failed assertion would end the process's CUDA context")
+    from triton.runtime import interpreter
+
+    options = interpreter.InterpreterOptions(debug=True)
+    monkeypatch.setattr(interpreter.interpreter_builder, "options", options)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=["short", "any length"])
+@pytest.mark.parametrize(
+    "offsets,longest,message",
+    [
+        ((0, 30, 70), 39, "a sequence is longer than max_seqlen"),
+        ((0, 30, 60), 40, "cu_seqlens ends before the last token"),
+    ],
+)
+def test_offsets_that_do_not_fit_are_asserted_when_debugging(
+    debugging, dtype, offsets, longest, message
+):
+    from fastenc.kernels import attention
+
+    q = torch.randn(70, 1, 16, dtype=dtype)
+    offsets = torch.tensor(offsets, dtype=torch.int32)
+    longest = longest if dtype == torch.float16 else min(longest, 32) if longest < 40 else longest
+    call = (offsets, None, None, None, None, None, longest, longest, 0.0, 0.25, -1, -1)
+    with pytest.raises(Exception, match=message):
+        attention.attention_forward(q, q, q, *call)
