@@ -1,4 +1,4 @@
-// A dropout mask: see cpu/philox.h for the bits behind it.
+// A dropout mask: see cpu/dropout.h for the bits behind it.
 #pragma once
 #include <cstdint>
 

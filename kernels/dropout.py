@@ -1,8 +1,6 @@
-"""Dropout masks on the device: the bits of csrc/cpu/philox.h, so that CPU and GPU draw the same mask.
+"""Dropout masks on the device: those of reference/dropout.py, so that every device draws the same mask.
 
-Philox4x32-7 (Salmon et al. 2011) on (seed, offset, stream, row, column). Columns go in groups of 128; in a group,
-column c is 16-bit word c / 16 of the output for the counter (16 * group + c % 16, row, stream, offset). A thread of a
-matrix instruction owns columns 16 apart, so the compiler forms one Philox call for eight of its elements.
+A Philox call for each row gives its key; two multiplications mix it with the column, wherever an element lies.
 """
 
 import triton
@@ -16,20 +14,26 @@ def load_rng(rng_ptr):
 
 
 @triton.jit
-def dropout_scale(rng, stream, row, column, threshold, scale):
-    """scale or 0 for each element; row and column broadcast against each other.
-
-    rng: by load_rng; threshold: uint32, an element is kept if its 16 bits are at least that.
-    """
-    word = (column >> 4) & 7
-    zero = (row * 0 + column * 0).to(tl.uint32)
-    c0 = zero + (((column >> 7) << 4) + (column & 15)).to(tl.uint32)
-    c1 = zero + row.to(tl.uint32)
-    c2 = zero + stream
+def row_keys(rng, stream, row):
+    """A row's key: two words of the row's shape. rng: by load_rng."""
     seed, offset = rng
-    c3 = zero + offset
-    r0, r1, r2, r3 = tl.philox(seed, c0, c1, c2, c3, n_rounds=7)
-    half = word >> 1
-    bits = tl.where(half == 0, r0, tl.where(half == 1, r1, tl.where(half == 2, r2, r3)))
-    bits = (bits >> ((word & 1) * 16).to(tl.uint32)) & 0xFFFF
-    return tl.where(bits >= threshold, scale, 0.0)
+    zero = (row * 0).to(tl.uint32)
+    words = tl.philox(seed, zero, row.to(tl.uint32), zero + stream, zero + offset, n_rounds=7)
+    return words[0], words[1]
+
+
+@triton.jit
+def is_kept(keys, column, threshold):
+    """Whether elements are kept; keys, by row_keys, and column broadcast against each other.
+
+    threshold: int32, an element is kept if its 16 bits are at least that.
+    """
+    h = (keys[0] ^ (column.to(tl.uint32) * 0x9E3779B1)) * 0x85EBCA6B
+    h = (h ^ (h >> 15) ^ keys[1]) * 0xC2B2AE35
+    return h >= (threshold.to(tl.uint32) << 16)
+
+
+@triton.jit
+def dropout_scale(rng, stream, row, column, threshold, scale):
+    """scale or 0 for each element; row and column broadcast against each other."""
+    return tl.where(is_kept(row_keys(rng, stream, row), column, threshold), scale, 0.0)

@@ -172,7 +172,7 @@ template <class T>
 static void attention_backward_task(const Attention& a, const AttentionTask& task, float* scratch) {
   const int64_t dim = a.head_dim, length = task.length_k;
   const int64_t padded = padded_length(length), stride = scores_stride(length);
-  const int64_t keep_stride = (length + kPhiloxColumns - 1) / kPhiloxColumns * kPhiloxColumns;
+  const int64_t keep_stride = dropout_room(length);
   const int64_t size = length * dim, panels_size = panels_length(length) * dim;
   const int64_t out_stride = a.num_heads * dim;
   const T* q = rows_of<T>(a.q, task.first_q, task.head);

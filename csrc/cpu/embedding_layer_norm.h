@@ -23,7 +23,7 @@ static void embedding_layer_norm_forward_rows(
     const EmbeddingLayerNormForward& a, int64_t begin, int64_t end, float* scratch) {
   const int64_t width = a.tables.width;
   float* h = scratch;
-  float* keep = scratch + (width + kPhiloxColumns - 1) / kPhiloxColumns * kPhiloxColumns;
+  float* keep = scratch + dropout_room(width);
   for (int64_t row = begin; row < end; ++row) {
     T* y = (T*)a.y + row * width;
     const Vec total = embed_row<T>(a.tables, row, h);
@@ -48,7 +48,7 @@ static void embedding_layer_norm_backward_rows(
     const EmbeddingLayerNormBackward& a, int64_t begin, int64_t end, float* scratch) {
   const int64_t width = a.tables.width;
   float* h = scratch;
-  float* dy = scratch + (width + kPhiloxColumns - 1) / kPhiloxColumns * kPhiloxColumns;
+  float* dy = scratch + dropout_room(width);
   for (int64_t row = begin; row < end; ++row) {
     embed_row<T>(a.tables, row, h);
     if (a.dropout.threshold) dropout_scales(a.dropout, 0, (uint32_t)row, width, dy);

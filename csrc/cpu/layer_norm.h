@@ -29,7 +29,7 @@ template <class T>
 static void layer_norm_forward_rows(const LayerNormForward& a, int64_t begin, int64_t end, float* scratch) {
   const int64_t width = a.width;
   float* h = scratch;
-  float* keep = scratch + (width + kPhiloxColumns - 1) / kPhiloxColumns * kPhiloxColumns;
+  float* keep = scratch + dropout_room(width);
   for (int64_t row = begin; row < end; ++row) {
     const T* x = (const T*)a.x + row * width;
     const T* residual = a.residual ? (const T*)a.residual + row * width : nullptr;

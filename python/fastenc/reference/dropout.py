@@ -1,7 +1,15 @@
-"""The library's dropout mask: Philox4x32-7, a function of (seed, offset, stream, row, column) alone.
+"""The library's dropout mask, a function of (seed, offset, stream, row, column) alone.
 
-Source: Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3". The layout of the words is
-described in csrc/cpu/philox.h.
+    key_0, key_1 = the first two outputs of Philox4x32-7 for the counter (0, row, stream, offset) and the key seed
+    h = (key_0 xor column * 0x9E3779B1) * 0x85EBCA6B
+    h = (h xor (h >> 15) xor key_1) * 0xC2B2AE35                  (modulo 2^32)
+
+An element is kept if the upper 16 bits of h are at least the threshold. Philox makes rows independent of each other;
+the hash of the column is cheap enough to be formed where an element is, whatever the layout: no implementation depends
+on which columns lie side by side. ``benchmarks/dropout_battery.py`` tests the masks' randomness.
+
+Source: Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3" (Philox). The multipliers are those of
+MurmurHash3's last step and the golden ratio times 2^32.
 """
 
 import torch
@@ -27,28 +35,29 @@ def philox(
     return c0, c1, c2, c3
 
 
-def philox_words(rng_state: Tensor, stream: int | Tensor, rows: Tensor, num_columns: int) -> Tensor:
-    """16 random bits for each element.
+def row_keys(rng_state: Tensor, stream: int | Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """64 random bits for each row, as two words of 32.
 
     Args:
         rng_state: int64 (2,), seed and offset: the 64-bit key and the low 32 bits of the last counter word. It stays
             on its device.
         stream: 32-bit number, or a tensor that broadcasts with ``rows`` (such as attention heads).
         rows: integer tensor of any shape.
-    Returns: int64, rows' shape (broadcast with stream) + (num_columns,), values in [0, 65536).
+    Returns: two int64 tensors of rows' shape (broadcast with stream), values in [0, 2^32).
     """
-    column = torch.arange(num_columns, device=rows.device)
-    c0 = 16 * (column // 128) + column % 16
-    c1 = rows.long().unsqueeze(-1) & _MASK
     if isinstance(stream, int):  # filled in on the device, where a copy of it would wait
         stream = torch.full((), stream, device=rows.device)
-    c2 = stream.long().unsqueeze(-1) & _MASK
     seed, offset = rng_state
-    counter = torch.broadcast_tensors(c0, c1, c2, offset & _MASK)
-    outputs = torch.stack(philox(seed, *counter))
-    word = (column % 128) // 16
-    output = outputs.gather(0, (word // 2).expand_as(outputs[:1]))[0]
-    return torch.where(word % 2 == 0, output & 0xFFFF, output >> 16)
+    row, stream, offset = rows.long() & _MASK, stream.long() & _MASK, offset & _MASK
+    counter = torch.broadcast_tensors(torch.zeros_like(row), row, stream, offset)
+    return philox(seed, *counter)[:2]
+
+
+def hash_columns(keys: tuple[Tensor, Tensor], columns: Tensor) -> Tensor:
+    """32 random bits for each element: int64, the keys' shape + columns' shape (n,)."""
+    key0, key1 = (key.unsqueeze(-1) for key in keys)
+    h = ((key0 ^ (columns * 0x9E3779B1 & _MASK)) * 0x85EBCA6B) & _MASK
+    return ((h ^ (h >> 15) ^ key1) * 0xC2B2AE35) & _MASK
 
 
 def dropout_scales(
@@ -56,10 +65,12 @@ def dropout_scales(
 ) -> Tensor:
     """float32 factors: 0 where dropped, 1 / (probability of keeping) elsewhere.
 
-    The probability is ``dropout_p`` rounded to a multiple of 2^-16, and the scale is that of the rounded one.
+    The probability is ``dropout_p`` rounded to a multiple of 2^-16, and the scale is that of the rounded one. Shape:
+    rows' shape (broadcast with stream) + (num_columns,).
     """
     threshold = int(dropout_p * 65536 + 0.5)
-    keep = philox_words(rng_state, stream, rows, num_columns) >= threshold
+    columns = torch.arange(num_columns, device=rows.device)
+    keep = hash_columns(row_keys(rng_state, stream, rows), columns) >> 16 >= threshold
     return keep.to(torch.float32) * (65536 / (65536 - threshold))
 
 
