@@ -1,12 +1,8 @@
 """A driver for Triton that compiles for a GPU that is not here and starts nothing.
 
-Import it before fastenc.kernels: kernels are compiled for sm_90, and their launches do everything but the launch
-itself. Tensors lie on the CPU.
+Not beside Triton's interpreter (TRITON_INTERPRET): kernels are compiled for sm_90, and a launch does everything but
+start them. Tensors lie on the CPU.
 """
-
-import os
-
-os.environ.pop("TRITON_INTERPRET", None)
 
 import triton.compiler.compiler
 from triton.backends.compiler import GPUTarget

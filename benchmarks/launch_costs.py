@@ -25,7 +25,7 @@ from fastenc.kernels import (
 )
 from fastenc.kernels import run as launches
 
-from benchmarks import _stub_driver  # noqa: F401  (before the kernels)
+from benchmarks import _stub_driver  # noqa: F401
 
 WIDTH = 64
 RNG = torch.tensor([1, 2])
