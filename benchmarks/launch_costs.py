@@ -40,7 +40,7 @@ def calls(tokens: int) -> Iterator[tuple[str, Callable]]:
     norm = (x, x, w, w, w, RNG, 0.1, 1e-5, False, True)
     _, h, mean, rstd = layer_norm.layer_norm_forward(*norm)
     yield "layer_norm forward", lambda: layer_norm.layer_norm_forward(*norm)
-    backward = (x, h, mean, rstd, w, RNG, 0.1, False, True, True)
+    backward = (x, x, h, mean, rstd, w, RNG, 0.1, False, True, True)
     yield "layer_norm backward", lambda: layer_norm.layer_norm_backward(*backward)
     yield "bias_gelu forward", lambda: bias_gelu.bias_gelu_forward(x, w, False)
     yield "bias_gelu backward", lambda: bias_gelu.bias_gelu_backward(x, x, w, False)
