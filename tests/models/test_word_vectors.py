@@ -9,6 +9,7 @@ from fastenc.models import Encoder
 from fastenc.models.word_vectors import LAYERS, embed_words, resolve_layers, visit_states
 from fastenc.nn import ScalarMix
 from fastenc.packing import pack_sequences
+from tests.helpers.commands import failure, run
 from tests.helpers.families import FAMILIES, model
 
 SENTENCES = [
@@ -220,3 +221,29 @@ def test_scalar_mix_is_the_weighted_sum_with_its_gradients():
         mix(states[:2])
     with pytest.raises(ValueError, match="num_states must be at least 1, got 0"):
         ScalarMix(0)
+
+
+def test_the_command_streams_words_of_a_file(tmp_path, capsys):
+    ours, _ = encoder_of("bert", tmp_path / "base")
+    ours.save_pretrained(tmp_path / "base")
+    (tmp_path / "x.txt").write_text("the dog, unbelievable\n\na cat sees\n")
+    out = tmp_path / "words.npy"
+    options = (
+        "--words",
+        "--layers",
+        "-1",
+        "--layers",
+        "2",
+        "--combine",
+        "concat",
+        "--subwords",
+        "first",
+    )
+    text = run("embed", tmp_path / "base", tmp_path / "x.txt", "-o", out, *options)
+    assert "7 word vectors of 64 numbers" in text
+    words = [["the", "dog", ",", "unbelievable"], [], ["a", "cat", "sees"]]
+    expected = ours.embed_words(words, layers=(-1, 2), combine="concat", subwords="first")
+    np.testing.assert_allclose(np.load(out), expected.vectors, rtol=1e-5, atol=1e-6)
+    assert np.load(tmp_path / "words.offsets.npy").tolist() == [0, 4, 4, 7]
+    text = failure(capsys, "embed", tmp_path / "base", tmp_path / "x.txt", "-o", "x.bin", "--words")
+    assert "--output must end in .npy" in text

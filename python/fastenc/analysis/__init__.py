@@ -1,7 +1,10 @@
 """What an encoder's vectors mean: senses, similarity, isotropy, heads and layers."""
 
+from fastenc.analysis.heads import HeadSummary, summarize_heads, visit_heads
 from fastenc.analysis.isotropy import Isotropy, self_similarity
 from fastenc.analysis.moments import Moments
+from fastenc.analysis.probes import LabelledWords, ProbeScore, majority_accuracy, probe_by_layer
+from fastenc.analysis.relations import RelationScores, Tree, read_trees, score_relations
 from fastenc.analysis.similarity import (
     FrequencyBin,
     LayerCorrelation,
@@ -27,25 +30,36 @@ from fastenc.analysis.static_vectors import (
 
 __all__ = [
     "FrequencyBin",
+    "HeadSummary",
     "Isotropy",
+    "LabelledWords",
     "LayerCorrelation",
     "LayerIsotropy",
     "Moments",
+    "ProbeScore",
+    "RelationScores",
     "ScoredPairs",
     "StaticModel",
     "StaticVectors",
+    "Tree",
     "compare_neighbours",
     "correlation_by_layer",
     "distill_static",
     "isotropy_by_layer",
+    "majority_accuracy",
+    "probe_by_layer",
     "read_analogies",
     "read_scored_pairs",
     "read_static_vectors",
+    "read_trees",
     "score_analogies",
+    "score_relations",
     "self_similarity",
     "sentence_moments",
     "similarity_by_frequency",
     "static_correlation",
+    "summarize_heads",
     "train_word2vec",
+    "visit_heads",
     "visit_texts",
 ]

@@ -1,5 +1,6 @@
 """fastenc embed."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -8,15 +9,22 @@ from fastenc._options import REQUIRED, argument, option
 from fastenc.cli.options import Command
 from fastenc.cli.outputs import DEVICE, check_suffix, device_named, write
 from fastenc.data import read_inputs
+from fastenc.data.columns import iterate_words
 from fastenc.models import Encoder
+from fastenc.models.word_vectors import LAYERS
 
 
 @dataclass(frozen=True, kw_only=True)
 class Embed(Command):
     """Embed texts: a vector for each, in the order given.
 
+    With --words a vector for each word of each text, streamed to a .npy file; NAME.offsets.npy beside it says where
+    each text's words begin. Files in columns (.conll, .conllu) give the words; the lines of a .txt file are cut into
+    words and punctuation marks.
+
     Examples:
     fastenc embed sentence-transformers/all-MiniLM-L6-v2 texts.txt -o vectors.npy
+    fastenc embed sentence-transformers/all-MiniLM-L6-v2 texts.txt -o words.npy --words --layers -1 --layers -2
     """
 
     model: str = argument("Checkpoint folder or hub name.")
@@ -30,10 +38,19 @@ class Embed(Command):
     normalize: bool | None = option(
         None, "Scale vectors to length 1. Default: what the checkpoint declares, else yes."
     )
+    words: bool = option(False, "Embed every word in its text.")
+    layers: tuple[int, ...] = option(
+        LAYERS,
+        "With --words, a layer to combine, given once for each: 0 is the embeddings' output, -1 the last layer.",
+    )
+    combine: str = option("mean", "With --words, of the layers: mean, sum, concat or last.")
+    subwords: str = option("mean", "With --words, of a word's tokens: first, mean or last.")
     batch_size: int = option(32, "Sequences of a batch.")
     device: str | None = option(None, DEVICE)
 
     def run(self) -> None:
+        if self.words:
+            return self._embed_words()
         check_suffix(self.output, (".safetensors", ".npy"))
         texts = read_inputs(self.inputs, [self.column])
         model = Encoder.from_pretrained(self.model).to(device_named(self.device))
@@ -52,3 +69,36 @@ class Embed(Command):
             save = lambda path: save_file({"embeddings": vectors}, path)
         write(self.output, save)
         print(f"{vectors.shape[0]} vectors of {vectors.shape[1]} numbers in {self.output}")
+
+    def _embed_words(self) -> None:
+        check_suffix(self.output, (".npy",))
+        numpy = require("numpy", extra="train")
+        sentences = _Sentences(self.inputs)
+        model = Encoder.from_pretrained(self.model).to(device_named(self.device))
+        found = model.embed_words(
+            sentences,
+            layers=self.layers,
+            combine=self.combine,
+            subwords=self.subwords,
+            batch_size=self.batch_size,
+            out=self.output,
+        )
+        offsets = self.output.with_suffix(".offsets.npy")
+
+        def save(path: Path) -> None:
+            with open(path, "wb") as file:
+                numpy.save(file, found.offsets.numpy())
+
+        write(offsets, save)
+        count, width = found.vectors.shape
+        print(f"{count} word vectors of {width} numbers in {self.output}, offsets in {offsets}")
+
+
+class _Sentences:
+    """The words of a file's sentences, read anew at each iteration: nobody holds them."""
+
+    def __init__(self, path: str):
+        self.path = path
+
+    def __iter__(self) -> Iterator[list[str]]:
+        return (each.words for each in iterate_words(self.path))

@@ -1,0 +1,157 @@
+"""Which head finds the other word of a grammatical relation, on trees of Universal Dependencies."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fastenc.analysis.heads import visit_heads
+from fastenc.data.columns import numbered_blocks
+from fastenc.models.tokenizers import ids_and_starts, special_tokens, tokenizer_for_words
+from fastenc.ops.head_statistics import HeadStatistics
+from fastenc.packing import pack_sequences
+
+FORM, UPOS, HEAD, RELATION = 1, 3, 6, 7  # columns of CoNLL-U, from 0
+DIRECTIONS = ("dependent to head", "head to dependent")
+
+
+class Tree(NamedTuple):
+    """A sentence with its dependency tree.
+
+    Fields:
+        heads: place of each word's head, -1 for the root's.
+        relations: of each word to its head, without subtypes (nsubj:pass is nsubj).
+        upos: universal parts of speech.
+    """
+
+    words: list[str]
+    heads: list[int]
+    relations: list[str]
+    upos: list[str]
+
+
+def read_trees(path: str | Path) -> list[Tree]:
+    """The sentences of a CoNLL-U file (.conllu, also gzipped).
+
+    Raises: ValueError with file and line for another number of columns, or a head that is no word of the sentence.
+    """
+    trees = []
+    for rows in numbered_blocks(path):
+        heads = []
+        for number, cells in rows:
+            if len(cells) != 10:
+                raise ValueError(f"{path}, line {number}: CoNLL-U has 10 columns, got {len(cells)}")
+            if not cells[HEAD].isdecimal() or int(cells[HEAD]) > len(rows):
+                raise ValueError(
+                    f"{path}, line {number}: the head must be from 0 to the sentence's {len(rows)} words, got "
+                    f"{cells[HEAD]!r}"
+                )
+            heads.append(int(cells[HEAD]) - 1)
+        column = lambda place, rows=rows: [cells[place] for _, cells in rows]
+        relations = [relation.split(":")[0] for relation in column(RELATION)]
+        trees.append(Tree(column(FORM), heads, relations, column(UPOS)))
+    if not trees:
+        raise ValueError(f"{path} holds no sentences: give a .conllu file")
+    return trees
+
+
+@dataclass
+class RelationScores:
+    """Of one relation in one direction.
+
+    Fields:
+        count: its pairs.
+        heads: int64 (layers, heads), pairs that each head finds.
+        offsets: pairs at each distance of the other word.
+    """
+
+    count: int
+    heads: Tensor
+    offsets: Counter = field(default_factory=Counter)
+
+    @property
+    def best_head(self) -> tuple[int, int, float]:
+        """(layer, head, both from 0, share of the pairs it finds)."""
+        place = int(self.heads.argmax())
+        layer, head = divmod(place, self.heads.shape[1])
+        return layer, head, int(self.heads[layer, head]) / self.count
+
+    @property
+    def best_offset(self) -> tuple[int, float]:
+        """(distance, share of the pairs): what is found without looking at the words."""
+        offset, found = self.offsets.most_common(1)[0]
+        return offset, found / self.count
+
+
+@torch.inference_mode()
+def score_relations(
+    encoder: Any, trees: Sequence[Tree], *, batch_size: int = 32
+) -> dict[tuple[str, str], RelationScores]:
+    """For each relation and direction, how often each head looks most at the right word.
+
+    A head finds the other word if, among the tokens of the sentence's words, the key with the highest probability for
+    the first token of the word is a token of the other word. Sentences longer than the encoder's positions are left
+    out. The baseline is the best fixed distance: always the word so many places away.
+
+    Returns: {(relation, direction): scores}, direction one of ``DIRECTIONS``.
+    Source: Clark et al. 2019, arXiv:1906.04341.
+    """
+    special, splitter = special_tokens(encoder.tokenizer), tokenizer_for_words(encoder.tokenizer)
+    encodings = splitter.encode_batch(
+        [tree.words for tree in trees], is_pretokenized=True, add_special_tokens=False
+    )
+    encoded = []
+    for tree, encoding in zip(trees, encodings, strict=True):
+        ids, starts = ids_and_starts(encoding, len(tree.words), special.unk)
+        if 0 < len(ids) <= encoder.positions - 2:
+            encoded.append((tree, [special.cls, *ids, special.sep], starts))
+    encoded.sort(key=lambda each: len(each[1]), reverse=True)
+    shape = (encoder.config.num_layers, encoder.config.num_heads)
+    found: dict[tuple[str, str], RelationScores] = {}
+    device = encoder.embeddings.word.weight.device
+    encoder.eval()
+    for begin in range(0, len(encoded), batch_size):
+        chosen = encoded[begin : begin + batch_size]
+        batch = pack_sequences([ids for _, ids, _ in chosen]).to(device)
+        strongest = torch.empty((*shape, batch.total_tokens), dtype=torch.int32)
+
+        def keep(layer: int, statistics: HeadStatistics, into: Tensor = strongest) -> None:
+            into[layer] = statistics.strongest.T.cpu()
+
+        visit_heads(encoder, batch, keep, skip_ends=True)
+        offset = 0
+        for tree, ids, starts in chosen:
+            _count(tree, starts, strongest[..., offset : offset + len(ids)], found)
+            offset += len(ids)
+    return found
+
+
+def _count(
+    tree: Tree,
+    starts: list[int],
+    strongest: Tensor,
+    found: dict[tuple[str, str], RelationScores],
+) -> None:
+    """Add a sentence; ``strongest``: (layers, heads, tokens), places of tokens, the first of which is special."""
+    edges = torch.tensor(starts, dtype=torch.int32) + 1
+    first = edges[:-1].long()
+    # (layers, heads, words): the word that the word's first token looks at most.
+    looked = torch.bucketize(strongest[..., first].contiguous(), edges, right=True) - 1
+    for dependent, (head, relation) in enumerate(zip(tree.heads, tree.relations, strict=True)):
+        if head < 0:
+            continue
+        for direction, one, other in (
+            (DIRECTIONS[0], dependent, head),
+            (DIRECTIONS[1], head, dependent),
+        ):
+            key = (relation, direction)
+            if key not in found:
+                found[key] = RelationScores(0, torch.zeros(strongest.shape[:2], dtype=torch.int64))
+            scores = found[key]
+            scores.count += 1
+            scores.heads += looked[..., one] == other
+            scores.offsets[other - one] += 1
