@@ -76,7 +76,7 @@ def extension():
 setup(
     license="Apache-2.0",
     package_dir={"": "python", "fastenc.kernels": "kernels"},
-    packages=[*find_packages("python"), "fastenc.kernels"],
+    packages=[*find_packages("python", exclude=["fastenc.demo*"]), "fastenc.kernels"],
     package_data={"fastenc.kernels": ["tuned/*.json"], "fastenc.train": ["recipes/*.toml"]},
     **extension(),
 )

@@ -281,7 +281,9 @@ def test_a_training_step(tmp_path, monkeypatch):
         zero_grad=lambda set_to_none: None,
     )
     added = []
-    trainer.window = SimpleNamespace(add=lambda step, names, figures: added.append((step, figures)))
+    trainer.statistics = SimpleNamespace(
+        add=lambda step, names, figures: added.append((step, figures))
+    )
     trainer._optimiser_step(trainer._collate_step((0, [[0, 1], [2, 3]])))
     assert len(steps) == 1 and all(grad is not None for grad in steps[0])
     assert added[0][0] == 1 and added[0][1].device == META

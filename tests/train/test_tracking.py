@@ -22,7 +22,7 @@ def run(folder, end=None, **options):
 
     trainer._optimiser_step = die
     if end is None:
-        return trainer.train(resume=True)
+        return trainer.train(resume=folder.exists())
     with pytest.raises(KeyboardInterrupt):
         trainer.train()
     return None

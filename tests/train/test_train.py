@@ -89,7 +89,7 @@ def test_without_a_terminal_the_logs_lines_are_printed(tmp_path, capsys):
     trainer.train()
     lines = capsys.readouterr().err.splitlines()
     assert [line[:11] for line in lines] == ["step 2 of 4", "step 4 of 4", "step 4 of 4"]
-    for name in ("epoch 0.2857", "loss ", "tokens_per_s ", "steps_per_day "):
+    for name in ("epoch 0.2857", "loss ", "tokens_per_s ", "left 0s"):
         assert name in lines[0]
     assert "eval_loss " in lines[2]
 

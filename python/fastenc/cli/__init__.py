@@ -1,5 +1,6 @@
 """The command line: ``fastenc COMMAND``; ``fastenc --help`` lists the commands."""
 
+import signal
 import sys
 import warnings
 from collections.abc import Sequence
@@ -16,8 +17,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         run(sys.argv[1:] if arguments is None else arguments)
     except (ValueError, ImportError, OSError, FloatingPointError) as error:
-        print("fastenc:", " ".join(str(error).split()), file=sys.stderr)
+        print("fastenc:", " ".join(_message(error).split()), file=sys.stderr)
         raise SystemExit(2) from error
+    except KeyboardInterrupt as error:  # after a checkpoint, if training had begun
+        print("fastenc:", error if error.args else "interrupted", file=sys.stderr)
+        raise SystemExit(128 + getattr(error, "signal_number", signal.SIGINT)) from error
+
+
+def _message(error: Exception) -> str:
+    if isinstance(error, FileNotFoundError) and error.filename:
+        return f"there is no {error.filename}: check the path"
+    return str(error)
 
 
 def _show_warning(message, category, filename, lineno, file=None, line=None) -> None:

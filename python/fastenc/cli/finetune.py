@@ -15,7 +15,7 @@ from fastenc.models import checkpoint
 from fastenc.models.adaptations import LORA_TARGETS, METHODS, Lora
 from fastenc.tasks import TASKS, Task, task_named
 from fastenc.train import TrainConfig, task_trainer
-from fastenc.train.checkpoint import check_free
+from fastenc.train.checkpoint import open_output
 
 
 @documented
@@ -142,8 +142,11 @@ class Finetune(Command):
 
     def run(self) -> None:
         task, config = make_task(task_named(self.task), self.task_options), self.training
-        check_free(Path(config.output), self.resume)
         self.ways.check_start(task, self.model)
+        with open_output(Path(config.output), self.resume):
+            self._run(task, config)
+
+    def _run(self, task: Task, config: TrainConfig) -> None:
         train = task.read(self.train)
         dev = None if self.dev is None else task.read(self.dev, train)
         torch.manual_seed(config.seed)

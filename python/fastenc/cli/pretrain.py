@@ -11,7 +11,7 @@ from fastenc.data import TokenStore, is_store, read_texts
 from fastenc.models import MaskedLM
 from fastenc.models.pretrained import PretrainedModel
 from fastenc.train import NewModel, ObjectiveOptions, PretrainConfig, objective_trainer
-from fastenc.train.checkpoint import check_free
+from fastenc.train.checkpoint import open_output
 from fastenc.train.processes import process_state
 from fastenc.train.recipe import read_recipe, write_recipe
 
@@ -86,7 +86,10 @@ class Pretrain(Command):
                 "--teacher is for --objective distill, which needs it, got "
                 f"{self.teacher} for {self.objective.objective}"
             )
-        found = check_free(Path(self.training.output), self.resume)
+        with open_output(Path(self.training.output), self.resume) as found:
+            self._run(found)
+
+    def _run(self, found: Path | None) -> None:
         store = _store(self.train)
         documents = [] if store else _documents(self.train, self.column)
         dev = None if self.dev is None else _documents([self.dev], self.column)

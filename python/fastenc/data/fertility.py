@@ -96,7 +96,7 @@ def plot_fertility(results: Mapping[str, Mapping[str, Fertility]], image: Path) 
 
     Args: results: {tokenizer's name: {language: counts}}, the same languages in each.
     """
-    figure_class = require("matplotlib.figure", extra="train").Figure
+    figure_class = require("matplotlib.figure", extra="plots").Figure
     figures = {
         "tokens per word": lambda counts: counts.tokens_per_word,
         "characters per token": lambda counts: counts.characters_per_token,

@@ -60,9 +60,9 @@ def summary(profile: Profile) -> str:
 
 def draw(profile: Profile, path: Path, title: str) -> None:
     """Bars of the costliest ops: time, and inside it the part that the ceilings would allow."""
-    matplotlib = require("matplotlib", extra="train")
+    matplotlib = require("matplotlib", extra="plots")
     matplotlib.use("Agg")
-    pyplot = require("matplotlib.pyplot", extra="train")
+    pyplot = require("matplotlib.pyplot", extra="plots")
     rows = profile.rows[:SHOWN][::-1]
     figure, axis = pyplot.subplots(figsize=(10, 1 + 0.35 * len(rows)))
     names = [f"{place}" for place in range(len(rows))]

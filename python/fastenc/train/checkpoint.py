@@ -4,6 +4,8 @@ import json
 import os
 import re
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from torch import Tensor
 from fastenc._extras import require
 from fastenc._files import flush
 from fastenc.models.pretrained import PretrainedModel
+from fastenc.train.output_lock import output_lock
 from fastenc.train.processes import process_state, together
 from fastenc.train.rows import RowReader, write_rows
 
@@ -89,11 +92,26 @@ def latest_checkpoint(output_dir: Path) -> Path | None:
     return next(iter(reversed(checkpoints(output_dir))), None)
 
 
+@contextmanager
+def open_output(output_dir: Path, resume: bool) -> Iterator[Path | None]:
+    """Hold an output folder for this run, and give the checkpoint that the run goes on from, or None.
+
+    Raises: ValueError as :func:`check_free`, or when another process holds the folder.
+    """
+    check_free(output_dir, resume)
+    with output_lock(output_dir):
+        yield check_free(output_dir, resume)
+
+
 def check_free(output_dir: Path, resume: bool) -> Path | None:
     """The checkpoint that a run in ``output_dir`` goes on from.
 
-    Raises: ValueError when there is one and ``resume`` is False.
+    Raises: ValueError when there is one and ``resume`` is False, or no folder and ``resume`` is True.
     """
+    if resume and not output_dir.is_dir():
+        raise ValueError(
+            f"--resume goes on with a run, and there is no folder {output_dir}: check its name, or leave --resume out"
+        )
     found = latest_checkpoint(output_dir)
     if found is not None and not resume:
         raise ValueError(

@@ -29,7 +29,10 @@ class Fitting:
 
         Returns: the metrics on the dev set, {} without one.
         """
-        checkpoints.check_free(self.output_dir, resume)
+        with checkpoints.open_output(self.output_dir, resume=False):
+            return self._fit()
+
+    def _fit(self) -> dict[str, float]:
         if not self.accelerator.is_main_process:
             return {}
         model = self.model.to(self.accelerator.device)

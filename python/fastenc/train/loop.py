@@ -2,6 +2,7 @@
 
 import json
 import math
+import signal
 import sys
 import time
 import zlib
@@ -27,6 +28,7 @@ from fastenc.models.pretrained import PretrainedModel
 from fastenc.objectives.loss_terms import count_items, loss_terms, weighted_sum
 from fastenc.train import checkpoint as checkpoints
 from fastenc.train.config import TrainConfig, check_same, fine_tuning_lr
+from fastenc.train.interruption import Interruption, TrainingInterrupted
 from fastenc.train.log import Log
 from fastenc.train.optimizer import build_optimizer, lr_factor
 from fastenc.train.parallel import PARALLEL
@@ -36,6 +38,8 @@ from fastenc.train.tracking import check_trackers, start_trackers, stop_trackers
 
 Collate = Callable[[Sequence[Any], int], dict[str, Any]]
 Evaluate = Callable[[Any], dict[str, float]]
+# Steps after which the time that the rest will take is told.
+STEPS_TO_ESTIMATE = 5
 
 
 class Trainer:
@@ -49,7 +53,7 @@ class Trainer:
     of threads and processes. Another number of processes goes through the same micro-batches if it takes as many a
     step together; the weights then differ by rounding, and by dropout, as random generators belong to processes.
 
-    With ``parallel="fsdp"`` the model given becomes a shard of itself and stays one: load the result from output_dir.
+    With ``parallel="fsdp"`` the model given becomes a shard of itself and stays one: load the result from the folder.
 
     On a GPU a step waits for nothing: losses stay there until a line of the log, an evaluation or a checkpoint reads
     them. A step whose loss or gradient is not finite changes no weights, nor does any after it, and the next reading
@@ -89,7 +93,6 @@ class Trainer:
         show_progress: bool | None = None,
     ):
         accelerate = require("accelerate", extra="train")
-        require("matplotlib", extra="train")  # missed now, not at the first checkpoint
         check_trackers(config.track)
         process_state()
         # Accelerate keeps the first run's precision for the process; a later Trainer may have another.
@@ -135,6 +138,8 @@ class Trainer:
         self.step = 0
         self._epoch = self._epoch_start = 0
         self.best: dict[str, Any] | None = None
+        self.evaluations_since_best = 0
+        self.interruption = Interruption()
         fingerprint = {
             **config.fingerprint(),
             **{f"model.{name}": value for name, value in _model_settings(model).items()},
@@ -155,22 +160,25 @@ class Trainer:
         """Run to the end and return the best evaluation's metrics ({} without ``evaluate``).
 
         Args:
-            resume: go on from the newest checkpoint in output_dir, or start if there is none.
-        Raises: ValueError when output_dir holds a run and ``resume`` is False, or when the checkpoint's run had other
-            settings; FloatingPointError when the loss or its gradient is not finite; OSError when a checkpoint cannot
-            be written.
+            resume: go on from the newest checkpoint in the output folder; start if the folder has none yet.
+        Raises: ValueError when the output folder holds a run and ``resume`` is False, does not exist and ``resume`` is
+            True, is used by another process, or holds a checkpoint of other settings; FloatingPointError when the loss
+            or its gradient is not finite; OSError when a checkpoint cannot be written; TrainingInterrupted after
+            SIGINT or SIGTERM, when a checkpoint of the last step is written.
         """
-        self._begin(resume)
-        try:
-            self._run()
-        finally:
-            stop_trackers(self.accelerator)
-        self._finish()
+        with checkpoints.open_output(self.output_dir, resume) as found:
+            self._begin(found)
+            try:
+                with self.interruption:
+                    self._run()
+            finally:
+                stop_trackers(self.accelerator)
+            self._finish()
         return self.best["metrics"] if self.best else {}
 
     def _run(self) -> None:
         config, self.statistics = self.config, _Statistics()
-        main = self.accelerator.is_main_process
+        main, first = self.accelerator.is_main_process, self.step
         steps_left = islice(self._batches_of_steps(), self.total_steps - self.step)
         bar = progress_bar(
             prefetch(self._collate_step, enumerate(steps_left, self.step)),
@@ -199,6 +207,7 @@ class Trainer:
                 if shows_bar:
                     bar.set_postfix({name: _short(value) for name, value in line.items()})
                 self._write(
+                    f"left {_duration(self._time_left())}",
                     epoch=epoch + done / steps,
                     learning_rate=max(group["lr"] for group in self.optimizer.param_groups),
                     **line,
@@ -207,9 +216,42 @@ class Trainer:
                 self._evaluate()
                 if main:
                     plot_log(self.log.path, self.output_dir / "curves.png", self.metric)
-            if saves:
+            stops = self._interrupted()
+            if saves or stops:
                 self._save()
                 self.statistics.restart_clock()
+            if stops and not last:
+                self._raise_interrupted()
+            if config.patience and self.evaluations_since_best >= config.patience:
+                self._tell(
+                    f"stopped at step {self.step:,}: {config.patience} evaluations without a better one"
+                )
+                return
+            if self.step - first == STEPS_TO_ESTIMATE and self.statistics.steps and not last:
+                self._tell(f"about {_duration(self._time_left())} to go")
+
+    def _interrupted(self) -> bool:
+        """Whether a signal came: to this process, or, of several, to any, as the last read statistics tell them all."""
+        if self.processes == 1:
+            return self.interruption.signal is not None
+        return self.statistics.stop_votes > 0
+
+    def _raise_interrupted(self) -> None:
+        folder = checkpoints.folder_of(self.output_dir, self.step)
+        message = (
+            f"stopped at step {self.step:,} of {self.total_steps:,}, which is kept in {folder}: the same command with "
+            "--resume goes on from there"
+        )
+        raise TrainingInterrupted(message, self.interruption.signal or signal.SIGTERM)
+
+    def _time_left(self) -> float:
+        """Seconds that the steps left take, at the speed so far, without evaluations and checkpoints."""
+        return self.statistics.seconds_a_step() * (self.total_steps - self.step)
+
+    def _tell(self, text: str) -> None:
+        """A word to the user, from the main process."""
+        if self.accelerator.is_main_process and self.show_progress is not False:
+            print(text, file=sys.stderr, flush=True)
 
     def _batches_of_steps(self) -> Iterator[list[list[int]]]:
         """The micro-batches of each optimiser step from ``self.step`` on, those of all processes, without end.
@@ -251,8 +293,8 @@ class Trainer:
             local.append((self.collate(chosen, step * self.micro_batches + index), index == turn))
         return local
 
-    def _begin(self, resume: bool) -> None:
-        found = checkpoints.check_free(self.output_dir, resume)
+    def _begin(self, found: Path | None) -> None:
+        """Take up the checkpoint found, or start."""
         if found is not None:
             state = checkpoints.read_state(found)
             check_same(state["settings"], self.fingerprint, str(found))
@@ -260,6 +302,7 @@ class Trainer:
             states = checkpoints.load_optimizer(found, self.plain_model, self.adamw)
             self._restore_random_states(states, state["step"])
             self.step, self.best = state["step"], state["best"]
+            self.evaluations_since_best = state.get("evaluations since best", 0)
         if self.accelerator.is_main_process:
             self._remove_old()
             self.log = Log(self.output_dir / "log.jsonl", self.step)
@@ -289,13 +332,14 @@ class Trainer:
         device = accelerator.device
         names = list(items[0])
         sums = [sum(counts[name] for counts in items) for name in names]
-        totals = torch.tensor([*sums, tokens], dtype=torch.float64)
+        stop_vote = self.interruption.signal is not None
+        totals = torch.tensor([*sums, tokens, stop_vote], dtype=torch.float64)
         totals = accelerator.reduce(send(totals, device), "sum")
         for group in self.optimizer.param_groups:
             factor = lr_factor(self.step, self.warmup_steps, self.total_steps)
             group["lr"] = self.learning_rate * group["lr_scale"] * factor
         self.model.train()
-        shares = self.processes / totals[:-1].clamp(min=1)
+        shares = self.processes / totals[:-2].clamp(min=1)
         means = torch.zeros_like(shares)
         for number, ((arguments, _), counts) in enumerate(zip(batches, items, strict=True)):
             arguments = send_arguments(arguments, device)
@@ -317,7 +361,7 @@ class Trainer:
         norm = accelerator.clip_grad_norm_(self.model.parameters(), limit)
         if isinstance(norm, DTensor):
             norm = norm.full_tensor()
-        figures = torch.stack((loss, norm.double(), totals[-1], *means.unbind()))
+        figures = torch.stack((loss, norm.double(), *totals[-2:].unbind(), *means.unbind()))
         self.found_inf.logical_or_(~figures.isfinite().all())
         self.statistics.add(self.step + 1, names, figures)
         if self.reads_every_step:
@@ -339,14 +383,15 @@ class Trainer:
                         f"Last good checkpoint: {last}"
                     )
 
-    def _write(self, **values: float) -> None:
-        """A line of the log, of the trackers and, where there is no bar, of stderr."""
+    def _write(self, note: str = "", **values: float) -> None:
+        """A line of the log, of the trackers and, with the note and where there is no bar, of stderr."""
         self.log.write(step=self.step, **values)
         self.accelerator.log(values, step=self.step)
         if self.prints_lines:
-            text = "  ".join(f"{name} {_short(value)}" for name, value in values.items())
-            position = f"step {self.step:,} of {self.total_steps:,}"
-            print(f"{position}  {text}", file=sys.stderr, flush=True)
+            shown = {name: value for name, value in values.items() if name != "steps_per_day"}
+            parts = [f"step {self.step:,} of {self.total_steps:,}"]
+            parts += [f"{name} {_short(value)}" for name, value in shown.items()]
+            print("  ".join(filter(None, [*parts, note])), file=sys.stderr, flush=True)
 
     def _evaluate(self) -> None:
         """Log the metrics, and note this step if they are the best so far."""
@@ -359,14 +404,16 @@ class Trainer:
         checkpoints.restore_random_state(before)
         if self.accelerator.is_main_process:
             values = {f"eval_{name}": value for name, value in metrics.items()}
-            self._write(**values)
+            self._write("", **values)
         if self.metric not in metrics:
             raise ValueError(
                 f"metric {self.metric!r} is not among the evaluation's {sorted(metrics)}"
             )
         sign = 1 if self.higher_is_better else -1
+        self.evaluations_since_best += 1
         if self.best is None or sign * metrics[self.metric] > sign * self.best["value"]:
             self.best = {"value": metrics[self.metric], "step": self.step, "metrics": metrics}
+            self.evaluations_since_best = 0
 
     def _measure(self, function: Evaluate, model: PretrainedModel | None) -> dict[str, float]:
         """``function`` of the whole model, on the training device for so long."""
@@ -391,14 +438,18 @@ class Trainer:
             self.parallel.whole_model(),
             checkpoints.flat_optimizer(self.plain_model, self.adamw),
             states,
-            {"settings": self.fingerprint, "best": self.best},
+            {
+                "settings": self.fingerprint,
+                "best": self.best,
+                "evaluations since best": self.evaluations_since_best,
+            },
         )
         if self.accelerator.is_main_process:
             self._remove_old()
         self.accelerator.wait_for_everyone()
 
     def _finish(self) -> None:
-        """Put the best checkpoint's weights into the model, and them and their metrics into output_dir itself."""
+        """Put the best checkpoint's weights into the model, and write them and their metrics."""
         self.parallel.finish()
         if (folder := self._best_folder()) is not None:
             self.parallel.load(checkpoints.read_weights(folder, self.kind))
@@ -427,6 +478,7 @@ class _Statistics:
 
     def __init__(self) -> None:
         self.unread: list[tuple[int, list[str], torch.Tensor]] = []
+        self.steps, self.all_seconds, self.stop_votes = 0, 0.0, 0.0
         self._clear()
         self.restart_clock()
 
@@ -434,12 +486,16 @@ class _Statistics:
         self.losses: list[dict[str, float]] = []
         self.norm, self.tokens, self.seconds = 0.0, 0.0, 0.0
 
+    def seconds_a_step(self) -> float:
+        """The mean over all steps read."""
+        return self.all_seconds / max(self.steps, 1)
+
     def restart_clock(self) -> None:
         """Leave out the time of evaluations and checkpoints."""
         self.since = time.perf_counter()
 
     def add(self, step: int, names: list[str], figures: torch.Tensor) -> None:
-        """figures: float64 (loss, norm, tokens, each part's loss) on the training device, where they stay."""
+        """figures: float64 (loss, norm, tokens, votes to stop, each part's loss), which stay on the training device."""
         self.unread.append((step, names, figures))
 
     def read(self) -> list[tuple[int, float, float]]:
@@ -447,13 +503,17 @@ class _Statistics:
         unread, self.unread = self.unread, []
         values = torch.stack([figures for _, _, figures in unread]).tolist() if unread else []
         read = []
-        for (step, names, _), (loss, norm, tokens, *parts) in zip(unread, values, strict=True):
+        for (step, names, _), (loss, norm, tokens, votes, *parts) in zip(
+            unread, values, strict=True
+        ):
+            self.steps, self.stop_votes = self.steps + 1, self.stop_votes + votes
             self.losses.append(dict(zip(names, parts, strict=True)) | {"loss": loss})
             self.norm = norm
             self.tokens += tokens
             read.append((step, loss, norm))
         now = time.perf_counter()
         self.seconds += now - self.since
+        self.all_seconds += now - self.since
         self.since = now
         return read
 
@@ -475,6 +535,15 @@ def _checksum(lengths: torch.Tensor) -> int:
     for part in lengths.split(2**20):
         checksum = zlib.crc32(part.long().contiguous().numpy(), checksum)
     return checksum
+
+
+def _duration(seconds: float) -> str:
+    """Such as 3h20m, 5m10s or 12s."""
+    hours, rest = divmod(round(seconds), 3600)
+    minutes, seconds = divmod(rest, 60)
+    if hours:
+        return f"{hours}h{minutes:02d}m"
+    return f"{minutes}m{seconds:02d}s" if minutes else f"{seconds}s"
 
 
 def _short(value: float) -> str:

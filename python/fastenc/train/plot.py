@@ -1,5 +1,6 @@
 """The curves of a run, drawn from its log."""
 
+from importlib.util import find_spec
 from pathlib import Path
 
 from fastenc._extras import require
@@ -8,9 +9,14 @@ from fastenc.train.log import read_log
 
 
 def plot_log(path: Path, image: Path, metric: str | None = None) -> None:
-    """Training and evaluation loss over steps, and ``metric`` beside them if it is logged, as a PNG."""
+    """Training and evaluation loss over steps, and ``metric`` beside them if it is logged, as a PNG.
+
+    Nothing without matplotlib, which training does not need.
+    """
+    if find_spec("matplotlib") is None:
+        return
     # Not pyplot, whose backend and figures belong to the user.
-    figure_class = require("matplotlib.figure", extra="train").Figure
+    figure_class = require("matplotlib.figure", extra="plots").Figure
     lines = read_log(path)
     series = lambda key: [(line["step"], line[key]) for line in lines if key in line]
     panels = ["loss"]

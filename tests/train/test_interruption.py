@@ -1,0 +1,147 @@
+"""Signals during training, and two runs in one folder."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from fastenc.train.checkpoint import checkpoints, latest_checkpoint
+from fastenc.train.interruption import TrainingInterrupted
+from fastenc.train.output_lock import NAME, output_lock
+from tests.helpers import ROOT
+from tests.helpers.training_run import assert_bitwise_equal, build, weights
+
+SLOW = """
+import sys, time
+from tests.helpers.training_run import build
+from fastenc.cli import main
+from fastenc.cli.commands import COMMANDS
+import fastenc.cli.commands as commands
+from fastenc.train.loop import Trainer
+real = Trainer._optimiser_step
+def slow(self, batches):
+    real(self, batches)
+    print("step", self.step, flush=True)
+    time.sleep(0.2)
+Trainer._optimiser_step = slow
+commands.run = lambda arguments: build(sys.argv[1], save_every=None).train()
+main()
+"""
+
+
+def start(folder, *, until="step 2"):
+    """A slow run in a process of its own, which has come to a step."""
+    run = subprocess.Popen(
+        [sys.executable, "-c", SLOW, str(folder)],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    for line in run.stdout:
+        if line.strip() == until:
+            return run
+    raise AssertionError(run.stderr.read())
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_leaves_a_checkpoint_that_the_run_goes_on_from(number, tmp_path):
+    run = start(tmp_path / "cut")
+    run.send_signal(number)
+    error = run.communicate(timeout=60)[1]
+    assert run.returncode == 128 + number, error
+    assert f"{number.name}: a checkpoint follows this step; a second signal stops at once" in error
+    step = int(re.search(r"stopped at step (\d+) of 21, which is kept in .*--resume", error)[1])
+    assert latest_checkpoint(tmp_path / "cut").name == f"checkpoint-{step:08d}" and 2 <= step < 7
+    whole = build(tmp_path / "whole").train()
+    assert build(tmp_path / "cut").train(resume=True) == whole
+    assert_bitwise_equal(weights(tmp_path / "cut"), weights(tmp_path / "whole"))
+
+
+def test_a_second_signal_stops_at_once(tmp_path):
+    trainer = build(tmp_path, save_every=None)
+    real = trainer._optimiser_step
+
+    def step(batches):
+        real(batches)
+        if trainer.step == 2:
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
+
+    trainer._optimiser_step = step
+    with pytest.raises(KeyboardInterrupt) as caught:
+        trainer.train()
+    assert not isinstance(caught.value, TrainingInterrupted) and not checkpoints(tmp_path)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_two_runs_in_one_folder_are_an_error(tmp_path):
+    run = start(tmp_path / "run")
+    try:
+        message = rf"output of another run, process {run.pid} on \S+, started 20\d\d-.*wait for it"
+        with pytest.raises(ValueError, match=message):
+            build(tmp_path / "run").train()
+        assert not checkpoints(tmp_path / "run")
+    finally:
+        run.kill()
+        run.communicate()
+    # A killed run's file holds nobody up.
+    assert (tmp_path / "run" / NAME).exists()
+    assert "loss" in build(tmp_path / "run").train()
+    assert not (tmp_path / "run" / NAME).exists()
+
+
+def test_a_folder_that_stays_empty_is_removed(tmp_path):
+    with output_lock(tmp_path / "new"), output_lock(tmp_path / "new"):
+        found = json.loads((tmp_path / "new" / NAME).read_text())
+        assert found["process"] == os.getpid() and time.strftime("%Y") in found["started"]
+    assert not (tmp_path / "new").exists()
+
+
+def test_resuming_needs_the_folder(tmp_path):
+    with pytest.raises(ValueError, match=r"there is no folder .*nowhere: check its name"):
+        build(tmp_path / "nowhere").train(resume=True)
+    (tmp_path / "begun").mkdir()  # by a run that was killed before its first checkpoint
+    assert "loss" in build(tmp_path / "begun", max_steps=1).train(resume=True)
+
+
+def test_training_stops_after_evaluations_without_a_better_one(tmp_path):
+    losses = iter([3.0, 2.0, 2.5, 2.0, 1.0])
+    settings = dict(max_steps=5, eval_every=1, patience=2)
+
+    def run(folder, **options):
+        trainer = build(tmp_path / folder, **(settings | options))
+        trainer.evaluate = lambda model: {"loss": next(losses)}
+        return trainer, trainer.train(resume=(tmp_path / folder).exists())
+
+    trainer, metrics = run("early")
+    assert trainer.step == 4 and metrics == {"loss": 2.0} and trainer.best["step"] == 2
+    state = json.loads((tmp_path / "early" / "checkpoint-00000004" / "state.json").read_text())
+    assert state["evaluations since best"] == 2
+
+
+def test_training_needs_no_matplotlib(tmp_path):
+    code = (
+        "import sys\n"
+        "from importlib.abc import MetaPathFinder\n"
+        "class Missing(MetaPathFinder):\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name.partition('.')[0] == 'matplotlib':\n"
+        "            raise ModuleNotFoundError(name)\n"
+        "import importlib.util, fastenc.train.plot as plot\n"
+        "sys.meta_path.insert(0, Missing())\n"
+        "plot.find_spec = lambda name: None\n"
+        "from tests.helpers.training_run import build\n"
+        "build(sys.argv[1], max_steps=2).train()\n"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "run")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "run" / "model.safetensors").exists()
+    assert not (tmp_path / "run" / "curves.png").exists()
