@@ -3,7 +3,13 @@ import torch
 
 from fastenc import ops
 from fastenc.cli.info import numerics_table
-from fastenc.testing import CASES, Case, numerics_report, ops_without_case
+from fastenc.testing import (
+    CASES,
+    Case,
+    assert_within_budget,
+    numerics_report,
+    ops_without_case,
+)
 from fastenc.testing.numerics import INTEGER_RESULTS
 
 
@@ -84,3 +90,13 @@ def test_table_names_what_is_broken():
     right, wrong = (line for line in console.export_text().splitlines() if "float32" in line)
     assert "bias_gelu" in right and "kept" in right and "(x)" in right
     assert "layer_norm" in wrong and "broken: x" in wrong
+
+
+def test_a_sum_that_is_zero_by_symmetry_is_measured_against_its_terms():
+    zero = torch.zeros(4)
+    noise = zero + 1e-8
+    with pytest.raises(AssertionError, match="error max 1e-08"):
+        assert_within_budget(noise, zero, zero.double())
+    assert_within_budget(noise, zero, zero.double(), scale=1.0)
+    with pytest.raises(AssertionError, match="error max 1e-06"):
+        assert_within_budget(100 * noise, zero, zero.double(), scale=1.0)
