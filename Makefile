@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test lint bench wheel clean setup
+.PHONY: demo test lint docs bench wheel clean setup
 setup: .stamps/build
 
 # What building takes; seqeval, which comes as source alone, asks for setuptools-scm.
@@ -31,6 +31,10 @@ test: setup
 
 lint: setup
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
+
+# The site is in build/site; a warning, such as a link to nothing, is an error.
+docs: setup
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 bench: setup
 	$(BIN)/python -m benchmarks.run

@@ -5,7 +5,7 @@ fastenc bench --list                  print their names
 fastenc bench --tune [--help]         fill this GPU's table of launch parameters
 
 Results go to benchmarks/results/<device>/ as JSON, or below $FASTENC_RESULTS. python -m benchmarks.tables makes the
-README's tables from them, python -m benchmarks.plots pictures.
+docs/benchmarks.md from them, python -m benchmarks.plots pictures.
 """
 
 import subprocess

@@ -1,7 +1,7 @@
-"""README tables from the committed results: python -m benchmarks.tables [--check | --output FILE]
+"""Tables from the committed results: python -m benchmarks.tables [--check | --output FILE]
 
-Without an option the README is rewritten between its markers; with --check, a difference is an error. --output writes
-the tables alone, of the results below $FASTENC_RESULTS if that is set.
+Without an option docs/benchmarks.md is written, and the README's table of speed between its markers. With --check a
+difference is an error. --output writes the tables only, of the results below $FASTENC_RESULTS if that is set.
 """
 
 import argparse
@@ -13,8 +13,16 @@ from pathlib import Path
 
 from benchmarks._harness import RESULTS
 
-README = Path(__file__).parents[1] / "README.md"
-MARKERS = re.compile(r"(<!-- tables -->\n).*?(<!-- /tables -->)", re.DOTALL)
+ROOT = Path(__file__).parents[1]
+README, PAGE = ROOT / "README.md", ROOT / "docs" / "benchmarks.md"
+MARKERS = re.compile(r"(<!-- (headline|speed) -->\n).*?(<!-- /\2 -->)", re.DOTALL)
+HEAD = """# Benchmarks
+
+`python -m benchmarks.tables` writes this page from the JSON files in `benchmarks/results/`. The command above a table
+measures it again; `FASTENC_DATA` names a folder of data sets. A provider whose result is wrong gets no time. Times are
+medians of alternating runs in one process.
+
+"""
 
 
 def load(device: Path, name: str) -> dict | None:
@@ -23,7 +31,7 @@ def load(device: Path, name: str) -> dict | None:
 
 
 def picture(data: dict, name: str, text: str) -> str:
-    return f"![{text}](benchmarks/results/{data['folder']}/{name}.png)\n\n"
+    return f"![{text}](results/{data['folder']}/{name}.png)\n\n"
 
 
 def machine_line(machine: dict) -> str:
@@ -82,7 +90,7 @@ def _digits(value: float) -> str:
 
 
 def section(title: str, command: str, text: str, body: str) -> str:
-    return f"#### {title}\n\n`{command}`\n\n{text}\n\n{body}\n"
+    return f"### {title}\n\n`{command}`\n\n{text}\n\n{body}\n"
 
 
 def encoder(data: dict) -> str:
@@ -510,12 +518,58 @@ def tables() -> str:
         results = {name: load(device, name) for name in SECTIONS}
         results = {name: data for name, data in results.items() if data is not None}
         if results:
-            parts.append(f"### {next(iter(results.values()))['machine']['device']}\n")
+            parts.append(f"## {next(iter(results.values()))['machine']['device']}\n")
         parts += [SECTIONS[name](data) for name, data in results.items()]
         fine_tuned += [results["train_tasks"]] if "train_tasks" in results else []
     if len(fine_tuned) > 1:
-        parts += ["### All machines\n", scores_of_every_seed(fine_tuned)]
+        parts += ["## All machines\n", scores_of_every_seed(fine_tuned)]
     return "\n".join(parts)
+
+
+def readme_results() -> dict[Path, list[dict]]:
+    """{device: its results of inference and of a training step}, of the devices that have both."""
+    devices = sorted(path for path in RESULTS.glob("*") if path.is_dir())
+    found = {d: [load(d, name) for name in ("encoder", "mlm_step")] for d in devices}
+    return {device: results for device, results in found.items() if all(results)}
+
+
+def headline() -> str:
+    """One figure a device."""
+    lines = []
+    for inference, step in readme_results().values():
+        machine = inference["machine"]
+        trained = step["cases"]["6 x 384, batch 16 x 128"]["fastenc"]
+        encoded = inference["cases"]["lengths of SST-2"]["fastenc"]
+        lines.append(
+            f"- {machine['device']}, {machine['threads']} threads: MiniLM encodes sentences "
+            f"{encoded['speedup']:.1f} times as fast as Hugging Face with sdpa, and trains "
+            f"{trained['speedup']:.1f} times as fast (float32)."
+        )
+    return "\n".join(lines) + "\n"
+
+
+def speed() -> str:
+    """The README's table: a row a workload, a column a device."""
+    results = readme_results().values()
+    rows = [
+        ("inference, lengths of SST-2, float32", 0, "lengths of SST-2", "fastenc"),
+        ("inference, lengths 10 to 256, float32", 0, "lengths 10 to 256", "fastenc"),
+        ("inference, all 128 tokens, float32", 0, "all 128 tokens", "fastenc"),
+        ("masked-LM training step, float32", 1, "6 x 384, batch 16 x 128", "fastenc"),
+        (
+            "masked-LM training step, bfloat16",
+            1,
+            "6 x 384, batch 16 x 128",
+            "fastenc, bf16 autocast",
+        ),
+    ]
+    machines = [inference["machine"] for inference, _ in results]
+    names = [f"{machine['device']}, {machine['threads']} threads" for machine in machines]
+    lines = [f"| MiniLM (6 × 384) | {' | '.join(names)} |", "|---|" + "---:|" * len(names)]
+    for title, benchmark, case, provider in rows:
+        cells = [speedup(pair[benchmark]["cases"][case].get(provider)) for pair in results]
+        lines.append(f"| {title} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
 
 
 def main() -> int:
@@ -529,16 +583,22 @@ def main() -> int:
     if given.output:
         given.output.write_text(tables(), encoding="utf-8")
         return 0
-    old = README.read_text(encoding="utf-8")
-    new = MARKERS.sub(lambda match: match[1] + tables() + match[2], old)
-    if new == old:
-        return 0
-    if given.check:
-        print(
-            "README.md's tables are not those of benchmarks/results: run python -m benchmarks.tables"
-        )
+    readme, made = README.read_text(encoding="utf-8"), {"headline": headline, "speed": speed}
+    wanted = {
+        README: MARKERS.sub(lambda match: match[1] + made[match[2]]() + match[3], readme),
+        PAGE: HEAD + tables(),
+    }
+    stale = [
+        path
+        for path, text in wanted.items()
+        if not path.exists() or path.read_text(encoding="utf-8") != text
+    ]
+    if given.check and stale:
+        names = " and ".join(str(path.relative_to(ROOT)) for path in stale)
+        print(f"{names}: not the committed results: run python -m benchmarks.tables")
         return 1
-    README.write_text(new, encoding="utf-8")
+    for path in stale:
+        path.write_text(wanted[path], encoding="utf-8")
     return 0
 
 

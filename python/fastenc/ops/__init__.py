@@ -1,4 +1,4 @@
-"""The public functions, one file an op; each chooses its implementation by DESIGN.md's table."""
+"""The public functions, one file an op; docs/design/0003-dispatch.md tables which implementation each chooses."""
 
 from fastenc.ops.attention import attention, cross_attention
 from fastenc.ops.bias_gelu import bias_gelu

@@ -1,4 +1,4 @@
-"""Which implementation an op takes: the rule of DESIGN.md's dispatch table."""
+"""Which implementation an op takes: the rule of the table in docs/design/0003-dispatch.md."""
 
 import torch
 from torch import Tensor

@@ -1,0 +1,146 @@
+"""The documents: their code and commands run, their tables are the committed results', what they name exists."""
+
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from fastenc.demo.checkpoint import minilm_folder
+from tests.helpers import ROOT
+from tests.helpers.commands import run
+from tests.helpers.sample_files import write_sample_files
+
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+RECORDS = sorted((ROOT / "docs" / "design").glob("*.md"))
+DOCUMENTS = [*PAGES, *RECORDS, ROOT / "DESIGN.md", ROOT / "CONTRIBUTING.md"]
+HUB_NAME = "sentence-transformers/all-MiniLM-L6-v2"
+# What a reader trains for minutes, a test trains for two steps. Of an option given twice the last counts.
+MODEL = [
+    "--layers",
+    "2",
+    "--hidden",
+    "32",
+    "--heads",
+    "2",
+    "--intermediate",
+    "64",
+    "--block-size",
+    "64",
+]
+STEPS = ["--max-steps", "2", "--warmup-steps", "1"]
+BATCHES = ["--batch-size", "2", "--global-batch-size", "4"]
+VOCABULARY = ["--vocab-size", "300"]
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone")
+
+
+def blocks(path, language):
+    return re.findall(rf"```{language}\n(.*?)```", path.read_text(encoding="utf-8"), re.DOTALL)
+
+
+def made_small(arguments):
+    """A command's arguments, and those that make it short."""
+    command = arguments[0] if arguments[0] != "--nproc-per-node" else "pretrain"
+    if command == "finetune":
+        return [*arguments, *STEPS, *BATCHES]
+    if command != "pretrain":
+        return arguments
+    # A store has its tokens already, and --batch-tokens counts instead of sequences.
+    return [*arguments, *MODEL, *STEPS, *([] if "store" in arguments else BATCHES + VOCABULARY)]
+
+
+def cases(language):
+    return [
+        pytest.param(code, id=f"{path.stem}-{number}")
+        for path in PAGES
+        for number, code in enumerate(blocks(path, language))
+    ]
+
+
+@pytest.mark.parametrize("code", cases("python"))
+def test_code_runs(code, tmp_path):
+    """As a script of its own, with the hub's name replaced by the same checkpoint's folder."""
+    local = code.replace(HUB_NAME, str(minilm_folder()))
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", local],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture(scope="module")
+def samples(tmp_path_factory):
+    """A folder with the files that the commands name, and a small encoder in runs/small."""
+    folder = tmp_path_factory.mktemp("samples")
+    write_sample_files(folder)
+    run(*made_small(["pretrain", folder / "wiki.txt.gz", "-o", folder / "runs" / "small"]))
+    return folder
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if blocks(p, "sh")], ids=lambda page: page.stem)
+def test_commands_run(page, samples, tmp_path, monkeypatch):
+    """One after another, in a copy of the samples."""
+    monkeypatch.chdir(shutil.copytree(samples, tmp_path / "copy"))
+    for line in "".join(blocks(page, "sh")).splitlines():
+        program, *arguments = shlex.split(line)
+        if program == "torchrun":
+            done = subprocess.run(
+                [*TORCHRUN, *made_small(arguments)],
+                capture_output=True,
+                text=True,
+                timeout=300,
+            )
+            assert done.returncode == 0, done.stderr[-3000:]
+        else:
+            assert program == "fastenc", line
+            run(*made_small(arguments))
+
+
+def test_shell_blocks_are_run_or_need_more_than_a_test_has():
+    """``sh`` is run here. ``console`` is for what installs, needs a GPU or takes minutes."""
+    known = {"python", "sh", "console", "bibtex", ""}
+    for path in PAGES:
+        text = path.read_text(encoding="utf-8")
+        assert set(re.findall(r"^```(\w*)", text, re.MULTILINE)) <= known, path
+        for code in blocks(path, "console"):
+            assert all(
+                re.match(r"pip|make|fastenc (bench|info)|benchmarks/", c) for c in code.splitlines()
+            )
+
+
+def test_the_readme_is_short():
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 200
+
+
+def test_tables_are_those_of_the_results():
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.tables", "--check"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_files_that_are_named_exist(path):
+    """Paths in backticks, from the repository's root or the package."""
+    named = re.findall(r"`((?:[\w.-]+/)+[\w.-]+\.\w+)`", path.read_text(encoding="utf-8"))
+    roots = (ROOT, ROOT / "python" / "fastenc")
+    missing = [name for name in named if not any((root / name).exists() for root in roots)]
+    assert not missing
+
+
+def test_the_site_builds_without_a_warning(tmp_path):
+    pytest.importorskip("mkdocs")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "-d", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    page = (tmp_path / "reference" / "ops.html").read_text(encoding="utf-8")
+    assert "LayerNorm" in page and "fastenc.ops.attention.attention" in page
