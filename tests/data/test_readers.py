@@ -189,7 +189,11 @@ def test_one_class_is_nothing_to_learn(tmp_path):
         ),
         ("x.tsv", "sentence\tlabel\na\t\n", r"x.tsv, line 2: column 'label' must hold a label"),
         ("x.csv", 'sentence,label\n"a\nb",1\nc\n', r"x.csv, line 4: 1 columns where the header"),
-        ("x.csv", 'sentence,label\n"a,1\n', r"x.csv, line 2: unexpected end of data"),
+        (
+            "x.csv",
+            'sentence,label\n"a,1\n',
+            r"x.csv: a quote in the row that begins in line 2 is opened and never closed",
+        ),
         ("x.tsv", "label\tlabel\n", r"x.tsv, line 1: two columns have the same name"),
         ("x.tsv", "sentence\tlabel\n", r"x.tsv holds no rows: give a table with at least one"),
         ("x.tsv", "", r"x.tsv holds no rows"),

@@ -88,10 +88,15 @@ def test_without_a_terminal_the_logs_lines_are_printed(tmp_path, capsys):
     trainer.show_progress = None
     trainer.train()
     lines = capsys.readouterr().err.splitlines()
-    assert [line[:11] for line in lines] == ["step 2 of 4", "step 4 of 4", "step 4 of 4"]
-    for name in ("epoch 0.2857", "loss ", "tokens_per_s ", "left 0s"):
-        assert name in lines[0]
-    assert "eval_loss " in lines[2]
+    assert [line[:11] for line in lines] == [
+        "4 optimiser",
+        "step 2 of 4",
+        "step 4 of 4",
+        "step 4 of 4",
+    ]
+    for name in ("epoch 0.2857", "loss ", "tokens_per_s ", "left "):
+        assert name in lines[1]
+    assert "eval_loss " in lines[3]
 
 
 def test_the_result_loads_in_transformers(uninterrupted):

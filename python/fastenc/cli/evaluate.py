@@ -35,9 +35,11 @@ class Evaluate(Command):
         device = device_named(self.device)
         task = task_of_model(self.model, self.task_options)
         model = task.load(self.model).to(device)
+        if "max_length" in self.task_options:
+            task.check_max_length(model)
         data = task.read(self.inputs, model)
         examples = task.encode(data, model)
         metrics = task.evaluate(model, data, examples, self.batch_size, show_progress=None)
         if self.output is not None:
             write(self.output, lambda path: path.write_text(json.dumps(metrics, indent=1)))
-        print(figures(metrics))
+        print(figures(metrics, task.metric_titles(model)))

@@ -168,4 +168,4 @@ class Finetune(Command):
         )
         if trainer.accelerator.is_main_process:
             print(f"training {trained:,} of {everything:,} parameters")
-        run_trainer(trainer, self.resume)
+        run_trainer(trainer, self.resume, task.metric_titles(model))

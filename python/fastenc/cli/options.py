@@ -99,7 +99,7 @@ def options_of(kind: Any) -> list[Option]:
 def option_of(each: Field, hint: Any) -> Option:
     """The option that a field makes."""
     if get_origin(hint) in (Union, types.UnionType):
-        (hint,) = (part for part in get_args(hint) if part is not type(None))
+        hint, *_ = (part for part in get_args(hint) if part is not type(None))
     number: int | str | None = None
     if get_origin(hint) in (tuple, list):
         parts = get_args(hint)

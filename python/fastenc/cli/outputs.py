@@ -28,9 +28,10 @@ def write(output: Path, writer) -> None:
     write_atomically(output, writer)
 
 
-def figures(metrics: dict[str, float]) -> str:
-    """Metrics on one line; counts as whole numbers."""
+def figures(metrics: dict[str, float], titles: dict[str, str] | None = None) -> str:
+    """Metrics on one line, under their names or titles; counts as whole numbers."""
+    named = {(titles or {}).get(name, name): value for name, value in metrics.items()}
     return "  ".join(
         f"{name} {value:,}" if isinstance(value, int) else f"{name} {value:.4f}"
-        for name, value in metrics.items()
+        for name, value in named.items()
     )

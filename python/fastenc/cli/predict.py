@@ -43,6 +43,8 @@ class Predict(Command):
         task = task_of_model(self.model, self.task_options)
         check_suffix(self.output, task.outputs)
         model = task.load(self.model).to(device)
+        if "max_length" in self.task_options:
+            task.check_max_length(model)
         number = predict_file(
             task,
             model,

@@ -28,19 +28,19 @@ def read_entities(
     path: str | Path,
     word_column: int | None = None,
     tag_column: int | None = None,
-    inner_tag_column: int | None = None,
+    inner_tag_column: int | Sequence[int] | None = None,
     label_names: Sequence[str] | None = None,
 ) -> EntityData:
     """Sentences with entities.
 
     A ``.jsonl`` file has an object a line, ``{"tokens": [...], "entities": [[start, end, type], ...]}``: start is the
     place of an entity's first word, from 0, end that of the word after its last; entities may nest. Any other file is
-    in columns as :func:`read_tagged` reads it, with IOB2 or BIOES tags in one column, or in two whose entities may lie
-    inside one another, as in GermEval 2014.
+    in columns as :func:`read_tagged` reads it, with IOB2 or BIOES tags in one column, or in several whose entities may
+    lie inside one another, as in GermEval 2014.
 
     Args:
-        word_column, tag_column, inner_tag_column: from 1, as in :func:`read_tagged`. ``tag_column`` is the one before
-            ``inner_tag_column`` if only that is given.
+        word_column, tag_column: from 1, as in :func:`read_tagged`; inner_tag_column: likewise, one or several.
+            ``tag_column`` is the one before the first ``inner_tag_column`` if only that is given.
         label_names: the types in order, as a training set gave them; None: those found, sorted.
     Raises: ValueError with file and line: bad JSON, a field that is missing or of another kind, a sentence without
         words, an entity that does not lie in its sentence, a tag of no scheme, a type that is not in ``label_names``,
@@ -51,7 +51,8 @@ def read_entities(
     else:
         columns = [tag_column]
         if inner_tag_column is not None:
-            columns = [tag_column or inner_tag_column - 1, inner_tag_column]
+            inner = [inner_tag_column] if isinstance(inner_tag_column, int) else [*inner_tag_column]
+            columns = [tag_column or inner[0] - 1, *inner]
         sentences, entities = _tagged_sentences(path, word_column, columns)
     names = label_names
     if names is None:
@@ -104,7 +105,7 @@ def _tagged_sentences(
     levels = [read_tagged(path, word_column, column, tag_scheme="iob2") for column in columns]
     sentences = [each._replace(tags=[]) for each in levels[0].sentences]
     rows = zip(*(level.sentences for level in levels), strict=True)
-    # An entity that both columns have is one.
+    # An entity that several columns have is one.
     entities = [list(dict.fromkeys(s for each in row for s in spans(each.tags))) for row in rows]
     return sentences, entities
 

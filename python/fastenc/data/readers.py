@@ -256,10 +256,17 @@ def _tsv_cells(path: Path) -> Iterator[tuple[int, list[str]]]:
 def _csv_cells(path: Path) -> Iterator[tuple[int, list[str]]]:
     """A value in quotes may hold line breaks; the number is that of its row's last line."""
     reader = csv.reader((line + "\n" for _, line in numbered_lines(path)), strict=True)
+    begin = 1
     try:
         for values in reader:
             yield reader.line_num, values
+            begin = reader.line_num + 1
     except csv.Error as error:
+        if "unexpected end of data" in str(error):
+            raise ValueError(
+                f"{path}: a quote in the row that begins in line {begin} is opened and never closed: close it, or "
+                'write a quote inside a value as ""'
+            ) from error
         raise ValueError(f"{path}, line {reader.line_num}: {error}") from error
 
 

@@ -43,6 +43,8 @@ def resolve(path_or_hub_id: str | Path) -> Path:
     folder = Path(path_or_hub_id)
     if folder.is_dir():
         return folder
+    if folder.is_absolute() or len(folder.parts) > 2 or folder.parts[:1] == ("..",):
+        raise ValueError(f"{str(path_or_hub_id)!r} is not a folder here: check the path")
     hub = require("huggingface_hub", extra="models")
     try:
         return Path(hub.snapshot_download(str(path_or_hub_id), allow_patterns=HUB_FILES))

@@ -96,6 +96,21 @@ class Task(ABC):
     def lines(self, model: Any, data: Any, predictions: Any, suffix: str) -> Iterable[str]:
         """The lines of a file of predictions that ends in ``suffix``, one of ``outputs``."""
 
+    def describe_labels(self, data: Any) -> str:
+        """What the labels of a set are and how often each occurs, in words; "" for nothing to say."""
+        return ""
+
+    def metric_titles(self, model: Any) -> dict[str, str]:
+        """What to call the metrics whose name alone leaves open what they measure."""
+        return {}
+
+    def check_max_length(self, model: Any) -> None:
+        """Raises: ValueError for a ``max_length`` beyond what the model has positions for."""
+        if self.max_length is not None and self.max_length > self.room(model):
+            raise ValueError(
+                f"max_length must be at most the model's {self.room(model)} positions, got {self.max_length}"
+            )
+
     def load(self, name: str | Path, train: Any = None) -> Any:
         """The model of a checkpoint: as it is, or with a head for a training set.
 

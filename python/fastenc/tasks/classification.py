@@ -26,6 +26,7 @@ from fastenc.tasks.metrics import (
     multi_label_metrics,
     regression_metrics,
 )
+from fastenc.tasks.summary import count_labels, number_range
 
 OWN = " In prediction the checkpoint's own."
 CHUNKED_BATCH_TOKENS = 16_384  # 32 sequences of 512, a full batch of texts that are cut
@@ -101,7 +102,10 @@ class SequenceClassification(Task):
     def read(self, path: str | Path, train: LabelledData | None = None) -> LabelledData:
         names = None if train is None else train.label_names
         kinds = dict(regression=self.regression, multi_label=self.multi_label)
-        return read_labelled(path, self.text, self.label, names, **kinds)
+        data = read_labelled(path, self.text, self.label, names, **kinds)
+        if train is None and self.problem_type == "single_label_classification":
+            _check_classes(path, data)
+        return data
 
     def read_inputs(self, path: str | Path) -> LabelledData:
         return LabelledData(read_inputs(path, self.text), [], [])
@@ -124,6 +128,22 @@ class SequenceClassification(Task):
             "multi_label": kind == "multi_label_classification",
         }
         return told | super().options_kept(hf_config)
+
+    def describe_labels(self, data: LabelledData) -> str:
+        if self.regression:
+            return f"{self.label}: {number_range(data.labels)}"  # type: ignore[arg-type]
+        if self.multi_label:
+            rows: Any = data.labels
+            found = (n for row in rows for n, one in zip(data.label_names, row, strict=True) if one)
+            return f"{self.label}: {count_labels(found)}"
+        classes: Any = data.labels
+        return f"{self.label}: {count_labels(data.label_names[i] for i in classes)}"
+
+    def metric_titles(self, model: SequenceClassifier) -> dict[str, str]:
+        if model.problem_type != "single_label_classification":
+            return {}
+        two = len(model.label_names) == 2
+        return {"f1": f"f1 of {model.label_names[1]}" if two else "f1 (mean of the classes)"}
 
     def metrics(self, train: LabelledData) -> tuple[str, ...]:
         return METRICS[self.problem_type]
@@ -184,6 +204,22 @@ class SequenceClassification(Task):
                     f"{name} is for texts in chunks, got {getattr(self, name)} without chunks: leave it out, or train "
                     "with chunks"
                 )
+
+
+def _check_classes(path: str | Path, data: LabelledData) -> None:
+    """Raises: ValueError where the labels look like numbers to predict: not all whole, or hardly any of them twice."""
+    try:
+        numbers = [float(name) for name in data.label_names]
+    except ValueError:
+        return
+    whole = all(number.is_integer() for number in numbers)
+    if whole and 2 * len(numbers) <= len(data):
+        return
+    raise ValueError(
+        f"{path}: the labels are numbers, {len(numbers)} different ones in {len(data)} rows, such as "
+        f"{data.label_names[0]} and {data.label_names[-1]}: give --regression to predict numbers, or name the classes "
+        "by words"
+    )
 
 
 def _check_pairs(data: LabelledData, columns: list[str] | None) -> None:

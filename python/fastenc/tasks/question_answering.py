@@ -49,6 +49,10 @@ class QuestionAnswering(Task):
     def read_inputs(self, path: str | Path) -> list[Question]:
         return read_questions(path, answers=False)
 
+    def describe_labels(self, data: Sequence[Question]) -> str:
+        unanswered = sum(not question.answers for question in data)
+        return f"{len(data) - unanswered:,} with an answer, {unanswered:,} without"
+
     def model_options(self, train: Any) -> dict[str, Any]:
         return {}
 

@@ -23,6 +23,7 @@ from fastenc.data.writers import json_lines, table_lines
 from fastenc.models import SentenceEmbedder
 from fastenc.tasks.base import Task
 from fastenc.tasks.metrics import regression_metrics, retrieval_metrics
+from fastenc.tasks.summary import number_range
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,9 @@ class SentenceEmbedding(Task):
         if highest is None and isinstance(train, TextPairs) and train.scores:
             highest = train.highest
         return read_pairs(path, self.text, self.similarity, highest)
+
+    def describe_labels(self, data: TextPairs) -> str:
+        return f"{self.similarity}: {number_range(data.scores)}" if data.scores else ""
 
     def options_to_keep(self, train: TextPairs) -> dict[str, Any]:
         highest = {"highest_similarity": train.highest} if train.scores else {}

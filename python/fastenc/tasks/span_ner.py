@@ -28,6 +28,7 @@ from fastenc.models.tags import Span
 from fastenc.tasks.base import Fill, Task, run
 from fastenc.tasks.metrics import entity_metrics
 from fastenc.tasks.span_decoding import FoundEntity, best_null_offset, select_entities
+from fastenc.tasks.summary import count_labels
 
 DECODINGS = ("flat", "nested")
 
@@ -56,8 +57,9 @@ class SpanNer(Task):
     tag_column: int | None = option(
         None, "Column of the entities' tags, from 1. Default: the last, or before the inner one."
     )
-    inner_tag_column: int | None = option(
-        None, "Column of the tags of entities inside others, from 1, as in GermEval 2014."
+    inner_tag_column: tuple[int, ...] | int | None = option(
+        None,
+        "Column of the tags of entities inside others, from 1, as in GermEval 2014; again for each further level.",
     )
     representation: str = option(
         "boundary",
@@ -81,6 +83,9 @@ class SpanNer(Task):
     )
 
     def __post_init__(self) -> None:
+        # One column is kept as a number, as config.json and checkpoints have it.
+        if isinstance(self.inner_tag_column, tuple) and len(self.inner_tag_column) < 2:
+            object.__setattr__(self, "inner_tag_column", next(iter(self.inner_tag_column), None))
         check_span_options(
             self.representation, self.span_size, self.max_span_words, self.length_embedding
         )
@@ -97,6 +102,12 @@ class SpanNer(Task):
     def input_parts(self, path: str | Path, size: int) -> Iterator[EntityData]:
         for sentences in in_parts(iterate_unlabelled(path, self.word_column), size):
             yield EntityData(sentences, [], [], str(path))
+
+    def describe_labels(self, data: EntityData) -> str:
+        return f"entities: {count_labels(each.type for row in data.entities for each in row)}"
+
+    def metric_titles(self, model: SpanClassifier) -> dict[str, str]:
+        return {"nested": "entities inside others", "nested_found": "of these found"}
 
     def model_options(self, train: EntityData) -> dict[str, Any]:
         return {

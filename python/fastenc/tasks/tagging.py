@@ -27,6 +27,7 @@ from fastenc.models import TokenClassifier
 from fastenc.models.tags import SCHEMES, scheme_of, spans
 from fastenc.tasks.base import Task
 from fastenc.tasks.metrics import tagging_metrics
+from fastenc.tasks.summary import count_labels
 
 AGGREGATIONS = ("first", "mean")
 
@@ -89,7 +90,20 @@ class TokenClassification(Task):
 
     def read(self, path: str | Path, train: TaggedData | None = None) -> TaggedData:
         names = None if train is None else train.label_names
-        return read_tagged(path, self.word_column, self.tag_column, names, self.tag_scheme)
+        data = read_tagged(path, self.word_column, self.tag_column, names, self.tag_scheme)
+        if train is None and len(data.label_names) == 1:
+            raise ValueError(
+                f"{path}: every word has the tag {data.label_names[0]!r}, so there is nothing to learn: give "
+                "--tag-column another column, or add sentences with other tags"
+            )
+        return data
+
+    def describe_labels(self, data: TaggedData) -> str:
+        return f"tags: {count_labels(tag for each in data.sentences for tag in each.tags)}"
+
+    def metric_titles(self, model: TokenClassifier) -> dict[str, str]:
+        whole = "of whole entities"
+        return {name: f"{name} {whole}" for name in ("f1", "precision", "recall")}
 
     def read_inputs(self, path: str | Path) -> TaggedData:
         return read_words(path, self.word_column)

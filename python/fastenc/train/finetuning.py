@@ -12,6 +12,7 @@ from fastenc.adapt import cache_features
 from fastenc.models.adaptations import METHODS, encoder_of
 from fastenc.tasks import Task
 from fastenc.tasks.base import Fill
+from fastenc.tasks.summary import sequence_lengths
 from fastenc.train.config import TrainConfig, fine_tuning_lr, tokens_checksum
 from fastenc.train.fitting import Fitting
 from fastenc.train.loop import Trainer
@@ -40,8 +41,13 @@ def task_trainer(
             first run on this data (:func:`fastenc.adapt.cache_features`); features_dtype: of these files.
     Raises: ValueError for a metric that the task does not have, or that has no data to be measured on.
     """
+    kept = task
+    if task.max_length != type(task).max_length:
+        task.check_max_length(model)
+    elif task.max_length is not None:
+        kept = replace(task, max_length=task.room(model))
     # Before the texts are read: what an earlier training kept counts no more.
-    model.task_options = json.loads(json.dumps(task.options_to_keep(train)))
+    model.task_options = json.loads(json.dumps(kept.options_to_keep(train)))
     known = task.metrics(train)
     if metric is not None and (dev is None or metric not in known):
         raise ValueError(f"--metric needs --dev and one of {', '.join(known)}, got {metric}")
@@ -84,6 +90,11 @@ def task_trainer(
         calibrate=None
         if dev is None
         else lambda m: task.calibrate(m, dev, held_out, batch_size, fills["dev"]),
+        summary=[
+            _described(name, task, model, data, each)
+            for name, data, each in (("train", train, examples), ("dev", dev, held_out))
+            if each
+        ],
         metric=metric,
         higher_is_better=metric != "loss",
         settings={
@@ -96,6 +107,12 @@ def task_trainer(
             **({} if features is None else {"features": str(features_dtype)}),
         },
     )
+
+
+def _described(name: str, task: Task, model: Any, data: Any, examples: Sequence[Any]) -> str:
+    """What a set holds, on one line."""
+    parts = (sequence_lengths(examples, task.room(model)), task.describe_labels(data))
+    return f"{name}: {len(data):,} items, {'; '.join(filter(None, parts))}"
 
 
 def default_lr(model: Any, config: TrainConfig, examples: int, adapt: str | None = None) -> float:

@@ -71,6 +71,7 @@ class Trainer:
         metric: the metric that chooses the best checkpoint; ``higher_is_better``: in which direction.
         settings: what else the result depends on (masking, names of the labels), as JSON values; like the
             configuration, a resumed run must have the same.
+        summary: lines about the data, told before the first step.
         show_progress: None: a bar if stderr is a terminal, else the log's lines there; False: neither.
     Files in ``config.output``: checkpoint-*/, log.jsonl (its ``epoch`` counts the passes over the data that are
     done, 3.0 at the end of three), curves.png and, at the end, the best model and its metrics.json.
@@ -90,6 +91,7 @@ class Trainer:
         metric: str = "loss",
         higher_is_better: bool = False,
         settings: dict[str, Any] | None = None,
+        summary: Sequence[str] = (),
         show_progress: bool | None = None,
     ):
         accelerate = require("accelerate", extra="train")
@@ -108,7 +110,7 @@ class Trainer:
         self.examples, self.collate = examples, collate
         self.evaluate, self.metric, self.higher_is_better = evaluate, metric, higher_is_better
         self.calibrate = calibrate
-        self.show_progress = show_progress
+        self.show_progress, self.summary = show_progress, summary
         self.processes = self.accelerator.num_processes
         lengths = torch.as_tensor(lengths)
         # One order for all processes, so that another number of them goes through the same batches.
@@ -188,6 +190,7 @@ class Trainer:
             initial=self.step,
             total=self.total_steps,
         )
+        self._tell("\n".join([*self.summary, f"{self.total_steps:,} optimiser steps"]))
         shows_bar = hasattr(bar, "set_postfix")
         self.prints_lines = self.show_progress is None and not shows_bar
         for batches in bar:

@@ -292,6 +292,10 @@ def objective_trainer(
             "held_out": len(held_out),
             "held-out texts": tokens_checksum(map(token_ids, held_out)),
         },
+        summary=[
+            f"{len(examples):,} sequences of {int(torch.as_tensor(lengths).sum()):,} tokens in all to train on, "
+            f"{len(held_out):,} held out; a vocabulary of {tokenizer.get_vocab_size():,}"
+        ],
         show_progress=show_progress,
     )
 

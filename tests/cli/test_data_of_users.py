@@ -1,0 +1,130 @@
+"""What users' data and options have that cannot be meant, and what a command says about the data it read."""
+
+import json
+import re
+
+import pytest
+
+from fastenc.cli import main
+from fastenc.tasks import SpanNer
+from tests.helpers.commands import failure, run
+from tests.helpers.training_run import small_model, word_tokenizer
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    """A model of 64 positions."""
+    folder = tmp_path_factory.mktemp("base")
+    small_model("mlm", word_tokenizer()).save_pretrained(folder)
+    return folder
+
+
+def table(path, rows, header=("sentence", "label")):
+    path.write_text("\n".join("\t".join(map(str, row)) for row in [header, *rows]) + "\n")
+    return path
+
+
+ROWS = [("the cat sat", "pos"), ("a dog ran slowly", "neg"), ("the mat", "pos")] * 4
+
+
+@pytest.mark.parametrize("labels", [[i / 4 for i in range(12)], list(range(12)), [1, 2.5] * 6])
+def test_numbers_are_no_classes(labels, base, tmp_path, capsys):
+    data = table(tmp_path / "n.tsv", [(row[0], y) for row, y in zip(ROWS, labels, strict=True)])
+    command = ("finetune", base, data, "-o", tmp_path / "run", "--max-steps", 1)
+    text = failure(capsys, *command)
+    assert "the labels are numbers" in text and "give --regression" in text
+    assert not (tmp_path / "run").exists()
+    run(*command, "--regression")
+
+
+def test_whole_numbers_that_recur_are_classes(base, tmp_path):
+    data = table(tmp_path / "n.tsv", [(row[0], i % 3) for i, row in enumerate(ROWS)])
+    run("finetune", base, data, "-o", tmp_path / "run", "--max-steps", 1)
+
+
+def test_a_column_of_one_tag_is_refused(base, tmp_path, capsys):
+    (tmp_path / "tags.conll").write_text("the B-X O\ncat O O\n\na O O\ndog O O\n")
+    command = ("finetune", base, tmp_path / "tags.conll", "--task", "token-classification")
+    text = failure(capsys, *command, "-o", tmp_path / "run", "--max-steps", 1)
+    assert "every word has the tag 'O', so there is nothing to learn: give --tag-column" in text
+    run(*command, "-o", tmp_path / "run", "--max-steps", 1, "--tag-column", 2)
+
+
+def test_a_length_beyond_the_positions_is_refused(base, tmp_path, capsys):
+    data = table(tmp_path / "t.tsv", ROWS)
+    command = ("finetune", base, data, "-o", tmp_path / "run", "--max-steps", 1)
+    message = "--max-length must be at most the model's 64 positions, got 5000"
+    assert message in failure(capsys, *command, "--max-length", 5000)
+    run(*command, "--max-length", 32)
+    assert (
+        json.loads((tmp_path / "run" / "config.json").read_text())["task_options"]["max_length"]
+        == 32
+    )
+    predict = ("predict", tmp_path / "run", data, "-o", tmp_path / "p.tsv", "--max-length", 5000)
+    assert message in failure(capsys, *predict)
+    # A task's own default, 512 for words, is not the user's mistake; what is kept is what was done.
+    (tmp_path / "tags.conll").write_text("the B-X\ncat O\n\na O\ndog B-X\n")
+    tags = ("finetune", base, tmp_path / "tags.conll", "--task", "token-classification")
+    run(*tags, "-o", tmp_path / "tags", "--max-steps", 1)
+    kept = json.loads((tmp_path / "tags" / "config.json").read_text())["task_options"]
+    assert kept["max_length"] == 64
+
+
+def test_entities_of_three_levels_are_read(tmp_path):
+    (tmp_path / "n.conll").write_text(
+        "the B-A O B-C\ncat I-A B-B B-C\nsat O O O\n\ndog B-A O O\nran O O O\n"
+    )
+    found = {
+        columns: [
+            len(row)
+            for row in SpanNer(inner_tag_column=columns).read(tmp_path / "n.conll").entities
+        ]
+        for columns in (None, 3, (3,), (3, 4))
+    }
+    assert found[(3, 4)] == [4, 1] and found[3] == found[(3,)] == [2, 1]
+    assert SpanNer(inner_tag_column=(3,)).inner_tag_column == 3
+
+
+def test_messages_say_what_is_wrong_with_the_file(base, tmp_path, capsys):
+    (tmp_path / "open.csv").write_text('sentence,label\nfine,pos\n"open,neg\nmore,pos\n')
+    text = failure(capsys, "finetune", base, tmp_path / "open.csv", "-o", tmp_path / "x")
+    assert "a quote in the row that begins in line 3 is opened and never closed" in text
+    text = failure(capsys, "predict", tmp_path / "not" / "there", "data.tsv", "-o", "x.tsv")
+    assert "is not a folder here: check the path" in text and "Repo id" not in text
+    text = failure(capsys, "finetune", "--config", tmp_path / "none.toml")
+    assert re.search(r"there is no \S+none.toml: check the path", text) and "Errno" not in text
+
+
+def test_the_data_are_described_before_training(base, tmp_path, capsys):
+    data = table(tmp_path / "t.tsv", [*ROWS, ("the cat sat on a mat under the tree", "neg")])
+    command = ["finetune", base, data, "--dev", data, "-o", tmp_path / "run", "--max-steps", 6]
+    main([*map(str, command), "--max-length", "6"])
+    printed = capsys.readouterr()
+    lines = printed.err.splitlines()
+    assert lines[0] == (
+        "train: 13 items, 13 sequences of 4 to 6 tokens, median 5; 5 fill all 6, beyond which texts are cut; "
+        "label: pos 8, neg 5"
+    )
+    assert lines[1].startswith("dev: 13 items") and lines[2] == "6 optimiser steps"
+    assert any(re.match(r"about \d+s to go", line) for line in lines)
+    best = printed.out.splitlines()[-2]
+    assert re.match(
+        r"best: step \d by accuracy: loss \d\.\d+  accuracy 0\.\d+  f1 of pos 0\.\d+", best
+    )
+
+
+def test_counts_are_whole_numbers_under_names_that_say_what_they_are(base, tmp_path):
+    (tmp_path / "n.conll").write_text("the B-A O\ncat I-A B-B\nsat O O\n\ndog B-A O\nran O O\n" * 3)
+    output = run(
+        *(
+            "finetune",
+            base,
+            tmp_path / "n.conll",
+            "--dev",
+            tmp_path / "n.conll",
+            "--task",
+            "span-ner",
+        ),
+        *("--inner-tag-column", 3, "-o", tmp_path / "run", "--max-steps", 1),
+    )
+    assert "entities inside others 3 " in output and "3.0" not in output.split("best:")[1]
