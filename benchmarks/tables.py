@@ -258,39 +258,6 @@ def scores_of_every_seed(results: Sequence[dict]) -> str:
     )
 
 
-def tokenizer_languages(data: dict) -> str:
-    cases = dict(data["cases"])
-    sizes = cases.pop("characters")["train"]
-    smallest = sorted(sizes, key=sizes.get)[:5]
-    alphas = list(next(iter(cases.values())))
-
-    def per_word(row: dict) -> str:
-        unknown = f" ({row['unknown_share']:.0%} unknown)" if row["unknown_share"] > 0.005 else ""
-        return f"{row['tokens_per_word']:.2f}{unknown}"
-
-    lines = [
-        "| tokens per word | " + " | ".join(f"{n}, {sizes[n]:,}" for n in smallest) + " | all |",
-        "|---|" + "---:|" * (len(smallest) + 1),
-    ]
-    for kind, rows in cases.items():
-        for alpha in alphas:
-            own = rows[alpha]
-            counted = [row for row in own.values() if row["words"] is not None]
-            everything = sum(r["tokens"] for r in counted) / sum(r["words"] for r in counted)
-            cells = [per_word(own[name]) for name in smallest]
-            lines.append(f"| {kind}, {alpha} | {' | '.join(cells)} | {everything:.2f} |")
-    return section(
-        "One vocabulary for 32 languages: 16,000 tokens, cased",
-        "FASTENC_DATA=... python -m benchmarks.tokenizer_languages",
-        "Held-out text of the five smallest languages, with the characters of their training text; words by Unicode's "
-        "default boundaries; all: the languages with spaces between words, together; unknown: the share of the unknown "
-        "token, which makes a whole word one token in WordPiece. "
-        + picture(data, "tokenizer_languages_unigram", "Every language")
-        + machine_line(data["machine"]),
-        "\n".join(lines),
-    )
-
-
 def predict_throughput(data: dict) -> str:
     lines = [
         "| | texts a second | texts a CPU second | memory at 5 %, peak |",
@@ -358,93 +325,6 @@ def _largest_differences(rows: dict) -> str:
     )
 
 
-def compare_objectives(data: dict) -> str:
-    """Cases are "<start>: <what>, <budget>", and "<objective>: memory of steps"."""
-    memory: dict[str, dict] = {}
-    budgets: dict[str, dict[str, dict[str, list[dict]]]] = {}
-    for case, rows in data["cases"].items():
-        start, _, what = case.partition(": ")
-        if what == "memory of steps":
-            memory[start] = rows
-            continue
-        what, _, budget = what.rpartition(", ")
-        budgets.setdefault(budget, {}).setdefault(start, {})[what] = list(rows.values())
-    tables = [_scores_of_starts(budget, starts) for budget, starts in budgets.items()]
-    return section(
-        "Pretraining objectives at equal compute: 4 layers of 128, wikipedia_en",
-        "FASTENC_DATA=... python -m benchmarks.compare_objectives --tflop N",
-        "The same FLOPs of matrix products for each objective, ELECTRA's generator and the teacher's forward counted. "
-        "distill's teacher is the encoder that mlm gave, whose own training is not counted. distill-minilm begins "
-        "with three of MiniLM's six layers (384 wide, 30,522 word pieces) and learns from MiniLM, whose masked-LM "
-        "head was trained first with as many FLOPs, for its checkpoint has none: it stands on all that MiniLM was "
-        "trained on. Held-out losses are each objective's own, comparable with nothing but themselves. Scores × 100 "
-        "after fine-tuning with the same settings. "
-        + picture(data, "compare_objectives", "Held-out losses")
-        + machine_line(data["machine"]),
-        "\n\n".join([*tables, *([_memory_of_steps(memory)] if memory else [])]),
-    )
-
-
-def _scores_of_starts(budget: str, starts: dict[str, dict[str, list[dict]]]) -> str:
-    sets = list(dict.fromkeys(w for found in starts.values() for w in found if w != "pretraining"))
-    metrics = [
-        next(found[name][0]["metric"] for found in starts.values() if name in found)
-        for name in sets
-    ]
-    columns = ["seeds", "steps", "tokens", "held-out loss"]
-    columns += [f"{name}, {metric}" for name, metric in zip(sets, metrics, strict=True)]
-    lines = [f"| {budget} | {' | '.join(columns)} |", "|---|" + "---:|" * len(columns)]
-    for start, found in sorted(starts.items(), key=lambda item: "pretraining" in item[1]):
-        cells = [str(max(map(len, found.values()))), "–", "–", "–"]
-        if runs := found.get("pretraining"):
-            steps, tokens = (statistics.mean(run[k] for run in runs) for k in ("steps", "tokens"))
-            first, last = ([run["curve"][place][1] for run in runs] for place in (0, -1))
-            cells[1:] = [
-                f"{steps:,.0f}",
-                f"{tokens / 1e3:,.0f} k",
-                f"{statistics.mean(first):.2f} → {_mean_and_deviation(last, 2)}",
-            ]
-        for name in sets:
-            scores = [100 * run.get("test", run["dev"]) for run in found.get(name, [])]
-            cells.append(_mean_and_deviation(scores, 1) if scores else "–")
-        lines.append(f"| {start} | {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
-def _mean_and_deviation(values: list[float], digits: int) -> str:
-    deviation = f" ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
-    return f"{statistics.mean(values):.{digits}f}{deviation}"
-
-
-def _memory_of_steps(memory: dict[str, dict]) -> str:
-    """What the larger vocabulary adds to each objective's peak."""
-    lines = []
-    for name, rows in memory.items():
-        if len(rows) < 2:
-            continue
-        (small, large), sizes = rows.values(), [int(key.split()[1]) for key in rows]
-        entries = sizes[1] - sizes[0]
-        every_token = entries * large["tokens"] * 4 / 2**20
-        # float32 weights, gradient and AdamW's two moments; not the teacher's weights
-        weights = 16 * (large["parameters"] - small["parameters"]) / 2**20
-        cells = (
-            *(f"{row['peak_memory']:,.0f}" for row in (small, large)),
-            f"{large['peak_memory'] - small['peak_memory']:,.0f}",
-            f"{weights:,.0f}",
-            f"{every_token:,.0f}",
-        )
-        lines.append(f"| {name} | {' | '.join(cells)} |")
-    if not lines:
-        return ""
-    columns = [f"vocabulary {size:,}" for size in sizes]
-    columns += ["growth", "weights, gradient, moments", "vocabulary × all tokens × 4 bytes"]
-    head = [
-        f"| peak memory of steps of {large['tokens']:,} tokens, MiB | {' | '.join(columns)} |",
-        "|---|" + "---:|" * len(columns),
-    ]
-    return "\n".join(head + lines)
-
-
 MODELS = ("minilm", "bert-base", "bert-large", "xlm-r-base")
 SECTIONS = {
     "encoder": encoder,
@@ -486,7 +366,6 @@ SECTIONS = {
     ),
     "host_costs": ops("The host's time a call", "host_costs"),
     "mlm_step": mlm_step,
-    "tokenizer_languages": tokenizer_languages,
     "train_tasks": training(
         "Fine-tuning: MiniLM, the defaults",
         "train_tasks",
@@ -508,7 +387,6 @@ SECTIONS = {
     ),
     "train_mlm": pretraining("mlm", "Pretraining"),
     "train_electra": pretraining("electra", "Replaced-token detection"),
-    "compare_objectives": compare_objectives,
 }
 
 
