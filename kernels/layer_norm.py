@@ -6,8 +6,10 @@
 `dresidual_sum` is the gradient of h where h was a result too.
 
 Tiling: a program holds ROWS rows in registers, each as CHUNKS pieces of a power of two of columns (768 = 3 x 256), so
-that no lane is idle; a width with no such division takes one masked piece. The backward is persistent: each program
-walks rows with its partial column sums (dweight, dbias, dx_bias) in registers and writes them once.
+that no lane is idle; a width with no such division takes one masked piece. Up to 1,024 columns a warp has whole rows, so
+that their sums need no barrier; weights and biases are read with addresses of the rows' shape, because a layout of their
+own would have to go through shared memory. The backward is persistent: each program walks rows with its partial column
+sums (dweight, dbias, dx_bias) in registers and writes them once; a second kernel adds up the programs'.
 
 Bytes per element, 2-byte types: forward 4 to 8 (x, y, and residual, h where there are any), backward 6 to 10.
 Source: Ba et al. 2016, arXiv:1607.06450; Zhang and Sennrich 2019, arXiv:1910.07467.
@@ -17,7 +19,7 @@ import torch
 import triton
 import triton.language as tl
 from fastenc.kernels.device import persistent_programs
-from fastenc.kernels.dropout import dropout_scale, load_rng
+from fastenc.kernels.dropout import is_kept, load_rng, row_keys
 from fastenc.kernels.launch import tunable
 from fastenc.kernels.run import run
 from torch import Tensor
@@ -52,19 +54,22 @@ def _layer_norm_fwd_kernel(
     SAVE_STATISTICS: tl.constexpr,
     RMS: tl.constexpr,
 ):
+    WHOLE: tl.constexpr = CHUNK * CHUNKS == WIDTH
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS))[:, None]
     start = row.to(tl.int64) * WIDTH
+    inside = row < rows
+    if HAS_DROPOUT:
+        keys = row_keys(load_rng(rng_ptr), 0, row)
     pieces = ()
     total = tl.zeros([ROWS, CHUNK], tl.float32)
     for c in tl.static_range(CHUNKS):
-        column = (tl.arange(0, CHUNK) + c * CHUNK)[None, :]
-        mask = (row < rows) & (column < WIDTH)
+        column = tl.zeros([ROWS, 1], tl.int32) + (tl.arange(0, CHUNK) + c * CHUNK)[None, :]
+        mask = inside if WHOLE else inside & (column < WIDTH)
         h = tl.load(x_ptr + start + column, mask=mask, other=0.0).to(tl.float32)
         if HAS_X_BIAS:
-            h += tl.load(x_bias_ptr + column, mask=column < WIDTH, other=0.0).to(tl.float32)
+            h += tl.load(x_bias_ptr + column, mask=mask, other=0.0).to(tl.float32)
         if HAS_DROPOUT:
-            keep = dropout_scale(load_rng(rng_ptr), 0, row, column, threshold, drop_scale)
-            h = tl.where(keep == 0.0, 0.0, h * keep)
+            h = tl.where(is_kept(keys, column, threshold), h * drop_scale, 0.0)
         if HAS_RESIDUAL:
             h += tl.load(residual_ptr + start + column, mask=mask, other=0.0).to(tl.float32)
         if SAVE_H:
@@ -72,8 +77,7 @@ def _layer_norm_fwd_kernel(
             rounded = h.to(h_ptr.dtype.element_ty)
             tl.store(h_ptr + start + column, rounded, mask=mask)
             h = rounded.to(tl.float32)
-        h = tl.where(mask, h, 0.0)
-        total += h
+        total += h  # 0 past the width
         pieces = pieces + (h,)  # noqa: RUF005  (Triton has no unpacking here)
     mean = tl.sum(total, 1)[:, None] * (1.0 / WIDTH)
     if RMS:
@@ -81,25 +85,24 @@ def _layer_norm_fwd_kernel(
     squares = tl.zeros([ROWS, CHUNK], tl.float32)
     for c in tl.static_range(CHUNKS):
         column = (tl.arange(0, CHUNK) + c * CHUNK)[None, :]
-        deviation = tl.where(column < WIDTH, pieces[c] - mean, 0.0)
+        deviation = pieces[c] - mean
+        if not WHOLE:
+            deviation = tl.where(column < WIDTH, deviation, 0.0)
         squares += deviation * deviation
     variance = tl.sum(squares, 1)[:, None] * (1.0 / WIDTH)
     rstd = tl.div_rn(1.0, tl.sqrt_rn(variance + eps))  # its error would be the whole row's
     for c in tl.static_range(CHUNKS):
-        column = (tl.arange(0, CHUNK) + c * CHUNK)[None, :]
+        column = tl.zeros([ROWS, 1], tl.int32) + (tl.arange(0, CHUNK) + c * CHUNK)[None, :]
+        mask = inside if WHOLE else inside & (column < WIDTH)
         y = (pieces[c] - mean) * rstd
         if HAS_WEIGHT:
-            y *= tl.load(weight_ptr + column, mask=column < WIDTH, other=0.0).to(tl.float32)
+            y *= tl.load(weight_ptr + column, mask=mask, other=0.0).to(tl.float32)
         if HAS_BIAS:
-            y += tl.load(bias_ptr + column, mask=column < WIDTH, other=0.0).to(tl.float32)
-        tl.store(
-            y_ptr + start + column,
-            y.to(y_ptr.dtype.element_ty),
-            mask=(row < rows) & (column < WIDTH),
-        )
+            y += tl.load(bias_ptr + column, mask=mask, other=0.0).to(tl.float32)
+        tl.store(y_ptr + start + column, y.to(y_ptr.dtype.element_ty), mask=mask)
     if SAVE_STATISTICS:
-        tl.store(mean_ptr + row, mean, mask=row < rows)
-        tl.store(rstd_ptr + row, rstd, mask=row < rows)
+        tl.store(mean_ptr + row, mean, mask=inside)
+        tl.store(rstd_ptr + row, rstd, mask=inside)
 
 
 @triton.jit(do_not_specialize=["rows", "threshold"])
@@ -128,6 +131,7 @@ def _layer_norm_bwd_kernel(
     WANTS_X_BIAS: tl.constexpr,
     RMS: tl.constexpr,
 ):
+    WHOLE: tl.constexpr = CHUNK * CHUNKS == WIDTH
     dweights = ()
     dbiases = ()
     dx_biases = ()
@@ -138,8 +142,11 @@ def _layer_norm_bwd_kernel(
     for first in tl.range(tl.program_id(0) * ROWS, rows, tl.num_programs(0) * ROWS):
         row = (first + tl.arange(0, ROWS))[:, None]
         start = row.to(tl.int64) * WIDTH
-        mean = tl.load(mean_ptr + row, mask=row < rows, other=0.0)
-        rstd = tl.load(rstd_ptr + row, mask=row < rows, other=0.0)
+        inside = row < rows
+        if HAS_DROPOUT:
+            keys = row_keys(load_rng(rng_ptr), 0, row)
+        mean = tl.load(mean_ptr + row, mask=inside, other=0.0)
+        rstd = tl.load(rstd_ptr + row, mask=inside, other=0.0)
         sum_g = tl.zeros([ROWS, CHUNK], tl.float32)
         sum_gx = tl.zeros([ROWS, CHUNK], tl.float32)
         xhats = ()
@@ -147,14 +154,15 @@ def _layer_norm_bwd_kernel(
         new_dweights = ()
         new_dbiases = ()
         for c in tl.static_range(CHUNKS):
-            column = (tl.arange(0, CHUNK) + c * CHUNK)[None, :]
-            mask = (row < rows) & (column < WIDTH)
+            column = tl.zeros([ROWS, 1], tl.int32) + (tl.arange(0, CHUNK) + c * CHUNK)[None, :]
+            mask = inside if WHOLE else inside & (column < WIDTH)
             h = tl.load(h_ptr + start + column, mask=mask, other=0.0).to(tl.float32)
+            # 0 where there is no element, and so is what it adds to any sum.
             dy = tl.load(dy_ptr + start + column, mask=mask, other=0.0).to(tl.float32)
-            xhat = tl.where(mask, (h - mean) * rstd, 0.0)
+            xhat = (h - mean) * rstd
             g = dy
             if HAS_WEIGHT:
-                g = dy * tl.load(weight_ptr + column, mask=column < WIDTH, other=0.0).to(tl.float32)
+                g = dy * tl.load(weight_ptr + column, mask=mask, other=0.0).to(tl.float32)
             sum_g += g
             sum_gx += g * xhat
             xhats = xhats + (xhat,)  # noqa: RUF005
@@ -169,16 +177,17 @@ def _layer_norm_bwd_kernel(
             mean_g = mean_g * 0.0
         new_dx_biases = ()
         for c in tl.static_range(CHUNKS):
-            column = (tl.arange(0, CHUNK) + c * CHUNK)[None, :]
-            mask = (row < rows) & (column < WIDTH)
-            dx = tl.where(mask, (gs[c] - mean_g - xhats[c] * mean_gx) * rstd, 0.0)
+            column = tl.zeros([ROWS, 1], tl.int32) + (tl.arange(0, CHUNK) + c * CHUNK)[None, :]
+            mask = inside if WHOLE else inside & (column < WIDTH)
+            dx = (gs[c] - mean_g - xhats[c] * mean_gx) * rstd
             if HAS_DRESIDUAL_SUM:
                 sums = tl.load(dresidual_sum_ptr + start + column, mask=mask, other=0.0)
                 dx += sums.to(tl.float32)
             tl.store(dh_ptr + start + column, dx.to(dh_ptr.dtype.element_ty), mask=mask)
             if HAS_DROPOUT:
-                dx *= dropout_scale(load_rng(rng_ptr), 0, row, column, threshold, drop_scale)
+                dx = tl.where(is_kept(keys, column, threshold), dx * drop_scale, 0.0)
                 tl.store(dx_ptr + start + column, dx.to(dx_ptr.dtype.element_ty), mask=mask)
+            # Past the width it is no 0, but nobody reads that sum; past the rows rstd is.
             new_dx_biases = new_dx_biases + (dx_biases[c] + dx,)  # noqa: RUF005
         dx_biases = new_dx_biases
     for c in tl.static_range(CHUNKS):
@@ -191,25 +200,67 @@ def _layer_norm_bwd_kernel(
             tl.store(place + 2 * WIDTH, tl.sum(dx_biases[c], 0), mask=column < WIDTH)
 
 
-def chunks(width: int) -> tuple[int, int]:
-    """(columns a piece, pieces): the largest power of two that divides the width, if there are at most 8 pieces."""
+@triton.jit(do_not_specialize=["programs"])
+def _add_programs_kernel(
+    partial_ptr,  # (programs, 3, width), float32
+    dweight_ptr,  # (width,), float32
+    dbias_ptr,  # (width,), float32
+    dx_bias_ptr,  # (width,), float32
+    programs,
+    width,
+    FIRST: tl.constexpr,  # of the sums that are wanted
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    which = tl.program_id(1) + FIRST
+    column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    total = tl.zeros([ROWS, BLOCK], tl.float32)
+    for first in tl.range(0, programs, ROWS):
+        program = first + tl.arange(0, ROWS)
+        place = (program * 3 + which)[:, None] * width + column[None, :]
+        mask = (program < programs)[:, None] & (column < width)[None, :]
+        total += tl.load(partial_ptr + place, mask=mask, other=0.0)
+    sums = tl.sum(total, 0)
+    if which == 0:
+        tl.store(dweight_ptr + column, sums, mask=column < width)
+    elif which == 1:
+        tl.store(dbias_ptr + column, sums, mask=column < width)
+    else:
+        tl.store(dx_bias_ptr + column, sums, mask=column < width)
+
+
+LANES_BYTES = 512  # that a warp reads at a time, 16 a lane
+
+
+def chunks(width: int, itemsize: int) -> tuple[int, int]:
+    """(columns a piece, pieces): powers of two that divide the width, at most 8 of them; else one masked piece.
+
+    Up to 1,024 columns a piece is no more than a warp reads at a time.
+    """
     piece = width & -width
+    if width <= 1024:
+        piece = min(piece, LANES_BYTES // itemsize)
     if piece >= 64 and width // piece <= 8:
         return piece, width // piece
     return triton.next_power_of_2(width), 1
 
 
 @tunable("layer_norm", ROWS=(1, 2, 4, 8), num_warps=(2, 4, 8, 16))
-def config(width: int, backward: bool) -> dict:
-    """Launch parameters where no table has better ones.
-
-    About 1,024 elements a program and warp keep rows in registers.
-    """
-    chunk, count = chunks(width)
-    # A power of two, as every tensor's sides must be.
-    rows = 1 << (min(8, (1024 if backward else 2048) // (chunk * count)) or 1).bit_length() - 1
-    warps = max(4, triton.next_power_of_2(width) // (512 if backward else 1024))
+def config(width: int, itemsize: int, backward: bool) -> dict:
+    """Launch parameters where no table has better ones: as many rows as warps have, or one wide row for all of them."""
+    chunk, count = chunks(width, itemsize)
+    if chunk * itemsize <= LANES_BYTES:
+        rows, warps = 4 * LANES_BYTES // (chunk * itemsize), 4
+    else:
+        # About 1,024 elements a program and warp keep rows in registers. A power of two, as every side must be.
+        rows = 1 << (min(8, (1024 if backward else 2048) // (chunk * count)) or 1).bit_length() - 1
+        warps = max(4, triton.next_power_of_2(width) // (512 if backward else 1024))
     return {"CHUNK": chunk, "CHUNKS": count, "ROWS": rows, "num_warps": warps}
+
+
+def backward_programs(width: int) -> int:
+    """That a multiprocessor's registers hold at a time; of the widest rows it is one, and the second waits."""
+    return 4 if width <= 256 else 2
 
 
 def layer_norm_forward(
@@ -235,7 +286,7 @@ def layer_norm_forward(
     if not rows:
         return y, h, mean, rstd
     threshold = int(dropout_p * 65536 + 0.5) if rng_state is not None else 0
-    launch = config(width, False, like=x, dropout=threshold > 0)
+    launch = config(width, x.element_size(), False, like=x, dropout=threshold > 0)
     some = lambda tensor: x if tensor is None else tensor.contiguous()
     run(
         _layer_norm_fwd_kernel,
@@ -286,13 +337,13 @@ def layer_norm_backward(
     width = h.shape[-1]
     rows = h.numel() // width if width else 0
     threshold = int(dropout_p * 65536 + 0.5) if rng_state is not None else 0
-    launch = config(width, True, like=h, dropout=threshold > 0) if width else {"ROWS": 1}
+    launch = config(max(1, width), h.element_size(), True, like=h, dropout=threshold > 0)
     # The order of the sums depends on the number of programs, so on the kind of device, and on nothing else.
-    most = persistent_programs(h.device, 2)
+    most = persistent_programs(h.device, backward_programs(width))
     programs = max(1, min(most, triton.cdiv(rows, launch["ROWS"])))
     dh = torch.empty_like(h)
     dx = torch.empty_like(h) if rng_state is not None else h.new_empty((0,))
-    partial = torch.zeros((programs, 3, width), dtype=torch.float32, device=h.device)
+    partial = torch.empty((programs, 3, width), dtype=torch.float32, device=h.device)
     if rows:
         run(
             _layer_norm_bwd_kernel,
@@ -322,6 +373,23 @@ def layer_norm_backward(
         if rng_state is not None and not threshold:
             dx.copy_(dh)
     # Tensors of their own: an op's results must not share memory.
-    total = lambda place, wanted: partial[:, place].sum(0) if wanted else partial.new_empty((0,))
-    dweight, dbias = total(0, wants_affine), total(1, wants_affine)
-    return dh, dx, dweight, dbias, total(2, wants_x_bias)
+    new = h.new_empty if rows else h.new_zeros
+    sums = lambda wanted: new((width if wanted else 0,), dtype=torch.float32)
+    dweight, dbias, dx_bias = sums(wants_affine), sums(wants_affine), sums(wants_x_bias)
+    if rows and (wants_affine or wants_x_bias):
+        first, last = 0 if wants_affine else 2, 3 if wants_x_bias else 2
+        run(
+            _add_programs_kernel,
+            (triton.cdiv(width, 64), last - first),
+            partial,
+            dweight,
+            dbias,
+            dx_bias,
+            programs,
+            width,
+            FIRST=first,
+            ROWS=32,
+            BLOCK=64,
+            num_warps=4,
+        )
+    return dh, dx, dweight, dbias, dx_bias

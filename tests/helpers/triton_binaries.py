@@ -39,6 +39,7 @@ from fastenc.kernels import (
     packing,
     segment_pool,
 )
+from fastenc.kernels.run import OPTIONS
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
@@ -112,7 +113,7 @@ def attention_short_binaries(key: dict) -> Iterator[Binary]:
 
 def layer_norm_binaries(key: dict) -> Iterator[Binary]:
     flags = {"HAS_WEIGHT": True, "HAS_DROPOUT": key["dropout"], "WIDTH": key["width"]}
-    chunk, count = layer_norm.chunks(key["width"])
+    chunk, count = layer_norm.chunks(key["width"], key["itemsize"])
     flags |= {"CHUNK": chunk, "CHUNKS": count}
     if key["backward"]:
         kernel = layer_norm._layer_norm_bwd_kernel
@@ -199,12 +200,14 @@ def keys() -> Iterator[tuple[str, dict]]:
     for width in sorted({*in_float32, *NORM_WIDTHS}):
         for backward in (False, True):
             for dtype in ("bfloat16", "float32") if width in in_float32 else ("bfloat16",):
-                key = {"width": width, "backward": backward, "dropout": True, "dtype": dtype}
+                key = {"width": width, "itemsize": 2 if dtype == "bfloat16" else 4}
+                key |= {"backward": backward, "dropout": True, "dtype": dtype}
                 yield "layer_norm", key
                 if width <= 4096:
                     yield "embedding_layer_norm", key
     for backward in (False, True):
-        key = {"width": 768, "backward": backward, "dropout": False, "dtype": "float16"}
+        key = {"width": 768, "itemsize": 2, "backward": backward}
+        key |= {"dropout": False, "dtype": "float16"}
         yield "layer_norm", key
         yield "embedding_layer_norm", key
     for op in ("bias_gelu", "bias_glu"):
@@ -279,9 +282,32 @@ def untuned_cases() -> Iterator[tuple[str, object, str, dict]]:
             yield f"{name} {kernel.__name__}", kernel, element, constants
 
 
+# Address, name and, of a branch, where it goes.
+INSTRUCTION = re.compile(
+    r"^\s+/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+\s+)?([A-Z0-9]+)(?:[^;]*?`?\(?(0x[0-9a-f]+)\)?)?[^;]*;", re.M
+)
+
+
+def longest_loop(places, instructions, targets) -> list[str]:
+    """The instructions of the longest loop that holds no other."""
+    order = {int(place, 16): number for number, place in enumerate(places)}
+    loops = []
+    for number, (name, target) in enumerate(zip(instructions, targets, strict=True)):
+        begin = order.get(int(target, 16)) if name == "BRA" and target else None
+        if begin is not None and begin < number:
+            loops.append((begin, number + 1))
+    inner = [
+        one
+        for one in loops
+        if not any(one != other and one[0] <= other[0] and other[1] <= one[1] for other in loops)
+    ]
+    begin, end = max(inner, key=lambda one: one[1] - one[0], default=(0, 0))
+    return list(instructions[begin:end])
+
+
 def compile_case(kernel, element: str, constants: dict, capability: int) -> dict:
     """Registers, stack bytes, local loads and stores (spills), shared memory and matrix instructions."""
-    options = {name: constants[name] for name in ("num_warps", "num_stages") if name in constants}
+    options = {name: constants[name] for name in OPTIONS if name in constants}
     values = {name: value for name, value in constants.items() if name not in options}
     names = kernel.arg_names
     signature = {name: "constexpr" if name in values else type_of(name, element) for name in names}
@@ -297,7 +323,7 @@ def compile_case(kernel, element: str, constants: dict, capability: int) -> dict
         constexprs={(names.index(name),): value for name, value in values.items()},
         attrs=aligned,
     )
-    compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+    compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options | {"enable_fp_fusion": True})
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(compiled.asm["cubin"])
         file.flush()
@@ -308,14 +334,18 @@ def compile_case(kernel, element: str, constants: dict, capability: int) -> dict
         )
         usage, code = dump("--dump-resource-usage"), dump("--dump-sass")
     number = lambda key: int(re.search(rf"{key}:(\d+)", usage)[1])
-    instructions = re.findall(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\d+\s+)?([A-Z0-9]+)", code, re.M)
+    places, instructions, targets = zip(*INSTRUCTION.findall(code), strict=True)
     count = lambda *wanted: sum(instruction in wanted for instruction in instructions)
+    loop = longest_loop(places, instructions, targets)
     return {
         "registers": number("REG"),
         "stack": number("STACK"),
         "spills": count("LDL", "STL"),
         "shared": compiled.metadata.shared,
         "matrix": count("HMMA", "HGMMA", "UTCHMMA"),
+        "warp group matrix": count("HGMMA"),
+        "loop": len(loop),
+        "loop barriers": sum(instruction == "BAR" for instruction in loop),
         "warps": compiled.metadata.num_warps,
     }
 
