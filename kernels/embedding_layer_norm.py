@@ -1,7 +1,7 @@
 """dropout(LayerNorm(word[id] + position[position_id + offset] + token_type[type])), forward and backward.
 
-Forward: a program gathers ROWS tokens' rows and writes y; nothing else is kept but mean and rstd. Backward: a
-persistent grid gathers them again, writes dh and keeps the partial sums of dweight and dbias in registers. A table's
+Forward: a program gathers ROWS tokens' rows and writes y, tiled as in layer_norm.py; mean and rstd are kept. Backward:
+a persistent grid gathers them again, writes dh and keeps the partial sums of dweight and dbias in registers. A table's
 gradient is then the sum of dh over the tokens that took each row, added to what the table holds (a tied decoder's
 gradient, or zeros):
 
@@ -19,8 +19,9 @@ Source: Devlin et al. 2018, arXiv:1810.04805; Ba et al. 2016, arXiv:1607.06450.
 import torch
 import triton
 import triton.language as tl
+from fastenc.kernels import layer_norm
 from fastenc.kernels.device import persistent_programs
-from fastenc.kernels.dropout import dropout_scale, load_rng
+from fastenc.kernels.dropout import is_kept, load_rng, row_keys
 from fastenc.kernels.launch import tunable
 from fastenc.kernels.run import run
 from torch import Tensor
@@ -29,33 +30,45 @@ WINDOW = 64
 
 
 @triton.jit
-def _embed(
+def _token_ids(
     ids_ptr,
     positions_ptr,
     types_ptr,
+    row,
+    inside,
+    offset,
+    HAS_POSITION: tl.constexpr,
+    HAS_TYPE_IDS: tl.constexpr,
+):
+    """Rows of the three tables that the tokens take; int64, so their addresses are."""
+    word = tl.load(ids_ptr + row, mask=inside, other=0)
+    place = word * 0
+    kind = word * 0
+    if HAS_POSITION:
+        place = tl.load(positions_ptr + row, mask=inside, other=0) + offset
+    if HAS_TYPE_IDS:
+        kind = tl.load(types_ptr + row, mask=inside, other=0)
+    return word, place, kind
+
+
+@triton.jit
+def _embed(
     word_ptr,
     position_ptr,
     type_ptr,
-    row,
+    taken,
     column,
     mask,
-    rows,
-    offset,
     WIDTH: tl.constexpr,
     HAS_POSITION: tl.constexpr,
     HAS_TYPE: tl.constexpr,
-    HAS_TYPE_IDS: tl.constexpr,
 ):
-    """The sum of the tokens' rows, in float32; ids are int64, so the addresses are."""
-    word = tl.load(ids_ptr + row, mask=row < rows, other=0)
+    """The sum of the tokens' rows, in float32; 0 where there is no element."""
+    word, place, kind = taken
     h = tl.load(word_ptr + word * WIDTH + column, mask=mask, other=0.0).to(tl.float32)
-    if HAS_TYPE_IDS:
-        kind = tl.load(types_ptr + row, mask=row < rows, other=0)
+    if HAS_TYPE:
         h += tl.load(type_ptr + kind * WIDTH + column, mask=mask, other=0.0).to(tl.float32)
-    elif HAS_TYPE:
-        h += tl.load(type_ptr + column, mask=column < WIDTH, other=0.0).to(tl.float32)
     if HAS_POSITION:
-        place = tl.load(positions_ptr + row, mask=row < rows, other=0) + offset
         h += tl.load(position_ptr + place * WIDTH + column, mask=mask, other=0.0).to(tl.float32)
     return h
 
@@ -80,7 +93,8 @@ def _embedding_layer_norm_fwd_kernel(
     threshold,
     drop_scale,
     WIDTH: tl.constexpr,
-    BLOCK: tl.constexpr,
+    CHUNK: tl.constexpr,
+    CHUNKS: tl.constexpr,
     ROWS: tl.constexpr,
     HAS_POSITION: tl.constexpr,
     HAS_TYPE: tl.constexpr,
@@ -90,43 +104,49 @@ def _embedding_layer_norm_fwd_kernel(
     HAS_DROPOUT: tl.constexpr,
     SAVE_STATISTICS: tl.constexpr,
 ):
+    WHOLE: tl.constexpr = CHUNK * CHUNKS == WIDTH
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS))[:, None]
-    column = tl.arange(0, BLOCK)[None, :]
-    inside = column < WIDTH
-    mask = (row < rows) & inside
-    h = _embed(
-        ids_ptr,
-        positions_ptr,
-        types_ptr,
-        word_ptr,
-        position_ptr,
-        type_ptr,
-        row,
-        column,
-        mask,
-        rows,
-        offset,
-        WIDTH,
-        HAS_POSITION,
-        HAS_TYPE,
-        HAS_TYPE_IDS,
+    inside = row < rows
+    taken = _token_ids(
+        ids_ptr, positions_ptr, types_ptr, row, inside, offset, HAS_POSITION, HAS_TYPE_IDS
     )
-    mean = tl.sum(tl.where(mask, h, 0.0), 1)[:, None] * (1.0 / WIDTH)
-    deviation = tl.where(mask, h - mean, 0.0)
-    variance = tl.sum(deviation * deviation, 1)[:, None] * (1.0 / WIDTH)
-    rstd = tl.div_rn(1.0, tl.sqrt_rn(variance + eps))  # its error would be the whole row's
-    y = deviation * rstd
-    if HAS_WEIGHT:
-        y *= tl.load(weight_ptr + column, mask=inside, other=0.0).to(tl.float32)
-    if HAS_BIAS:
-        y += tl.load(bias_ptr + column, mask=inside, other=0.0).to(tl.float32)
     if HAS_DROPOUT:
-        keep = dropout_scale(load_rng(rng_ptr), 0, row, column, threshold, drop_scale)
-        y = tl.where(keep == 0.0, 0.0, y * keep)
-    tl.store(y_ptr + row.to(tl.int64) * WIDTH + column, y.to(y_ptr.dtype.element_ty), mask=mask)
+        keys = row_keys(load_rng(rng_ptr), 0, row)
+    pieces = ()
+    total = tl.zeros([ROWS, CHUNK], tl.float32)
+    for c in tl.static_range(CHUNKS):
+        column = (tl.arange(0, CHUNK) + c * CHUNK)[None, :]
+        mask = inside if WHOLE else inside & (column < WIDTH)
+        h = _embed(
+            word_ptr, position_ptr, type_ptr, taken, column, mask, WIDTH, HAS_POSITION, HAS_TYPE
+        )
+        total += h
+        pieces = pieces + (h,)  # noqa: RUF005
+    mean = tl.sum(total, 1)[:, None] * (1.0 / WIDTH)
+    squares = tl.zeros([ROWS, CHUNK], tl.float32)
+    for c in tl.static_range(CHUNKS):
+        column = (tl.arange(0, CHUNK) + c * CHUNK)[None, :]
+        deviation = pieces[c] - mean
+        if not WHOLE:
+            deviation = tl.where(column < WIDTH, deviation, 0.0)
+        squares += deviation * deviation
+    variance = tl.sum(squares, 1)[:, None] * (1.0 / WIDTH)
+    rstd = tl.div_rn(1.0, tl.sqrt_rn(variance + eps))  # its error would be the whole row's
+    for c in tl.static_range(CHUNKS):
+        column = tl.zeros([ROWS, 1], tl.int32) + (tl.arange(0, CHUNK) + c * CHUNK)[None, :]
+        mask = inside if WHOLE else inside & (column < WIDTH)
+        y = (pieces[c] - mean) * rstd
+        if HAS_WEIGHT:
+            y *= tl.load(weight_ptr + column, mask=mask, other=0.0).to(tl.float32)
+        if HAS_BIAS:
+            y += tl.load(bias_ptr + column, mask=mask, other=0.0).to(tl.float32)
+        if HAS_DROPOUT:
+            y = tl.where(is_kept(keys, column, threshold), y * drop_scale, 0.0)
+        place = row.to(tl.int64) * WIDTH + column
+        tl.store(y_ptr + place, y.to(y_ptr.dtype.element_ty), mask=mask)
     if SAVE_STATISTICS:
-        tl.store(mean_ptr + row, mean, mask=row < rows)
-        tl.store(rstd_ptr + row, rstd, mask=row < rows)
+        tl.store(mean_ptr + row, mean, mask=inside)
+        tl.store(rstd_ptr + row, rstd, mask=inside)
 
 
 @triton.jit(do_not_specialize=["rows", "offset", "threshold"])
@@ -149,7 +169,8 @@ def _embedding_layer_norm_bwd_kernel(
     threshold,
     drop_scale,
     WIDTH: tl.constexpr,
-    BLOCK: tl.constexpr,
+    CHUNK: tl.constexpr,
+    CHUNKS: tl.constexpr,
     ROWS: tl.constexpr,
     HAS_POSITION: tl.constexpr,
     HAS_TYPE: tl.constexpr,
@@ -158,50 +179,64 @@ def _embedding_layer_norm_bwd_kernel(
     HAS_DROPOUT: tl.constexpr,
     WANTS_AFFINE: tl.constexpr,
 ):
-    column = tl.arange(0, BLOCK)[None, :]
-    inside = column < WIDTH
-    dweight = tl.zeros([ROWS, BLOCK], tl.float32)
-    dbias = tl.zeros([ROWS, BLOCK], tl.float32)
+    WHOLE: tl.constexpr = CHUNK * CHUNKS == WIDTH
+    dweights = ()
+    dbiases = ()
+    for _ in tl.static_range(CHUNKS):
+        dweights = dweights + (tl.zeros([ROWS, CHUNK], tl.float32),)  # noqa: RUF005
+        dbiases = dbiases + (tl.zeros([ROWS, CHUNK], tl.float32),)  # noqa: RUF005
     for first in tl.range(tl.program_id(0) * ROWS, rows, tl.num_programs(0) * ROWS):
         row = (first + tl.arange(0, ROWS))[:, None]
-        mask = (row < rows) & inside
-        place = row.to(tl.int64) * WIDTH + column
-        h = _embed(
-            ids_ptr,
-            positions_ptr,
-            types_ptr,
-            word_ptr,
-            position_ptr,
-            type_ptr,
-            row,
-            column,
-            mask,
-            rows,
-            offset,
-            WIDTH,
-            HAS_POSITION,
-            HAS_TYPE,
-            HAS_TYPE_IDS,
+        inside = row < rows
+        start = row.to(tl.int64) * WIDTH
+        taken = _token_ids(
+            ids_ptr, positions_ptr, types_ptr, row, inside, offset, HAS_POSITION, HAS_TYPE_IDS
         )
-        mean = tl.load(mean_ptr + row, mask=row < rows, other=0.0)
-        rstd = tl.load(rstd_ptr + row, mask=row < rows, other=0.0)
-        xhat = tl.where(mask, (h - mean) * rstd, 0.0)
-        dy = tl.load(dy_ptr + place, mask=mask, other=0.0).to(tl.float32)
         if HAS_DROPOUT:
-            dy *= dropout_scale(load_rng(rng_ptr), 0, row, column, threshold, drop_scale)
-        dweight += dy * xhat
-        dbias += dy
-        g = dy
-        if HAS_WEIGHT:
-            g *= tl.load(weight_ptr + column, mask=inside, other=0.0).to(tl.float32)
-        mean_g = tl.sum(g, 1)[:, None] * (1.0 / WIDTH)
-        mean_gx = tl.sum(g * xhat, 1)[:, None] * (1.0 / WIDTH)
-        dh = (g - mean_g - xhat * mean_gx) * rstd
-        tl.store(dh_ptr + place, dh.to(dh_ptr.dtype.element_ty), mask=mask)
+            keys = row_keys(load_rng(rng_ptr), 0, row)
+        mean = tl.load(mean_ptr + row, mask=inside, other=0.0)
+        rstd = tl.load(rstd_ptr + row, mask=inside, other=0.0)
+        sum_g = tl.zeros([ROWS, CHUNK], tl.float32)
+        sum_gx = tl.zeros([ROWS, CHUNK], tl.float32)
+        xhats = ()
+        gs = ()
+        new_dweights = ()
+        new_dbiases = ()
+        for c in tl.static_range(CHUNKS):
+            column = tl.zeros([ROWS, 1], tl.int32) + (tl.arange(0, CHUNK) + c * CHUNK)[None, :]
+            mask = inside if WHOLE else inside & (column < WIDTH)
+            h = _embed(
+                word_ptr, position_ptr, type_ptr, taken, column, mask, WIDTH, HAS_POSITION, HAS_TYPE
+            )
+            # 0 where there is no element, and so is what it adds to any sum.
+            dy = tl.load(dy_ptr + start + column, mask=mask, other=0.0).to(tl.float32)
+            if HAS_DROPOUT:
+                dy = tl.where(is_kept(keys, column, threshold), dy * drop_scale, 0.0)
+            xhat = (h - mean) * rstd
+            g = dy
+            if HAS_WEIGHT:
+                g = dy * tl.load(weight_ptr + column, mask=mask, other=0.0).to(tl.float32)
+            sum_g += g
+            sum_gx += g * xhat
+            xhats = xhats + (xhat,)  # noqa: RUF005
+            gs = gs + (g,)  # noqa: RUF005
+            new_dweights = new_dweights + (dweights[c] + dy * xhat,)  # noqa: RUF005
+            new_dbiases = new_dbiases + (dbiases[c] + dy,)  # noqa: RUF005
+        dweights = new_dweights
+        dbiases = new_dbiases
+        mean_g = tl.sum(sum_g, 1)[:, None] * (1.0 / WIDTH)
+        mean_gx = tl.sum(sum_gx, 1)[:, None] * (1.0 / WIDTH)
+        for c in tl.static_range(CHUNKS):
+            column = (tl.arange(0, CHUNK) + c * CHUNK)[None, :]
+            mask = inside if WHOLE else inside & (column < WIDTH)
+            dh = (gs[c] - mean_g - xhats[c] * mean_gx) * rstd
+            tl.store(dh_ptr + start + column, dh.to(dh_ptr.dtype.element_ty), mask=mask)
     if WANTS_AFFINE:
-        target = partial_ptr + tl.program_id(0).to(tl.int64) * (2 * WIDTH) + column
-        tl.store(target, tl.sum(dweight, 0)[None, :], mask=inside)
-        tl.store(target + WIDTH, tl.sum(dbias, 0)[None, :], mask=inside)
+        for c in tl.static_range(CHUNKS):
+            column = tl.arange(0, CHUNK) + c * CHUNK
+            target = partial_ptr + tl.program_id(0).to(tl.int64) * (2 * WIDTH) + column
+            tl.store(target, tl.sum(dweights[c], 0), mask=column < WIDTH)
+            tl.store(target + WIDTH, tl.sum(dbiases[c], 0), mask=column < WIDTH)
 
 
 @triton.jit
@@ -295,16 +330,19 @@ def _add_long_kernel(
 
 
 @tunable("embedding_layer_norm", ROWS=(1, 2, 4, 8), num_warps=(2, 4, 8, 16))
-def config(width: int, backward: bool) -> dict:
-    """Launch parameters of the norm's kernels where no table has better ones."""
-    block = triton.next_power_of_2(width)
-    rows = max(1, (1024 if backward else 2048) // block)
-    return {"BLOCK": block, "ROWS": rows, "num_warps": max(4, block // (512 if backward else 1024))}
+def config(width: int, itemsize: int, backward: bool) -> dict:
+    """Launch parameters of the norm's kernels where no table has better ones: those of a norm alone."""
+    return layer_norm.config.rule(width, itemsize, backward)
 
 
 def config_add(width: int) -> dict:
-    """Launch parameters of the kernels that add rows; not tuned on a device yet."""
+    """Launch parameters of the kernel that adds chunks; not tuned on a device yet."""
     return {"BLOCK": min(1024, triton.next_power_of_2(width)), "ROWS": 4, "num_warps": 4}
+
+
+def config_add_long() -> dict:
+    """Of the one that adds an id's chunks: many at a time, for a token type's go through one program."""
+    return {"BLOCK": 64, "ROWS": 64, "num_warps": 4}
 
 
 def _dropout(dropout_p: float, rng_state: Tensor | None) -> tuple[int, float]:
@@ -334,7 +372,7 @@ def embedding_layer_norm_forward(
     if not y.numel():
         return y, mean, rstd
     threshold, drop_scale = _dropout(dropout_p, rng_state)
-    launch = config(width, False, like=word, dropout=threshold > 0)
+    launch = config(width, word.element_size(), False, like=word, dropout=threshold > 0)
     some = lambda tensor: word if tensor is None else tensor.contiguous()
     run(
         _embedding_layer_norm_fwd_kernel,
@@ -394,9 +432,12 @@ def embedding_layer_norm_backward(
         dweight, dbias = (torch.zeros(columns, device=dy.device) for _ in range(2))
         return dh, dweight, dbias
     threshold, drop_scale = _dropout(dropout_p, rng_state)
-    launch = config(width, True, like=word, dropout=threshold > 0)
+    launch = config(width, word.element_size(), True, like=word, dropout=threshold > 0)
     # The order of the sums depends on the number of programs, so on the kind of device, and on nothing else.
-    programs = min(persistent_programs(dy.device, 2), triton.cdiv(rows, launch["ROWS"]))
+    programs = min(
+        persistent_programs(dy.device, layer_norm.backward_programs(width)),
+        triton.cdiv(rows, launch["ROWS"]),
+    )
     partial = torch.empty((programs, 2, columns), dtype=torch.float32, device=dy.device)
     some = lambda tensor: word if tensor is None else tensor.contiguous()
     run(
@@ -439,13 +480,12 @@ def add_rows_in_place(
     count, width = rows.shape
     if not rows.numel():
         return
-    launch = config_add(width)
-    columns, windows = triton.cdiv(width, launch["BLOCK"]), triton.cdiv(count, WINDOW)
+    windows, launch, launch_long = triton.cdiv(count, WINDOW), config_add(width), config_add_long()
     partial = torch.empty((windows, 2, width), dtype=torch.float32, device=rows.device)
-    shared = {"WIDTH": width, "WINDOW": WINDOW, **launch}
+    shared = {"WIDTH": width, "WINDOW": WINDOW}
     run(
         _add_chunks_kernel,
-        (count, columns),
+        (count, triton.cdiv(width, launch["BLOCK"])),
         table,
         rows,
         sorted_ids,
@@ -455,10 +495,11 @@ def add_rows_in_place(
         offset,
         padding_idx,
         **shared,
+        **launch,
     )
     run(
         _add_long_kernel,
-        (windows, columns),
+        (windows, triton.cdiv(width, launch_long["BLOCK"])),
         table,
         sorted_ids,
         partial,
@@ -466,4 +507,5 @@ def add_rows_in_place(
         offset,
         padding_idx,
         **shared,
+        **launch_long,
     )

@@ -10,6 +10,7 @@ Bytes: reads q once and k once a block of queries, writes 36 a query and head.
 import torch
 import triton
 import triton.language as tl
+from fastenc.kernels.run import run
 from torch import Tensor
 
 COUNT = tl.constexpr(8)
@@ -145,7 +146,9 @@ def head_statistics(
     if strongest.numel():
         launch = config(dim)
         grid = (triton.cdiv(max_seqlen, launch["BLOCK_M"]), heads, cu_seqlens.shape[0] - 1)
-        _head_statistics_kernel[grid](
+        run(
+            _head_statistics_kernel,
+            grid,
             q,
             k,
             cu_seqlens,

@@ -6,10 +6,10 @@
 `dresidual_sum` is the gradient of h where h was a result too.
 
 Tiling: a program holds ROWS rows in registers, each as CHUNKS pieces of a power of two of columns (768 = 3 x 256), so
-that no lane is idle; a width with no such division takes one masked piece. Up to 1,024 columns a warp has whole rows, so
-that their sums need no barrier; weights and biases are read with addresses of the rows' shape, because a layout of their
-own would have to go through shared memory. The backward is persistent: each program walks rows with its partial column
-sums (dweight, dbias, dx_bias) in registers and writes them once; a second kernel adds up the programs'.
+that no lane is idle; a width with no such division takes one masked piece. Up to 1,024 columns a warp has whole rows,
+so that their sums need no barrier. Weights and biases are read with addresses of the rows' shape, because a layout of
+their own would have to go through shared memory. The backward is persistent: each program walks rows with its partial
+column sums (dweight, dbias, dx_bias) in registers and writes them once; a second kernel adds up the programs'.
 
 Bytes per element, 2-byte types: forward 4 to 8 (x, y, and residual, h where there are any), backward 6 to 10.
 Source: Ba et al. 2016, arXiv:1607.06450; Zhang and Sennrich 2019, arXiv:1910.07467.

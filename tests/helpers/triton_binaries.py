@@ -152,6 +152,8 @@ def bias_glu_binaries(key: dict) -> Iterator[Binary]:
 def embedding_layer_norm_binaries(key: dict) -> Iterator[Binary]:
     flags = {f"HAS_{name}": True for name in ("POSITION", "TYPE", "TYPE_IDS", "WEIGHT")}
     flags |= {"HAS_DROPOUT": key["dropout"], "WIDTH": key["width"]}
+    chunk, count = layer_norm.chunks(key["width"], key["itemsize"])
+    flags |= {"CHUNK": chunk, "CHUNKS": count}
     if key["backward"]:
         kernel = embedding_layer_norm._embedding_layer_norm_bwd_kernel
         yield "", kernel, {**flags, "WANTS_AFFINE": True}
@@ -277,14 +279,18 @@ def untuned_cases() -> Iterator[tuple[str, object, str, dict]]:
     yield "mlm corruption", kernel, "i64", mlm_corruption.config()
     for width, element in product((128, 768, 1024, 4096), ("bf16", "fp32")):
         module, name = embedding_layer_norm, f"embedding layer norm {width} {element}"
-        constants = {"WIDTH": width, "WINDOW": module.WINDOW, **module.config_add(width)}
-        for kernel in (module._add_chunks_kernel, module._add_long_kernel):
+        for kernel, parameters in (
+            (module._add_chunks_kernel, module.config_add(width)),
+            (module._add_long_kernel, module.config_add_long()),
+        ):
+            constants = {"WIDTH": width, "WINDOW": module.WINDOW, **parameters}
             yield f"{name} {kernel.__name__}", kernel, element, constants
 
 
 # Address, name and, of a branch, where it goes.
 INSTRUCTION = re.compile(
-    r"^\s+/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+\s+)?([A-Z0-9]+)(?:[^;]*?`?\(?(0x[0-9a-f]+)\)?)?[^;]*;", re.M
+    r"^\s+/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+\s+)?([A-Z0-9]+)(?:[^;]*?`?\(?(0x[0-9a-f]+)\)?)?[^;]*;",
+    re.M,
 )
 
 
@@ -307,8 +313,9 @@ def longest_loop(places, instructions, targets) -> list[str]:
 
 def compile_case(kernel, element: str, constants: dict, capability: int) -> dict:
     """Registers, stack bytes, local loads and stores (spills), shared memory and matrix instructions."""
-    options = {name: constants[name] for name in OPTIONS if name in constants}
-    values = {name: value for name, value in constants.items() if name not in options}
+    options = {"enable_fp_fusion": True}
+    options |= {name: constants[name] for name in OPTIONS if name in constants}
+    values = {name: value for name, value in constants.items() if name not in OPTIONS}
     names = kernel.arg_names
     signature = {name: "constexpr" if name in values else type_of(name, element) for name in names}
     aligned = {
@@ -323,7 +330,11 @@ def compile_case(kernel, element: str, constants: dict, capability: int) -> dict
         constexprs={(names.index(name),): value for name, value in values.items()},
         attrs=aligned,
     )
-    compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options | {"enable_fp_fusion": True})
+    compiled = triton.compile(
+        source,
+        target=GPUTarget("cuda", capability, 32),
+        options=options | {"enable_fp_fusion": True},
+    )
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(compiled.asm["cubin"])
         file.flush()

@@ -243,8 +243,8 @@ def test_one_dtype_is_tuned_unless_another_is_named(tables, monkeypatch):
     [
         (bias_gelu.config, (768,)),
         (bias_glu.config, (768,)),
-        (layer_norm.config, (768, True)),
-        (embedding_layer_norm.config, (768, True)),
+        (layer_norm.config, (768, 2, True)),
+        (embedding_layer_norm.config, (768, 2, True)),
         (attention.config, ("forward", 64, "half", False)),
         (attention_short.config, (64, 64, True)),
     ],
