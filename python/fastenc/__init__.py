@@ -12,6 +12,7 @@ _LAZY = {
     "Encoder": "fastenc.models",
     "compile_inference": "fastenc.models",
     "PackedBatch": "fastenc.packing",
+    "predictor": "fastenc.tasks",
     "nn": None,
     "ops": None,
     "models": None,
@@ -29,6 +30,7 @@ __all__ = [
     "ops",
     "packing",
     "patch",
+    "predictor",
     "unpatch",
 ]
 

@@ -8,7 +8,8 @@ from typing import Any
 from fastenc._options import argument, option, options_listed_by
 from fastenc.cli.options import Command
 from fastenc.cli.outputs import DEVICE, check_suffix, device_named, figures, write
-from fastenc.cli.task_options import all_task_options, task_of_model
+from fastenc.cli.task_options import all_task_options
+from fastenc.tasks import task_of_model
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,11 +21,17 @@ class Evaluate(Command):
 
     Examples:
     fastenc evaluate runs/sst2 test.tsv -o test.json
+    fastenc evaluate runs/ner test.conll --report reports/ner
     """
 
     model: str = argument("Folder of a fine-tuned model; it tells the task.")
     inputs: str = argument("Labelled data, as in training (.gz).")
     output: Path | None = option(None, "File to write the metrics to: .json.", "-o")
+    report: Path | None = option(
+        None,
+        "Folder for the figures of each class (classes.tsv), the confusion matrix (confusion.tsv) and what was wrong "
+        "(mistakes.jsonl).",
+    )
     batch_size: int = option(32, "Sequences of a batch.")
     device: str | None = option(None, DEVICE)
     task_options: dict[str, Any] = options_listed_by(all_task_options)
@@ -42,4 +49,10 @@ class Evaluate(Command):
         metrics = task.evaluate(model, data, examples, self.batch_size, show_progress=None)
         if self.output is not None:
             write(self.output, lambda path: path.write_text(json.dumps(metrics, indent=1)))
+        if self.report is not None:
+            predictions = task.predict_encoded(model, data, examples, self.batch_size)
+            for name, lines in task.report(model, data, predictions).items():
+                text = "".join(f"{line}\n" for line in lines)
+                write(self.report / name, lambda path, text=text: path.write_text(text, "utf-8"))
+            print(f"classes, confusion matrix and mistakes in {self.report}")
         print(figures(metrics, task.metric_titles(model)))

@@ -9,11 +9,11 @@ import torch
 from fastenc._options import argument, documented, group, option, options_listed_by
 from fastenc.adapt import add_adaptation, freeze_encoder, trained_parameters
 from fastenc.cli.options import Command
-from fastenc.cli.task_options import all_task_options, make_task
+from fastenc.cli.task_options import all_task_options
 from fastenc.cli.training import run_trainer
 from fastenc.models import checkpoint
 from fastenc.models.adaptations import LORA_TARGETS, METHODS, Lora
-from fastenc.tasks import TASKS, Task, task_named
+from fastenc.tasks import TASKS, Task, make_task, task_named
 from fastenc.train import TrainConfig, task_trainer
 from fastenc.train.checkpoint import open_output
 

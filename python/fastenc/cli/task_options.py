@@ -1,11 +1,10 @@
 """Options of commands made from the fields of the tasks, so that a new task needs none here."""
 
 from dataclasses import fields
-from typing import Any, get_type_hints
+from typing import get_type_hints
 
 from fastenc.cli.options import Option, option_of
-from fastenc.models import checkpoint
-from fastenc.tasks import TASKS, Task, task_of
+from fastenc.tasks import TASKS
 
 GROUP = "Options of the tasks"
 
@@ -18,27 +17,6 @@ def all_task_options() -> list[Option]:
 def prediction_options() -> list[Option]:
     """An option for every field of a task that matters to prediction."""
     return [_merged(takers) for takers in _options(predict=True).values()]
-
-
-def make_task(task: type[Task], options: dict[str, Any]) -> Task:
-    """Raises: ValueError for an option that belongs to other tasks."""
-    known = {field.name for field in fields(task)}
-    for name in options:
-        if name not in known:
-            owners = _options(predict=False)[name]
-            (flag, *_) = (f"--{option.key}" for option in owners.values())
-            raise ValueError(
-                f"{flag} is an option of {', '.join(owners)}, not of {task.name}: leave it out, or check the task"
-            )
-    values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in options.items()}
-    return task(**values)
-
-
-def task_of_model(model_name: str, options: dict[str, Any]) -> Task:
-    """A fine-tuned model's task, with the options of its training where none are given."""
-    kind = task_of(model_name)
-    kept = kind.options_kept(checkpoint.read_config(checkpoint.resolve(model_name)))
-    return make_task(kind, {**kept, **options})
 
 
 def _options(predict: bool) -> dict[str, dict[str, Option]]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fastenc.data.readers import kind_of, numbered_lines
 from fastenc.models.tags import SCHEMES, convert, every_tag, scheme_of
@@ -164,10 +164,9 @@ def iterate_words(path: str | Path, word_column: int | None = None) -> Iterator[
     empty = True
     if kind_of(path) == ".txt":
         for number, line in numbered_lines(Path(path)):
-            found = list(re.finditer(r"\w+|[^\w\s]", line))
-            words, starts = [m.group() for m in found], [m.start() for m in found]
-            empty = empty and not words
-            yield Sentence(words, [], [number] * len(words), line, starts)
+            each = cut_into_words(line, number)
+            empty = empty and not each.words
+            yield each
     else:
         column = word_column or _usual_word_column(path)
         for rows in numbered_blocks(path):
@@ -175,6 +174,22 @@ def iterate_words(path: str | Path, word_column: int | None = None) -> Iterator[
             yield sentence(_words(path, rows, column), (), [number for number, _ in rows])
     if empty:
         raise ValueError(f"{path} holds no words: give a file with a word a line, or .txt")
+
+
+def cut_into_words(text: str, line: int) -> Sentence:
+    """The words and punctuation marks of a text."""
+    found = list(re.finditer(r"\w+|[^\w\s]", text))
+    words, starts = [m.group() for m in found], [m.start() for m in found]
+    return Sentence(words, [], [line] * len(words), text, starts)
+
+
+def sentence_of(value: Any, place: int) -> Sentence:
+    """A text that is cut into words, or a list of words. Raises: ValueError for anything else."""
+    if isinstance(value, str):
+        return cut_into_words(value, place + 1)
+    if not isinstance(value, list | tuple) or not all(isinstance(w, str) and w for w in value):
+        raise ValueError(f"input {place} must be a text or a list of words, got {value!r}")
+    return sentence(list(value), (), [place + 1] * len(value))
 
 
 def numbered_blocks(path: str | Path) -> Iterator[Rows]:

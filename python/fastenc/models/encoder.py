@@ -241,7 +241,8 @@ class Encoder(PretrainedModel):
         pooling: str | None = None,
         normalize: bool | None = None,
         show_progress: bool | None = None,
-    ) -> Tensor:
+        convert_to_numpy: bool = False,
+    ) -> Any:
         """Embed texts with the checkpoint's own tokenizer, in evaluation mode.
 
         Args:
@@ -251,8 +252,9 @@ class Encoder(PretrainedModel):
                 tokens and the last four layers. None: what the checkpoint declares (``sentence``), else "mean".
             normalize: scale each vector to Euclidean length 1. None: what the checkpoint declares, else True.
             show_progress: a progress bar on stderr; None: on a terminal, for more than ten batches.
+            convert_to_numpy: return a float32 numpy array.
         Returns: (len(texts), hidden_size), the model's dtype, on its device; (hidden_size,) for one text.
-        Raises: ValueError without a tokenizer, for an unknown pooling or a batch_size below 1.
+        Raises: ValueError for what is no text, without a tokenizer, for an unknown pooling or a batch_size below 1.
         """
         if self.tokenizer is None:
             raise ValueError(
@@ -267,6 +269,9 @@ class Encoder(PretrainedModel):
             raise ValueError(f"batch_size must be at least 1, got {batch_size}")
         single = isinstance(texts, str)
         listed = [texts] if isinstance(texts, str) else list(texts)
+        for place, text in enumerate(listed):
+            if not isinstance(text, str):
+                raise ValueError(f"encode takes texts, got {text!r} as text {place}: leave it out")
         ids = tokenize(listed, self.tokenizer, self.max_tokens)
         order = sorted(range(len(ids)), key=lambda place: len(ids[place]), reverse=True)
         starts = range(0, len(order), batch_size)
@@ -282,7 +287,14 @@ class Encoder(PretrainedModel):
                 parts.append(F.normalize(pooled, dim=1) if normalize else pooled)
         places = torch.tensor(order, dtype=torch.long).argsort()
         vectors = torch.cat(parts).index_select(0, send(places, weight.device))
-        return vectors[0] if single else vectors
+        vectors = vectors[0] if single else vectors
+        return vectors.float().cpu().numpy() if convert_to_numpy else vectors
+
+    @staticmethod
+    def similarity(a: Any, b: Any) -> Tensor:
+        """Cosine similarities (rows of a, rows of b) of vectors, tensors or arrays; float32."""
+        unit = [F.normalize(torch.atleast_2d(torch.as_tensor(x)).float(), dim=1) for x in (a, b)]
+        return unit[0] @ unit[1].T
 
     def embed_words(self, sentences: Any, **options: Any) -> WordVectors:
         """Vectors of the words of sentences: :func:`fastenc.models.word_vectors.embed_words`."""

@@ -6,8 +6,9 @@ from fastenc.tasks.classification import (
 )
 from fastenc.tasks.masked_lm import evaluate_masked_lm
 from fastenc.tasks.prediction import predict_file
+from fastenc.tasks.predictor import Predictor, predictor
 from fastenc.tasks.question_answering import QuestionAnswering
-from fastenc.tasks.registry import TASKS, task_named, task_of
+from fastenc.tasks.registry import TASKS, make_task, task_named, task_of, task_of_model
 from fastenc.tasks.sentence_embedding import SentenceEmbedding
 from fastenc.tasks.span_ner import FoundEntity, SpanNer
 from fastenc.tasks.tagging import Tagging, TokenClassification
@@ -16,6 +17,7 @@ from fastenc.tasks.word_sense import SensePrediction, WordSense
 __all__ = [
     "TASKS",
     "FoundEntity",
+    "Predictor",
     "QuestionAnswering",
     "SensePrediction",
     "SentenceEmbedding",
@@ -26,7 +28,10 @@ __all__ = [
     "TokenClassification",
     "WordSense",
     "evaluate_masked_lm",
+    "make_task",
     "predict_file",
+    "predictor",
     "task_named",
     "task_of",
+    "task_of_model",
 ]

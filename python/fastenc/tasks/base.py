@@ -17,6 +17,7 @@ from fastenc.models.pretrained import PretrainedModel
 from fastenc.nn.evaluation_mode import evaluation_mode
 from fastenc.objectives.loss_terms import labelled_items
 from fastenc.packing import PackedBatch
+from fastenc.tasks.report import Report
 
 Fill = Callable[[PackedBatch, Sequence[int]], PackedBatch]
 
@@ -95,6 +96,20 @@ class Task(ABC):
     @abstractmethod
     def lines(self, model: Any, data: Any, predictions: Any, suffix: str) -> Iterable[str]:
         """The lines of a file of predictions that ends in ``suffix``, one of ``outputs``."""
+
+    def data_of(self, inputs: Sequence[Any]) -> Any:
+        """Inputs in Python, such as texts, as :meth:`read_inputs` returns those of a file.
+
+        Raises: ValueError for inputs of another kind.
+        """
+        raise ValueError(f"{self.name} predicts for files alone: use fastenc predict")
+
+    def report(self, model: Any, data: Any, predictions: Any) -> "Report":
+        """Files about predictions for labelled data: figures of each class, a confusion matrix, the mistakes.
+
+        Raises: ValueError where there are no classes.
+        """
+        raise ValueError(f"{self.name} has no classes to report on: leave out --report")
 
     def describe_labels(self, data: Any) -> str:
         """What the labels of a set are and how often each occurs, in words; "" for nothing to say."""

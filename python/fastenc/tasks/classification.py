@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -25,6 +25,15 @@ from fastenc.tasks.metrics import (
     classification_metrics,
     multi_label_metrics,
     regression_metrics,
+)
+from fastenc.tasks.report import (
+    CLASSES,
+    CONFUSION,
+    MISTAKES,
+    Report,
+    class_figures,
+    confusion_matrix,
+    mistakes,
 )
 from fastenc.tasks.summary import count_labels, number_range
 
@@ -128,6 +137,37 @@ class SequenceClassification(Task):
             "multi_label": kind == "multi_label_classification",
         }
         return told | super().options_kept(hf_config)
+
+    def data_of(self, inputs: Sequence[Any]) -> LabelledData:
+        """Texts, or pairs of them."""
+        texts = [tuple(each) if isinstance(each, list | tuple) else each for each in inputs]
+        for place, each in enumerate(texts):
+            parts = each if isinstance(each, tuple) else (each,)
+            if len(parts) != len(self.text) or not all(isinstance(part, str) for part in parts):
+                kind = "a text" if len(self.text) == 1 else "a pair of texts"
+                raise ValueError(f"input {place} must be {kind}, got {each!r}")
+        return LabelledData(texts, [], [])
+
+    def report(self, model: SequenceClassifier, data: LabelledData, predictions: Tensor) -> Report:
+        if model.problem_type == "regression":
+            raise ValueError("a regression has no classes to report on: leave out --report")
+        several = model.problem_type == "multi_label_classification"
+        names, rows, labels = model.label_names, _rows(model, predictions), cast(Any, data.labels)
+        if several:
+            found: Any = (predictions >= 0).long().tolist()
+            gold: Any = [[int(value) for value in row] for row in labels]
+            title = lambda row: [n for n, one in zip(names, row, strict=True) if one]
+        else:
+            found, gold, title = predictions.argmax(1).tolist(), list(labels), names.__getitem__
+        wrong = (
+            {"where": where, **self._texts(cast(Any, text)), "true": title(y), **row}
+            for where, text, y, p, row in zip(
+                data.where or range(1, len(data) + 1), data.texts, gold, found, rows, strict=True
+            )
+            if y != p
+        )
+        files: Report = {CLASSES: class_figures(gold, found, names), MISTAKES: mistakes(wrong)}
+        return files if several else {**files, CONFUSION: confusion_matrix(gold, found, names)}
 
     def describe_labels(self, data: LabelledData) -> str:
         if self.regression:

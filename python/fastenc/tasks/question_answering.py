@@ -49,6 +49,18 @@ class QuestionAnswering(Task):
     def read_inputs(self, path: str | Path) -> list[Question]:
         return read_questions(path, answers=False)
 
+    def data_of(self, inputs: Sequence[Any]) -> list[Question]:
+        """Dictionaries with "question" and "context"."""
+        for place, each in enumerate(inputs):
+            if not isinstance(each, dict) or not {"question", "context"} <= each.keys():
+                raise ValueError(
+                    f"input {place} must be a dictionary with question and context, got {each!r}"
+                )
+        return [
+            Question(str(each.get("id", place)), each["question"], each["context"], [])
+            for place, each in enumerate(inputs)
+        ]
+
     def describe_labels(self, data: Sequence[Question]) -> str:
         unanswered = sum(not question.answers for question in data)
         return f"{len(data) - unanswered:,} with an answer, {unanswered:,} without"

@@ -1,6 +1,8 @@
 """The tasks that the command line knows."""
 
+from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 from fastenc.models import checkpoint
 from fastenc.tasks.base import Task
@@ -46,3 +48,24 @@ def task_of(model_name: str | Path) -> type[Task]:
         f"{model_name} holds {held}, which predicts nothing: fine-tune it first with fastenc finetune "
         f"{model_name} --task {'|'.join(TASKS)}"
     )
+
+
+def make_task(task: type[Task], options: dict[str, Any]) -> Task:
+    """Raises: ValueError for an option that belongs to other tasks, or to none."""
+    known = {field.name for field in fields(task)}
+    for name in options:
+        if name not in known:
+            owners = [t.name for t in TASKS.values() if name in {field.name for field in fields(t)}]
+            raise ValueError(
+                f"--{name.replace('_', '-')} is an option of {', '.join(owners) or 'no task'}, not of {task.name}: "
+                "leave it out, or check the task"
+            )
+    values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in options.items()}
+    return task(**values)
+
+
+def task_of_model(model_name: str | Path, options: dict[str, Any]) -> Task:
+    """A fine-tuned model's task, with the options of its training where none are given."""
+    kind = task_of(model_name)
+    kept = kind.options_kept(checkpoint.read_config(checkpoint.resolve(model_name)))
+    return make_task(kind, {**kept, **options})

@@ -73,6 +73,16 @@ class SentenceEmbedding(Task):
             highest = train.highest
         return read_pairs(path, self.text, self.similarity, highest)
 
+    def data_of(self, inputs: Sequence[Any]) -> TextPairs:
+        """Pairs of texts."""
+        for place, each in enumerate(inputs):
+            if isinstance(each, str) or len(each) != 2 or not all(isinstance(t, str) for t in each):
+                raise ValueError(
+                    f"input {place} must be a pair of texts, whose similarity is predicted, got {each!r}: "
+                    "Encoder.encode gives the vectors of texts"
+                )
+        return TextPairs([tuple(each) for each in inputs], [])
+
     def describe_labels(self, data: TextPairs) -> str:
         return f"{self.similarity}: {number_range(data.scores)}" if data.scores else ""
 

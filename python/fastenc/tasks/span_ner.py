@@ -18,6 +18,7 @@ from fastenc.data import (
     read_entities,
     read_unlabelled,
 )
+from fastenc.data.columns import sentence_of
 from fastenc.data.entities import is_nested, iterate_unlabelled
 from fastenc.data.readers import in_parts
 from fastenc.data.span_examples import spans_of
@@ -27,6 +28,7 @@ from fastenc.models.span_classifier import check_span_options
 from fastenc.models.tags import Span
 from fastenc.tasks.base import Fill, Task, run
 from fastenc.tasks.metrics import entity_metrics
+from fastenc.tasks.report import CLASSES, MISTAKES, Report, entity_figures, mistakes
 from fastenc.tasks.span_decoding import FoundEntity, best_null_offset, select_entities
 from fastenc.tasks.summary import count_labels
 
@@ -102,6 +104,25 @@ class SpanNer(Task):
     def input_parts(self, path: str | Path, size: int) -> Iterator[EntityData]:
         for sentences in in_parts(iterate_unlabelled(path, self.word_column), size):
             yield EntityData(sentences, [], [], str(path))
+
+    def data_of(self, inputs: Sequence[Any]) -> EntityData:
+        """Texts, or sentences as lists of words."""
+        return EntityData([sentence_of(each, place) for place, each in enumerate(inputs)], [], [])
+
+    def report(
+        self, model: SpanClassifier, data: EntityData, predictions: list[list[FoundEntity]]
+    ) -> Report:
+        found = [[each.entity for each in row] for row in predictions]
+        wrong = (
+            {
+                "words": each.words,
+                "missed": [entity for entity in truth if entity not in ours],
+                "wrong": [entity for entity in ours if entity not in truth],
+            }
+            for each, truth, ours in zip(data.sentences, data.entities, found, strict=True)
+            if set(truth) != set(ours)
+        )
+        return {CLASSES: entity_figures(data.entities, found), MISTAKES: mistakes(wrong)}
 
     def describe_labels(self, data: EntityData) -> str:
         return f"entities: {count_labels(each.type for row in data.entities for each in row)}"

@@ -19,7 +19,7 @@ from fastenc.data import (
     read_tagged,
     read_words,
 )
-from fastenc.data.columns import iterate_words
+from fastenc.data.columns import iterate_words, sentence_of
 from fastenc.data.readers import in_parts
 from fastenc.data.tagging import LABEL_SCHEMES
 from fastenc.data.writers import json_lines
@@ -27,6 +27,16 @@ from fastenc.models import TokenClassifier
 from fastenc.models.tags import SCHEMES, scheme_of, spans
 from fastenc.tasks.base import Task
 from fastenc.tasks.metrics import tagging_metrics
+from fastenc.tasks.report import (
+    CLASSES,
+    CONFUSION,
+    MISTAKES,
+    Report,
+    class_figures,
+    confusion_matrix,
+    entity_figures,
+    mistakes,
+)
 from fastenc.tasks.summary import count_labels
 
 AGGREGATIONS = ("first", "mean")
@@ -97,6 +107,31 @@ class TokenClassification(Task):
                 "--tag-column another column, or add sentences with other tags"
             )
         return data
+
+    def data_of(self, inputs: Sequence[Any]) -> TaggedData:
+        """Texts, or sentences as lists of words."""
+        return TaggedData([sentence_of(each, place) for place, each in enumerate(inputs)], [])
+
+    def report(
+        self, model: TokenClassifier, data: TaggedData, predictions: list[Tagging]
+    ) -> Report:
+        pairs = list(zip(data.sentences, predictions, strict=True))
+        index = {name: i for i, name in enumerate(model.label_names)}
+        gold = [index[tag] for each, _ in pairs for tag in each.tags]
+        found = [index[tag] for _, predicted in pairs for tag in predicted.tags]
+        wrong = (
+            {"line": each.lines[0], "words": each.words, "true": each.tags, "tags": predicted.tags}
+            for each, predicted in pairs
+            if each.tags != predicted.tags
+        )
+        if scheme_of(model.label_names) is None:
+            figures = class_figures(gold, found, model.label_names)
+        else:
+            figures = entity_figures(
+                [spans(each.tags) for each, _ in pairs], [spans(p.tags) for _, p in pairs]
+            )
+        matrix = confusion_matrix(gold, found, model.label_names)
+        return {CLASSES: figures, CONFUSION: matrix, MISTAKES: mistakes(wrong)}
 
     def describe_labels(self, data: TaggedData) -> str:
         return f"tags: {count_labels(tag for each in data.sentences for tag in each.tags)}"

@@ -1,0 +1,63 @@
+"""Files that say where a model is right and wrong: figures of each class, a confusion matrix, and the mistakes."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from fastenc._extras import require
+from fastenc.data.writers import json_lines
+
+Report = dict[str, Iterable[str]]  # name of a file → its lines
+CLASSES, CONFUSION, MISTAKES = "classes.tsv", "confusion.tsv", "mistakes.jsonl"
+
+
+def class_figures(gold: Sequence[Any], predicted: Sequence[Any], names: Sequence[str]) -> list[str]:
+    """Lines of a table with precision, recall, F1 and number of each class, by scikit-learn; 0 for a share of nothing.
+
+    Args:
+        gold, predicted: a class index each, or a row of 0 and 1 each for several labels.
+    """
+    sklearn = require("sklearn.metrics", extra="train")
+    columns = sklearn.precision_recall_fscore_support(
+        gold, predicted, labels=list(range(len(names))), average=None, zero_division=0
+    )
+    return _table(names, columns)
+
+
+def entity_figures(gold: Sequence[Iterable[Any]], predicted: Sequence[Iterable[Any]]) -> list[str]:
+    """The same of entities of each type, which agree in type, first and last word."""
+    right: Counter = Counter()
+    found: Counter = Counter()
+    expected: Counter = Counter()
+    for truth, ours in zip(map(set, gold), map(set, predicted), strict=True):
+        right.update(entity.type for entity in truth & ours)
+        found.update(entity.type for entity in ours)
+        expected.update(entity.type for entity in truth)
+    names = sorted(found | expected)
+    precision = [right[name] / max(found[name], 1) for name in names]
+    recall = [right[name] / max(expected[name], 1) for name in names]
+    f1 = [2 * right[name] / max(found[name] + expected[name], 1) for name in names]
+    return _table(names, (precision, recall, f1, [expected[name] for name in names]))
+
+
+def confusion_matrix(
+    gold: Sequence[Any], predicted: Sequence[Any], names: Sequence[str]
+) -> list[str]:
+    """Lines of a table with a row for each true class and a column for each predicted one."""
+    counts = Counter(zip(gold, predicted, strict=True))
+    lines = ["\t".join(["true \\ predicted", *names])]
+    for row, name in enumerate(names):
+        lines.append("\t".join([name, *(str(counts[row, column]) for column in range(len(names)))]))
+    return lines
+
+
+def mistakes(rows: Iterable[dict[str, Any]]) -> list[str]:
+    """Lines of JSON, one for each mistake."""
+    return list(json_lines(list(rows)))
+
+
+def _table(names: Sequence[str], columns: Sequence[Sequence[float]]) -> list[str]:
+    lines = ["class\tprecision\trecall\tf1\tnumber"]
+    for name, *figures, number in zip(names, *columns, strict=True):
+        lines.append("\t".join([name, *(f"{figure:.4f}" for figure in figures), str(int(number))]))
+    return lines

@@ -1,0 +1,105 @@
+"""Figures of classes against scikit-learn and seqeval, and the files of ``fastenc evaluate --report``."""
+
+import csv
+import json
+from random import Random
+
+import pytest
+from seqeval.metrics import classification_report as entity_report
+from sklearn.metrics import classification_report
+from sklearn.metrics import confusion_matrix as theirs
+
+from fastenc.models.tags import spans
+from fastenc.tasks.report import class_figures, confusion_matrix, entity_figures
+from tests.helpers.commands import failure, run
+from tests.helpers.training_run import small_model, word_tokenizer
+
+
+def rows_of(lines):
+    return list(csv.DictReader(lines, delimiter="\t"))
+
+
+def same(rows, report):
+    for row in rows:
+        for ours, name in (("precision", "precision"), ("recall", "recall"), ("f1", "f1-score")):
+            assert float(row[ours]) == pytest.approx(report[row["class"]][name], abs=5e-5)
+        assert int(row["number"]) == report[row["class"]]["support"]
+
+
+def test_figures_of_classes_are_those_of_scikit_learn():
+    draw, names = Random(0), ["a", "b", "c"]
+    gold, found = ([draw.randrange(3) for _ in range(60)] for _ in range(2))
+    report = classification_report(gold, found, target_names=names, output_dict=True)
+    same(rows_of(class_figures(gold, found, names)), report)
+    matrix = [line.split("\t") for line in confusion_matrix(gold, found, names)]
+    assert [row[0] for row in matrix[1:]] == matrix[0][1:] == names
+    assert [[int(cell) for cell in row[1:]] for row in matrix[1:]] == theirs(gold, found).tolist()
+
+
+def test_figures_of_several_labels_are_those_of_scikit_learn():
+    draw, names = Random(1), ["a", "b"]
+    gold, found = ([[draw.randrange(2) for _ in names] for _ in range(40)] for _ in range(2))
+    report = classification_report(
+        gold, found, target_names=names, output_dict=True, zero_division=0
+    )
+    same(rows_of(class_figures(gold, found, names)), report)
+
+
+def test_figures_of_entities_are_those_of_seqeval():
+    draw, tags = Random(2), ["O", "B-X", "I-X", "B-Y", "I-Y"]
+    gold, found = ([[draw.choice(tags) for _ in range(12)] for _ in range(20)] for _ in range(2))
+    ours = rows_of(entity_figures([spans(row) for row in gold], [spans(row) for row in found]))
+    assert [row["class"] for row in ours] == ["X", "Y"]
+    same(ours, entity_report(gold, found, output_dict=True, zero_division=0))
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("base")
+    small_model("mlm", word_tokenizer()).save_pretrained(folder)
+    return folder
+
+
+TEXTS = ["the cat sat", "a dog ran slowly", "the mat"] * 4
+
+
+def test_the_command_writes_classes_confusion_and_mistakes(base, tmp_path, capsys):
+    data, model = tmp_path / "d.tsv", tmp_path / "run"
+    labels = ["pos", "neg", "pos"] * 4
+    lines = [f"{text}\t{label}" for text, label in zip(TEXTS, labels, strict=True)]
+    data.write_text("\n".join(["sentence\tlabel", *lines]) + "\n")
+    run("finetune", base, data, "-o", model, "--max-steps", 1)
+    run("evaluate", model, data, "--report", tmp_path / "r", "-o", tmp_path / "m.json")
+    run("predict", model, data, "-o", tmp_path / "p.jsonl")
+    found = [json.loads(line)["label"] for line in (tmp_path / "p.jsonl").read_text().splitlines()]
+    report = classification_report(labels, found, output_dict=True, zero_division=0)
+    same(rows_of((tmp_path / "r" / "classes.tsv").read_text().splitlines()), report)
+    wrong = [
+        json.loads(line) for line in (tmp_path / "r" / "mistakes.jsonl").read_text().splitlines()
+    ]
+    expected = [i for i, (y, p) in enumerate(zip(labels, found, strict=True)) if y != p]
+    assert expected and [row["where"] for row in wrong] == [
+        f"{data}, line {i + 2}" for i in expected
+    ]
+    assert [(row["true"], row["label"]) for row in wrong] == [
+        (labels[i], found[i]) for i in expected
+    ]
+    assert (
+        (tmp_path / "r" / "confusion.tsv").read_text().startswith("true \\ predicted\tneg\tpos\n")
+    )
+    numbers = tmp_path / "n.tsv"
+    numbers.write_text("sentence\tlabel\nthe cat\t0.5\na dog\t1.5\n")
+    run("finetune", base, numbers, "-o", tmp_path / "n", "--max-steps", 1, "--regression")
+    text = failure(capsys, "evaluate", tmp_path / "n", numbers, "--report", tmp_path / "x")
+    assert "a regression has no classes to report on" in text and not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize("task", ["token-classification", "span-ner"])
+def test_words_have_a_report_too(task, base, tmp_path):
+    data, model = tmp_path / "d.conll", tmp_path / "run"
+    data.write_text("the O\ncat B-X\nsat O\n\na O\ndog B-Y\n\n" * 3)
+    run("finetune", base, data, "--task", task, "-o", model, "--max-steps", 1)
+    run("evaluate", model, data, "--report", tmp_path / "r")
+    rows = rows_of((tmp_path / "r" / "classes.tsv").read_text().splitlines())
+    assert {row["class"]: int(row["number"]) for row in rows} == {"X": 3, "Y": 3}
+    assert (tmp_path / "r" / "mistakes.jsonl").read_text()
