@@ -7,15 +7,24 @@
 
 namespace fastenc {
 
+namespace {
+
+// Room for biases, and for the gradient of one of them.
+int64_t bias_scratch(int64_t length_q, int64_t length_k) { return 2 * length_q + 3 * length_k + 512; }
+
+}  // namespace
+
 // For the widest vectors and panels; the kernels lay it out.
-int64_t attention_forward_scratch(int64_t length_k, int64_t head_dim) {
+int64_t attention_forward_scratch(int64_t length_q, int64_t length_k, int64_t head_dim) {
   const int64_t padded = (length_k + 127) / 128 * 128, rows = kAttentionRows;
-  return 2 * padded * head_dim + rows * (padded + 16) + 2 * rows * head_dim + padded;
+  return 2 * padded * head_dim + rows * (padded + 16) + 2 * rows * head_dim + padded +
+         bias_scratch(length_q, length_k);
 }
 
-int64_t attention_backward_scratch(int64_t length_k, int64_t head_dim) {
+int64_t attention_backward_scratch(int64_t length_q, int64_t length_k, int64_t head_dim) {
   const int64_t padded = (length_k + 127) / 128 * 128, rows = kAttentionRows;
-  return 5 * padded * head_dim + 3 * rows * (padded + 16) + 3 * rows * head_dim;
+  return 5 * padded * head_dim + 3 * rows * (padded + 16) + 3 * rows * head_dim +
+         bias_scratch(length_q, length_k);
 }
 
 namespace {
@@ -23,37 +32,52 @@ namespace {
 // What both directions are called with; it keeps alive what Attention points to.
 struct Call {
   Tensor q, k, v, cu_seqlens_q, cu_seqlens_k;
+  FloatVector alibi_slopes, relative_bias, key_bias;
   int64_t max_seqlen_q, max_seqlen_k;
   bool bf16;
   Attention attention{};
 
   Call(
       const Tensor& q_, const Tensor& k_, const Tensor& v_, const Tensor& offsets_q,
-      const std::optional<Tensor>& offsets_k, const std::optional<Tensor>& rng_state, bool biased, int64_t max_q,
-      int64_t max_k, double dropout_p, double scale, int64_t window_left, int64_t window_right)
+      const std::optional<Tensor>& offsets_k, const std::optional<Tensor>& rng_state,
+      const std::optional<Tensor>& slopes, const std::optional<Tensor>& table,
+      const std::optional<Tensor>& added_to_keys, int64_t max_q, int64_t max_k, double dropout_p, double scale,
+      int64_t window_left, int64_t window_right)
       : q(rows_contiguous(q_)),
         k(rows_contiguous(k_)),
         v(rows_contiguous(v_)),
         cu_seqlens_q(as_contiguous(offsets_q)),
         cu_seqlens_k(offsets_k ? as_contiguous(*offsets_k) : cu_seqlens_q),
+        alibi_slopes(slopes),
+        relative_bias(table),
+        key_bias(added_to_keys),
         max_seqlen_q(max_q),
         max_seqlen_k(max_k),
         bf16(is_bfloat16(q_)) {
-    STD_TORCH_CHECK(
-        !biased && window_left < 0 && window_right < 0, "attention: the C++ kernel has no window and no bias");
     STD_TORCH_CHECK(
         k.scalar_type() == q.scalar_type() && v.scalar_type() == q.scalar_type() && k.size(0) == v.size(0),
         "attention: q, k and v must agree in dtype, and k and v in length");
     STD_TORCH_CHECK(
         cu_seqlens_q.numel() == cu_seqlens_k.numel(), "attention: queries and keys must have as many sequences");
+    const int64_t num_heads = q.size(1), tokens = q.size(0) + k.size(0);
+    STD_TORCH_CHECK(
+        (!slopes || slopes->numel() == num_heads) && (!added_to_keys || added_to_keys->numel() == k.size(0)) &&
+            (!table || (table->dim() == 2 && table->size(0) == num_heads && table->size(1) % 2 == 1)),
+        "attention: alibi_slopes must be (num_heads,), relative_bias (num_heads, 2 * R + 1), key_bias (total_k,)");
     attention.q = heads(q);
     attention.k = heads(k);
     attention.v = heads(v);
-    attention.num_heads = q.size(1);
+    attention.num_heads = num_heads;
     attention.head_dim = q.size(2);
     attention.total_q = q.size(0);
     attention.scale = static_cast<float>(scale);
     attention.dropout = make_dropout(dropout_p, rng_state);
+    attention.window_left = std::min(window_left, tokens);
+    attention.window_right = std::min(window_right, tokens);
+    attention.alibi_slopes = alibi_slopes.data();
+    attention.relative_bias = relative_bias.data();
+    attention.relative_radius = table ? table->size(1) / 2 : 0;
+    attention.key_bias = key_bias.data();
   }
 
   // Calls run(task) for every head of every sequence. Each worker begins with a share of the tokens, in their order,
@@ -94,7 +118,7 @@ std::tuple<Tensor, Tensor> forward(
     std::optional<Tensor> key_bias, int64_t max_seqlen_q, int64_t max_seqlen_k, double dropout_p, double scale,
     int64_t window_left, int64_t window_right) {
   Call call(
-      q, k, v, cu_seqlens_q, cu_seqlens_k, rng_state, alibi_slopes || relative_bias || key_bias, max_seqlen_q,
+      q, k, v, cu_seqlens_q, cu_seqlens_k, rng_state, alibi_slopes, relative_bias, key_bias, max_seqlen_q,
       max_seqlen_k, dropout_p, scale, window_left, window_right);
   Attention& a = call.attention;
   Tensor out = empty({a.total_q, a.num_heads, a.head_dim}, q.scalar_type());
@@ -102,25 +126,62 @@ std::tuple<Tensor, Tensor> forward(
   a.out = out.mutable_data_ptr();
   a.lse = static_cast<float*>(lse.mutable_data_ptr());
   call.for_each_task([&](const AttentionTask& task) {
-    float* scratch = thread_scratch(attention_forward_scratch(max_seqlen_k, a.head_dim));
+    float* scratch = thread_scratch(attention_forward_scratch(max_seqlen_q, max_seqlen_k, a.head_dim));
     FASTENC_CALL(attention_forward, a, call.bf16, task, scratch);
   });
   return {out, lse};
 }
 
-// Forms the probabilities from q and k alone.
+// Sums of score gradients at each distance, of every sequence and head: twice the tokens times the heads. Adding them
+// up afterwards, in the order of the sequences, gives a table that does not depend on the number of threads.
+class DistanceGradients {
+ public:
+  DistanceGradients(const Call& call, bool wanted) : call_(call) {
+    if (wanted) sums_.resize(call.attention.num_heads * stride());
+  }
+  int64_t stride() const { return call_.q.size(0) + call_.k.size(0); }
+  float* data() { return sums_.empty() ? nullptr : sums_.data(); }
+
+  // Into a table of distances from -R to R for each head, those beyond at its ends.
+  void add_to(Tensor& table) const {
+    const auto* offsets_q = static_cast<const int32_t*>(call_.cu_seqlens_q.const_data_ptr());
+    const auto* offsets_k = static_cast<const int32_t*>(call_.cu_seqlens_k.const_data_ptr());
+    const int64_t radius = call_.attention.relative_radius, columns = 2 * radius + 1;
+    torch::stable::parallel_for(0, call_.attention.num_heads, 1, [&](int64_t first, int64_t last) {
+      for (int64_t head = first; head < last; ++head) {
+        std::vector<double> total(columns, 0.0);
+        for (int64_t s = 0; s + 1 < call_.cu_seqlens_q.numel(); ++s) {
+          const int64_t length_q = offsets_q[s + 1] - offsets_q[s], length_k = offsets_k[s + 1] - offsets_k[s];
+          if (!length_q || !length_k) continue;
+          const float* sums = sums_.data() + head * stride() + offsets_q[s] + offsets_k[s] + length_k - 1;
+          for (int64_t distance = 1 - length_k; distance < length_q; ++distance)
+            total[std::clamp(distance, -radius, radius) + radius] += sums[distance];
+        }
+        auto* row = static_cast<float*>(table.mutable_data_ptr()) + head * columns;
+        for (int64_t c = 0; c < columns; ++c) row[c] = static_cast<float>(total[c]);
+      }
+    });
+  }
+
+ private:
+  const Call& call_;
+  std::vector<float> sums_;
+};
+
 std::tuple<Tensor, Tensor, Tensor, Tensor> backward(
-    Tensor dout, std::optional<Tensor> dlse, Tensor /*out*/, Tensor /*lse*/, Tensor q, Tensor k, Tensor v,
+    Tensor dout, std::optional<Tensor> dlse, Tensor /*out*/, Tensor lse, Tensor q, Tensor k, Tensor v,
     Tensor cu_seqlens_q, std::optional<Tensor> cu_seqlens_k, std::optional<Tensor> rng_state,
     std::optional<Tensor> alibi_slopes, std::optional<Tensor> relative_bias, std::optional<Tensor> key_bias,
     int64_t max_seqlen_q, int64_t max_seqlen_k, double dropout_p, double scale, int64_t window_left,
-    int64_t window_right, bool packed, bool /*wants_relative_bias*/) {
+    int64_t window_right, bool packed, bool wants_relative_bias) {
   Call call(
-      q, k, v, cu_seqlens_q, cu_seqlens_k, rng_state, alibi_slopes || relative_bias || key_bias, max_seqlen_q,
+      q, k, v, cu_seqlens_q, cu_seqlens_k, rng_state, alibi_slopes, relative_bias, key_bias, max_seqlen_q,
       max_seqlen_k, dropout_p, scale, window_left, window_right);
   Attention& a = call.attention;
   dout = as_contiguous(dout);
+  lse = as_contiguous(lse);
   a.dout = dout.const_data_ptr();
+  a.lse = static_cast<float*>(const_cast<void*>(lse.const_data_ptr()));  // only read
   if (dlse) {
     dlse = as_contiguous(*dlse);
     a.dlse = static_cast<const float*>(dlse->const_data_ptr());
@@ -144,11 +205,17 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(
     a.dv = dv.mutable_data_ptr();
   }
   a.grad_stride = packed ? 3 * width : width;
+  DistanceGradients distances(call, wants_relative_bias);
+  a.ddistance = distances.data();
+  a.ddistance_stride = distances.stride();
   call.for_each_task([&](const AttentionTask& task) {
-    float* scratch = thread_scratch(attention_backward_scratch(max_seqlen_k, a.head_dim));
+    float* scratch = thread_scratch(attention_backward_scratch(max_seqlen_q, max_seqlen_k, a.head_dim));
     FASTENC_CALL(attention_backward, a, call.bf16, task, scratch);
   });
-  return {dq, dk, dv, empty({0}, dtype)};
+  if (!wants_relative_bias) return {dq, dk, dv, empty({0}, dtype)};
+  Tensor drelative_bias = empty({a.num_heads, 2 * a.relative_radius + 1}, ScalarType::Float);
+  distances.add_to(drelative_bias);
+  return {dq, dk, dv, drelative_bias};
 }
 
 }  // namespace

@@ -1,4 +1,6 @@
-// out = softmax(scale * q k^T) v inside each sequence of a packed batch, non-causal.
+// out = softmax(s) v,  s[i, j] = scale * q[i] . k[j] + relative_bias[d] - alibi_slope * |d| + key_bias[j], inside each
+// sequence of a packed batch, non-causal; d = j - (i + length_k - length_q), so that the ends of both meet, and only
+// -window_left <= d <= window_right is seen. A query that sees no key has out 0, lse -inf and a gradient of 0.
 #pragma once
 #include <cstdint>
 
@@ -19,12 +21,21 @@ struct Attention {
   int64_t total_q;
   float scale;
   Dropout dropout;  // row = query in the batch, stream = head, column = key in the sequence
-  void* out;        // forward: (total_q, num_heads, head_dim)
-  float* lse;       // forward: (num_heads, total_q), natural logarithm
-  const void* dout;   // backward: like out
-  const float* dlse;  // backward: like lse, or null
+  int64_t window_left = -1, window_right = -1;  // -1: no limit
+  const float* alibi_slopes = nullptr;          // (num_heads,), or null
+  const float* relative_bias = nullptr;         // (num_heads, 2 * relative_radius + 1), or null; d is clamped
+  int64_t relative_radius = 0;
+  const float* key_bias = nullptr;  // (total_k,), or null
+  void* out;                        // forward: (total_q, num_heads, head_dim)
+  float* lse;                       // (num_heads, total_q), natural logarithm; the backward reads it
+  const void* dout;                 // backward: like out
+  const float* dlse;                // backward: like lse, or null
   void *dq, *dk, *dv;  // backward: (token, head, d) at token * grad_stride + head * head_dim + d
   int64_t grad_stride;
+  // Backward: each task's sums of score gradients at each distance, length_q + length_k - 1 of them from
+  // 1 - length_k on, at head * ddistance_stride + first_q + first_k; or null.
+  float* ddistance = nullptr;
+  int64_t ddistance_stride = 0;
 };
 
 // One head of one sequence, whose queries and keys start at these rows.
@@ -35,8 +46,8 @@ struct AttentionTask {
 constexpr int64_t kAttentionRows = 48;  // query rows whose scores exist at a time
 
 // Floats of scratch that one task needs.
-int64_t attention_forward_scratch(int64_t length_k, int64_t head_dim);
-int64_t attention_backward_scratch(int64_t length_k, int64_t head_dim);
+int64_t attention_forward_scratch(int64_t length_q, int64_t length_k, int64_t head_dim);
+int64_t attention_backward_scratch(int64_t length_q, int64_t length_k, int64_t head_dim);
 
 FASTENC_FOR_EACH_ISA(
     void attention_forward(const Attention&, bool bf16, const AttentionTask&, float* scratch);

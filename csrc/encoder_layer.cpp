@@ -9,7 +9,7 @@ namespace fastenc {
 
 int64_t layer_attention_scratch(const LayerAttention& l, int64_t rows) {
   const int64_t head_dim = l.qkv.columns / 3 / l.num_heads;
-  return rows * (l.qkv.columns + l.num_heads) + 16 + attention_forward_scratch(l.max_seqlen, head_dim);
+  return rows * (l.qkv.columns + l.num_heads) + 16 + attention_forward_scratch(l.max_seqlen, l.max_seqlen, head_dim);
 }
 
 int64_t layer_after_attention_scratch(const LayerAfterAttention& l, int64_t rows) {

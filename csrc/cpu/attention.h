@@ -1,7 +1,7 @@
 // One (sequence, head) at a time. Operands are widened to float once, keys (and in the backward values)
 // transposed, so that every product is C (+)= A B with B's columns contiguous: one family of register tiles
-// serves all of them. Scores exist for a block of query rows only; the backward forms them again instead of
-// reading them back, so nothing of size length x length is ever stored.
+// serves all of them. Scores exist for a block of query rows only, and of keys that one of its rows sees; the backward
+// forms them again instead of reading them back, so nothing of size length x length is ever stored.
 
 static_assert(kAttentionRows % kLanes == 0);
 
@@ -95,10 +95,6 @@ FASTENC_INLINE void fold_all(Vec* partial, int64_t rows, float* out) {
   for (int64_t r = 0; r < rows; r += kLanes) store(out + r, fold_rows<kCombine>(partial + r));
 }
 
-FASTENC_INLINE void row_dropout(const Attention& a, int64_t token, int64_t head, int64_t length, float* keep) {
-  dropout_scales(a.dropout, (uint32_t)head, (uint32_t)token, length, keep);
-}
-
 FASTENC_INLINE int64_t padded_length(int64_t length) { return (length + kLanes - 1) / kLanes * kLanes; }
 FASTENC_INLINE int64_t panels_length(int64_t length) { return (length + kPanel - 1) / kPanel * kPanel; }
 // Distance between rows of scores: never a multiple of the page size, where columns would share few cache sets.
@@ -115,37 +111,124 @@ static void clear_rows(T* target, int64_t stride, int64_t rows, int64_t head_dim
   for (int64_t i = 0; i < rows; ++i) __builtin_memset(target + i * stride, 0, head_dim * sizeof(T));
 }
 
+// The keys that query `row` of a task sees: [first_visible, end_visible), empty where the first is not below the other.
+FASTENC_INLINE int64_t first_visible(const Attention& a, const AttentionTask& task, int64_t row) {
+  const int64_t first = row + task.length_k - task.length_q - a.window_left;
+  return a.window_left < 0 || first < 0 ? 0 : first;
+}
+FASTENC_INLINE int64_t end_visible(const Attention& a, const AttentionTask& task, int64_t row) {
+  const int64_t end = row + task.length_k - task.length_q + a.window_right + 1;
+  return a.window_right < 0 || end > task.length_k ? task.length_k : end;
+}
+
+// What changes a task's scores beside the products: expanded once, so that a row adds whole vectors.
+class ScoreBias {
+ public:
+  static int64_t floats(int64_t length_q, int64_t length_k) { return length_q + 2 * length_k + 256; }
+
+  ScoreBias(const Attention& a, const AttentionTask& task, float* scratch)
+      : a_(a), task_(task), windowed_(a.window_left >= 0 || a.window_right >= 0) {
+    if (a.key_bias) {
+      __builtin_memcpy(scratch, a.key_bias + task.first_k, task.length_k * sizeof(float));
+      of_keys_ = scratch;
+    }
+    if (!a.alibi_slopes && !a.relative_bias) return;
+    float* bias = scratch + padded_length(task.length_k);
+    const int64_t radius = a.relative_radius;
+    const float slope = a.alibi_slopes ? a.alibi_slopes[task.head] : 0.f;
+    const float* table = a.relative_bias ? a.relative_bias + task.head * (2 * radius + 1) + radius : nullptr;
+    for (int64_t i = 0; i < task.length_q + task.length_k - 1; ++i) {
+      const int64_t distance = i - (task.length_k - 1), size = distance < 0 ? -distance : distance;
+      const int64_t clamped = distance < -radius ? -radius : distance > radius ? radius : distance;
+      bias[i] = (table ? table[clamped] : 0.f) - slope * (float)size;
+    }
+    of_distances_ = bias;
+  }
+
+  bool windowed() const { return windowed_; }
+  bool changes_scores() const { return windowed_ || of_keys_ || of_distances_; }
+
+  // Where a row's distance to key 0 is among all distances of the task.
+  int64_t distance_index(int64_t row) const { return task_.length_q - 1 - row; }
+
+  // Adds the biases to one row's scores, those of keys [first, first + count), and hides with -inf what it does not
+  // see, up to a whole vector. Returns lane-wise maxima. Out of line: inlined it slowed down rows without biases.
+  __attribute__((noinline)) Vec add_to(float* scores, int64_t row, int64_t first, int64_t count) const {
+    const float* by_distance = of_distances_ ? of_distances_ + distance_index(row) + first : nullptr;
+    const int32_t begin = (int32_t)(first_visible(a_, task_, row) - first);
+    const int32_t end = (int32_t)(end_visible(a_, task_, row) - first);
+    const Vec hidden = splat(-__builtin_inff());
+    Vec highest = hidden;
+    for (int64_t j = 0; j < count; j += kLanes) {
+      const VecI key = kLaneIndex + (int32_t)j;
+      Vec score = load(scores + j);
+      if (by_distance) score += load(by_distance + j);
+      if (of_keys_) score += load(of_keys_ + first + j);
+      score = (key >= begin) & (key < end) ? score : hidden;
+      store(scores + j, score);
+      highest = max(score, highest);
+    }
+    return highest;
+  }
+
+ private:
+  const Attention& a_;
+  const AttentionTask& task_;
+  const bool windowed_;
+  const float* of_keys_ = nullptr;
+  const float* of_distances_ = nullptr;
+};
+
+// The keys that some row of a block sees, from the begin of a panel on.
+struct VisibleKeys {
+  int64_t first, count;
+
+  VisibleKeys(const Attention& a, const AttentionTask& task, int64_t row, int64_t rows) {
+    first = first_visible(a, task, row) / kPanel * kPanel;
+    count = end_visible(a, task, row + rows - 1) - first;
+  }
+};
+
+FASTENC_INLINE void row_dropout(
+    const Attention& a, const AttentionTask& task, int64_t row, const VisibleKeys& seen, float* keep) {
+  dropout_scales(a.dropout, (uint32_t)task.head, (uint32_t)(task.first_q + row), seen.count, keep, seen.first);
+}
+
 template <class T>
 static void attention_forward_task(const Attention& a, const AttentionTask& task, float* scratch) {
-  const int64_t dim = a.head_dim, length = task.length_k;
-  const int64_t padded = padded_length(length), stride = scores_stride(length);
+  const int64_t dim = a.head_dim, length = task.length_k, out_stride = a.num_heads * dim;
   const T* q = rows_of<T>(a.q, task.first_q, task.head);
-  T* out = (T*)a.out + (task.first_q * a.num_heads + task.head) * dim;
+  T* out = (T*)a.out + task.first_q * out_stride + task.head * dim;
   float* lse = a.lse + task.head * a.total_q + task.first_q;
-  if (!length) {
-    clear_rows(out, a.num_heads * dim, task.length_q, dim);
-    for (int64_t i = 0; i < task.length_q; ++i) lse[i] = -__builtin_inff();
-    return;
-  }
   float* keys = scratch;  // transposed, in panels
   float* values = keys + panels_length(length) * dim;
   float* scores = values + length * dim;
-  float* queries = scores + kAttentionRows * stride;
+  float* queries = scores + kAttentionRows * scores_stride(length);
   float* result = queries + kAttentionRows * dim;
   float* keep = result + kAttentionRows * dim;
+  const ScoreBias bias(a, task, keep + dropout_room(length));
   widen_transposed(rows_of<T>(a.k, task.first_k, task.head), a.k.token_stride, length, dim, keys);
   widen(rows_of<T>(a.v, task.first_k, task.head), a.v.token_stride, length, dim, 1.f, values);
   for (int64_t row = 0; row < task.length_q; row += kAttentionRows) {
     const int64_t left = task.length_q - row, rows = left < kAttentionRows ? left : kAttentionRows;
+    const VisibleKeys seen(a, task, row, rows);
+    if (seen.count <= 0) {
+      clear_rows(out + row * out_stride, out_stride, rows, dim);
+      for (int64_t r = 0; r < rows; ++r) lse[row + r] = -__builtin_inff();
+      continue;
+    }
+    const int64_t padded = padded_length(seen.count), stride = scores_stride(seen.count);
     widen(q + row * a.q.token_stride, a.q.token_stride, rows, dim, a.scale, queries);
-    multiply_panels(queries, dim, keys, scores, stride, rows, padded, dim);
+    multiply_panels(queries, dim, keys + seen.first * dim, scores, stride, rows, padded, dim);
     Vec partial[kAttentionRows];
     float tops[kAttentionRows], totals[kAttentionRows];
-    for (int64_t r = 0; r < rows; ++r) partial[r] = row_maxima(scores + r * stride, length);
+    for (int64_t r = 0; r < rows; ++r)
+      partial[r] = bias.changes_scores() ? bias.add_to(scores + r * stride, row + r, seen.first, seen.count)
+                                         : row_maxima(scores + r * stride, seen.count);
     fold_all<max>(partial, rows, tops);
     for (int64_t r = 0; r < rows; ++r) {
       float* p = scores + r * stride;
-      const Vec top = splat(tops[r] * kLog2E);
+      const Vec top = splat(tops[r] == -__builtin_inff() ? 0.f : tops[r] * kLog2E);  // else inf - inf
       Vec total{};
       for (int64_t j = 0; j < padded; j += kLanes) {
         const Vec e = exp2_of_negative(load(p + j) * kLog2E - top);
@@ -154,41 +237,37 @@ static void attention_forward_task(const Attention& a, const AttentionTask& task
       }
       partial[r] = total;
       if (a.dropout.threshold) {
-        row_dropout(a, task.first_q + row + r, task.head, length, keep);
+        row_dropout(a, task, row + r, seen, keep);
         for (int64_t j = 0; j < padded; j += kLanes) store(p + j, load(p + j) * load(keep + j));
       }
     }
     fold_all<add>(partial, rows, totals);
-    multiply(scores, stride, values, result, rows, dim, length, false);
+    multiply(scores, stride, values + seen.first * dim, result, rows, dim, seen.count, false);
     for (int64_t r = 0; r < rows; ++r) {
-      narrow(result + r * dim, 1, dim, 1.f / totals[r], out + (row + r) * a.num_heads * dim, dim);
+      const float inverse = totals[r] == 0.f ? 0.f : 1.f / totals[r];
+      narrow(result + r * dim, 1, dim, inverse, out + (row + r) * out_stride, dim);
       lse[row + r] = tops[r] + __builtin_logf(totals[r]);
     }
   }
 }
 
-// dv = p_kept^T dout;  dp = dout v^T, kept;  ds = p (dp - sum_j p dp + dlse);  dq = scale ds k;  dk = scale ds^T q.
+// p = exp(s - lse);  dv = p_kept^T dout;  dp = dout v^T, kept;  ds = p (dp - sum_j p dp + dlse);  dq = scale ds k;
+// dk = scale ds^T q. The sum over j is also out . dout, but of an `out` that was rounded to its storage type.
 template <class T>
 static void attention_backward_task(const Attention& a, const AttentionTask& task, float* scratch) {
   const int64_t dim = a.head_dim, length = task.length_k;
-  const int64_t padded = padded_length(length), stride = scores_stride(length);
-  const int64_t keep_stride = dropout_room(length);
   const int64_t size = length * dim, panels_size = panels_length(length) * dim;
+  const int64_t scores_size = kAttentionRows * scores_stride(length), keep_stride = dropout_room(length);
   const int64_t out_stride = a.num_heads * dim;
   const T* q = rows_of<T>(a.q, task.first_q, task.head);
   const T* k = rows_of<T>(a.k, task.first_k, task.head);
   const T* v = rows_of<T>(a.v, task.first_k, task.head);
   const T* dout = (const T*)a.dout + task.first_q * out_stride + task.head * dim;
+  const float* lse = a.lse + task.head * a.total_q + task.first_q;
   const float* dlse = a.dlse ? a.dlse + task.head * a.total_q + task.first_q : nullptr;
   T* dq = (T*)a.dq + task.first_q * a.grad_stride + task.head * dim;
   T* dk = (T*)a.dk + task.first_k * a.grad_stride + task.head * dim;
   T* dv = (T*)a.dv + task.first_k * a.grad_stride + task.head * dim;
-  if (!length || !task.length_q) {
-    clear_rows(dq, a.grad_stride, task.length_q, dim);
-    clear_rows(dk, a.grad_stride, length, dim);
-    clear_rows(dv, a.grad_stride, length, dim);
-    return;
-  }
   float* keys_t = scratch;
   float* values_t = keys_t + panels_size;
   float* keys = values_t + panels_size;
@@ -198,59 +277,81 @@ static void attention_backward_task(const Attention& a, const AttentionTask& tas
   float* douts = queries + kAttentionRows * dim;
   float* dqueries = douts + kAttentionRows * dim;
   float* p = dqueries + kAttentionRows * dim;
-  float* ds = p + kAttentionRows * stride;
-  float* keep = ds + kAttentionRows * stride;
+  float* ds = p + scores_size;
+  float* keep = ds + scores_size;
+  float* ddistance = keep + kAttentionRows * keep_stride;
+  const int64_t distances = task.length_q + length - 1;
+  const ScoreBias bias(a, task, ddistance + (a.ddistance ? distances + kLanes : 0));
+  if (a.ddistance && distances > 0) __builtin_memset(ddistance, 0, (distances + kLanes) * sizeof(float));
+  // Keys that no block reaches keep a gradient of 0; without a window the first block writes all of them.
+  const bool adds_from_first = bias.windowed() || !task.length_q;
+  if (adds_from_first) __builtin_memset(dkeys, 0, 2 * size * sizeof(float));
   widen_transposed(k, a.k.token_stride, length, dim, keys_t);
   widen_transposed(v, a.v.token_stride, length, dim, values_t);
   widen(k, a.k.token_stride, length, dim, 1.f, keys);
   for (int64_t row = 0; row < task.length_q; row += kAttentionRows) {
     const int64_t left = task.length_q - row, rows = left < kAttentionRows ? left : kAttentionRows;
+    const VisibleKeys seen(a, task, row, rows);
+    if (seen.count <= 0) {
+      clear_rows(dq + row * a.grad_stride, a.grad_stride, rows, dim);
+      continue;
+    }
+    const int64_t padded = padded_length(seen.count), stride = scores_stride(seen.count), start = seen.first * dim;
     widen(q + row * a.q.token_stride, a.q.token_stride, rows, dim, a.scale, queries);
     widen(dout + row * out_stride, out_stride, rows, dim, 1.f, douts);
-    multiply_panels(queries, dim, keys_t, p, stride, rows, padded, dim);
-    multiply_panels(douts, dim, values_t, ds, stride, rows, padded, dim);
-    Vec partial[kAttentionRows], partial_deltas[kAttentionRows];
-    float tops[kAttentionRows], totals[kAttentionRows], deltas[kAttentionRows];
-    for (int64_t r = 0; r < rows; ++r) partial[r] = row_maxima(p + r * stride, length);
-    fold_all<max>(partial, rows, tops);
+    multiply_panels(queries, dim, keys_t + start, p, stride, rows, padded, dim);
+    multiply_panels(douts, dim, values_t + start, ds, stride, rows, padded, dim);
+    Vec partial[kAttentionRows];
+    float deltas[kAttentionRows];
     for (int64_t r = 0; r < rows; ++r) {
       float* p_row = p + r * stride;
       float* ds_row = ds + r * stride;
+      float* keep_row = keep + r * keep_stride;
+      if (bias.changes_scores())
+        bias.add_to(p_row, row + r, seen.first, seen.count);
+      else
+        row_maxima(p_row, seen.count);  // for what it hides
       if (a.dropout.threshold) {
-        row_dropout(a, task.first_q + row + r, task.head, length, keep + r * keep_stride);
-        for (int64_t j = 0; j < padded; j += kLanes)
-          store(ds_row + j, load(ds_row + j) * load(keep + r * keep_stride + j));
+        row_dropout(a, task, row + r, seen, keep_row);
+        for (int64_t j = 0; j < padded; j += kLanes) store(ds_row + j, load(ds_row + j) * load(keep_row + j));
       }
-      const Vec top = splat(tops[r] * kLog2E);
-      Vec total{}, row_deltas{};
+      const bool blind = lse[row + r] == -__builtin_inff();  // sees no key: every probability is exp(-inf)
+      const Vec row_lse = splat(blind ? __builtin_inff() : lse[row + r]);
+      Vec delta{};
       for (int64_t j = 0; j < padded; j += kLanes) {
-        const Vec e = exp2_of_negative(load(p_row + j) * kLog2E - top);
-        total += e;
-        row_deltas += e * load(ds_row + j);
-        store(p_row + j, e);
+        const Vec probability = exp2_of_negative((load(p_row + j) - row_lse) * kLog2E);  // the product last: one rounding
+        delta += probability * load(ds_row + j);
+        store(p_row + j, probability);
       }
-      partial[r] = total;
-      partial_deltas[r] = row_deltas;
+      partial[r] = delta;
     }
-    fold_all<add>(partial, rows, totals);
-    fold_all<add>(partial_deltas, rows, deltas);
+    fold_all<add>(partial, rows, deltas);
     for (int64_t r = 0; r < rows; ++r) {
       float* p_row = p + r * stride;
       float* ds_row = ds + r * stride;
-      const Vec inverse = splat(1.f / totals[r]), delta = deltas[r] * inverse - (dlse ? dlse[row + r] : 0.f);
+      const bool blind = lse[row + r] == -__builtin_inff();
+      const Vec delta = splat(blind ? 0.f : deltas[r] - (dlse ? dlse[row + r] : 0.f));
       for (int64_t j = 0; j < padded; j += kLanes) {
-        const Vec probability = load(p_row + j) * inverse;
+        const Vec probability = load(p_row + j);
         store(ds_row + j, probability * (load(ds_row + j) - delta));
-        store(p_row + j, a.dropout.threshold ? probability * load(keep + r * keep_stride + j) : probability);
+        if (a.dropout.threshold) store(p_row + j, probability * load(keep + r * keep_stride + j));
+      }
+      if (a.ddistance) {
+        float* sums = ddistance + bias.distance_index(row + r) + seen.first;
+        for (int64_t j = 0; j < padded; j += kLanes) store(sums + j, load(sums + j) + load(ds_row + j));
       }
     }
-    multiply(ds, stride, keys, dqueries, rows, dim, length, false);
+    multiply(ds, stride, keys + start, dqueries, rows, dim, seen.count, false);
     narrow(dqueries, rows, dim, a.scale, dq + row * a.grad_stride, a.grad_stride);
-    multiply<true>(ds, stride, queries, dkeys, length, dim, rows, row > 0);
-    multiply<true>(p, stride, douts, dvalues, length, dim, rows, row > 0);
+    multiply<true>(ds, stride, queries, dkeys + start, seen.count, dim, rows, row || adds_from_first);
+    multiply<true>(p, stride, douts, dvalues + start, seen.count, dim, rows, row || adds_from_first);
   }
   narrow(dkeys, length, dim, 1.f, dk, a.grad_stride);
   narrow(dvalues, length, dim, 1.f, dv, a.grad_stride);
+  if (a.ddistance && task.length_q && length)
+    __builtin_memcpy(
+        a.ddistance + task.head * a.ddistance_stride + task.first_q + task.first_k, ddistance,
+        distances * sizeof(float));
 }
 
 void attention_forward(const Attention& a, bool bf16, const AttentionTask& task, float* scratch) {

@@ -27,11 +27,11 @@ FASTENC_INLINE RowKey row_key(const Dropout& dropout, uint32_t stream, uint32_t 
 // Floats that dropout_scales writes for n columns: whole vectors, of the widest instruction set too.
 FASTENC_INLINE int64_t dropout_room(int64_t n) { return (n + 15) / 16 * 16; }
 
-// Writes `dropout.scale` or 0 for columns [0, n) of a row; `out` has room for dropout_room(n).
+// Writes `dropout.scale` or 0 for columns [first, first + n) of a row; `out` has room for dropout_room(n).
 FASTENC_INLINE void dropout_scales(
-    const Dropout& dropout, uint32_t stream, uint32_t row, int64_t n, float* out) {
+    const Dropout& dropout, uint32_t stream, uint32_t row, int64_t n, float* out, int64_t first = 0) {
   const RowKey key = row_key(dropout, stream, row);
-  VecU column = (VecU)kLaneIndex * 0x9E3779B1u;
+  VecU column = ((VecU)kLaneIndex + (uint32_t)first) * 0x9E3779B1u;
   for (int64_t c = 0; c < n; c += kLanes) {
     VecU h = (key.first ^ column) * 0x85EBCA6Bu;
     h = (h ^ (h >> 15) ^ key.second) * 0xC2B2AE35u;

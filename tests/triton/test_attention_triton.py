@@ -15,6 +15,7 @@ from tests.helpers.attention_cases import (
     offsets_of,
     packed,
     plain,
+    rounding_of,
     run,
     run_peer,
     run_reference,
@@ -213,11 +214,7 @@ def test_window_and_biases_keep_the_budget(triton_target, name):
         dout = torch.randn_like(out)
         plain_grads = gradients_of(theirs, inputs.leaves(), dout)
         exact_grads = gradients_of(exact, exact_inputs.leaves(), dout.double())
-        # The backward forms the probabilities from the stored log-sum-exp, whose rounding is a factor of them all.
-        finite = lse.detach()[lse.isfinite()]
-        rounded = (
-            float(finite.abs().amax()) * torch.finfo(lse.dtype).eps / 2 if len(finite) else 0.0
-        )
+        rounded = rounding_of(lse)
         for mode, grads in gradients(out, inputs.leaves(), dout).items():
             for place, values in enumerate(zip(grads, plain_grads, exact_grads, strict=True)):
                 assert_within_budget(*values, f"{dtype} {mode} gradient {place}", rounded=rounded)

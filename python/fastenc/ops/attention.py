@@ -51,8 +51,7 @@ def attention(
             ``weight[bucket(torch.arange(-R, R + 1))].T`` for ``weight`` (num_buckets, num_heads).
         key_bias: floating point (total_tokens,), added to every score of a key; -inf hides it.
         return_lse: return softmax_lse too, the natural logarithm of sum_j exp(s[i, j]); -inf without a key.
-        impl: "auto", "cpp" (head_dim a multiple of 16 up to 128; no window, no bias), "triton" (head_dim up to
-            128) or "reference".
+        impl: "auto", "cpp" (head_dim a multiple of 16 up to 128), "triton" (head_dim up to 128) or "reference".
     Returns: (total_tokens, num_heads, head_dim), dtype of qkv; with return_lse also softmax_lse
         (num_heads, total_tokens), float32.
     Raises: ValueError stating rule, received value, remedy.
@@ -182,8 +181,6 @@ def _attend(
     cpp_limit = triton_limit = None
     if head_dim % 16 or not 0 < head_dim <= 128:
         cpp_limit = f"head_dim must be a multiple of 16 up to 128, got {head_dim}"
-    if tuple(window_size) != (-1, -1) or any(bias is not None for bias in biases):
-        cpp_limit = "it has no window and no bias"
     if not 0 < head_dim <= 128:
         triton_limit = f"head_dim must be at most 128, got {head_dim}"
     chosen = choose("attention", impl, q, cpp_limit=cpp_limit, triton_limit=triton_limit)
@@ -207,10 +204,11 @@ def _attend(
             key_bias=biases[2],
         )
         return (out, lse) if return_lse else out
-    tensors = (*cu_seqlens, rng_state, *biases)
+    alibi_slopes, relative_bias, key_bias = (x if x is None else x.float() for x in biases)
+    tensors = (*cu_seqlens, rng_state, alibi_slopes, relative_bias, key_bias)
     numbers = (*max_seqlens, dropout_p, scale, *window_size)
     wants_grad = torch.is_grad_enabled() and any(
-        x is not None and x.requires_grad for x in (*qkv, biases[1])
+        x is not None and x.requires_grad for x in (*qkv, relative_bias)
     )
     if wants_grad:
         out, lse = _Attention.apply(*tensors, *numbers, *qkv)
@@ -321,7 +319,7 @@ def _fake_backward(dout, dlse, out, lse, q, k, v, *call):
         grads = tuple(x.new_empty(x.shape) for x in (q, k, v))
     return (
         *grads,
-        relative_bias.new_empty(relative_bias.shape) if wants_relative_bias else q.new_empty(0),
+        torch.empty_like(relative_bias) if wants_relative_bias else q.new_empty(0),
     )
 
 
