@@ -1,4 +1,4 @@
-"""A progress bar on a terminal, nothing elsewhere."""
+"""A progress bar on terminals."""
 
 import sys
 import threading
@@ -9,8 +9,11 @@ from fastenc._extras import require
 
 
 def progress_bar(items: Iterable, what: str, unit: str, show: bool | None = None, **options: Any):
-    """``items`` behind a tqdm bar on stderr; ``show=None`` asks whether stderr is a terminal, and whether this is the
-    main thread: another's bar would be written over its."""
+    """``items`` with a tqdm bar on stderr.
+
+    ``show=None`` shows the bar if stderr is a terminal and this is the main thread; bars of several threads would
+    overwrite each other.
+    """
     if show is None:
         show = sys.stderr.isatty() and threading.current_thread() is threading.main_thread()
     if not show:

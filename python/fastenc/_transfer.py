@@ -1,4 +1,4 @@
-"""Copies from the host to a device that the host does not wait for."""
+"""Copies from the host to a device, without the host waiting for them."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,8 +8,11 @@ from torch import Tensor
 
 
 def staged(tensor: Tensor, device: torch.device | str) -> Tensor:
-    """``tensor`` where a copy to ``device`` can start from: for a GPU in pinned memory, since a copy of pageable memory
-    may wait for the work queued before it (CUDA Runtime API, "API synchronization behavior")."""
+    """``tensor`` in memory from which it can be copied to ``device`` asynchronously: pinned memory for a GPU.
+
+    A copy of pageable memory may wait for the work queued before it (CUDA Runtime API, "API synchronization
+    behavior").
+    """
     leaves_the_host = tensor.device.type == "cpu" and torch.device(device).type == "cuda"
     return tensor.pin_memory() if leaves_the_host else tensor
 
@@ -21,6 +24,6 @@ def send(tensor: Tensor, device: torch.device | str, non_blocking: bool = True) 
 
 
 def send_arguments(arguments: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
-    """A model's arguments on ``device``: tensors, batches, and integers as they are."""
+    """A model's arguments on ``device``: tensors and batches are copied, integers stay."""
     move = lambda value: send(value, device) if isinstance(value, Tensor) else value.to(device)
     return {n: value if isinstance(value, int) else move(value) for n, value in arguments.items()}

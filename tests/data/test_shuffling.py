@@ -42,5 +42,5 @@ def test_large_sizes_need_no_memory():
 
 def test_bad_input_is_named():
     for size in (0, 2**60):
-        with pytest.raises(ValueError, match=r"an order is of 1 to 2\^60 things, got"):
+        with pytest.raises(ValueError, match=r"size must be at least 1 and below 2\^60, got"):
             Permutation(size, 1)

@@ -1,4 +1,4 @@
-"""The order of batches: shuffled, by language, and startable anywhere."""
+"""The order of batches: shuffled, with shares for languages, and startable at any batch."""
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
@@ -11,14 +11,13 @@ from torch import Tensor
 
 from fastenc.data.shuffling import Permutation
 
-POOL = 50  # batches, about, that are cut from the order at once
-AHEAD = (
-    2**16
-)  # places of the order, about, that are computed at once: the cost of a call hardly depends on fewer
+POOL = 50  # number of batches, roughly, that are cut from the order at once
+# Entries of the order, roughly, that are computed at once; fewer would hardly make a call cheaper.
+AHEAD = 2**16
 
 
 class Group(NamedTuple):
-    """Examples ``range(start, stop)``, such as those of a language, and their share of the examples of an epoch."""
+    """Examples ``range(start, stop)``, such as those of a language, and their share of an epoch's examples."""
 
     start: int
     stop: int
@@ -26,23 +25,22 @@ class Group(NamedTuple):
 
 
 class BatchSampler:
-    """Batches of indices, a function of (seed, epoch) alone; its memory does not grow with an epoch.
+    """Batches of indices. They depend on (seed, epoch) only, and memory does not grow with an epoch.
 
-    Shuffled batches are cut from a random order, whatever the lengths: packed batches pay for no padding, so there is
-    nothing to win by batches of similar lengths, whose gradients would be noisier. Without shuffling, indices go in
-    order.
+    Shuffled batches ignore the lengths: packed batches contain no padding, so batches of similar lengths would save
+    nothing and have noisier gradients. Without shuffling, the indices ascend.
 
-    With ``groups`` an epoch has as many examples as there are, but of each group its share. A group's examples come
-    in random orders, one after another, over the epochs: each is seen once before any is seen again.
+    With ``groups`` an epoch has as many examples as the data set, but each group gets its share of them. Over the
+    epochs a group's examples come in one random order after another: each is seen once before any is seen again.
 
     Args:
-        lengths: tokens of each example; a tensor (it may be memory-mapped) is not copied.
-        batch_size: most examples a batch; None: as many as ``batch_tokens`` holds.
-        batch_tokens: most tokens a batch; None: no limit. Beside a batch_size a longer example is a batch
-            by itself.
-        groups: which together are all examples; their shares add up to 1. Only with ``shuffle``.
-    Raises: ValueError for sizes that are not positive, neither of them, an example longer than ``batch_tokens`` alone
-        allow, or no examples.
+        lengths: tokens of each example; a tensor is not copied and may be memory-mapped.
+        batch_size: largest number of examples in a batch; None: as many as ``batch_tokens`` allows.
+        batch_tokens: largest number of tokens in a batch; None: no limit. If batch_size is given too, a longer example
+            is a batch of its own.
+        groups: disjoint ranges that cover all examples; their shares add up to 1. Only with ``shuffle``.
+    Raises: ValueError if a size is not positive, if both are None, if an example is longer than ``batch_tokens`` and
+        batch_size is None, or if there are no examples.
     """
 
     def __init__(
@@ -86,8 +84,8 @@ class BatchSampler:
         return self._counts[epoch]
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[list[int]]:
-        """The batches of an epoch from the ``start``-th on."""
-        # Pools of as many batches each need not be made to be passed over.
+        """The batches of an epoch, beginning with batch number ``start``."""
+        # With batch_size alone every pool has POOL batches, so whole pools are skipped without computing them.
         passed = start // POOL if self.batch_tokens is None else 0
         pools = self._pools(epoch, passed * self.pool)
         every = (batch for indices in pools for batch in self._cut(indices))
@@ -99,26 +97,26 @@ class BatchSampler:
         return sum(len(self._cut(indices)) for indices in self._pools(epoch, 0))
 
     def _pools(self, epoch: int, first: int) -> Iterator[Tensor]:
-        """The epoch's order, from a place on, in parts that batches are cut from."""
+        """The epoch's order from entry ``first`` on, in pools from which batches are cut."""
         ahead = max(1, AHEAD // self.pool) * self.pool
         for begin in range(first, self.size, ahead):
-            places = torch.arange(begin, min(begin + ahead, self.size))
-            indices = self._order(epoch, places) if self.shuffle else places
+            entries = torch.arange(begin, min(begin + ahead, self.size))
+            indices = self._order(epoch, entries) if self.shuffle else entries
             yield from indices.split(self.pool)
 
-    def _order(self, epoch: int, places: Tensor) -> Tensor:
-        """The examples at these places of the epoch's order."""
-        drawn = Permutation(self.size, self.seed, "epoch", epoch)(places)
+    def _order(self, epoch: int, entries: Tensor) -> Tensor:
+        """The examples at these entries of the epoch's order."""
+        drawn = Permutation(self.size, self.seed, "epoch", epoch)(entries)
         indices = torch.empty_like(drawn)
         for number, group in enumerate(self.groups):
-            own = (drawn >= group.first) & (drawn < group.first + group.quota)
-            serial = drawn[own] - group.first + epoch * group.quota
-            rounds, place = serial // group.size, serial % group.size
-            found = torch.empty_like(place)
+            in_group = (drawn >= group.first) & (drawn < group.first + group.quota)
+            serial = drawn[in_group] - group.first + epoch * group.quota
+            rounds, entry = serial // group.size, serial % group.size
+            found = torch.empty_like(entry)
             for turn in rounds.unique().tolist():
                 order = Permutation(group.size, self.seed, "group", number, turn)
-                found[rounds == turn] = order(place[rounds == turn])
-            indices[own] = group.start + found
+                found[rounds == turn] = order(entry[rounds == turn])
+            indices[in_group] = group.start + found
         return indices
 
     def _cut(self, indices: Tensor) -> list[list[int]]:
@@ -140,7 +138,7 @@ class BatchSampler:
 
 @dataclass(frozen=True)
 class _Quota:
-    """A group's examples from ``start`` on, of which an epoch takes ``quota``, its draws from ``first`` on."""
+    """A group's examples begin at ``start``. An epoch takes ``quota`` of them, as its entries from ``first`` on."""
 
     start: int
     size: int
@@ -149,7 +147,7 @@ class _Quota:
 
 
 def _quotas(groups: Sequence[Group], size: int) -> list[_Quota]:
-    """Whole numbers of examples that add up to ``size``, nearest to the shares."""
+    """Whole numbers of examples, close to the shares, that add up to ``size``."""
     covered = sum(group.stop - group.start for group in groups)
     if covered != size or not abs(sum(group.share for group in groups) - 1) < 1e-6:
         raise ValueError(

@@ -9,7 +9,7 @@ from typing import Any
 from fastenc.data.sentences import SentenceTokens, tokenize_documents
 from fastenc.models.tokenizers import SpecialTokens, special_tokens
 
-Place = tuple[int, int, int, int]
+Extent = tuple[int, int, int, int]  # start, split, stop, document
 
 
 def full_sentence_blocks(
@@ -21,16 +21,16 @@ def full_sentence_blocks(
 ) -> list[array]:
     """Blocks of contiguous full sentences, each at most ``block_size`` tokens with its special tokens.
 
-    A block is [CLS] sentences [SEP]; where it crosses a document's end, another [SEP] stands between. A sentence
-    longer than a block is split. Empty documents leave no trace.
+    A block is [CLS] sentences [SEP]. Where it crosses a document's end, another [SEP] separates the documents. A
+    sentence longer than a block is split. Empty documents are skipped.
 
     Args:
         documents: texts; a sentence ends at . ! ? before white space, at 。！？, and at a line's end.
-    Returns: arrays of 4-byte ids, a tenth of a list's memory.
+    Returns: arrays of 4-byte ids, which need a tenth of the memory of lists.
     Raises: ValueError for a block_size below 8, or no text.
     Source: the FULL-SENTENCES format of Liu et al. 2019, arXiv:1907.11692.
     """
-    return _blocks(full_sentence_places, documents, tokenizer, block_size, show_progress)
+    return _blocks(full_sentence_extents, documents, tokenizer, block_size, show_progress)
 
 
 def doc_sentence_blocks(
@@ -40,26 +40,26 @@ def doc_sentence_blocks(
     *,
     show_progress: bool | None = None,
 ) -> list[array]:
-    """As :func:`full_sentence_blocks`, but no block crosses a document's end: the last one of each is shorter.
+    """Like :func:`full_sentence_blocks`, but no block crosses a document's end; the last block of each is shorter.
 
     Source: the DOC-SENTENCES format of Liu et al. 2019, arXiv:1907.11692.
     """
-    return _blocks(doc_sentence_places, documents, tokenizer, block_size, show_progress)
+    return _blocks(doc_sentence_extents, documents, tokenizer, block_size, show_progress)
 
 
-def full_sentence_places(text: SentenceTokens, block_size: int, draw: Random) -> Iterator[Place]:
-    """(start, 0, stop, number of the document it begins in) of each block's tokens."""
-    return _places(text, block_size, across_documents=True)
+def full_sentence_extents(text: SentenceTokens, block_size: int, rng: Random) -> Iterator[Extent]:
+    """(start, 0, stop, number of the document that it begins in) of each block's tokens."""
+    return _extents(text, block_size, across_documents=True)
 
 
-def doc_sentence_places(text: SentenceTokens, block_size: int, draw: Random) -> Iterator[Place]:
-    """As :func:`full_sentence_places`."""
-    return _places(text, block_size, across_documents=False)
+def doc_sentence_extents(text: SentenceTokens, block_size: int, rng: Random) -> Iterator[Extent]:
+    """Like :func:`full_sentence_extents`."""
+    return _extents(text, block_size, across_documents=False)
 
 
-def block(tokens: Sequence[int], place: Place, special: SpecialTokens) -> array:
+def block(tokens: Sequence[int], extent: Extent, special: SpecialTokens) -> array:
     """[CLS] tokens [SEP], 4-byte ids."""
-    start, _, stop, _ = place
+    start, _, stop, _ = extent
     return array("i", [special.cls, *tokens[start:stop], special.sep])
 
 
@@ -68,17 +68,17 @@ def check_block_size(block_size: int) -> None:
         raise ValueError(f"block_size must be at least 8 tokens, got {block_size}: give more")
 
 
-def _blocks(places, documents, tokenizer, block_size, show_progress) -> list[array]:
+def _blocks(extents, documents, tokenizer, block_size, show_progress) -> list[array]:
     check_block_size(block_size)
     special = special_tokens(tokenizer)
     text = tokenize_documents(documents, tokenizer, show_progress=show_progress)
-    blocks = [block(text.tokens, p, special) for p in places(text, block_size, Random())]
+    blocks = [block(text.tokens, extent, special) for extent in extents(text, block_size, Random())]
     if not blocks:
         raise ValueError("there is no text to pack: every document is empty")
     return blocks
 
 
-def _places(text: SentenceTokens, block_size: int, across_documents: bool) -> Iterator[Place]:
+def _extents(text: SentenceTokens, block_size: int, across_documents: bool) -> Iterator[Extent]:
     room = block_size - 2
     sentences, documents = text.sentence_ends, text.document_ends
     start = document = 0

@@ -19,8 +19,9 @@ class ClassificationExample(NamedTuple):
     """One text or pair, ready for the model.
 
     Fields:
-        label: None where it is to be predicted.
-        chunk_lengths: of a text in chunks, the tokens of each; ``input_ids`` holds one chunk after the other.
+        label: None if it is to be predicted.
+        chunk_lengths: the number of tokens of each chunk, if the text is read in chunks; ``input_ids`` then holds one
+            chunk after the other.
     """
 
     input_ids: list[int]
@@ -38,10 +39,10 @@ def encode_texts(
     long_texts: LongTexts | None = None,
     show_progress: bool | None = None,
 ) -> list[ClassificationExample]:
-    """Token ids of texts or pairs; of pairs that are too long the longer text is cut at its end, token by token.
+    """Token ids of texts or pairs. If a pair is too long, tokens are removed from the end of its longer text.
 
     Args:
-        long_texts: what becomes of single texts that are too long, its own ``max_length`` aside; None keeps the head.
+        long_texts: how single texts that are too long are read (its ``max_length`` is ignored); None keeps the head.
     Raises: ValueError when ``max_length`` leaves no room beside the special tokens, and for pairs with another
         truncation or chunks.
     """
@@ -54,23 +55,23 @@ def encode_texts(
         )
     room = long_texts.room(tokenizer.num_special_tokens_to_add(pairs))
     # A copy, so that the caller's tokenizer keeps its settings.
-    own = type(tokenizer).from_str(tokenizer.to_str())
-    own.no_padding()
-    own.no_truncation()
+    copy = type(tokenizer).from_str(tokenizer.to_str())
+    copy.no_padding()
+    copy.no_truncation()
     if pairs:
-        own.enable_truncation(max_length, strategy="longest_first")
-    empty = own.encode("")
+        copy.enable_truncation(max_length, strategy="longest_first")
+    empty = copy.encode("")
     special = [i for i, alone in zip(empty.ids, empty.special_tokens_mask, strict=True) if alone]
     known: Sequence[Any] = [None] * len(texts) if labels is None else labels
     examples: list[ClassificationExample] = []
     for start in progress_bar(range(0, len(texts), CHUNK), "encoding", "chunk", show_progress):
         chunk = slice(start, start + CHUNK)
-        encodings = own.encode_batch_fast(list(texts[chunk]), add_special_tokens=pairs)
+        encodings = copy.encode_batch_fast(list(texts[chunk]), add_special_tokens=pairs)
         for encoding, label in zip(encodings, known[chunk], strict=True):
             if pairs:
                 examples.append(ClassificationExample(encoding.ids, encoding.type_ids, label))
                 continue
-            # A special token stands before the text, the others behind it.
+            # One special token comes before the text, the others after it.
             pieces = [[*special[:1], *p, *special[1:]] for p in long_texts.cut(encoding.ids, room)]
             ids = [*chain.from_iterable(pieces)]
             lengths = None if long_texts.chunks is None else [len(piece) for piece in pieces]
@@ -97,16 +98,20 @@ def check_tokens(
     encoded: Sequence[Sequence[int]], special: int, texts: Sequence[Any], where: Sequence[str]
 ) -> None:
     """Raises: ValueError for a text or pair that is nothing but its ``special`` special tokens."""
-    for place, ids in enumerate(encoded):
+    for index, ids in enumerate(encoded):
         if len(ids) <= special:
-            named = where[place] if where else f"text {place + 1} of {len(texts)}"
-            raise ValueError(f"{named} has no tokens, got {texts[place]!r}: leave out the row")
+            name = where[index] if where else f"text {index + 1} of {len(texts)}"
+            raise ValueError(f"{name} has no tokens, got {texts[index]!r}: leave out the row")
 
 
 def collate_classification(examples: Sequence[ClassificationExample]) -> dict[str, Any]:
-    """Pack examples: {"batch": PackedBatch, "labels": int64 or float32 (batch,), or float32 (batch, num_labels) where
-    an example has several}; no labels if they have none. Of texts in chunks the chunks are the sequences, and
-    "documents" (Documents) says whose they are."""
+    """The model's arguments.
+
+    Returns: {"batch": PackedBatch,
+        "labels": int64 or float32 (batch,), or float32 (batch, num_labels) with several labels a text; absent if the
+            examples have none,
+        "documents": Documents, if texts are read in chunks; the chunks then are the sequences of the batch}.
+    """
     ids, types, chunked = [], [], []
     for each in examples:
         lengths = [len(each.input_ids)] if each.chunk_lengths is None else each.chunk_lengths

@@ -17,12 +17,12 @@ Rows = list[tuple[int, list[str]]]
 
 
 class Sentence(NamedTuple):
-    """Words in their order.
+    """A sentence of words.
 
     Fields:
-        tags: one a word, or none where they are to be predicted.
-        lines: the line of the file that each word comes from.
-        text, starts: running text, and where in it each word starts.
+        tags: one a word; empty if they are to be predicted.
+        lines: line number of each word in the file.
+        text, starts: the running text, and the index in it at which each word starts.
     """
 
     words: list[str]
@@ -34,7 +34,7 @@ class Sentence(NamedTuple):
 
 @dataclass(frozen=True)
 class TaggedData:
-    """Sentences, the tags there are (none where they are to be predicted), and the file they come from."""
+    """Sentences, the known tags (empty if they are to be predicted), and the file that they come from."""
 
     sentences: list[Sentence]
     label_names: list[str]
@@ -47,7 +47,7 @@ class TaggedData:
 def sentence(
     words: Sequence[str], tags: Sequence[str] = (), lines: Sequence[int] | None = None
 ) -> Sentence:
-    """A sentence whose running text has a space between words; ``lines`` counts from 1 if not given."""
+    """A sentence whose running text has a space between words. ``lines`` counts from 1 if it is None."""
     starts = [0, *accumulate(len(word) + 1 for word in words)][: len(words)]
     numbers = list(range(1, len(words) + 1) if lines is None else lines)
     return Sentence(list(words), list(tags), numbers, " ".join(words), starts)
@@ -62,10 +62,10 @@ def read_tagged(
 ) -> TaggedData:
     """Tagged sentences from a file in columns.
 
-    A line holds a word and its tags between tabs or, without tabs, spaces; an empty line or -DOCSTART- ends a
-    sentence. Before a sentence's first word, a line with "# ", no tab and another number of columns than the
-    file's is a comment. In a ``.conllu`` file every line with # is, and the lines of multiword tokens (1-2) and
-    empty nodes (1.1) are skipped.
+    A line holds a word and its tags, separated by tabs or, in a line without tabs, by spaces. An empty line or
+    -DOCSTART- ends a sentence. Comments are lines before a sentence's first word that begin with "# ", have no tab and
+    not as many columns as the others. In a ``.conllu`` file every line that begins with # is a comment, and the lines
+    of multiword tokens (1-2) and empty nodes (1.1) are skipped.
 
     Args:
         word_column, tag_column: from 1. None: first and last; FORM and UPOS of a ``.conllu`` file.

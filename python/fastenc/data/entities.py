@@ -12,8 +12,14 @@ from fastenc.models.tags import Span, spans
 
 @dataclass(frozen=True)
 class EntityData:
-    """Sentences without tags, each one's entities (no list at all where they are to be predicted), the types there
-    are, in order, and the file they come from."""
+    """Sentences and their entities.
+
+    Fields:
+        sentences: without tags.
+        entities: a list for each sentence; empty if they are to be predicted.
+        label_names: the types of entities in order.
+        path: the file that the sentences come from.
+    """
 
     sentences: list[Sentence]
     entities: list[list[Span]]
@@ -33,10 +39,10 @@ def read_entities(
 ) -> EntityData:
     """Sentences with entities.
 
-    A ``.jsonl`` file has an object a line, ``{"tokens": [...], "entities": [[start, end, type], ...]}``: start is the
-    place of an entity's first word, from 0, end that of the word after its last; entities may nest. Any other file is
-    in columns as :func:`read_tagged` reads it, with IOB2 or BIOES tags in one column, or in several whose entities may
-    lie inside one another, as in GermEval 2014.
+    A ``.jsonl`` file has an object a line, ``{"tokens": [...], "entities": [[start, end, type], ...]}``. ``start``
+    is the index of an entity's first word, ``end`` the index after its last. Entities may be nested. Any other file
+    has columns as :func:`read_tagged` reads them, with IOB2 or BIOES tags in one column, or in several columns for
+    nested entities, as in GermEval 2014.
 
     Args:
         word_column, tag_column: from 1, as in :func:`read_tagged`; inner_tag_column: likewise, one or several.
@@ -88,12 +94,12 @@ def iterate_unlabelled(path: str | Path, word_column: int | None = None) -> Iter
 
 
 def shown(each: Sentence, entity: Span) -> str:
-    """An entity's words, for messages."""
+    """The words of an entity for messages."""
     return repr(" ".join(each.words[entity.first : entity.stop])[:60])
 
 
 def is_nested(entities: Iterable[Span]) -> bool:
-    """Whether one of a sentence's entities shares a word with another."""
+    """Whether two entities of a sentence share a word."""
     ordered = sorted({(entity.first, entity.stop) for entity in entities})
     return any(one[1] > two[0] for one, two in zip(ordered, ordered[1:], strict=False))
 
@@ -101,7 +107,7 @@ def is_nested(entities: Iterable[Span]) -> bool:
 def _tagged_sentences(
     path: str | Path, word_column: int | None, columns: Sequence[int | None]
 ) -> tuple[list[Sentence], list[list[Span]]]:
-    # With a scheme named, every tag must be of entities.
+    # A named scheme requires every tag to be an entity's.
     levels = [read_tagged(path, word_column, column, tag_scheme="iob2") for column in columns]
     sentences = [each._replace(tags=[]) for each in levels[0].sentences]
     rows = zip(*(level.sentences for level in levels), strict=True)

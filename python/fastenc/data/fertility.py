@@ -1,4 +1,4 @@
-"""How many tokens a tokenizer makes of a language's words."""
+"""Fertility: the number of tokens that a tokenizer makes of a language's words."""
 
 import re
 import unicodedata
@@ -24,9 +24,9 @@ class Fertility:
     """Counts over a language's texts.
 
     Fields:
-        tokens: without the special ones around a text; unknown: those of them that are the unknown token.
-        words: None where most letters belong to a script without spaces.
-        characters: that are not white space.
+        tokens: number of tokens, without special ones; unknown: how many of them are the unknown token.
+        words: None if most letters belong to a script without spaces.
+        characters: number of characters that are not white space.
     """
 
     tokens: int
@@ -52,10 +52,10 @@ class Fertility:
 
 
 def count_words(text: str) -> int | None:
-    """Words of a text, or None where most of its letters belong to a script without spaces.
+    """Number of words in a text, or None if most of its letters belong to a script without spaces.
 
-    A word is a run of letters, marks, digits and underscores, over a ' ’ · or . between two of them and a comma
-    between two digits: the default word boundaries of Unicode, without the symbols that these count too.
+    A word is a run of letters, marks, digits and underscores; it may contain ' ’ · or . between two of them and a
+    comma between two digits. These are Unicode's default word boundaries without symbols.
     Source: Unicode Standard Annex 29, section 4.1.
     """
     letters = sum(map(str.isalpha, text))
@@ -73,9 +73,9 @@ def _word() -> re.Pattern[str]:
 
 
 def measure_fertility(tokenizer: Any, texts: Iterable[str]) -> Fertility:
-    """Tokens, words and characters of texts, a line for itself.
+    """Tokens, words and characters of texts, which are encoded line by line.
 
-    Raises: ValueError where there is no text.
+    Raises: ValueError if there is no text.
     Source: fertility, Rust et al. 2021, arXiv:2012.15613.
     """
     lines = [line for text in texts for line in text.split("\n") if line.strip()]
@@ -105,10 +105,12 @@ def plot_fertility(results: Mapping[str, Mapping[str, Fertility]], image: Path) 
     figure = figure_class(figsize=(9, 1.5 + 0.22 * len(languages)), layout="constrained")
     height = 0.8 / len(results)
     for axis, (label, value) in zip(figure.subplots(1, 2), figures.items(), strict=True):
-        for place, (name, own) in enumerate(results.items()):
-            values = [value(own[language]) or 0 for language in languages]
-            places = [row + (place - (len(results) - 1) / 2) * height for row in range(len(values))]
-            axis.barh(places, values, height=height, label=name)
+        for number, (name, counts) in enumerate(results.items()):
+            values = [value(counts[language]) or 0 for language in languages]
+            offset = (number - (len(results) - 1) / 2) * height
+            axis.barh(
+                [row + offset for row in range(len(values))], values, height=height, label=name
+            )
         axis.set(yticks=range(len(languages)), yticklabels=languages, xlabel=label)
         axis.invert_yaxis()
         axis.grid(axis="x", alpha=0.3)

@@ -1,4 +1,4 @@
-"""Several languages of unequal size: how often each is seen, and the files of each."""
+"""Languages of unequal size: smoothed sampling shares, and the files of each language."""
 
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -12,12 +12,12 @@ ALPHA = 0.3
 
 
 def smoothed_shares(sizes: Mapping[str, float], alpha: float = ALPHA) -> dict[str, float]:
-    """The share of each language after exponential smoothing, which lets small languages be seen more often:
+    """The share of each language after exponential smoothing, which raises the shares of small languages:
 
         q_i = p_i^alpha / sum_j p_j^alpha,   p_i = size_i / sum_j size_j
 
     Args:
-        sizes: of each language, in any unit, positive.
+        sizes: size of each language, positive, in any unit.
         alpha: in [0, 1]; 1 keeps the sizes' proportions, 0 makes all languages equal.
     Raises: ValueError for an alpha outside [0, 1], no language, or a size that is not positive.
     Source: Lample & Conneau 2019, arXiv:1901.07291 (0.5); Conneau et al. 2020, arXiv:1911.02116 (0.3).
@@ -36,11 +36,11 @@ def smoothed_shares(sizes: Mapping[str, float], alpha: float = ALPHA) -> dict[st
 
 
 class SampledLines:
-    """Lines of texts in their order, each as often as it was drawn; they can be read again and again.
+    """Lines of texts in their order, each repeated as often as it was drawn. Every iteration yields the same lines.
 
     Fields:
-        lines, characters: of the texts.
-        drawn: characters of the lines drawn.
+        lines, characters: number of lines and characters of the texts.
+        drawn: number of characters of the drawn lines.
     """
 
     def __init__(self, texts: Iterable[str]):
@@ -50,18 +50,17 @@ class SampledLines:
         self.rounds, self.drawn, self.again = 1, self.characters, bytearray(self.lines)
 
     def draw(self, characters: float, seed: str) -> None:
-        """Take whole rounds of the lines and, in a random order, lines of one more until there are so many
-        characters."""
+        """Draw all lines as often as they fit into ``characters``, then random lines up to that number."""
         self.rounds = int(characters // self.characters)
         self.drawn = self.rounds * self.characters
         self.again = bytearray(self.lines)
         order = array("q", range(self.lines))
         Random(f"{seed} {self.rounds}").shuffle(order)
-        for place in order:
+        for line in order:
             if self.drawn >= characters:
                 break
-            self.again[place] = 1
-            self.drawn += self.lengths[place]
+            self.again[line] = 1
+            self.drawn += self.lengths[line]
 
     def __iter__(self) -> Iterator[str]:
         for line, again in zip(_lines(self.texts), self.again, strict=True):
@@ -69,7 +68,7 @@ class SampledLines:
 
 
 class Chained:
-    """Texts of several origins one after another, that can be read again and again."""
+    """Several iterables of texts, one after another. It can be iterated any number of times."""
 
     def __init__(self, parts: Iterable[Iterable[str]]):
         self.parts = list(parts)
@@ -81,18 +80,18 @@ class Chained:
 def sample_lines(
     documents: Mapping[str, Iterable[str]], *, alpha: float = ALPHA, seed: int = 0
 ) -> dict[str, SampledLines]:
-    """Lines of each language in smoothed shares of the characters, as many characters in all as there are.
+    """Sample lines so that each language has its smoothed share of the characters; their total number stays the same.
 
-    A language's lines are drawn in random orders, one after another: each once before any again. The result is a
-    function of the texts, alpha and the seed. Memory: 17 bytes a line; the texts, which are read here and at each
-    reading of the lines, stay where they are.
+    Every line of a language is drawn once before any is drawn again. The result depends on the texts, alpha and the
+    seed only. Memory: 17 bytes a line. The texts are read here and again at each iteration over the lines; they are
+    not kept.
     Raises: ValueError as :func:`smoothed_shares`.
     """
     drawn = {language: SampledLines(texts) for language, texts in documents.items()}
-    sizes = {language: own.characters for language, own in drawn.items()}
+    sizes = {language: lines.characters for language, lines in drawn.items()}
     shares, total = smoothed_shares(sizes, alpha), sum(sizes.values())
-    for language, own in drawn.items():
-        own.draw(shares[language] * total, f"{seed} {language}")
+    for language, lines in drawn.items():
+        lines.draw(shares[language] * total, f"{seed} {language}")
     return drawn
 
 
@@ -101,9 +100,10 @@ def _lines(texts: Iterable[str]) -> Iterator[str]:
 
 
 def language_files(arguments: Sequence[str]) -> dict[str, list[str]]:
-    """Files of each language from arguments ``name=path``; a path may be a folder of text files and tables.
+    """Files of each language from arguments ``name=path``. A path may be a folder of text files and tables.
 
-    A language may be given several times. Raises: ValueError for another form, or a folder without such files.
+    A language may be given several times.
+    Raises: ValueError for another form, or a folder without such files.
     """
     found: dict[str, list[str]] = {}
     for argument in arguments:

@@ -1,4 +1,4 @@
-"""Texts that belong together, or whose similarity has a score, as token ids and batches."""
+"""Pairs of texts, with or without a similarity score, as token ids and batches."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -20,9 +20,9 @@ class TextPairs:
 
     Fields:
         texts: (text, partner) each, or (text, partner, hard negative).
-        scores: how similar the two are, from 0 (or -1) to 1; empty for texts and partners.
-        highest: the file's score that is 1 here.
-        where: of pairs to learn from or to evaluate with, file and line of each.
+        scores: similarity of each pair, from 0 (or -1) to 1; empty if the file has no scores.
+        highest: the score in the file that becomes 1.
+        where: file and line of each pair, if it is used for training or evaluation.
     """
 
     texts: list[tuple[str, ...]]
@@ -76,8 +76,8 @@ def read_pairs(
                 f"{where}: a score must be at most {top} in size, the highest in the training set or "
                 f"--highest-similarity, got {value}"
             )
-    places = [where for where, _ in found]
-    return TextPairs(texts, [value / top for _, value in found], top, places)
+    lines = [where for where, _ in found]
+    return TextPairs(texts, [value / top for _, value in found], top, lines)
 
 
 def iterate_pairs(
@@ -111,8 +111,8 @@ def encode_pairs(data: TextPairs, tokenizer: Any, max_length: int) -> list[PairE
     texts = list(chain.from_iterable(data.texts))
     encoded = [example.input_ids for example in encode_texts(texts, tokenizer, max_length)]
     if data.scores or data.where:
-        # Of each text; of none where the pairs' places are not known.
-        where = [place for place, row in zip(data.where, data.texts, strict=False) for _ in row]
+        # One entry a text; empty if the pairs' lines are not known.
+        where = [line for line, row in zip(data.where, data.texts, strict=False) for _ in row]
         check_tokens(encoded, tokenizer.num_special_tokens_to_add(False), texts, where)
     ids = iter(encoded)
     scores: Sequence[float | None] = data.scores or [None] * len(data)
@@ -123,9 +123,12 @@ def encode_pairs(data: TextPairs, tokenizer: Any, max_length: int) -> list[PairE
 
 
 def collate_pairs(examples: Sequence[PairExample]) -> dict[str, Any]:
-    """Pack examples: {"batch": PackedBatch of an example's texts after one another, "text_ids": int64 (examples, texts
-    an example), equal for texts with the same tokens, "labels": float32 (examples,) scores, or without them int64
-    (examples,), the place of each text's partner among the partners}."""
+    """The model's arguments.
+
+    Returns: {"batch": PackedBatch of the examples' texts, one after another,
+        "text_ids": int64 (examples, texts of an example), equal for texts with the same tokens,
+        "labels": float32 (examples,) scores; without scores int64 (examples,), the index of each text's partner}.
+    """
     flat = list(chain.from_iterable(example.texts for example in examples))
     known: dict[tuple[int, ...], int] = {}
     ids = [known.setdefault(tuple(text), len(known)) for text in flat]

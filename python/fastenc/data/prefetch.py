@@ -1,4 +1,4 @@
-"""Work done ahead of who needs it."""
+"""Computes items in a thread before they are needed."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -10,9 +10,10 @@ Made = TypeVar("Made")
 
 
 def prefetch(make: Callable[[Item], Made], items: Iterable[Item], ahead: int = 2) -> Iterator[Made]:
-    """``map(make, items)``, made in a thread up to ``ahead`` before they are asked for; errors come in their place.
+    """``map(make, items)``, computed in one thread, up to ``ahead`` items before they are asked for.
 
-    ``items`` are drawn by the caller's thread, and ``make`` never runs twice at once.
+    An error of ``make`` is raised when its item is asked for. The caller's thread iterates over ``items``. ``make``
+    runs for one item at a time, in order.
     """
     waiting: deque = deque()
     with ThreadPoolExecutor(1, thread_name_prefix="prefetch") as worker:

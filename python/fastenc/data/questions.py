@@ -1,4 +1,4 @@
-"""Questions about texts: SQuAD's files, and their windows of tokens."""
+"""Extractive question answering: SQuAD's files, and windows of tokens."""
 
 import gzip
 import json
@@ -21,7 +21,7 @@ class Answer(NamedTuple):
 
 
 class Question(NamedTuple):
-    """A question about a context; no answers: it has none there, or is to be answered."""
+    """A question about a context. ``answers`` is empty if it has none there, or if it is to be answered."""
 
     id: str
     question: str
@@ -30,14 +30,14 @@ class Question(NamedTuple):
 
 
 class QuestionWindow(NamedTuple):
-    """Tokens of a question and a piece of its context, `[CLS] question [SEP] piece [SEP]` or as the family has it.
+    """Tokens of a question and a piece of its context: `[CLS] question [SEP] piece [SEP]`, or the family's form.
 
     Fields:
-        question: place of the question in the list that was encoded.
-        first, last: places of the piece's first and last token in ``input_ids``; last < first: it has none.
-        offsets: (start, end) characters in the context, for the tokens from ``first`` to ``last``.
+        question: index of the question in the list that was encoded.
+        first, last: indices in ``input_ids`` of the piece's first and last token; last < first if it has none.
+        offsets: (start, end) characters in the context of each token from ``first`` to ``last``.
         central: for the same tokens, whether no other window has more context around the token.
-        start, end: places in ``input_ids`` of the answer's first and last token; 0, 0 where it is not in the piece.
+        start, end: indices in ``input_ids`` of the answer's first and last token; 0, 0 if it is not in the piece.
     """
 
     input_ids: list[int]
@@ -91,17 +91,17 @@ def question_windows(
     The first answer of a question is the one to learn. A window that does not hold all of it has start = end = 0,
     the first special token, which stands for "no answer here".
     Raises: ValueError naming a question that leaves no room for its context, or whose context has no tokens.
-    Source: Devlin et al. 2018, arXiv:1810.04805, section 4.2; which window is central is as in windows.owned, where
-    its code prefers long windows a little.
+    Source: Devlin et al. 2018, arXiv:1810.04805, section 4.2. The central window is that of
+        :func:`fastenc.models.windows.owned`; BERT's code prefers long windows a little.
     """
     # A copy, so that the caller's tokenizer keeps its settings.
-    own = type(tokenizer).from_str(tokenizer.to_str())
-    own.no_padding()
-    own.no_truncation()
-    special = own.num_special_tokens_to_add(True)
+    copy = type(tokenizer).from_str(tokenizer.to_str())
+    copy.no_padding()
+    copy.no_truncation()
+    special = copy.num_special_tokens_to_add(True)
     for question, encoding in zip(
         questions,
-        own.encode_batch([q.question for q in questions], add_special_tokens=False),
+        copy.encode_batch([q.question for q in questions], add_special_tokens=False),
         strict=True,
     ):
         room = max_length - special - len(encoding.ids)
@@ -111,28 +111,28 @@ def question_windows(
                 f"for its context, which must be more than stride={stride}: give a larger max_length, a smaller "
                 "stride or a shorter question"
             )
-    own.enable_truncation(max_length, stride=stride, strategy="only_second")
+    copy.enable_truncation(max_length, stride=stride, strategy="only_second")
     windows: list[QuestionWindow] = []
     for start in progress_bar(range(0, len(questions), CHUNK), "encoding", "chunk", show_progress):
         chunk = questions[start : start + CHUNK]
-        encodings = own.encode_batch([(q.question, q.context) for q in chunk])
-        for place, (question, encoding) in enumerate(zip(chunk, encodings, strict=True)):
+        encodings = copy.encode_batch([(q.question, q.context) for q in chunk])
+        for number, (question, encoding) in enumerate(zip(chunk, encodings, strict=True), start):
             pieces = [encoding, *encoding.overflowing]
             if 1 not in encoding.sequence_ids:
                 raise ValueError(
                     f"question {question.id!r} has a context without tokens, {question.context!r}: leave out the row"
                 )
-            windows += _windows_of(question, start + place, pieces, stride)
+            windows += _windows_of(question, number, pieces, stride)
     return windows
 
 
 def _windows_of(
-    question: Question, place: int, encodings: list, stride: int
+    question: Question, number: int, encodings: list, stride: int
 ) -> list[QuestionWindow]:
     pieces, spans, begin = [], [], 0
     for encoding in encodings:
-        own = [i for i, part in enumerate(encoding.sequence_ids) if part == 1]
-        first, last = (own[0], own[-1]) if own else (0, -1)
+        context = [i for i, text in enumerate(encoding.sequence_ids) if text == 1]
+        first, last = (context[0], context[-1]) if context else (0, -1)
         pieces.append((encoding, first, last, encoding.offsets[first : last + 1]))
         spans.append((begin, begin + last + 1 - first))
         begin = spans[-1][1] - stride
@@ -144,14 +144,14 @@ def _windows_of(
         answer = _labels(question, first, offsets)
         windows.append(
             QuestionWindow(
-                encoding.ids, encoding.type_ids, place, first, last, offsets, central, *answer
+                encoding.ids, encoding.type_ids, number, first, last, offsets, central, *answer
             )
         )
     return windows
 
 
 def _labels(question: Question, first: int, offsets: Sequence[tuple[int, int]]) -> tuple[int, int]:
-    """Places of the tokens that cover the answer, or (0, 0)."""
+    """Indices of the first and last token that cover the answer, or (0, 0)."""
     if not question.answers:
         return 0, 0
     begin, text = question.answers[0]

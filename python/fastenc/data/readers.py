@@ -23,8 +23,8 @@ class LabelledData:
 
     Fields:
         labels: a class index each; without label names a number each; with several labels a text, a row of 0.0 and
-            1.0 each, one for every name. Empty where the labels are to be predicted.
-        where: file and line of each text, for error messages; may be left out.
+            1.0, one for every name. Empty if the labels are to be predicted.
+        where: file and line of each text for error messages; may be empty.
     """
 
     texts: list[str] | list[tuple[str, str]]
@@ -49,7 +49,7 @@ def read_texts(path: str | Path, column: str | None = None) -> list[str]:
 
 
 def iterate_texts(path: str | Path, column: str | None = None) -> Iterator[str]:
-    """As :func:`read_texts`, a document at a time: what is read stays in nobody's memory."""
+    """Like :func:`read_texts`, one document at a time, without keeping it."""
     if kind_of(path) != ".txt":
         name = column or "text"
         yield from (text_of(row, name, where) for where, row in numbered_rows(path, [name]))
@@ -72,7 +72,7 @@ def iterate_texts(path: str | Path, column: str | None = None) -> Iterator[str]:
 
 
 class FileTexts:
-    """The documents of files, one file after another, read anew at each iteration: nobody holds them."""
+    """The documents of files, one file after another. Each iteration reads the files again; nothing is kept."""
 
     def __init__(self, paths: Iterable[str | Path], column: str | None = None):
         self.paths, self.column = list(paths), column
@@ -110,12 +110,12 @@ def read_labelled(
     found: list[tuple[str, Any]] = []
     value_of = _labels if multi_label else _label
     for where, row in numbered_rows(path, [*text, label]):
-        parts = tuple(text_of(row, name, where) for name in text)
-        texts.append(parts if len(parts) == 2 else parts[0])
+        columns = tuple(text_of(row, name, where) for name in text)
+        texts.append(columns if len(columns) == 2 else columns[0])
         found.append((where, value_of(row, label, where)))
-    places = [where for where, _ in found]
+    lines = [where for where, _ in found]
     if regression:
-        return LabelledData(texts, [number_of(value, where) for where, value in found], [], places)
+        return LabelledData(texts, [number_of(value, where) for where, value in found], [], lines)
     every = [(where, v) for where, value in found for v in (value if multi_label else [value])]
     names = list(label_names) if label_names is not None else _sorted({v for _, v in every})
     if not names:
@@ -125,7 +125,7 @@ def read_labelled(
             f"{path}: every row has the label {names[0]!r} in column {label!r}, so there is nothing to learn: add rows "
             "with another label, or give --label another column"
         )
-    index = {name: place for place, name in enumerate(names)}
+    index = {name: number for number, name in enumerate(names)}
     for where, value in every:
         if value not in index:
             raise ValueError(
@@ -134,13 +134,14 @@ def read_labelled(
             )
     if multi_label:
         hot = [[float(name in value) for name in names] for _, value in found]
-        return LabelledData(texts, hot, names, places)
-    return LabelledData(texts, [index[value] for _, value in found], names, places)
+        return LabelledData(texts, hot, names, lines)
+    return LabelledData(texts, [index[value] for _, value in found], names, lines)
 
 
 def read_inputs(path: str | Path, columns: Sequence[str] = ("sentence",)) -> list[Any]:
-    """Texts to predict for: a table's columns, or the lines of a text file, empty ones too (as are those of a table
-    of one column), so that outputs stay beside them.
+    """Texts to predict for: columns of a table, or the lines of a text file.
+
+    Empty lines count, also in a table with one column, so that line i of the output belongs to line i of the input.
 
     Raises: ValueError as :func:`read_labelled`.
     """
@@ -162,10 +163,10 @@ def iterate_inputs(path: str | Path, columns: Sequence[str] = ("sentence",)) -> 
 
 
 def in_parts(items: Iterable[Any], size: int) -> Iterator[list[Any]]:
-    """Lists of ``size`` items; the last may be shorter."""
+    """Lists of ``size`` consecutive items; the last list may be shorter."""
     rest = iter(items)
-    while part := list(islice(rest, size)):
-        yield part
+    while chunk := list(islice(rest, size)):
+        yield chunk
 
 
 def is_data_set(folder: Path) -> bool:
@@ -179,7 +180,7 @@ def kind_of(path: str | Path) -> str:
 
 
 def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """(number from 1, line without its end); a byte-order mark is dropped."""
+    """(line number from 1, line without its end). A byte-order mark is dropped."""
     if not path.is_file():
         raise ValueError(f"{path} is not a file: check the path")
     number = 0
@@ -199,7 +200,7 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def numbered_rows(path: str | Path, columns: Sequence[str]) -> Iterator[tuple[str, Row]]:
-    """(place for error messages, row) of any table, with the columns checked."""
+    """(file and line for error messages, row) of any table, after checking that the columns exist."""
     kind = kind_of(path)
     if kind == ".tsv":
         rows = _delimited(Path(path), _tsv_cells(Path(path)))
@@ -227,14 +228,14 @@ def numbered_rows(path: str | Path, columns: Sequence[str]) -> Iterator[tuple[st
 
 
 def _delimited(path: Path, cells: Iterator[tuple[int, list[str]]]) -> Iterator[tuple[str, Row]]:
-    """Rows below a header line; no cells stand for an empty line."""
+    """Rows below a header line. An empty list of cells stands for an empty line."""
     header: list[str] = []
     for number, values in cells:
         where = f"{path}, line {number}"
         if not values:
             if len(header) != 1:
                 continue
-            # Left out, it would move the outputs of all later rows.
+            # Skipping the line would shift the outputs of all later rows.
             values = [""]
         if not header:
             header = values
@@ -254,7 +255,7 @@ def _tsv_cells(path: Path) -> Iterator[tuple[int, list[str]]]:
 
 
 def _csv_cells(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """A value in quotes may hold line breaks; the number is that of its row's last line."""
+    """A quoted value may contain line breaks; the number is that of its row's last line."""
     reader = csv.reader((line + "\n" for _, line in numbered_lines(path)), strict=True)
     begin = 1
     try:
@@ -305,9 +306,9 @@ def _data_set(path: str | Path) -> Iterator[tuple[str, Row]]:
     }
     for number, row in enumerate(table):
         for column in names:
-            # -1 stands for "not labelled".
-            place = row[column]
-            row[column] = None if place is None or place < 0 else names[column][place]
+            # -1 means "not labelled".
+            index = row[column]
+            row[column] = None if index is None or index < 0 else names[column][index]
         yield f"{path}, row {number}", row
 
 
@@ -343,7 +344,7 @@ def _label(row: Row, name: str, where: str) -> str:
 
 
 def _labels(row: Row, name: str, where: str) -> set[str]:
-    """A list of labels, or labels separated by commas; none is allowed."""
+    """The labels of a list, or of text separated by commas. There may be none."""
     value = row[name]
     parts = value.split(",") if isinstance(value, str) else value
     if not isinstance(parts, list) or not all(isinstance(part, str | int) for part in parts):

@@ -1,4 +1,4 @@
-"""Pairs of neighbouring segments of running text, for objectives that tell right pairs from wrong ones."""
+"""Pairs of neighbouring segments of running text, for next-sentence and sentence-order prediction."""
 
 from array import array
 from bisect import bisect_right
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from random import Random
 from typing import Any, NamedTuple
 
-from fastenc.data.blocks import Place, check_block_size
+from fastenc.data.blocks import Extent, check_block_size
 from fastenc.data.sentences import SentenceTokens, tokenize_documents
 from fastenc.models.tokenizers import SpecialTokens, special_tokens
 
@@ -22,8 +22,8 @@ class SegmentPair(NamedTuple):
 
     Fields:
         ids: array of 4-byte ids.
-        split: place of the first [SEP].
-        document: number of the document, of those with tokens.
+        split: index of the first [SEP].
+        document: number of the document among those with tokens.
     """
 
     ids: array
@@ -49,9 +49,9 @@ def segment_pairs(
 ) -> list[SegmentPair]:
     """Pairs of contiguous segments, each of whole sentences of one document, at most ``block_size`` tokens together.
 
-    A document's sentences are gathered until no further one fits (for one pair in ten, into a random shorter
-    length, so that the model sees short inputs too) and parted at a random sentence. A sentence longer than half
-    of a pair is split; one left alone at a document's end is left out, as it has no neighbour.
+    A document's sentences are collected until no further one fits, and divided at a random sentence. One pair in ten
+    gets a random shorter length, so that the model sees short inputs too. A sentence longer than half of a pair is
+    split. A single sentence that is left at a document's end is dropped, because it has no neighbour.
 
     Raises: ValueError for a block_size below 8, or no document of two sentences.
     Source: SEGMENT-PAIR in Liu et al. 2019, arXiv:1907.11692, after Devlin et al. 2018, arXiv:1810.04805.
@@ -59,17 +59,17 @@ def segment_pairs(
     check_block_size(block_size)
     special = special_tokens(tokenizer)
     text = tokenize_documents(documents, tokenizer, show_progress=show_progress)
-    places = segment_pair_places(text, block_size, Random(seed))
-    pairs = [segment_pair(text.tokens, place, special) for place in places]
+    extents = segment_pair_extents(text, block_size, Random(seed))
+    pairs = [segment_pair(text.tokens, extent, special) for extent in extents]
     if not pairs:
         raise ValueError(NO_PAIR)
     return pairs
 
 
-def segment_pair_places(text: SentenceTokens, block_size: int, draw: Random) -> Iterator[Place]:
+def segment_pair_extents(text: SentenceTokens, block_size: int, rng: Random) -> Iterator[Extent]:
     """(start, split, stop, document): the segments are tokens [start, split) and [split, stop)."""
     room = block_size - 3
-    target = lambda: draw.randint(2, room) if draw.random() < SHORT_PROBABILITY else room
+    target = lambda: rng.randint(2, room) if rng.random() < SHORT_PROBABILITY else room
     begin = first = 0
     for number, end in enumerate(text.document_ends):
         last = bisect_right(text.sentence_ends, end, first)
@@ -77,16 +77,16 @@ def segment_pair_places(text: SentenceTokens, block_size: int, draw: Random) -> 
         limit = target()
         for piece_end in _piece_ends(begin, text.sentence_ends[first:last], room // 2):
             if len(ends) >= 2 and piece_end - begin > limit:
-                yield begin, draw.choice(ends[:-1]), ends[-1], number
+                yield begin, rng.choice(ends[:-1]), ends[-1], number
                 begin, ends, limit = ends[-1], [], target()
             ends.append(piece_end)
         if len(ends) >= 2:
-            yield begin, draw.choice(ends[:-1]), ends[-1], number
+            yield begin, rng.choice(ends[:-1]), ends[-1], number
         begin, first = int(end) + 1, last
 
 
-def segment_pair(tokens: Sequence[int], place: Place, special: SpecialTokens) -> SegmentPair:
-    start, split, stop, document = place
+def segment_pair(tokens: Sequence[int], extent: Extent, special: SpecialTokens) -> SegmentPair:
+    start, split, stop, document = extent
     first, second = tokens[start:split], tokens[split:stop]
     ids = array("i", [special.cls, *first, special.sep, *second, special.sep])
     return SegmentPair(ids, split - start + 1, document)

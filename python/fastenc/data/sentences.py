@@ -1,4 +1,4 @@
-"""Tokens of documents as packing needs them: one after another, with the ends of sentences and documents."""
+"""Tokens of documents, one after another, with the ends of sentences and documents."""
 
 import re
 from array import array
@@ -9,8 +9,8 @@ from typing import Any
 from fastenc._progress import progress_bar
 from fastenc.models.tokenizers import special_tokens
 
-# Marks that end a sentence: before white space (Latin and others, Arabic, Devanagari, Urdu, Ethiopic), or before
-# anything, where no white space need follow (Han and Kana, Myanmar, Khmer, Tibetan).
+# Marks that end a sentence if white space follows (Latin and others, Arabic, Devanagari, Urdu, Ethiopic), and marks
+# that end one whatever follows (Han and Kana, Myanmar, Khmer, Tibetan).
 SPACED_MARKS = ".!?؟।॥۔።"
 UNSPACED_MARKS = "。！？။។།"
 SENTENCE_BREAK = re.compile(rf"(?<=[{SPACED_MARKS}])(?=\s)|(?<=[{UNSPACED_MARKS}])|(?=\n)")
@@ -22,8 +22,8 @@ class SentenceTokens:
 
     Fields (in memory, or memory-mapped):
         tokens: ids of all documents' sentences, without other special tokens.
-        sentence_ends: the place after each sentence's last token, ascending.
-        document_ends: the place of each document's separator, ascending. Documents without tokens are left out.
+        sentence_ends: index after each sentence's last token, ascending.
+        document_ends: index of each document's separator, ascending. Documents without tokens are left out.
     """
 
     tokens: Sequence[int]
@@ -34,7 +34,7 @@ class SentenceTokens:
 def tokenize_documents(
     documents: Iterable[str], tokenizer: Any, *, show_progress: bool | None = None
 ) -> SentenceTokens:
-    """The sentences' tokens, of 4 bytes each."""
+    """Tokenize documents sentence by sentence, into 4 bytes a token."""
     sep = special_tokens(tokenizer).sep
     tokens, sentence_ends, document_ends = array("i"), array("q"), array("q")
     for document in progress_bar(documents, "tokenizing", "document", show_progress):
@@ -51,7 +51,10 @@ def tokenize_documents(
 
 
 def split_sentences(document: str) -> list[str]:
-    """The sentences of a text; white space before one becomes a single space, so that their tokens, one sentence
-    after another, are those of the running text."""
+    """The sentences of a text.
+
+    White space before a sentence becomes a single space, so that the sentences' tokens, one after another, are those
+    of the running text.
+    """
     parts = SENTENCE_BREAK.split(document.strip())
     return [re.sub(r"^\s+", " ", part.rstrip()) for part in parts if part.strip()]

@@ -1,4 +1,4 @@
-"""Orders of any number of things without a list of them."""
+"""Random permutations whose entries are computed on demand."""
 
 import hashlib
 
@@ -9,35 +9,35 @@ _MASK = 0x7FFFFFFF
 
 
 class Permutation:
-    """A pseudo-random order of 0 … size − 1 whose entries are computed where they are asked for.
+    """A pseudo-random permutation of 0 … size − 1 whose entries are computed on demand.
 
-    A balanced Feistel network over the next even number of bits; what falls outside is sent through it again, fewer
-    than four times on average. Memory does not depend on the size, and any place is as near as the first.
+    A balanced Feistel network over the next even number of bits. A result outside the range goes through the network
+    again, fewer than four times on average. Memory and the cost of an entry do not depend on the size.
     Source: Luby & Rackoff 1988 (the network); Black & Rogaway 2002 (cycle walking).
 
     Args:
         size: at least 1, below 2^60.
-        seed: words and numbers; the order is a function of them and the size alone.
+        seed: words and numbers; the permutation depends on them and on the size only.
     """
 
     def __init__(self, size: int, *seed: int | str):
         if not 1 <= size < 2**60:
-            raise ValueError(f"an order is of 1 to 2^60 things, got {size}")
+            raise ValueError(f"size must be at least 1 and below 2^60, got {size}")
         self.size = size
         self._half = max(1, -(-(size - 1).bit_length() // 2))
         digest = hashlib.shake_128(" ".join(map(str, seed)).encode()).digest(4 * ROUNDS)
         words = (digest[start : start + 4] for start in range(0, 4 * ROUNDS, 4))
         self._keys = [int.from_bytes(word, "little") & _MASK for word in words]
 
-    def __call__(self, places: Tensor) -> Tensor:
-        """What stands at these places: int64, of the same shape."""
-        found = self._network(places.flatten())
+    def __call__(self, entries: Tensor) -> Tensor:
+        """The values at these entries: int64, of the same shape."""
+        found = self._network(entries.flatten())
         outside = (found >= self.size).nonzero().squeeze(1)
         while len(outside):
             walked = self._network(found[outside])
             found[outside] = walked
             outside = outside[walked >= self.size]
-        return found.reshape(places.shape)
+        return found.reshape(entries.shape)
 
     def _network(self, values: Tensor) -> Tensor:
         low = (1 << self._half) - 1
@@ -48,7 +48,7 @@ class Permutation:
 
 
 def _hash(values: Tensor) -> Tensor:
-    """Every bit of 31 depends on every other; products stay below 2^62, so that nothing overflows.
+    """A hash of 31 bits in which every bit of the result depends on every bit of the input. Products stay below 2^62.
 
     Source: the form and multiplier of Mueller's integer hash.
     """

@@ -1,4 +1,4 @@
-"""All spans of words up to a length, as token ids and their batches."""
+"""All spans of words up to a maximum length, as token ids and batches."""
 
 import warnings
 from bisect import bisect_left
@@ -19,17 +19,17 @@ from fastenc.packing import pack_sequences
 class SpanExample(NamedTuple):
     """A window of a sentence, ready for the model.
 
-    A word counts by its first subword. The window's spans are those whose middle token (of two, the second) is one of
-    its own: every span has one such window, and is nowhere farther from the nearer edge.
+    A word is represented by its first subword. A span belongs to the window that owns its middle token (of two, the
+    second). So every span belongs to exactly one window, the one in which it is most central.
 
     Fields:
-        sentence: its place in the data.
-        first_word, word_tokens: the first word that begins in the window, and the place in ``input_ids`` of the first
-            subword of it and each word after it.
-        own_start, own_stop: the tokens that are taken from this window.
-        max_span_words: words of the longest span.
-        labels: the entities as (first word, last word, class), places in ``word_tokens``; None where they are to be
-            predicted.
+        sentence: index of the sentence in the data.
+        first_word: the first word that begins in the window.
+        word_tokens: index in ``input_ids`` of the first subword of ``first_word`` and of each word after it.
+        own_start, own_stop: the tokens that the window owns.
+        max_span_words: number of words of the longest span.
+        labels: the entities as (first word, last word, class), with indices into ``word_tokens``; None if they are to
+            be predicted.
     """
 
     input_ids: list[int]
@@ -53,8 +53,8 @@ def encode_spans(
 ) -> list[SpanExample]:
     """Token ids of words; a sentence longer than ``max_length`` is cut into overlapping windows.
 
-    Entities that no span can be (longer than ``max_span_words`` or than what windows share, or with the words of
-    another one) are not learnt; one warning says how many they are.
+    Some entities cannot be learnt: those longer than ``max_span_words`` or than the overlap of windows, and those with
+    the same words as another one. One warning says how many there are.
 
     Args:
         label_names: the types of entities; the class of type i is i + 1, class 0 is no entity.
@@ -62,7 +62,7 @@ def encode_spans(
     """
     check_room(max_length)
     special = special_tokens(tokenizer)
-    index = {name: place for place, name in enumerate(label_names, start=1)}
+    index = {name: number for number, name in enumerate(label_names, start=1)}
     if unknown := set(data.label_names) - index.keys():
         raise ValueError(
             f"{data.path}: the type {min(unknown)!r} is not one of the model's {list(label_names)}: read the data with "
@@ -71,12 +71,12 @@ def encode_spans(
     examples: list[SpanExample] = []
     lost: list[str] = []
     encoded = tokens_of_words(data.sentences, data.path, tokenizer, show_progress)
-    for place, (each, tokens) in enumerate(zip(data.sentences, encoded, strict=True)):
+    for number, (each, tokens) in enumerate(zip(data.sentences, encoded, strict=True)):
         gold: dict[tuple[int, int], int] | None = {} if data.label_names else None
         if gold is not None:
-            for kind, first, stop in data.entities[place]:
+            for kind, first, stop in data.entities[number]:
                 gold.setdefault((first, stop - 1), index[kind])
-        windows = list(_windows(tokens, gold, place, max_length, special, max_span_words))
+        windows = list(_windows(tokens, gold, number, max_length, special, max_span_words))
         examples += windows
         if gold is not None:
             learnt = {
@@ -84,7 +84,7 @@ def encode_spans(
                 for e in windows
                 for first, last, kind in e.labels or ()
             }
-            for entity in data.entities[place]:
+            for entity in data.entities[number]:
                 if (entity.first, entity.stop - 1, index[entity.type]) not in learnt:
                     lost.append(f"line {each.lines[entity.first]}: {shown(each, entity)}")
     if lost:
@@ -100,19 +100,19 @@ def encode_spans(
 def _windows(
     tokens: Tokens,
     gold: dict[tuple[int, int], int] | None,
-    place: int,
+    sentence: int,
     max_length: int,
     special: SpecialTokens,
     max_span_words: int,
 ) -> Iterator[SpanExample]:
-    """The examples of one sentence, whose spans (first word, last word) have the classes of ``gold``."""
+    """The examples of one sentence. ``gold`` maps spans (first word, last word) to classes."""
     begins = [i for i, (word, _) in enumerate(tokens) if i == 0 or tokens[i - 1][0] != word]
     for start, stop, own_start, own_stop in cut_windows(len(tokens), max_length - 2):
         offset = 1 - start
         first_word, stop_word = bisect_left(begins, start), bisect_left(begins, stop)
         example = SpanExample(
             [special.cls, *(token for _, token in tokens[start:stop]), special.sep],
-            place,
+            sentence,
             first_word,
             [begin + offset for begin in begins[first_word:stop_word]],
             own_start + offset,
@@ -128,7 +128,7 @@ def _windows(
 
 
 def _holds(example: SpanExample, first: int, last: int) -> bool:
-    """Whether a span of words is one of the example's."""
+    """Whether a span of words belongs to the example."""
     rows = example.word_tokens
     if first < 0 or last >= len(rows) or last - first >= example.max_span_words:
         return False
@@ -136,20 +136,20 @@ def _holds(example: SpanExample, first: int, last: int) -> bool:
 
 
 class Spans(NamedTuple):
-    """The spans of some examples, laid end to end.
+    """The spans of several examples, one example after the other.
 
     Fields (W words, S spans):
         word_rows: int64 (W,), the packed rows of the words' first subwords.
         last_words: int64 (W,), the last word of each word's example.
-        starts, ends: int64 (S,), first and last word of each span, places in ``word_rows``, ascending.
-        own: bool (S,), whether the span is the example's.
+        starts, ends: int64 (S,), first and last word of each span as indices into ``word_rows``; starts ascend.
+        owned: bool (S,), whether the span belongs to its example.
     """
 
     word_rows: Tensor
     last_words: Tensor
     starts: Tensor
     ends: Tensor
-    own: Tensor
+    owned: Tensor
 
 
 def enumerate_spans(examples: Sequence[SpanExample]) -> Spans:
@@ -169,21 +169,28 @@ def enumerate_spans(examples: Sequence[SpanExample]) -> Spans:
     middles = (rows[starts] + rows[ends] + 1) // 2 - offsets[starts]
     own_start = of_words(int64(e.own_start for e in examples))
     own_stop = of_words(int64(e.own_stop for e in examples))
-    own = (own_start[starts] <= middles) & (middles < own_stop[starts])
-    return Spans(rows, last_words, starts, ends, own)
+    owned = (own_start[starts] <= middles) & (middles < own_stop[starts])
+    return Spans(rows, last_words, starts, ends, owned)
 
 
 def spans_of(example: SpanExample) -> tuple[Tensor, Tensor]:
-    """int64 (spans,) twice: first and last word, in the sentence, of the example's own spans, in a batch's order."""
+    """(first words, last words) of the example's spans, int64 (spans,) each, in the order of a batch."""
     spans = enumerate_spans([example])
-    return spans.starts[spans.own] + example.first_word, spans.ends[spans.own] + example.first_word
+    return spans.starts[spans.owned] + example.first_word, spans.ends[
+        spans.owned
+    ] + example.first_word
 
 
 def collate_spans(examples: Sequence[SpanExample]) -> dict[str, Any]:
-    """Pack examples: {"batch": PackedBatch, and of W words and S spans "word_rows": int64 (W,), the rows of the words'
-    first subwords; "windows": int64 (W, K), each word and those after it, up to the longest span, the sentence's last
-    one repeated at its end; "starts", "ends": int64 (S,), first and last word of each span, places in "word_rows";
-    "labels": int64 (S,), the class of each, 0 for none}; without labels if an example has none."""
+    """The model's arguments.
+
+    Returns, for W words, S spans and K words of the longest span:
+        "batch": PackedBatch.
+        "word_rows": int64 (W,), the packed rows of the words' first subwords.
+        "windows": int64 (W, K), each word and the K - 1 words after it; the sentence's last word is repeated.
+        "starts", "ends": int64 (S,), first and last word of each span as indices into "word_rows".
+        "labels": int64 (S,), the class of each span, 0 for none; absent if an example has no labels.
+    """
     batch = pack_sequences([example.input_ids for example in examples])
     spans = enumerate_spans(examples)
     words = torch.arange(spans.word_rows.shape[0])
@@ -192,8 +199,8 @@ def collate_spans(examples: Sequence[SpanExample]) -> dict[str, Any]:
         "batch": batch,
         "word_rows": spans.word_rows,
         "windows": torch.minimum(words[:, None] + torch.arange(longest), spans.last_words[:, None]),
-        "starts": spans.starts[spans.own],
-        "ends": spans.ends[spans.own],
+        "starts": spans.starts[spans.owned],
+        "ends": spans.ends[spans.owned],
     }
     if not examples or any(example.labels is None for example in examples):
         return arguments
@@ -206,6 +213,6 @@ def collate_spans(examples: Sequence[SpanExample]) -> dict[str, Any]:
     ]
     if gold:
         firsts, lengths, kinds = map(torch.tensor, zip(*gold, strict=True))
-        # The spans of a start are those from its first place in ``starts`` on.
+        # The spans with the same first word are consecutive, shortest first.
         labels[torch.searchsorted(spans.starts, firsts) + lengths] = kinds
-    return {**arguments, "labels": labels[spans.own]}
+    return {**arguments, "labels": labels[spans.owned]}

@@ -6,7 +6,7 @@ store/shard-00000/tokens.npy           uint16 or uint32, see SentenceTokens
 store/shard-00000/sentences.npy        int64, sentence_ends
 store/shard-00000/documents.npy        int64, document_ends
 store/shard-00000/shard.json           counts, language, checksums
-store/packed/<packing>-<size>[-<seed>]/  places of examples, made when a run first asks for them
+store/packed/<packing>-<size>[-<seed>]/  extents of examples, made when a run first asks for them
 """
 
 import hashlib
@@ -41,10 +41,10 @@ HELD_OUT_ONE_IN, HELD_OUT_LIMIT = 20, 2000
 
 
 class TokenStore:
-    """A finished store; nothing of it is in memory but its manifest and what the system caches of its files.
+    """A finished store. Only its manifest is in memory; the other files are memory-mapped.
 
-    Raises: ValueError when it is unfinished, not a store, of another format, or a shard's file is missing or has
-        another size than was written.
+    Raises: ValueError if the folder is no store, is unfinished or has another format, or if a shard's file is missing
+        or has another size than was written.
     """
 
     def __init__(self, folder: str | Path):
@@ -124,16 +124,16 @@ class TokenStore:
     def pack(
         self, packing: str, block_size: int, seed: int = 0, *, show_progress: bool | None = None
     ) -> Path:
-        """Find the places of all examples, once: later calls return the folder that the first wrote.
+        """Find the extents of all examples and store them; later calls return the same folder.
 
-        Every shard's checksums are verified on the way. No example crosses the end of a shard. The last of each
-        language's examples (one in twenty, at most about 2,000 in all) are held out.
+        The checksums of every shard are verified first. No example crosses the end of a shard. The last examples of
+        each language (one in twenty, at most about 2,000 over all languages) are held out.
         Raises: ValueError for an unknown packing, a block_size below 8, a damaged shard, or no example.
         """
         if packing not in PLANS:
             raise ValueError(f"packing must be one of {', '.join(PLANS)}, got {packing!r}")
         check_block_size(block_size)
-        key = (packing, block_size, seed) if PLANS[packing].draws else (packing, block_size)
+        key = (packing, block_size, seed) if PLANS[packing].is_random else (packing, block_size)
         folder = self.folder / "packed" / "-".join(map(str, key))
         if not folder.is_dir():
             numbers = progress_bar(range(len(self.shards)), "packing", "shard", show_progress)
@@ -149,8 +149,8 @@ class TokenStore:
             for number in numbers:
                 self.verify(number)
                 text, entry = self.shard(number), self.shards[number]
-                draw = Random(f"{seed} {number}")
-                for row in _rows(text, packing, block_size, draw, number, documents):
+                rng = Random(f"{seed} {number}")
+                for row in _rows(text, packing, block_size, rng, number, documents):
                     row.tofile(file)
                     per_language[entry["language"]] += len(row) // len(COLUMNS)
                 documents += len(text.document_ends)
@@ -183,12 +183,12 @@ class TokenStore:
 
 
 class StoredExamples(Sequence):
-    """Training examples of a store, read when they are asked for.
+    """Training examples of a store, read from disk when they are asked for.
 
     Fields:
         lengths: int32 (examples,), tokens of each; memory-mapped.
         documents: numpy int32 (examples,), number of the document that each begins in, ascending; memory-mapped.
-        languages: {language: how many examples}; they stand in this order.
+        languages: {language: number of examples}; the examples are in this order.
     """
 
     def __init__(self, store: TokenStore, packing: str, path: Path, counts: dict[str, int]):
@@ -208,16 +208,16 @@ class StoredExamples(Sequence):
     def __len__(self) -> int:
         return len(self._rows)
 
-    def __getitem__(self, place):
-        if not -len(self) <= place < len(self):
-            raise IndexError(f"example {place} of {len(self)}")
-        shard, start, split, stop, document, _ = self._rows[place].tolist()
+    def __getitem__(self, index):
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"example {index} of {len(self)}")
+        shard, start, split, stop, document, _ = self._rows[index].tolist()
         tokens = self.store.shard(shard).tokens
         return self.plan.example(tokens, (start, split, stop, document), self.special)
 
-    def second_lengths(self, places: Tensor) -> Tensor:
-        """int32: tokens of the second segments of the pairs at these places."""
-        rows = self._rows[places]
+    def second_lengths(self, indices: Tensor) -> Tensor:
+        """int32: lengths of the second segments of the pairs with these indices."""
+        rows = self._rows[indices]
         return rows[:, 3] - rows[:, 2]
 
     def groups(self, alpha: float) -> list[Group]:
@@ -225,7 +225,7 @@ class StoredExamples(Sequence):
         shares = smoothed_shares(self.languages, alpha)
         stops = list(accumulate(self.languages.values()))
         starts = [0, *stops[:-1]]
-        return [Group(*own) for own in zip(starts, stops, shares.values(), strict=True)]
+        return [Group(*group) for group in zip(starts, stops, shares.values(), strict=True)]
 
 
 def is_store(folder: str | Path) -> bool:
@@ -234,7 +234,7 @@ def is_store(folder: str | Path) -> bool:
 
 
 def fingerprint(tokenizer: Any) -> str:
-    """A hash of everything that decides a text's tokens."""
+    """A hash of every setting of the tokenizer that changes the tokens of a text."""
     parts = json.loads(tokenizer.to_str())
     kept = {name: value for name, value in parts.items() if name not in ("truncation", "padding")}
     text = json.dumps(kept, sort_keys=True, ensure_ascii=False)
@@ -250,12 +250,12 @@ def file_checksum(path: Path) -> str:
 
 
 def _rows(
-    text: SentenceTokens, packing: str, block_size: int, draw: Random, number: int, documents: int
+    text: SentenceTokens, packing: str, block_size: int, rng: Random, number: int, documents: int
 ) -> Iterator[array]:
-    """The index's rows of a shard, a few thousand at a time."""
+    """The rows of the index for a shard, a few thousand at a time."""
     plan = PLANS[packing]
     rows = array("i")
-    for start, split, stop, document in plan.places(text, block_size, draw):
+    for start, split, stop, document in plan.extents(text, block_size, rng):
         length = stop - start + plan.special
         rows.extend((number, start, split, stop, documents + document, length))
         if len(rows) >= 2**16:

@@ -1,4 +1,4 @@
-"""Writing a token store: texts cut into shards, tokenised by several processes, each shard whole or not there."""
+"""Writes a token store: several processes tokenise the shards, and each shard is renamed into place when complete."""
 
 import hashlib
 import json
@@ -62,16 +62,16 @@ def write_store(
 ) -> TokenStore:
     """Tokenise documents into shards of about ``shard_characters`` characters.
 
-    A killed writer loses the shards it was at; ``resume`` reads the texts again, keeps every finished shard whose
-    texts and files are as they were, and writes the others. The result does not depend on the number of processes,
-    nor on kills. Memory: a few shards' texts.
+    A killed writer loses the shards that it was writing. ``resume`` reads the texts again, keeps every finished shard
+    whose texts and files have not changed, and writes the others. The result depends neither on the number of
+    processes nor on kills. Memory: the texts of a few shards.
 
     Args:
-        texts: {language: documents, one after another}; {"": documents} for text of no particular language.
+        texts: {language: documents}; {"": documents} if languages do not matter.
         tokenizer: its tokens are stored, 2 bytes each for vocabularies up to 65,536, else 4.
-        processes: that tokenise; 1 works in this process.
-    Raises: ValueError when the folder is not empty and ``resume`` is False, for another tokenizer or other settings
-        than it was begun with, for texts that have changed since, or no text, which leaves no folder behind.
+        processes: number of processes that tokenise; 1 tokenises in this process.
+    Raises: ValueError if the folder is not empty and ``resume`` is False, if the tokenizer, the settings or the texts
+        are not those that the store was begun with, or if there is no text; then no folder is left behind.
     """
     folder = Path(folder)
     for name, value in (("processes", processes), ("shard_characters", shard_characters)):
@@ -97,7 +97,7 @@ def write_store(
     _begin(folder, settings, tokenizer)
     bar = progress_bar(chain([first], pieces), "preparing", "shard", show_progress)
     shards = list(_write_shards(folder, bar, tokenizer, processes))
-    if not sum(entry["tokens"] for entry in shards):  # such as control characters alone
+    if not sum(entry["tokens"] for entry in shards):  # such as text of control characters only
         shutil.rmtree(folder)
         raise ValueError(NO_TEXT)
     for path in folder.glob("shard-*"):
@@ -109,7 +109,7 @@ def write_store(
     text = json.dumps({**settings, **counted, "shards": shards}, indent=1)
     manifest = folder / MANIFEST
     if not (manifest.is_file() and manifest.read_text(encoding="utf-8") == text):
-        shutil.rmtree(folder / "packed", ignore_errors=True)  # places in other shards
+        shutil.rmtree(folder / "packed", ignore_errors=True)  # it indexes other shards
     write_atomically(folder / MANIFEST, lambda path: path.write_text(text, encoding="utf-8"))
     return TokenStore(folder)
 
@@ -161,7 +161,7 @@ def _pieces(
 def _write_shards(
     folder: Path, pieces: Iterable[_Piece], tokenizer: Any, processes: int
 ) -> Iterator[dict[str, Any]]:
-    """The shards' entries in order; at most two more shards than processes are under way."""
+    """The manifest's entries of the shards in order. At most two more shards than processes are in work."""
     if processes == 1:
         for piece in pieces:
             yield _kept(folder, piece) or _write_shard(folder, piece, tokenizer)
@@ -186,7 +186,7 @@ def _result(entry: Any) -> dict[str, Any]:
 
 
 def _kept(folder: Path, piece: _Piece) -> dict[str, Any] | None:
-    """The entry of a shard that is finished; one with damaged files is removed.
+    """The entry of a shard that is finished. A shard with damaged files is removed.
 
     Raises: ValueError when it was written from other texts.
     """

@@ -1,4 +1,4 @@
-"""Tagged words as token ids, and their batches."""
+"""Tagged words as token ids and batches."""
 
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
@@ -19,10 +19,11 @@ class TaggingExample(NamedTuple):
     """A window of a sentence, ready for the model.
 
     Fields:
-        labels: a class a token, -100 where there is nothing to learn; None where tags are to be predicted.
-        sentence: its place in the data.
-        first, word_ids: the tokens taken from this window begin at ``first``; the word that each is a part of.
-        word_starts: which of them begin a word.
+        labels: a class for each token, -100 where there is nothing to learn; None if tags are to be predicted.
+        sentence: index of the sentence in the data.
+        first: index of the first token that is taken from this window.
+        word_ids: the word of each token that is taken from this window.
+        word_starts: indices of those tokens that begin a word.
     """
 
     input_ids: list[int]
@@ -44,11 +45,11 @@ def encode_tagged(
 ) -> list[TaggingExample]:
     """Token ids of words; a sentence longer than ``max_length`` is cut into overlapping windows.
 
-    A word that leaves no token (a lone joiner or variation selector) is read as the unknown token, with a warning
-    that names the first.
+    A word without any token (a single joiner or variation selector) is read as the unknown token. A warning names the
+    first such word.
 
     Args:
-        label_scheme: "first" labels the first subword of a word, "all" each of them; the others get -100.
+        label_scheme: "first" labels the first subword of a word, "all" labels all; unlabelled ones get -100.
     Raises: ValueError when ``max_length`` leaves no room for a token, for another label_scheme, and with file and
         line for a word whose tag is missing or not among ``label_names``.
     """
@@ -58,25 +59,25 @@ def encode_tagged(
     labelled = bool(data.label_names)
     if labelled:
         check_tags(data, label_names)
-    index = {name: place for place, name in enumerate(label_names)}
+    index = {name: number for number, name in enumerate(label_names)}
     special = special_tokens(tokenizer)
     examples: list[TaggingExample] = []
     encoded = tokens_of_words(data.sentences, data.path, tokenizer, show_progress)
-    for place, (each, tokens) in enumerate(zip(data.sentences, encoded, strict=True)):
+    for number, (each, tokens) in enumerate(zip(data.sentences, encoded, strict=True)):
         classes = [index[tag] for tag in each.tags] if labelled else None
-        examples += _windows(tokens, classes, place, max_length, special, label_scheme)
+        examples += _windows(tokens, classes, number, max_length, special, label_scheme)
     return examples
 
 
 def _windows(
     tokens: Tokens,
     classes: list[int] | None,
-    place: int,
+    sentence: int,
     max_length: int,
     special: SpecialTokens,
     label_scheme: str,
 ) -> Iterator[TaggingExample]:
-    """The examples of one sentence of (word, token id), whose words have these classes."""
+    """The examples of one sentence: its tokens as (word, token id), and the class of each word."""
     words = [word for word, _ in tokens]
     begins = [i == 0 or words[i - 1] != word for i, word in enumerate(words)]
     for start, stop, own_start, own_stop in cut_windows(len(tokens), max_length - 2):
@@ -91,7 +92,7 @@ def _windows(
         yield TaggingExample(
             ids,
             labels,
-            place,
+            sentence,
             own_start + offset,
             words[own_start:own_stop],
             [i + offset for i in range(own_start, own_stop) if begins[i]],
@@ -99,9 +100,12 @@ def _windows(
 
 
 def collate_tagging(examples: Sequence[TaggingExample]) -> dict[str, Any]:
-    """Pack examples: {"batch": PackedBatch, "labels": int64 (total_tokens,), "word_rows": int64 (total_words,), the
-    rows of the words' first subwords, "cu_words": int32 (batch+1,), the sequences' offsets among them}; the batch
-    alone if they have no labels."""
+    """The model's arguments.
+
+    Returns: {"batch": PackedBatch, "labels": int64 (total_tokens,),
+        "word_rows": int64 (total_words,), the packed rows of the words' first subwords,
+        "cu_words": int32 (batch+1,), the offsets of the sequences in word_rows}; only "batch" without labels.
+    """
     batch = pack_sequences([example.input_ids for example in examples])
     if not examples or any(example.labels is None for example in examples):
         return {"batch": batch}

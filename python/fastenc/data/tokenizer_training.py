@@ -23,15 +23,15 @@ def train_tokenizer(
     """Learn a vocabulary from texts.
 
     Args:
-        texts: read up to three times and never held together; an iterator, which can be read once only, is.
+        texts: read up to three times and not kept in memory, except an iterator, which can be read only once.
         kind: "wordpiece" (BERT), "bpe" (byte-level, RoBERTa) or "unigram" (XLM-R).
-        vocab_size: largest number of tokens, special tokens included. WordPiece keeps the most frequent characters
-            in an eighth of it (but 1000), so that rare scripts do not crowd out words.
-        lowercase: also strips accents; None: for WordPiece only.
-        show_progress: None asks whether stderr is a terminal.
+        vocab_size: largest number of tokens, special tokens included. WordPiece keeps at most an eighth of it (at
+            least 1000) for characters, the most frequent ones, so that rare scripts do not displace words.
+        lowercase: lower-case the texts and strip accents; None: for WordPiece only.
+        show_progress: None shows a bar if stderr is a terminal.
     Returns: a ``tokenizers.Tokenizer`` that adds the family's special tokens around one and two texts.
-    Numerics: the same texts give the same WordPiece or BPE tokenizer, to the bit. The library sums Unigram's
-        probabilities in an order of its own: its pieces' scores, and pieces of almost equal score, may differ.
+    Numerics: the same texts give the same WordPiece or BPE tokenizer, to the bit. The order in which the library sums
+        Unigram's probabilities varies, so scores, and pieces with almost equal scores, may differ.
     Raises: ValueError for an unknown kind, no text, or a vocabulary too small for the special tokens and the alphabet.
     Source: Sennrich et al. 2016, arXiv:1508.07909 (BPE); Kudo 2018, arXiv:1804.10959 (Unigram);
         Wu et al. 2016, arXiv:1609.08144 (WordPiece).
@@ -73,8 +73,8 @@ def _wordpiece(library, lowercase: bool, texts: Iterable[str], **options):
     tokenizer.decoder = library.decoders.WordPiece()
     first, later = _alphabet(tokenizer, texts, limit=max(1000, options["vocab_size"] // 8))
     return tokenizer, library.trainers.WordPieceTrainer(
-        # "##x" are announced because the library would number them in the order of a hash table, which is another in
-        # every process, and break ties between merges by those numbers.
+        # Without these entries the library would number "##x" in the order of a hash table, which differs between
+        # processes, and would break ties between merges by those numbers.
         special_tokens=[*BERT_TOKENS, *(f"##{character}" for character in later)],
         initial_alphabet=first,
         limit_alphabet=len(first),
@@ -83,23 +83,23 @@ def _wordpiece(library, lowercase: bool, texts: Iterable[str], **options):
 
 
 def _alphabet(tokenizer, texts: Iterable[str], limit: int) -> tuple[list[str], list[str]]:
-    """The most frequent characters, sorted, and those of them that do not only begin words."""
+    """(the most frequent characters, those of them that also occur inside words), both sorted."""
     words: Counter[str] = Counter()
     for text in texts:
         words.update(tokenizer.normalizer.normalize_str(text).split())
     characters: Counter[str] = Counter()
     inner: set[str] = set()
     for word, times in words.items():
-        for part, _ in tokenizer.pre_tokenizer.pre_tokenize_str(word):
-            for character in part:
+        for piece, _ in tokenizer.pre_tokenizer.pre_tokenize_str(word):
+            for character in piece:
                 characters[character] += times
-            inner.update(part[1:])
+            inner.update(piece[1:])
     kept = sorted(characters, key=lambda character: (-characters[character], character))[:limit]
     return sorted(kept), sorted(inner.intersection(kept))
 
 
 def _only_special(library, trained, names: tuple[str, ...]):
-    """The trained tokenizer with no more special tokens than the named ones."""
+    """The trained tokenizer with the named special tokens only."""
     model = library.models.WordPiece(trained.get_vocab(), unk_token=names[1])
     tokenizer = library.Tokenizer(model)
     tokenizer.normalizer, tokenizer.pre_tokenizer = trained.normalizer, trained.pre_tokenizer

@@ -1,4 +1,4 @@
-"""Words as token ids, whatever the tokenizer makes of each."""
+"""Words as token ids."""
 
 import warnings
 from collections.abc import Iterator, Sequence
@@ -15,17 +15,17 @@ Tokens = list[tuple[int, int]]
 def tokens_of_words(
     sentences: Sequence[Sentence], path: str, tokenizer: Any, show_progress: bool | None = None
 ) -> Iterator[Tokens]:
-    """Each sentence's tokens, without special ones, as (place of the word, token id).
+    """The tokens of each sentence, without special ones, as (index of the word, token id).
 
-    A word that leaves no token (a lone joiner or variation selector) is read as the unknown token, with a warning
-    after the last sentence that names the first such word and its line of ``path``.
+    A word without any token (a single joiner or variation selector) is read as the unknown token. After the last
+    sentence a warning names the first such word and its line in ``path``.
     """
-    unknown, own = special_tokens(tokenizer).unk, tokenizer_for_words(tokenizer)
+    unknown, word_tokenizer = special_tokens(tokenizer).unk, tokenizer_for_words(tokenizer)
     vanished: list[str] = []
     chunks = range(0, len(sentences), CHUNK)
     for begin in progress_bar(chunks, "encoding", "chunk", show_progress):
         chunk = sentences[begin : begin + CHUNK]
-        encodings = own.encode_batch(
+        encodings = word_tokenizer.encode_batch(
             [each.words for each in chunk], is_pretokenized=True, add_special_tokens=False
         )
         for each, encoding in zip(chunk, encodings, strict=True):
@@ -45,7 +45,7 @@ def tokens_of_words(
 
 
 def check_room(max_length: int) -> None:
-    """Raises: ValueError when windows of so many tokens hold nothing beside the special tokens."""
+    """Raises: ValueError if a window of ``max_length`` tokens has no room beside the special tokens."""
     if max_length < 3:
         raise ValueError(
             f"max_length must leave room beside 2 special tokens, got {max_length}: give more"

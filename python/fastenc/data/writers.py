@@ -1,4 +1,4 @@
-"""Lines of predictions: a table with a header, or an object of JSON a line."""
+"""Predictions as lines: a table with a header, or JSON lines."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def table_lines(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """Cells with tabs between, below a header; floating-point numbers with six decimals, commas in lists."""
+    """Rows below a header, cells separated by tabs. Floating-point numbers have six decimals; lists have commas."""
     if rows:
         yield "\t".join(rows[0])
     for row in rows:

@@ -1,4 +1,4 @@
-"""Texts longer than a model's positions: what is kept of them, and how the rest is cut into chunks."""
+"""How texts that are longer than a model's positions are cut, or divided into chunks."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,27 +7,26 @@ from fastenc.models.windows import cut_windows
 
 TRUNCATIONS = ("head", "tail", "head+tail")
 AGGREGATIONS = ("mean", "max", "attention", "transformer")
-# Of 510 tokens Sun et al. keep the first 128 and the last 382.
+# Sun et al. keep the first 128 and the last 382 of 510 tokens.
 HEAD_TOKENS, ALL_TOKENS = 128, 510
 
 
 @dataclass(frozen=True)
 class LongTexts:
-    """How a text becomes sequences of tokens; a classifier keeps it in config.json under ``long_texts``.
+    """How a text becomes sequences of tokens. A classifier stores it in config.json under ``long_texts``.
 
-    Without chunks a text is one sequence, of which at most ``room`` tokens are kept, max_length less the special
-    tokens. With chunks it is overlapping sequences of at most ``room`` tokens, each between special tokens of its own;
-    what does not fit ``max_chunks`` of them is cut off first.
+    ``room`` is max_length minus the special tokens. Without chunks a text is one sequence of at most ``room`` tokens.
+    With chunks it is several overlapping sequences of at most ``room`` tokens, each with its special tokens; a text
+    that does not fit into ``max_chunks`` is truncated first.
 
     Fields:
         max_length: tokens of a sequence, special tokens included.
-        truncation: the tokens of a longer text that are kept: "head", the first; "tail", the last; "head+tail", of n
-            the first n * 128 // 510 and the last of the others: 128 and 382 at max_length 512, 31 and 95 at 128, with
-            two special tokens.
-        chunks: how the vectors of a text's chunks become one (:mod:`fastenc.models.chunk_aggregation`); None for
-            texts that are cut.
-        stride: tokens that neighbouring chunks share. The last chunk begins earlier, so that it is full.
-        max_chunks: most chunks of a text, which hold room + (max_chunks - 1) * (room - stride) tokens.
+        truncation: the tokens that are kept of a longer text: "head", the first n; "tail", the last n; "head+tail",
+            the first n * 128 // 510 and the last of the n: 128 and 382 at max_length 512, 31 and 95 at 128, with two
+            special tokens.
+        chunks: how the vectors of a text's chunks become one (:mod:`fastenc.models.chunk_aggregation`); None cuts.
+        stride: number of tokens that neighbouring chunks share. The last chunk begins earlier, so that it is full.
+        max_chunks: largest number of chunks of a text; they hold room + (max_chunks - 1) * (room - stride) tokens.
     Raises: ValueError naming the field, the rule and the value.
     Source: Sun et al. 2019, arXiv:1905.05583, section 5.3.1.
     """
@@ -49,9 +48,9 @@ class LongTexts:
                 raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
 
     def room(self, special: int) -> int:
-        """Tokens of a text that fit into a sequence beside ``special`` ones.
+        """The number of a text's tokens that fit into a sequence with ``special`` special tokens.
 
-        Raises: ValueError when there is none, or chunks would share all of it.
+        Raises: ValueError if there is no room, or if ``stride`` is not smaller than it.
         """
         room = self.max_length - special
         if room < 1:
@@ -66,7 +65,7 @@ class LongTexts:
         return room
 
     def cut(self, ids: Sequence[int], room: int) -> list[Sequence[int]]:
-        """The pieces of a text's tokens that are kept, each of at most ``room`` tokens; one without chunks."""
+        """The pieces of a text that are kept, each of at most ``room`` tokens; a single one without chunks."""
         if self.chunks is None:
             return [truncated(ids, room, self.truncation)]
         most = room + (self.max_chunks - 1) * (room - self.stride)

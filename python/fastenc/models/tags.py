@@ -1,6 +1,6 @@
 """Tags of entities on words: IOB2 and BIOES.
 
-IOB2: B- begins an entity, I- goes on, O is outside. BIOES: E- ends an entity, S- is one of a single word.
+IOB2: B- begins an entity, I- continues it, O is outside. BIOES: also E- ends an entity, S- is a single-word entity.
 """
 
 import re
@@ -28,24 +28,24 @@ def scheme_of(tags: Iterable[str]) -> str | None:
 
 
 def spans(tags: Sequence[str]) -> list[Span]:
-    """The entities of a sentence's tags, of either scheme.
+    """The entities of a sentence's tags in either scheme.
 
-    As conlleval and seqeval have it, an I- or E- that continues nothing begins an entity of its own.
+    An I- or E- that continues nothing begins an entity, as in conlleval and seqeval.
     """
     found: list[Span] = []
     first, kind, before = 0, "", "O"
-    for place, tag in enumerate((*tags, "O")):
+    for word, tag in enumerate((*tags, "O")):
         prefix, _, name = tag.partition("-")
         if not (prefix in ("I", "E") and before in ("B", "I") and name == kind):
             if kind:
-                found.append(Span(kind, first, place))
-            first, kind = place, name
+                found.append(Span(kind, first, word))
+            first, kind = word, name
         before = prefix
     return found
 
 
 def convert(tags: Sequence[str], scheme: str) -> list[str]:
-    """The same entities in another scheme; tags that break the rules of theirs come out well-formed."""
+    """The same entities in another scheme. The result is well-formed even if the tags are not."""
     converted = ["O"] * len(tags)
     for kind, first, stop in spans(tags):
         converted[first:stop] = [f"B-{kind}", *[f"I-{kind}"] * (stop - first - 1)]
@@ -55,7 +55,7 @@ def convert(tags: Sequence[str], scheme: str) -> list[str]:
 
 
 def every_tag(tags: Iterable[str]) -> list[str]:
-    """The tags in a fixed order: of entities O and each type's, those that happen not to occur included."""
+    """The tags in a fixed order; for entities, O and all tags of each type, also those that do not occur."""
     tags = set(tags)
     scheme = scheme_of(tags)
     if scheme is None:
@@ -65,7 +65,7 @@ def every_tag(tags: Iterable[str]) -> list[str]:
 
 
 def may_follow(before: str | None, after: str | None, scheme: str) -> bool:
-    """Whether a scheme has ``after`` next to ``before``; None stands for a sentence's edge."""
+    """Whether ``after`` may follow ``before`` in a scheme. None stands for the sentence's edge."""
     is_open = before is not None and before[0] in "BI"
     if after is not None and after[0] in "IE":
         return is_open and before is not None and before[2:] == after[2:]

@@ -14,7 +14,7 @@ ROBERTA_TOKENS = ("<pad>", "<unk>", "<s>", "</s>", "<mask>")
 
 
 class SpecialTokens(NamedTuple):
-    """Ids of the tokens with a role; ``all`` holds every special token's id."""
+    """Ids of the special tokens by role; ``all`` holds the ids of all special tokens."""
 
     pad: int
     unk: int
@@ -80,28 +80,28 @@ def special_tokens(tokenizer: Any) -> SpecialTokens:
             "use one with BERT's or RoBERTa's special tokens"
         )
     added = tokenizer.get_added_tokens_decoder()
-    special = {place for place, token in added.items() if token.special}
+    special = {number for number, token in added.items() if token.special}
     pad, unk, cls, sep, mask = ids
     return SpecialTokens(pad, unk, cls, sep, mask, frozenset(special | set(ids)))
 
 
 def tokenizer_for_words(tokenizer: Any) -> Any:
-    """A copy that reads a word by itself as it reads one inside a text: after a space."""
+    """A copy that tokenizes a single word as if a space came before it, as inside a text."""
     values = json.loads(tokenizer.to_str())
     outer = values["pre_tokenizer"] or {}
     for part in outer.get("pretokenizers", [outer]):
         if part.get("type") == "ByteLevel":
             part["add_prefix_space"] = True
-    own = type(tokenizer).from_str(json.dumps(values))
-    own.no_padding()
-    own.no_truncation()
-    return own
+    copy = type(tokenizer).from_str(json.dumps(values))
+    copy.no_padding()
+    copy.no_truncation()
+    return copy
 
 
 def ids_and_starts(encoding: Any, count: int, unknown: int) -> tuple[list[int], list[int]]:
-    """Token ids of a sentence of ``count`` words, and where each word begins among them, with the end behind.
+    """(token ids of a sentence of ``count`` words, the index at which each word begins, and the end).
 
-    A word that leaves no token is ``unknown``.
+    A word without any token is ``unknown``.
     """
     ids, word_ids = encoding.ids, encoding.word_ids
     starts = [i for i, word in enumerate(word_ids) if i == 0 or word != word_ids[i - 1]]
@@ -109,8 +109,8 @@ def ids_and_starts(encoding: Any, count: int, unknown: int) -> tuple[list[int], 
         tokens: list[list[int]] = [[] for _ in range(count)]
         for word, token in zip(word_ids, ids, strict=True):
             tokens[word].append(token)
-        tokens = [own or [unknown] for own in tokens]
-        ids = [token for own in tokens for token in own]
+        tokens = [of_word or [unknown] for of_word in tokens]
+        ids = [token for of_word in tokens for token in of_word]
         starts = [0, *accumulate(map(len, tokens))][:-1]
     return ids, [*starts, len(ids)]
 

@@ -1,4 +1,4 @@
-"""Documents longer than a model's positions: overlapping windows, each token taken from one of them."""
+"""Overlapping windows over a document that is longer than a model's positions. One window owns each token."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Window(NamedTuple):
-    """Tokens [start, stop) of a document, of which those in [own_start, own_stop) are taken from this window."""
+    """Tokens [start, stop) of a document. The window owns those in [own_start, own_stop)."""
 
     start: int
     stop: int
@@ -15,19 +15,19 @@ class Window(NamedTuple):
 
 
 def cut_windows(length: int, room: int, stride: int | None = None) -> list[Window]:
-    """Windows of at most ``room`` tokens that share ``stride``, less than room (None: half of it); each token is owned
-    by the window in which it is most central, that is, farthest from the nearer edge (of equals, by the first).
+    """Windows of at most ``room`` tokens. Neighbours share ``stride`` tokens, fewer than room (None: half of it).
 
-    A document that fits is one window; the last window of a longer one is moved back so that it is full.
+    A token is owned by the window in which it is farthest from the nearer edge; of equal windows, by the first. A
+    document that fits is one window. The last window of a longer document begins earlier, so that it is full.
     """
     step = room - (room // 2 if stride is None else stride)
     last = max(0, length - room)
     spans = [(start, min(start + room, length)) for start in (*range(0, last, step), last)]
-    return [Window(*span, *own) for span, own in zip(spans, owned(spans), strict=True)]
+    return [Window(*span, *part) for span, part in zip(spans, owned(spans), strict=True)]
 
 
 def owned(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The tokens [start, stop) that each of overlapping spans owns, by the rule of :func:`cut_windows`.
+    """The tokens [start, stop) that each of several overlapping spans owns, by the rule of :func:`cut_windows`.
 
     Args:
         spans: tokens [start, stop), each beginning and ending after the one before.
