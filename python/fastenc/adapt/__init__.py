@@ -1,4 +1,4 @@
-"""Ways to adapt a pretrained encoder with fewer trained parameters."""
+"""Training a part of a model: adaptations, freezing, cached features."""
 
 from fastenc.adapt.features import FeatureCache, cache_features
 from fastenc.adapt.freezing import freeze_encoder, trained_parameters

@@ -1,4 +1,4 @@
-"""Outputs of a frozen encoder, computed once and kept on disk, so that an epoch costs what the head costs."""
+"""Outputs of a frozen encoder, computed once and stored on disk. An epoch then only pays for the head."""
 
 import hashlib
 import json
@@ -29,15 +29,13 @@ SHARD_BYTES = 2**26
 
 
 class FeatureCache:
-    """The frozen encoder's outputs for the examples of a data set, in their order.
-
-    The files are mapped, so that memory holds what is being read.
+    """The frozen encoder's outputs for the examples of a data set, in their order. The files are memory-mapped.
 
     Args:
-        folder: of one data set, as :func:`cache_features` wrote it.
-        rows: vectors of each example.
-        per_token: whether they are all its tokens', or its sequences' first tokens'.
-    Raises: ValueError for files that are incomplete or not this data set's.
+        folder: folder of one data set, written by :func:`cache_features`.
+        rows: number of vectors of each example.
+        per_token: whether the vectors are those of all tokens, or of the first token of each sequence.
+    Raises: ValueError for files that are incomplete or belong to another data set.
     """
 
     def __init__(self, folder: Path, rows: Sequence[int], per_token: bool):
@@ -51,30 +49,30 @@ class FeatureCache:
             raise ValueError(
                 f"{folder} is corrupt ({error}): remove it to have it made again"
             ) from error
-        self.places: list[tuple[int, int, int]] = []  # shard, first row, one after the last
+        self.rows: list[tuple[int, int, int]] = []  # shard, first row, row after the last
         for number, (shard, examples) in enumerate(zip(self.shards, shards, strict=True)):
-            own = rows[len(self.places) : len(self.places) + examples]
-            offsets = [0, *accumulate(own)]
+            in_shard = rows[len(self.rows) : len(self.rows) + examples]
+            offsets = [0, *accumulate(in_shard)]
             if offsets[-1] != shard.shape[0]:
                 raise ValueError(
                     f"{folder / _shard(number)} must hold {offsets[-1]} vectors, got {shard.shape[0]}: remove the "
                     "folder to have it made again"
                 )
-            self.places += [(number, a, b) for a, b in zip(offsets, offsets[1:], strict=False)]
+            self.rows += [(number, a, b) for a, b in zip(offsets, offsets[1:], strict=False)]
 
     def __len__(self) -> int:
-        return len(self.places)
+        return len(self.rows)
 
     def fill(self, batch: PackedBatch, chosen: Sequence[int]) -> PackedBatch:
-        """The batch of these examples with the encoder's output, in float32, in the place of its work."""
-        parts = [
+        """The batch of these examples with the encoder's output in ``hidden``, float32."""
+        vectors = [
             self.shards[shard][start:stop]
-            for shard, start, stop in map(self.places.__getitem__, chosen)
+            for shard, start, stop in map(self.rows.__getitem__, chosen)
         ]
-        hidden = torch.cat(parts).float()
+        hidden = torch.cat(vectors).float()
         if self.per_token:
             return replace(batch, hidden=hidden)
-        # A sequence is its first token, all that a head for sequences reads.
+        # A head for sequences reads first tokens only, so each sequence becomes its first token.
         count = hidden.shape[0]
         return PackedBatch(
             input_ids=batch.input_ids[batch.cu_seqlens[:-1].long()],
@@ -99,18 +97,18 @@ def cache_features(
 ) -> FeatureCache:
     """Compute a frozen encoder's outputs for examples, unless they are in ``folder`` already.
 
-    Dropout of the encoder is off, in training too: its outputs are those of evaluation. The pooler of a BERT is part of
-    the head, and trained with it. The vectors are kept in a folder of their own, named by a fingerprint of the
-    encoder's weights, the token ids (and so of texts, tokenizer and max_length) and the options below; it appears when
-    it is complete. A data set is written in shards, so that memory holds 64 MB of it.
+    The encoder's dropout is off, also during training. The pooler of a BERT counts as part of the head and is trained.
+    The vectors are stored in a subfolder. Its name is a fingerprint of the encoder's weights, the token ids (and so of
+    texts, tokenizer and max_length) and the options below; it appears when it is complete. The data set is written in
+    shards, so that memory holds 64 MB of it.
 
     Args:
-        model: whose encoder is frozen (:func:`fastenc.adapt.freeze_encoder`).
-        collate: examples → {"batch": PackedBatch, ...}, the sequences of each example after those of the one before.
-        per_token: keep all tokens' vectors, for heads over tokens; else the first token's of each sequence.
-        dtype: of the vectors on disk: torch.float32, or a half of the space.
-        autocast_dtype: of the encoder's products, as in training under autocast.
-        show_progress: None asks whether stderr is a terminal.
+        model: its encoder must be frozen (:func:`fastenc.adapt.freeze_encoder`).
+        collate: examples → {"batch": PackedBatch, ...}, with the sequences in the order of the examples.
+        per_token: store the vectors of all tokens, for heads over tokens; else those of the first tokens.
+        dtype: dtype on disk, torch.float32, or torch.float16 or torch.bfloat16 for half of the space.
+        autocast_dtype: dtype of the encoder's products under autocast.
+        show_progress: None shows a bar if stderr is a terminal.
     Raises: ValueError for an encoder that is not frozen, a model without a head, another dtype, or a corrupt folder.
     """
     encoder = encoder_of(model)
@@ -139,7 +137,7 @@ def cache_features(
         bar = progress_bar(batches, "features", "batch", show_progress)
 
         def compute(chosen: list[int]) -> Tensor:
-            batch = collate([examples[place] for place in chosen])["batch"]
+            batch = collate([examples[index] for index in chosen])["batch"]
             return _outputs(encoder, batch, per_token, autocast_dtype).to(dtype)
 
         was_training = encoder.training
@@ -153,7 +151,7 @@ def cache_features(
 
 
 class _Inputs:
-    """Tokens and sequences of each example, and a digest of what the encoder sees of all."""
+    """The numbers of tokens and sequences of each example, and a digest of all inputs of the encoder."""
 
     def __init__(self, examples: Sequence[Any], collate: Callable[[Sequence[Any]], dict[str, Any]]):
         self.tokens: list[int] = []
@@ -183,18 +181,18 @@ def _bytes(tensor: Tensor) -> Any:
 
 
 def _shards(rows: Sequence[int], limit: int) -> list[range]:
-    """Consecutive examples, as many as have ``limit`` rows, at least one."""
+    """Ranges of consecutive examples with at most ``limit`` rows each, or of a single example."""
     shards, first, held = [], 0, 0
-    for place, count in enumerate(rows):
+    for index, count in enumerate(rows):
         if held and held + count > limit:
-            shards.append(range(first, place))
-            first, held = place, 0
+            shards.append(range(first, index))
+            first, held = index, 0
         held += count
     return [*shards, range(first, len(rows))]
 
 
 def _batches(shard: range, tokens: Sequence[int], batch_size: int) -> Iterator[list[int]]:
-    """Examples of similar lengths."""
+    """Batches of examples with similar lengths, which limits the memory of a batch."""
     order = sorted(shard, key=tokens.__getitem__)
     return (order[start : start + batch_size] for start in range(0, len(order), batch_size))
 
@@ -203,7 +201,7 @@ def _batches(shard: range, tokens: Sequence[int], batch_size: int) -> Iterator[l
 def _outputs(
     encoder: Encoder, batch: PackedBatch, per_token: bool, autocast_dtype: torch.dtype | None
 ) -> Tensor:
-    """The rows to keep of a batch."""
+    """The vectors of a batch that are stored."""
     device = next(encoder.parameters()).device
     batch = batch.to(device)
     with torch.autocast(device.type, autocast_dtype, enabled=autocast_dtype is not None):
@@ -218,7 +216,7 @@ def _write(
     rows: Sequence[int],
     compute: Callable[[list[int]], Tensor],
 ) -> None:
-    """Write a file of every shard, its examples in their order, and the manifest; then give the folder its name."""
+    """Write a file for every shard and the manifest, then rename the folder into place."""
     save_file = require("safetensors.torch", extra="models").save_file
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     temporary.mkdir(parents=True, exist_ok=True)
@@ -226,16 +224,16 @@ def _write(
     number = 0
     try:
         for shard, chosen in batches:
-            parts = compute(chosen).cpu().split([rows[place] for place in chosen])
-            held.update(zip(chosen, parts, strict=True))
+            vectors = compute(chosen).cpu().split([rows[index] for index in chosen])
+            held.update(zip(chosen, vectors, strict=True))
             if len(held) == len(shard):
-                tensors = {VECTORS: torch.cat([held[place] for place in shard])}
+                tensors = {VECTORS: torch.cat([held[index] for index in shard])}
                 write_atomically(temporary / _shard(number), partial(save_file, tensors))
                 held, number = {}, number + 1
         write_atomically(temporary / MANIFEST, lambda path: path.write_text(manifest))
         os.replace(temporary, target)
     except OSError:
-        if not target.exists():  # made meanwhile by another run
+        if not target.exists():  # another run wrote it meanwhile
             raise
     finally:
         shutil.rmtree(temporary, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Where time goes: a device's ceilings, the work of an op, and the profile of a model's step."""
+"""Profiling: the ceilings of a device, the work of an op, and the profile of a model's step."""
 
 from fastenc.profiling.roofline import Ceilings, Work
 

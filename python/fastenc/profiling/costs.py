@@ -1,7 +1,7 @@
-"""Bytes and FLOPs: of each op that a step dispatches, and of a model by its sizes.
+"""Bytes and FLOPs of the ops that a step dispatches, and of a model by its sizes.
 
-An op's bytes are those of its distinct inputs and of its outputs, once each; views and allocations move nothing. FLOPs
-are those of matrix products, by torch's own formulas and, for the project's ops, by the ones here.
+An op's bytes are those of its distinct inputs and of its outputs, counted once each; views and allocations move none.
+FLOPs are those of matrix products, by torch's formulas and, for the project's ops, by the formulas here.
 """
 
 import math
@@ -19,7 +19,7 @@ from fastenc.profiling.roofline import Work
 
 NO_WORK = {"aten::empty", "aten::empty_like", "aten::new_empty", "aten::empty_strided"}
 WRITE_ONLY = {"aten::copy_", "aten::zero_", "aten::fill_"}
-# name: (arguments, result) -> the rows that a table is read or written for
+# name: (arguments, result) -> the rows for which a table is read or written
 GATHERS: dict[str, Callable[[Sequence[Any], Any], Any]] = {
     "aten::embedding": lambda arguments, out: out,
     "aten::index_select": lambda arguments, out: out,
@@ -30,7 +30,7 @@ GATHERS: dict[str, Callable[[Sequence[Any], Any], Any]] = {
 
 
 class OpCall(NamedTuple):
-    """One op as the dispatcher saw it; ``shapes``, of two factors, tells apart matrix products."""
+    """One dispatched op. ``shapes``, those of the two factors, distinguishes matrix products."""
 
     name: str
     shapes: str
@@ -55,7 +55,7 @@ def _layer_attention_flops(given: dict[str, Any]) -> float:
     return 2 * given["x"].numel() * columns + 4 * columns / 3 * float((lengths**2).sum())
 
 
-# name: arguments by their names -> FLOPs
+# name: {argument's name: value} -> FLOPs
 FLOPS: dict[str, Callable[[dict[str, Any]], float]] = {
     "fastenc::attention_fwd": _attention_flops(4),
     "fastenc::attention_bwd": _attention_flops(10),
@@ -72,7 +72,7 @@ FLOPS: dict[str, Callable[[dict[str, Any]], float]] = {
 
 
 class CountWork(TorchDispatchMode):
-    """Lists every op that runs inside, with its work; reads offsets back from the device."""
+    """Records every op that runs inside, with its work. It reads offsets back from the device."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -89,15 +89,15 @@ class CountWork(TorchDispatchMode):
 
 
 class LabelOps(TorchDispatchMode):
-    """Puts every op that runs inside into a range of the profiler's named "<place> <op>"."""
+    """Wraps every op that runs inside into a profiler range with the name "<number> <op>"."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.place = 0
+        self.number = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        label = f"{self.place} {func.name().split('.')[0]}"
-        self.place += 1
+        label = f"{self.number} {func.name().split('.')[0]}"
+        self.number += 1
         with torch.profiler.record_function(label):
             return func(*args, **(kwargs or {}))
 
@@ -113,14 +113,15 @@ def _work(func, args, kwargs, out) -> Work:
         a.name: bool(a.alias_info and a.alias_info.is_write) for a in func._schema.arguments
     }
     changed = _tensors([value for argument, value in given.items() if is_written[argument]])
-    written = {_place(t): _bytes(t) for t in (*changed, *outputs)}
-    read = {_place(t): _bytes(t) for t in inputs}
+    written = {_memory(t): _bytes(t) for t in (*changed, *outputs)}
+    read = {_memory(t): _bytes(t) for t in inputs}
     if name in WRITE_ONLY:
-        read = {place: size for place, size in read.items() if place not in written}
-    if name in GATHERS:  # of a table only the rows that are asked for, or added to
+        read = {memory: size for memory, size in read.items() if memory not in written}
+    if name in GATHERS:  # only the rows of a table that are read or added to
         limit = max(_bytes(t) for t in _tensors(GATHERS[name](args, out)))
         read, written = (
-            {place: min(size, limit) for place, size in sizes.items()} for sizes in (read, written)
+            {memory: min(size, limit) for memory, size in sizes.items()}
+            for sizes in (read, written)
         )
     flops = 0.0
     if name in FLOPS:
@@ -130,8 +131,8 @@ def _work(func, args, kwargs, out) -> Work:
     return Work(float(sum(read.values()) + sum(written.values())), float(flops), dtype)
 
 
-def _place(tensor: Tensor) -> tuple[int, int]:
-    # Weights that oneDNN has reordered have no address to ask for.
+def _memory(tensor: Tensor) -> tuple[int, int]:
+    # A tensor that oneDNN has reordered has no address.
     address = tensor.data_ptr() if tensor.layout == torch.strided else id(tensor)
     return address, tensor.numel()
 
@@ -141,7 +142,7 @@ def _tensors(values: Any) -> list[Tensor]:
 
 
 def _bytes(tensor: Tensor) -> int:
-    """Of the distinct elements: an expanded dimension is read once."""
+    """Bytes of the distinct elements: an expanded dimension is read once."""
     if tensor.layout != torch.strided:
         return tensor.numel() * tensor.element_size()
     dimensions = zip(tensor.shape, tensor.stride(), strict=True)
@@ -150,11 +151,11 @@ def _bytes(tensor: Tensor) -> int:
 
 
 def encoder_flops(config: EncoderConfig, lengths: Sequence[int], labelled: int = 0) -> float:
-    """FLOPs of matrix products in a forward over real tokens; a training step has three times as many.
+    """FLOPs of the matrix products of a forward over real tokens. A training step needs three times as many.
 
     Args:
         lengths: tokens of each sequence.
-        labelled: rows that the masked-LM head sees; logits of other rows are work that nobody needs.
+        labelled: number of rows that the masked-LM head has to compute.
     """
     width, inner, tokens = config.hidden_size, config.intermediate_size, sum(lengths)
     layer = tokens * (8 * width**2 + 4 * width * inner) + 4 * width * sum(n**2 for n in lengths)

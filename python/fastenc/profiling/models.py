@@ -1,4 +1,4 @@
-"""Models to measure: real sizes with random weights, or a checkpoint; and a step of each."""
+"""Models to profile, with real sizes and random weights or from a checkpoint, and a step of each."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -31,7 +31,7 @@ FIRST_ORDINARY_TOKEN, MASKED_SHARE = 1000, 0.15
 
 
 def load(name: str, *, training: bool) -> Encoder | MaskedLM:
-    """A name of SIZES with random weights, a checkpoint's folder, or a name on the hub."""
+    """A model by a name of SIZES (random weights), a checkpoint's folder or a name on the hub."""
     kind = MaskedLM if training else Encoder
     if name in SIZES:
         torch.manual_seed(0)
@@ -46,8 +46,8 @@ def load(name: str, *, training: bool) -> Encoder | MaskedLM:
 def random_sequences(config: EncoderConfig, lengths: Sequence[int]) -> list[list[int]]:
     """Token ids of the given lengths, the same at every call."""
     first = min(FIRST_ORDINARY_TOKEN, config.vocab_size // 2)
-    draw = torch.Generator().manual_seed(0)
-    ids = lambda n: torch.randint(first, config.vocab_size, (n,), generator=draw).tolist()
+    generator = torch.Generator().manual_seed(0)
+    ids = lambda n: torch.randint(first, config.vocab_size, (n,), generator=generator).tolist()
     return [ids(length) for length in lengths]
 
 
@@ -68,11 +68,11 @@ def inference_step(
 def training_step(
     model: MaskedLM, lengths: Sequence[int], device: torch.device, autocast: bool
 ) -> Callable[[], object]:
-    """A masked-LM step: forward, backward and AdamW; with bfloat16 autocast if asked for."""
+    """A masked-LM step: forward, backward and AdamW, with bfloat16 autocast if ``autocast``."""
     model.train()
     batch = pack_sequences(random_sequences(model.config, lengths)).to(device)
-    draw = torch.Generator().manual_seed(1)
-    chosen = torch.rand(sum(lengths), generator=draw) < MASKED_SHARE
+    generator = torch.Generator().manual_seed(1)
+    chosen = torch.rand(sum(lengths), generator=generator) < MASKED_SHARE
     labels = torch.where(chosen.to(device), batch.input_ids, -100)
     max_labels = int(chosen.sum())
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)

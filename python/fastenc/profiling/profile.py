@@ -1,8 +1,8 @@
-"""Profiles a step: the time of every op and its kernels, beside the work that the op has to do.
+"""Profiles a step: the time of every op and its kernels, and the work that the op has to do.
 
-The step runs three times after its warm-up: alone, for its time; under a count of every op's bytes and FLOPs; and under
-torch's profiler with every op in a range of its own, to which kernels are matched by their launches. Ops come in the
-same order each time.
+After a warm-up the step runs alone, for its time; once with the bytes and FLOPs of every op counted; and once under
+torch's profiler, with each op in a range to which kernels are matched by their launches. The order of ops must be the
+same each time.
 """
 
 import json
@@ -30,9 +30,9 @@ class Row:
     """All calls of an op with the same shapes.
 
     Fields:
-        seconds: on the device, or of the op itself on a CPU.
-        floor_seconds: what the ceilings allow.
-        kernels: name → (launches, seconds), on a GPU.
+        seconds: time on the device; on a CPU, time of the op.
+        floor_seconds: the least time that the ceilings allow.
+        kernels: {name: (launches, seconds)} on a GPU.
     """
 
     op: str
@@ -54,8 +54,9 @@ class Profile:
     """A step's profile.
 
     Fields:
-        rows: ops by falling time.
-        step_seconds: the median of undisturbed steps; what the rows' sum lacks to it, the device waited for the host.
+        rows: ops by descending time.
+        step_seconds: the median of steps without a profiler. Where it is more than the sum of the rows, the device
+            waited for the host.
         peak_bytes: largest allocation during a step, on a GPU.
     """
 
@@ -85,7 +86,7 @@ def profile_step(
     activities = [torch.profiler.ProfilerActivity.CPU]
     if device.type == "cuda":
         activities.append(torch.profiler.ProfilerActivity.CUDA)
-    # There is one cycle, whose events torch 2.11 warns that it will clear.
+    # acc_events: without it torch 2.11 warns that it clears the events of the only cycle.
     with torch.profiler.profile(activities=activities, acc_events=True) as profiler, LabelOps():
         step()
         synchronize(device)
@@ -93,13 +94,13 @@ def profile_step(
     events = json.loads(trace.read_text())["traceEvents"]
     spans = _kernels(events) if device.type == "cuda" else _cpu_ops(events)
     rows: dict[tuple[str, str], Row] = {}
-    for place, call in enumerate(counted.calls):
+    for number, call in enumerate(counted.calls):
         row = rows.setdefault((call.name, call.shapes), Row(call.name, call.shapes))
         row.calls += 1
         row.bytes += call.work.bytes
         row.flops += call.work.flops
         row.floor_seconds += ceilings.floor(call.work)
-        for label, kernel, duration in spans.pop(place, []):
+        for label, kernel, duration in spans.pop(number, []):
             if label != call.name:
                 raise RuntimeError(f"the step's ops changed: {call.name}, then {label}")
             row.seconds += duration
@@ -116,24 +117,24 @@ def profile_step(
     return Profile(ordered, seconds, ceilings.as_json(), peak)
 
 
-Spans = dict[int, list[tuple[str, str, float]]]  # place of an op → (op, kernel, seconds)
+Spans = dict[int, list[tuple[str, str, float]]]  # {number of an op: (op, kernel, seconds)}
 
 
 class _Labels:
-    """The ranges of LabelOps by thread, in order of time."""
+    """The ranges of LabelOps by thread, ordered by time."""
 
     def __init__(self, events: list[dict]):
         found = defaultdict(list)
         for event in events:
-            place, _, op = event.get("name", "").partition(" ")
-            if event.get("cat") == "user_annotation" and place.isdigit():
+            number, _, op = event.get("name", "").partition(" ")
+            if event.get("cat") == "user_annotation" and number.isdigit():
                 end = event["ts"] + event["dur"]
-                found[event["tid"]].append((event["ts"], end, int(place), op))
+                found[event["tid"]].append((event["ts"], end, int(number), op))
         self.found = {thread: sorted(ranges) for thread, ranges in found.items()}
         self.starts = {thread: [r[0] for r in ranges] for thread, ranges in self.found.items()}
 
     def at(self, thread: int, time: float) -> tuple[int, str] | None:
-        """(place, op) of the range that holds the moment."""
+        """(number, op) of the range that contains the moment."""
         at = bisect_right(self.starts.get(thread, []), time) - 1
         if at < 0 or self.found[thread][at][1] < time:
             return None
@@ -141,7 +142,7 @@ class _Labels:
 
 
 def _cpu_ops(events: list[dict]) -> Spans:
-    """Each range's first op is the outermost one: its time holds that of the ops that it calls."""
+    """The first op of a range is the outermost one; its time includes the ops that it calls."""
     labels, spans = _Labels(events), {}
     ops = (event for event in events if event.get("cat") == "cpu_op")
     for event in sorted(ops, key=lambda event: event["ts"]):

@@ -1,4 +1,4 @@
-"""A profile as a table, as JSON and as a picture."""
+"""Writes a profile as a table, as JSON and as a picture."""
 
 import json
 from dataclasses import asdict
@@ -12,7 +12,7 @@ SHOWN = 20
 
 
 def write_json(profile: Profile, path: Path) -> None:
-    """All rows, with the ceilings they were held against."""
+    """Write all rows and the ceilings."""
     content = {
         "step_ms": profile.step_seconds * 1e3,
         "busy_ms": profile.busy_seconds * 1e3,
@@ -26,7 +26,7 @@ def write_json(profile: Profile, path: Path) -> None:
 
 
 def table(profile: Profile):
-    """The costliest ops, each with its kernels under it on a GPU; of several kernels only the op's work is known."""
+    """The costliest ops, on a GPU with their kernels below. Work is known for ops only, not for kernels."""
     made = require("rich.table", extra="train").Table(title="Where a step's time goes")
     for heading in ("op", "calls", "ms", "share", "GB", "GFLOP", "GB/s", "TFLOP/s", "roofline"):
         if heading == "op":  # gives way on a narrow terminal
@@ -46,7 +46,7 @@ def table(profile: Profile):
 
 
 def summary(profile: Profile) -> str:
-    """Step, busy time and floor in a line."""
+    """Step time, time of the ops and the time that the ceilings allow, in one line."""
     floor = sum(row.floor_seconds for row in profile.rows)
     parts = [
         f"step {profile.step_seconds * 1e3:.3f} ms",
@@ -59,20 +59,20 @@ def summary(profile: Profile) -> str:
 
 
 def draw(profile: Profile, path: Path, title: str) -> None:
-    """Bars of the costliest ops: time, and inside it the part that the ceilings would allow."""
+    """Draw bars of the costliest ops: the measured time, and the time that the ceilings allow."""
     matplotlib = require("matplotlib", extra="plots")
     matplotlib.use("Agg")
     pyplot = require("matplotlib.pyplot", extra="plots")
     rows = profile.rows[:SHOWN][::-1]
     figure, axis = pyplot.subplots(figsize=(10, 1 + 0.35 * len(rows)))
-    names = [f"{place}" for place in range(len(rows))]
+    names = [f"{number}" for number in range(len(rows))]
     axis.barh(names, [row.seconds * 1e3 for row in rows], color="#c9d4e3", label="measured")
     floors = [min(row.floor_seconds, row.seconds) * 1e3 for row in rows]
     axis.barh(names, floors, color="#2f6db5", label="allowed by the ceilings")
     axis.set_yticks(range(len(rows)), [_title(row) for row in rows], fontsize=7)
-    for place, row in enumerate(rows):
+    for number, row in enumerate(rows):
         text = f" {row.percent_of_roofline:.0f} %" if row.floor_seconds else ""
-        axis.text(row.seconds * 1e3, place, text, va="center", fontsize=7)
+        axis.text(row.seconds * 1e3, number, text, va="center", fontsize=7)
     axis.set(xlabel="ms a step", title=title)
     axis.legend(loc="lower right")
     figure.tight_layout()

@@ -1,4 +1,4 @@
-"""A device's two ceilings, measured: bytes a second of a copy, and FLOPs a second of a matrix product.
+"""The roofline: a device's measured bandwidth (of a copy) and rate (of a matrix product) bound every op's time.
 
     time >= max(bytes / bandwidth, FLOPs / rate of the products in that dtype)
 
@@ -19,9 +19,9 @@ REPEATS = {"cuda": 20, "cpu": 5}
 
 
 class Work(NamedTuple):
-    """The least that an op must do: each input read once, each output written once, and its arithmetic.
+    """The least work of an op: read each input once, write each output once, and compute.
 
-    FLOPs are those of matrix products (a multiply-add is two); an op without any is bound by its bytes.
+    FLOPs are those of matrix products (a multiply-add counts as two). An op without products is bound by its bytes.
     """
 
     bytes: float
@@ -33,13 +33,13 @@ class Work(NamedTuple):
 
 
 class Ceilings:
-    """A device's copy bandwidth (bytes read and written) and rates of products, each measured when first asked for.
+    """A device's copy bandwidth (bytes read and written) and rates of products, measured at the first use.
 
-    A working set that stays in a cache can run faster than the copy allows.
+    An op whose data stay in a cache can be faster than the copy allows.
 
     Args:
-        copy_bytes, product_size: of the copied tensor, and the side of the square matrices; None: what fills the
-            device.
+        copy_bytes: size of the copied tensor; None: large enough to fill the device.
+        product_size: side of the square matrices; None: large enough to fill the device.
     """
 
     def __init__(
@@ -75,12 +75,12 @@ class Ceilings:
         return self._products[dtype]
 
     def floor(self, work: Work) -> float:
-        """Seconds that no version of the work runs under."""
+        """The least time of the work in seconds."""
         arithmetic = work.flops / self.product(work.dtype) if work.flops else 0.0
         return max(work.bytes / self.bandwidth, arithmetic)
 
     def as_json(self) -> dict[str, Any]:
-        """What was measured until now."""
+        """The ceilings that were measured so far."""
         measured: dict[str, Any] = {}
         if self._bandwidth is not None:
             measured["copy_GB_per_s"] = self._bandwidth / 1e9

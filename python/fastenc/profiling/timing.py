@@ -1,4 +1,4 @@
-"""Timing one call on a CPU or on a GPU, where the host only queues the work."""
+"""Times a call on a CPU or a GPU. On a GPU the host only queues the work."""
 
 import time
 from collections.abc import Callable
@@ -9,13 +9,13 @@ FLUSH_BYTES = 256 * 2**20
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait for the device; a CPU has done its work when a call returns."""
+    """Wait for the device. A CPU has finished its work when a call returns."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def call_seconds(call: Callable[[], object], device: torch.device, repeats: int) -> list[float]:
-    """Seconds of each of ``repeats`` calls, one after the other, from start to finished work."""
+    """Seconds of each of ``repeats`` consecutive calls, from start to finished work."""
     if device.type == "cuda":
         events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(repeats)]
         for start, end in events:
@@ -33,10 +33,10 @@ def call_seconds(call: Callable[[], object], device: torch.device, repeats: int)
 
 
 class KernelTimer:
-    """Device time of a call on a GPU: its kernels back to back, from a cold second-level cache.
+    """Device time of a call on a GPU: its kernels back to back, with a cold L2 cache.
 
-    Before each call a buffer of several times the cache is read (read, not written: written lines would be written back
-    while the call runs), and the device is kept busy for as long as the host needs to queue the call.
+    Before each call a buffer of several times the cache's size is read. (Written lines would be written back while the
+    call runs.) Then the device is kept busy for as long as the host needs to queue the call.
     """
 
     def __init__(self, device: torch.device):
@@ -61,7 +61,7 @@ class KernelTimer:
 
         Args:
             host_seconds: about how long the host needs to queue one call.
-            prepare: called before each call and not timed; its result is the call's argument.
+            prepare: called, untimed, before each call; its result is the call's argument.
         """
         wait = int((1.5 * host_seconds + 50e-6) * self.cycles_per_second)
 

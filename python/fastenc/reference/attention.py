@@ -1,6 +1,6 @@
 """Non-causal attention inside each sequence of a packed batch, in plain torch.
 
-The sequences are laid out as a padded batch, so that nothing is read back from the device.
+The sequences are padded first, so that nothing is read back from the device.
 Source: Vaswani et al. 2017, arXiv:1706.03762; Press et al. 2021 (ALiBi), arXiv:2108.12409.
 """
 
@@ -31,12 +31,12 @@ def attention(
     wide = torch.promote_types(q.dtype, torch.float32)
     heads = q.shape[1]
     scale = q.shape[2] ** -0.5 if softmax_scale is None else softmax_scale
-    rows, row_exists = _places(cu_seqlens_q, max_seqlen_q)
-    columns, column_exists = _places(cu_seqlens_k, max_seqlen_k)
+    rows, row_exists = _padded_rows(cu_seqlens_q, max_seqlen_q)
+    columns, column_exists = _padded_rows(cu_seqlens_k, max_seqlen_k)
     # (batch, num_heads, length, head_dim)
     q_rows, k_rows, v_rows = (
-        _pad(x.to(wide), places, exists).transpose(1, 2)
-        for x, places, exists in (
+        _pad(x.to(wide), rows_of_x, exists).transpose(1, 2)
+        for x, rows_of_x, exists in (
             (q, rows, row_exists),
             (k, columns, column_exists),
             (v, columns, column_exists),
@@ -44,7 +44,7 @@ def attention(
     )
     scores = scale * q_rows @ k_rows.transpose(2, 3)
 
-    # Query i stands at key i + length_k - length_q: the ends of both meet.
+    # Queries and keys end at the same position: query i is at key i + length_k - length_q.
     shift = cu_seqlens_k.diff() - cu_seqlens_q.diff()
     i = torch.arange(max_seqlen_q, device=q.device)[:, None] + shift[:, None, None]
     distance = torch.arange(max_seqlen_k, device=q.device) - i  # (batch, query, key)
@@ -78,18 +78,18 @@ def attention(
 
     tokens = torch.arange(q.shape[0], device=q.device)
     sequence = torch.searchsorted(cu_seqlens_q.contiguous(), tokens, right=True) - 1
-    place = tokens - cu_seqlens_q[sequence]
-    out, lse = (x.transpose(1, 2)[sequence, place] for x in (out, lse))
+    position = tokens - cu_seqlens_q[sequence]
+    out, lse = (x.transpose(1, 2)[sequence, position] for x in (out, lse))
     return out.to(q.dtype), lse[..., 0].transpose(0, 1)
 
 
-def _places(cu_seqlens: Tensor, max_seqlen: int) -> tuple[Tensor, Tensor]:
-    """Each (batch, max_seqlen): the packed row of every place of the padded batch, and whether it exists."""
+def _padded_rows(cu_seqlens: Tensor, max_seqlen: int) -> tuple[Tensor, Tensor]:
+    """(the packed row of every position of the padded batch, whether it exists), both (batch, max_seqlen)."""
     position = torch.arange(max_seqlen, device=cu_seqlens.device)
     return cu_seqlens[:-1, None] + position, position < cu_seqlens.diff()[:, None]
 
 
-def _pad(x: Tensor, places: Tensor, exists: Tensor) -> Tensor:
-    """(batch, max_seqlen, ...) with zeros where nothing exists, whatever is next in memory."""
+def _pad(x: Tensor, rows: Tensor, exists: Tensor) -> Tensor:
+    """(batch, max_seqlen, ...), with zeros where ``exists`` is false."""
     zero = x.new_zeros((1, *x.shape[1:]))
-    return torch.cat([x, zero])[torch.where(exists, places, x.shape[0])]
+    return torch.cat([x, zero])[torch.where(exists, rows, x.shape[0])]

@@ -1,4 +1,4 @@
-"""The linear-chain CRF in plain torch: defines what is correct."""
+"""The linear-chain CRF in plain torch."""
 
 from collections.abc import Iterator
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def _bounds(cu_seqlens: Tensor, seqused: Tensor | None = None) -> Iterator[tuple[int, int]]:
-    """Where each sequence begins and its used tokens end."""
+    """(begin, end of the used tokens) of each sequence."""
     begins = cu_seqlens[:-1]
     stops = cu_seqlens[1:] if seqused is None else begins + seqused
     return zip(begins.tolist(), stops.tolist(), strict=True)
@@ -60,8 +60,8 @@ def decode(
         e = emissions[first:stop].double()
         best, pointers = start + e[0], []
         for row in e[1:]:
-            peak, pointer = (best[:, None] + transitions).max(0)
-            best = peak + row
+            highest, pointer = (best[:, None] + transitions).max(0)
+            best = highest + row
             pointers.append(pointer)
         score, tag = (best + end).max(0)
         scores.append(score.float())

@@ -29,8 +29,8 @@ def divergence(
 ) -> Tensor:
     """Mean over the (masked) rows of T^2 KL(softmax(teacher_logits / T) || softmax(logits / T)), 0 without rows."""
     wide = torch.promote_types(logits.dtype, torch.float32)
-    own, theirs = ((x.to(wide) / temperature).log_softmax(1) for x in (logits, teacher_logits))
-    rows = (theirs.exp() * (theirs - own)).sum(1)
+    student, teacher = ((x.to(wide) / temperature).log_softmax(1) for x in (logits, teacher_logits))
+    rows = (teacher.exp() * (teacher - student)).sum(1)
     if mask is None:
         return temperature**2 * rows.sum() / max(rows.shape[0], 1)
     return temperature**2 * (rows * mask).sum() / mask.sum().clamp(min=1)

@@ -1,4 +1,4 @@
-"""Masked-LM corruption in plain torch, in integers throughout, so that a kernel can be equal to the bit.
+"""Masked-LM corruption in plain torch. It uses integers only, so that a kernel can agree to the bit.
 
 Source: Devlin et al. 2018, arXiv:1810.04805; Walker 1977, "An efficient method for generating discrete random
 variables with general distributions", for the table of replacements.
@@ -27,11 +27,11 @@ def mlm_corruption(
     """(corrupted ids, labels); ``threshold`` is the probability of selection times 2^32."""
     token = torch.arange(len(input_ids), device=input_ids.device)
     zero = torch.zeros_like(token)
-    select, fate, draw, side = philox(seed, token, zero, zero, zero + OFFSET)
+    select, action, entry_bits, side = philox(seed, token, zero, zero, zero + OFFSET)
     selected = (select < threshold) & ~is_special[input_ids]
-    entry = (draw * len(cutoffs)) >> 32
+    entry = (entry_bits * len(cutoffs)) >> 32
     replacement = choices[entry, (side >= cutoffs[entry]).long()]
-    corrupted = torch.where(selected & (fate < MASKED_BELOW), mask_token_id, input_ids)
-    replaced = selected & (fate >= MASKED_BELOW) & (fate < REPLACED_BELOW)
+    corrupted = torch.where(selected & (action < MASKED_BELOW), mask_token_id, input_ids)
+    replaced = selected & (action >= MASKED_BELOW) & (action < REPLACED_BELOW)
     corrupted = torch.where(replaced, replacement, corrupted)
     return corrupted, torch.where(selected, input_ids, IGNORED)

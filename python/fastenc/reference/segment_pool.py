@@ -12,7 +12,7 @@ def segment_pool(x: Tensor, cu_seqlens: Tensor, mode: str) -> Tensor:
         # unsafe: the safe form reads the lengths back to the host.
         sums = torch.segment_reduce(wide, "sum", lengths=lengths, axis=0, unsafe=True)
         return (sums / lengths.clamp(min=1).unsqueeze(1)).to(x.dtype)
-    # An empty sequence takes the row of zeros behind the last token.
+    # An empty sequence takes the row of zeros after the last token.
     padded = torch.cat([wide, wide.new_zeros((1, x.shape[1]))])
     if mode == "cls":
         return padded.index_select(0, torch.where(lengths > 0, starts, tokens)).to(x.dtype)
@@ -20,7 +20,7 @@ def segment_pool(x: Tensor, cu_seqlens: Tensor, mode: str) -> Tensor:
 
 
 def _first_maximum(x: Tensor, lengths: Tensor) -> Tensor:
-    """int64 (batch, hidden_size): the token that holds each sequence's maximum first; NaN is above every number."""
+    """int64 (batch, hidden_size): the first token with the sequence's maximum; NaN is above every number."""
     tokens = x.shape[0]
     row = torch.arange(tokens, device=x.device)
     sequence = torch.repeat_interleave(
@@ -28,6 +28,6 @@ def _first_maximum(x: Tensor, lengths: Tensor) -> Tensor:
     )
     largest = torch.segment_reduce(x, "max", lengths=lengths, axis=0, unsafe=True)[sequence]
     reaches = (x == largest) | x.isnan()
-    places = torch.where(reaches, row.unsqueeze(1), tokens)
+    candidates = torch.where(reaches, row.unsqueeze(1), tokens)
     first = torch.full((len(lengths), x.shape[1]), tokens, device=x.device)
-    return first.scatter_reduce(0, sequence.unsqueeze(1).expand_as(places), places, "amin")
+    return first.scatter_reduce(0, sequence.unsqueeze(1).expand_as(candidates), candidates, "amin")

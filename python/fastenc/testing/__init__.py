@@ -1,4 +1,4 @@
-"""The numerics policy: how far a result may be from the truth, and how far each op is on the device at hand."""
+"""The numerics budget, and a measurement of every op against it on the device at hand."""
 
 from fastenc.testing.budget import assert_within_budget, error_budget
 from fastenc.testing.cases import CASES, Case

@@ -1,9 +1,9 @@
-"""The numerics policy as functions: how far a result may be from the truth."""
+"""The numerics budget: the largest allowed error of a result."""
 
 import torch
 from torch import Tensor
 
-# The largest of some ten thousand normal errors is about this many times their root mean square.
+# The largest of about ten thousand normal errors is this many times their root mean square.
 LARGEST_OF_MANY = 4.0
 
 
@@ -15,13 +15,13 @@ def error_budget(
     Args:
         plain: the plain PyTorch path's result in the dtype under test.
         truth: the float64 reference computed from the same inputs.
-        rounded: relative error of a number that the algorithm has to store and the plain path does not, such as a
-            log-sum-exp: added to the plain path's own, times the values as for a rounding step.
+        rounded: relative error of a number that the algorithm has to store and the plain path has not, such as a
+            log-sum-exp. It is multiplied by the values and added to half a rounding step.
         scale: size of the terms of a sum that is zero by symmetry, such as the gradient of a key's bias, which cannot
             change a softmax. The rounding step is at least that of a number of this size.
-    The rounding step is the spacing of the dtype's numbers at each value (at its largest value for the
-    maximum, on average for the mean). The largest error of a few numbers is luck, so the plain path's counts as at
-    least what many errors of their root mean square would have for a largest one.
+    The rounding step is the spacing of the dtype's numbers at each value (the largest one for the maximum, their mean
+    for the mean). The largest error of a few numbers is luck. So the plain path's largest error counts as at least
+    four times its root mean square.
     """
     plain, truth = plain.detach(), truth.detach()
     step = truth.abs().clamp(min=scale) * torch.finfo(plain.dtype).eps
@@ -29,8 +29,8 @@ def error_budget(
     if not truth.numel():
         return 0.0, 0.0
     largest = max(float(error.max()), LARGEST_OF_MANY * float(error.square().mean().sqrt()))
-    own = step / 2 + rounded * truth.abs()
-    return 2 * (largest + float(own.max())), 2 * float(error.mean() + own.mean())
+    rounding = step / 2 + rounded * truth.abs()
+    return 2 * (largest + float(rounding.max())), 2 * float(error.mean() + rounding.mean())
 
 
 def errors(result: Tensor, truth: Tensor) -> tuple[float, float]:
@@ -49,7 +49,7 @@ def assert_within_budget(
     rounded: float = 0.0,
     scale: float = 0.0,
 ) -> None:
-    """Raise AssertionError unless ``result`` keeps the budget; shapes and dtypes must agree too."""
+    """Raise AssertionError unless ``result`` is within the budget and has the expected shape and dtype."""
     if result.shape != truth.shape or result.dtype != plain.dtype:
         raise AssertionError(
             f"{what}: {result.dtype} {tuple(result.shape)}, expected {plain.dtype} {tuple(truth.shape)}"

@@ -1,4 +1,4 @@
-"""What the numerics report runs: each op at a small shape of real encoders, beside PyTorch's own computation."""
+"""The cases of the numerics report: each op at a small shape of real encoders, and the same in plain PyTorch."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ LENGTHS = (5, 64, 33, 128)
 LONG_LENGTHS = (5, 300, 33)  # past the kernel of short sequences
 TOKENS = sum(LENGTHS)
 LONGEST = max(LENGTHS)
-WINDOW, FARTHEST = 64, 32  # to each side; distances of their own in a table of biases
+WINDOW, FARTHEST = 64, 32  # tokens to each side; the largest distance with its own bias in a table
 
 
 @dataclass(frozen=True)
@@ -24,12 +24,12 @@ class Case:
     """One op, computed by the library and by plain PyTorch.
 
     Fields:
-        op: its name in ``fastenc.ops``.
-        inputs: makes the arguments, with a CPU generator. Floating-point tensors are cast to the dtype under test and
-            differentiated; everything else is passed on as it is, tensors on the device.
-        ours, plain: called with the inputs by name; one tensor each, of the same dtype. ``plain`` in float64 is taken
-            for the truth, so it must compute in float64 when given that.
-        detail: what tells two cases of one op apart.
+        op: the op's name in ``fastenc.ops``.
+        inputs: makes the arguments from a CPU generator. Floating-point tensors are cast to the dtype under test and
+            differentiated; other values are passed unchanged, tensors on the device.
+        ours, plain: called with the inputs by name; each returns one tensor of the same dtype. ``plain`` in float64 is
+            the truth, so it must compute in float64 if its inputs are float64.
+        detail: distinguishes several cases of one op.
     """
 
     op: str
@@ -39,8 +39,8 @@ class Case:
     detail: str = ""
 
 
-def normal(draw: torch.Generator, *shape: int) -> Tensor:
-    return torch.randn(*shape, generator=draw)
+def normal(generator: torch.Generator, *shape: int) -> Tensor:
+    return torch.randn(*shape, generator=generator)
 
 
 def offsets(lengths: Sequence[int] = LENGTHS) -> Tensor:
@@ -52,7 +52,7 @@ def _widened(x: Tensor) -> Tensor:
 
 
 def _plain_attention(qkv: Sequence[Tensor], lengths, key_lengths, mask=None) -> Tensor:
-    """A sequence at a time; ``mask``: added to the scores of a sequence of this length."""
+    """One sequence at a time. ``mask(length)`` is added to the scores of a sequence of that length."""
     sizes = (lengths, key_lengths, key_lengths)
     rows = zip(*(x.split(n) for x, n in zip(qkv, sizes, strict=True)), strict=True)
     parts = []
@@ -69,7 +69,7 @@ def _distances(length: int, device: torch.device) -> Tensor:
 
 
 def _attention(detail: str, lengths: Sequence[int], mask=None, **options: Any) -> Case:
-    """Of packed qkv; ``mask``: what the options come to for a sequence of the length given."""
+    """Attention over packed qkv. ``mask``: the options as a mask for a sequence of the given length."""
     longest = max(lengths)
     return Case(
         "attention",
@@ -123,7 +123,7 @@ def _divergence_inputs(draw: torch.Generator) -> dict[str, Tensor]:
 
 
 def _teacher(hidden: Tensor) -> tuple[Tensor, Tensor, None]:
-    """Of the student's size, from numbers that have no gradient."""
+    """Tensors of the student's size, without gradients."""
     places = torch.arange(8000 * 384, device=hidden.device).view(8000, 384)
     weight = (0.1 * torch.sin(places.double())).to(hidden.dtype)
     return hidden.detach().flip(0), weight, None
@@ -178,7 +178,7 @@ def _embedding_layer_norm(input_ids, position_ids, word, position, token_type, w
 
 
 def _tied_scores(**inputs: Any) -> Tensor:
-    """What a tied decoder makes of the embeddings."""
+    """The logits of a decoder that is tied to the embeddings."""
     return F.linear(*ops.tied_embedding_layer_norm(**inputs))
 
 

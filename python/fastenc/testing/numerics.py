@@ -1,4 +1,4 @@
-"""Each op's distance from float64 on the device at hand, beside plain PyTorch's."""
+"""The error of each op against float64 on the device at hand, and that of plain PyTorch."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -19,14 +19,14 @@ INTEGER_RESULTS = {"crf_decode", "crf_decode_nbest", "mlm_corruption"}
 
 @dataclass(frozen=True)
 class NumericsRow:
-    """One quantity: the result ("forward") or the gradient of an input (its name).
+    """The error of one quantity: the result ("forward"), or the gradient of an input (its name).
 
     Fields:
-        detail: the case's, where an op has several.
-        implementation: what ``impl="auto"`` took.
-        error, plain_error, allowed: largest absolute error of the library and of plain PyTorch in the same dtype, and
-            the largest that the budget allows; each divided by the largest absolute value of the float64 result.
-        holds: whether the largest and the mean error keep the budget.
+        detail: the name of the case, if the op has several.
+        implementation: the implementation that ``impl="auto"`` chose.
+        error, plain_error, allowed: the largest absolute error of the library, of plain PyTorch in the same dtype, and
+            the largest that the budget allows, each divided by the largest absolute value of the float64 result.
+        holds: whether the largest and the mean error are within the budget.
     """
 
     op: str
@@ -49,10 +49,10 @@ def numerics_report(
     """Run every case forward and backward in each dtype, and compare with float64 computed from the same inputs.
 
     Args:
-        device: the first GPU if there is one, or else the CPU.
-        cases: append a :class:`Case` to ``fastenc.testing.CASES`` for an op of your own.
-    Returns: a row for every quantity, in the order of the cases. Inputs are the same in every run; the state of the
-        default generators is left alone.
+        device: None takes the first GPU, or else the CPU.
+        cases: the ops to measure. To add an op of your own, append a :class:`Case` to ``fastenc.testing.CASES``.
+    Returns: a row for every quantity, in the order of the cases. Inputs are the same in every run. The default random
+        generators are not used.
     """
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -65,7 +65,7 @@ def numerics_report(
 
 
 def ops_without_case(cases: Sequence[Case] = CASES) -> list[str]:
-    """The public ops with floating-point results that no case runs."""
+    """The public ops with floating-point results that no case covers."""
     return sorted(set(ops.__all__) - {case.op for case in cases} - INTEGER_RESULTS)
 
 
@@ -77,10 +77,10 @@ def _rows(case: Case, device: torch.device, dtype: torch.dtype) -> Iterator[Nume
         name: value.detach().double().requires_grad_() if name in leaves else value
         for name, value in given.items()
     }
-    with _OwnOps() as own:
+    with _LibraryOps() as library:
         ours = case.ours(**given)
-    # An op's kernel does not take everything: a window, on a CPU.
-    implementation = choose(case.op, "auto", given[leaves[0]]) if own.called else "reference"
+    # Without a call of a library op, auto chose the reference, as a kernel does not take every option.
+    implementation = choose(case.op, "auto", given[leaves[0]]) if library.called else "reference"
     results = (ours, case.plain(**given), case.plain(**exact))
     quantities = [("forward", *results)]
     if results[0].requires_grad:
@@ -111,8 +111,8 @@ def _rows(case: Case, device: torch.device, dtype: torch.dtype) -> Iterator[Nume
         )
 
 
-class _OwnOps(TorchDispatchMode):
-    """Notes whether any of the library's operators is called inside."""
+class _LibraryOps(TorchDispatchMode):
+    """Records whether one of the library's operators is called inside."""
 
     called = False
 
