@@ -92,7 +92,7 @@ def triton_target(monkeypatch):
     # The interpreter keeps bfloat16 as integers and multiplies those.
     usable = (torch.float32, torch.float16)
     limit = lambda op, impl, x, cpp_limit, triton_limit: triton_limit
-    monkeypatch.setattr(_dispatch, "_obstacle", limit)
+    monkeypatch.setattr(_dispatch, "unsupported_reason", limit)
     library = torch.library.Library("fastenc", "IMPL")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it says that something is overridden

@@ -39,17 +39,14 @@ SIZES = (97, 32, 2, 2, 48, 40)  # as an EncoderConfig's first fields
 @pytest.fixture(autouse=True)
 def kernels_on_meta(monkeypatch):
     """Meta tensors take the GPU's implementations."""
-    own = _dispatch._obstacle
+    elsewhere = _dispatch.unsupported_reason
 
-    def obstacle(op, impl, x, cpp_limit, triton_limit):
-        with_kernel = _dispatch.WITH_TRITON if impl == "triton" else _dispatch.WITH_CUDA
-        if impl in ("triton", "cuda") and x.device == META and op in with_kernel:
-            return triton_limit
-        if impl == "cuda" and x.device == META and op in _dispatch.WITH_CUDA:
-            return None
-        return own(op, impl, x, cpp_limit, triton_limit)
+    def reason(op, impl, x, cpp_limit, triton_limit):
+        if x.device == META and impl in _dispatch.DECLARED[op].implementations and impl != "cpp":
+            return triton_limit if impl == "triton" else None
+        return elsewhere(op, impl, x, cpp_limit, triton_limit)
 
-    monkeypatch.setattr(_dispatch, "_obstacle", obstacle)
+    monkeypatch.setattr(_dispatch, "unsupported_reason", reason)
     # Torch has no autocast for meta tensors, and raises where one asks.
     monkeypatch.setattr(_dispatch, "autocast_dtype", lambda device: None)
 

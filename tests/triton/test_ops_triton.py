@@ -385,7 +385,7 @@ class Calls(TorchDispatchMode):
 def test_fastenc_info_knows_which_ops_have_a_gpu_kernel():
     """By the names that users call."""
     x = torch.ones(1)
-    reason = lambda op, impl: _dispatch._obstacle(op, impl, x, None, None)
+    reason = lambda op, impl: _dispatch.unsupported_reason(op, impl, x, None, None)
     losses = {"masked_cross_entropy", "linear_masked_cross_entropy"}
     for name in ops.__all__:
         plain = name in losses | {"crf_decode_nbest", "linear_kl_divergence"}

@@ -16,7 +16,7 @@ from fastenc._extras import require
 from fastenc._options import option
 from fastenc.cli.options import Command
 from fastenc.ops import _library
-from fastenc.ops._dispatch import OWN_DTYPES, choose
+from fastenc.ops._dispatch import DECLARED, choose
 from fastenc.ops._matmul import ours_is_faster
 from fastenc.testing import NumericsRow, numerics_report, ops_without_case
 
@@ -122,7 +122,7 @@ def implementations() -> dict[str, str]:
     for op in ops.__all__:
         taken = []
         for device in devices:
-            for dtype in OWN_DTYPES.get(op, DTYPES):
+            for dtype in DECLARED[op].dtypes or DTYPES:
                 x = torch.empty(1, dtype=dtype, device=device)
                 taken.append(
                     f"{device} {str(dtype).removeprefix('torch.')}: {choose(op, 'auto', x)}"

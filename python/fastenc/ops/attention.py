@@ -6,10 +6,13 @@ import torch
 from torch import Tensor
 
 from fastenc.ops import _checks
-from fastenc.ops._dispatch import choose
+from fastenc.ops._dispatch import choose, declare
 from fastenc.ops._library import define
 from fastenc.packing import check_cu_seqlens
 from fastenc.reference import attention as reference
+
+declare("attention", "cpp", "triton")
+declare("cross_attention", "cpp", "triton")
 
 
 def attention(

@@ -4,9 +4,11 @@ import torch
 from torch import Tensor
 
 from fastenc.ops import _checks
-from fastenc.ops._dispatch import choose
+from fastenc.ops._dispatch import choose, declare
 from fastenc.ops._library import define
 from fastenc.reference import bias_gelu as reference
+
+declare("bias_gelu", "cpp", "triton")
 
 
 def bias_gelu(

@@ -4,9 +4,11 @@ import torch
 from torch import Tensor
 
 from fastenc.ops import _checks
-from fastenc.ops._dispatch import choose
+from fastenc.ops._dispatch import choose, declare
 from fastenc.ops._library import define
 from fastenc.reference import bias_glu as reference
+
+declare("bias_glu", "cpp", "triton")
 
 # Numbered as in csrc/activation.h and kernels/activation.py.
 ACTIVATIONS = ("gelu", "gelu_tanh", "silu")

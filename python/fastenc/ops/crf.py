@@ -6,10 +6,16 @@ import torch
 from torch import Tensor
 
 from fastenc.ops import _checks
-from fastenc.ops._dispatch import choose
+from fastenc.ops._dispatch import choose, declare
 from fastenc.ops._library import define
 from fastenc.packing import check_cu_seqlens
 from fastenc.reference import crf as reference
+
+declare("crf", "cpp", "triton")
+declare("crf_log_likelihood", "cpp", "triton")
+declare("crf_marginals", "cpp", "triton")
+declare("crf_decode", "cpp", "triton")
+declare("crf_decode_nbest", "cpp")
 
 TRITON_MOST_TAGS = 64  # transitions and their gradient stay in registers
 

@@ -4,9 +4,12 @@ import torch
 from torch import Tensor
 
 from fastenc.ops import _checks
-from fastenc.ops._dispatch import choose
+from fastenc.ops._dispatch import choose, declare
 from fastenc.ops._library import define
 from fastenc.reference import embedding_layer_norm as reference
+
+declare("embedding_layer_norm", "cpp", "triton")
+declare("tied_embedding_layer_norm", "cpp", "triton")
 
 OP = "embedding_layer_norm"
 

@@ -6,10 +6,12 @@ import torch
 from torch import Tensor
 
 from fastenc.ops import _checks
-from fastenc.ops._dispatch import choose
+from fastenc.ops._dispatch import choose, declare
 from fastenc.ops._library import define
 from fastenc.packing import check_cu_seqlens
 from fastenc.reference import head_statistics as reference
+
+declare("head_statistics", "cpp", "triton")
 
 
 class HeadStatistics(NamedTuple):

@@ -6,9 +6,12 @@ import torch
 from torch import Tensor
 
 from fastenc.ops import _checks
-from fastenc.ops._dispatch import choose
+from fastenc.ops._dispatch import choose, declare
 from fastenc.ops._library import define
 from fastenc.reference import layer_norm as reference
+
+declare("layer_norm", "cpp", "triton")
+declare("rms_norm", "cpp", "triton")
 
 
 def layer_norm(

@@ -7,7 +7,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fastenc.ops import _checks
+from fastenc.ops._dispatch import declare
 from fastenc.reference import linear_kl_divergence as reference
+
+declare("linear_kl_divergence")
 
 
 def linear_kl_divergence(

@@ -15,6 +15,8 @@ from fastenc.ops.masked_cross_entropy import (
 )
 from fastenc.reference import masked_cross_entropy as reference
 
+_dispatch.declare("linear_masked_cross_entropy", "cpp", "cuda")
+
 
 def linear_masked_cross_entropy(
     hidden: Tensor,

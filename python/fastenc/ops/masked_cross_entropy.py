@@ -4,9 +4,11 @@ import torch
 from torch import Tensor
 
 from fastenc.ops import _checks
-from fastenc.ops._dispatch import choose
+from fastenc.ops._dispatch import choose, declare
 from fastenc.ops._library import define
 from fastenc.reference import masked_cross_entropy as reference
+
+declare("masked_cross_entropy", "cpp", "cuda")
 
 
 def masked_cross_entropy(

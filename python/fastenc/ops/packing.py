@@ -4,10 +4,13 @@ import torch
 from torch import Tensor
 
 from fastenc.ops import _checks
-from fastenc.ops._dispatch import choose
+from fastenc.ops._dispatch import choose, declare
 from fastenc.ops._library import define
 from fastenc.packing import PackedBatch
 from fastenc.reference import packing as reference
+
+declare("pack", "cpp", "triton")
+declare("unpack", "cpp", "triton")
 
 
 def pack(x: Tensor, batch: PackedBatch, *, impl: str = "auto") -> Tensor:

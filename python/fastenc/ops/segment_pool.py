@@ -4,10 +4,12 @@ import torch
 from torch import Tensor
 
 from fastenc.ops import _checks
-from fastenc.ops._dispatch import choose
+from fastenc.ops._dispatch import choose, declare
 from fastenc.ops._library import define
 from fastenc.packing import check_cu_seqlens
 from fastenc.reference import segment_pool as reference
+
+declare("segment_pool", "cpp", "triton")
 
 MODES = ("cls", "mean", "max")
 
