@@ -30,7 +30,7 @@ def read_scored_pairs(
 ) -> ScoredPairs:
     """Pairs from a table. Raises: ValueError with file and line for what is missing or no number."""
     pairs, scores = [], []
-    for where, row in numbered_rows(path, (*columns, score)):
+    for where, row in numbered_rows(path, (*columns, score), "none"):
         one, other = (text_of(row, name, where) for name in columns)
         pairs.append((one, other))
         scores.append(number_of(row[score], where))

@@ -24,6 +24,7 @@ from fastenc.data.languages import ALPHA, Chained, text_files
 from fastenc.data.readers import FileTexts, numbered_lines
 from fastenc.data.store_writer import SHARD_CHARACTERS
 from fastenc.models import load_tokenizer, save_tokenizer
+from fastenc.tasks.base import QUOTING
 
 TEXTS = "Texts: .txt, .tsv, .csv, .jsonl (.gz), folders of them, or a data set."
 LANGUAGE = "name=file or name=folder, once or more for each of several languages."
@@ -46,6 +47,7 @@ class Tokenizer(Command):
     output: Path = option(REQUIRED, "Folder for the tokenizer.", "-o")
     language: tuple[str, ...] = option((), LANGUAGE)
     column: str | None = option(None, COLUMN)
+    quoting: str | None = option(None, QUOTING)
     kind: str = option("wordpiece", "wordpiece, bpe or unigram.")
     vocab_size: int = option(16000, "Tokens of the vocabulary.")
     lowercase: bool | None = option(
@@ -57,7 +59,10 @@ class Tokenizer(Command):
 
     def run(self) -> None:
         files = _files(self.texts, self.language)
-        documents = {language: FileTexts(paths, self.column) for language, paths in files.items()}
+        documents = {
+            language: FileTexts(paths, self.column, self.quoting)
+            for language, paths in files.items()
+        }
         lowercase = self.lowercase
         if self.language:
             drawn = sample_lines(documents, alpha=self.alpha, seed=self.seed)
@@ -150,6 +155,7 @@ class Prepare(Command):
     tokenizer: str = option(REQUIRED, "Folder with a tokenizer.json.")
     language: tuple[str, ...] = option((), LANGUAGE)
     column: str | None = option(None, COLUMN)
+    quoting: str | None = option(None, QUOTING)
     processes: int = option(1, "Processes that tokenise.")
     shard_characters: int = option(SHARD_CHARACTERS, "Characters of text in a shard.")
     resume: bool = option(False, "Go on with a store that was begun in the output folder.")
@@ -158,7 +164,10 @@ class Prepare(Command):
         files = _files(self.texts, self.language)
         store = write_store(
             self.output,
-            {language: FileTexts(paths, self.column) for language, paths in files.items()},
+            {
+                language: FileTexts(paths, self.column, self.quoting)
+                for language, paths in files.items()
+            },
             load_tokenizer(self.tokenizer),
             processes=self.processes,
             shard_characters=self.shard_characters,
@@ -185,6 +194,7 @@ class Clean(Command):
     output: Path = option(REQUIRED, "Folder for the texts (.jsonl) and report.json.", "-o")
     language: tuple[str, ...] = option((), LANGUAGE)
     column: str | None = option(None, COLUMN)
+    quoting: str | None = option(None, QUOTING)
     steps: str = option(
         ",".join(STEPS), "Which of exact, c4, gopher and near, with commas between."
     )
@@ -207,7 +217,10 @@ class Clean(Command):
             "bad words": sorted(listed),
         }
         cleaner = Cleaner(steps, threshold=self.threshold, english=self.english, bad_words=listed)
-        streams = {language: FileTexts(paths, self.column) for language, paths in files.items()}
+        streams = {
+            language: FileTexts(paths, self.column, self.quoting)
+            for language, paths in files.items()
+        }
         report = clean_files(cleaner, streams, self.output, settings, resume=self.resume)
         for why, number in report["dropped"].items():
             print(f"{number:>9,}  {why}   e.g. {report['examples'][why][0][:60]!r}")

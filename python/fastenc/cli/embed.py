@@ -8,15 +8,19 @@ from fastenc._extras import require
 from fastenc._options import REQUIRED, argument, option
 from fastenc.cli.options import Command
 from fastenc.cli.outputs import DEVICE, check_suffix, device_named, write
-from fastenc.data import read_inputs
 from fastenc.data.columns import iterate_words
 from fastenc.models import Encoder
 from fastenc.models.word_vectors import LAYERS
+from fastenc.tasks.base import QUOTING
+from fastenc.tasks.embedding_file import embed_file
 
 
 @dataclass(frozen=True, kw_only=True)
 class Embed(Command):
     """Embed texts: a vector for each, in the order given.
+
+    Files of any size: 10,000 texts at a time are read and embedded, and what is finished is kept beside the output, so
+    that --resume goes on from there. The vectors are float32.
 
     With --words a vector for each word of each text, streamed to a .npy file; NAME.offsets.npy beside it says where
     each text's words begin. Files in columns (.conll, .conllu) give the words; the lines of a .txt file are cut into
@@ -47,28 +51,27 @@ class Embed(Command):
     subwords: str = option("mean", "With --words, of a word's tokens: first, mean or last.")
     batch_size: int = option(32, "Sequences of a batch.")
     device: str | None = option(None, DEVICE)
+    quoting: str | None = option(None, QUOTING)
+    resume: bool = option(False, "Go on with vectors of texts whose computation was killed.")
 
     def run(self) -> None:
         if self.words:
             return self._embed_words()
         check_suffix(self.output, (".safetensors", ".npy"))
-        texts = read_inputs(self.inputs, [self.column])
         model = Encoder.from_pretrained(self.model).to(device_named(self.device))
-        vectors = model.encode(
-            texts, batch_size=self.batch_size, pooling=self.pooling, normalize=self.normalize
-        ).to("cpu", copy=True)
-        if self.output.suffix == ".npy":
-            numpy = require("numpy", extra="train")
-
-            def save(path: Path) -> None:
-                with open(path, "wb") as file:
-                    numpy.save(file, vectors.numpy())
-
-        else:
-            save_file = require("safetensors.torch", extra="models").save_file
-            save = lambda path: save_file({"embeddings": vectors}, path)
-        write(self.output, save)
-        print(f"{vectors.shape[0]} vectors of {vectors.shape[1]} numbers in {self.output}")
+        number, width = embed_file(
+            model,
+            self.inputs,
+            self.output,
+            self.column,
+            resume=self.resume,
+            model_name=self.model,
+            quoting=self.quoting,
+            batch_size=self.batch_size,
+            pooling=self.pooling,
+            normalize=self.normalize,
+        )
+        print(f"{number} vectors of {width} numbers in {self.output}")
 
     def _embed_words(self) -> None:
         check_suffix(self.output, (".npy",))

@@ -16,6 +16,7 @@ from fastenc.models.adaptations import LORA_TARGETS, METHODS, Lora
 from fastenc.tasks import TASKS, Task, make_task, task_named
 from fastenc.train import TrainConfig, task_trainer
 from fastenc.train.checkpoint import open_output
+from fastenc.train.processes import process_state
 
 
 @documented
@@ -143,6 +144,7 @@ class Finetune(Command):
     def run(self) -> None:
         task, config = make_task(task_named(self.task), self.task_options), self.training
         self.ways.check_start(task, self.model)
+        process_state(config.device)
         with open_output(Path(config.output), self.resume):
             self._run(task, config)
 

@@ -10,6 +10,7 @@ from fastenc.cli.training import run_trainer
 from fastenc.data import TokenStore, is_store, read_texts
 from fastenc.models import MaskedLM
 from fastenc.models.pretrained import PretrainedModel
+from fastenc.tasks.base import QUOTING
 from fastenc.train import NewModel, ObjectiveOptions, PretrainConfig, objective_trainer
 from fastenc.train.checkpoint import open_output
 from fastenc.train.processes import process_state
@@ -62,6 +63,7 @@ class Pretrain(Command):
         "Held-out texts. Default: one in twenty documents, or the store's held-out examples.",
     )
     column: str | None = option(None, "Column of the text in a table. Default: text.")
+    quoting: str | None = option(None, QUOTING)
     from_: str | None = option(None, "Checkpoint folder or hub name to go on from.")
     objective: ObjectiveOptions = group("Objective")
     teacher: str | None = option(None, "Masked LM to distill: checkpoint folder or hub name.")
@@ -86,13 +88,14 @@ class Pretrain(Command):
                 "--teacher is for --objective distill, which needs it, got "
                 f"{self.teacher} for {self.objective.objective}"
             )
+        process_state(self.training.device)
         with open_output(Path(self.training.output), self.resume) as found:
             self._run(found)
 
     def _run(self, found: Path | None) -> None:
         store = _store(self.train)
-        documents = [] if store else _documents(self.train, self.column)
-        dev = None if self.dev is None else _documents([self.dev], self.column)
+        documents = [] if store else _documents(self.train, self.column, self.quoting)
+        dev = None if self.dev is None else _documents([self.dev], self.column, self.quoting)
         model = self._model(found, store, documents)
         if store:
             store.check_tokenizer(
@@ -146,9 +149,11 @@ def _store(train: tuple[str, ...]) -> TokenStore | None:
     return TokenStore(train[0])
 
 
-def _documents(paths: tuple[str, ...] | list[str], column: str | None) -> list[str]:
+def _documents(
+    paths: tuple[str, ...] | list[str], column: str | None, quoting: str | None
+) -> list[str]:
     """The documents that hold text; says how many do not."""
-    read = [document for path in paths for document in read_texts(path, column)]
+    read = [document for path in paths for document in read_texts(path, column, quoting)]
     documents = [document for document in read if document.strip()]
     if not documents:
         raise ValueError(

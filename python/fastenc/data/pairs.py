@@ -50,6 +50,7 @@ def read_pairs(
     columns: Sequence[str] = ("sentence1", "sentence2"),
     similarity: str | None = None,
     highest: float | None = None,
+    quoting: str | None = None,
 ) -> TextPairs:
     """Pairs of texts from a table, as :func:`fastenc.data.read_labelled` reads it.
 
@@ -57,14 +58,15 @@ def read_pairs(
         columns: of a text, its partner and, without scores, perhaps a hard negative.
         similarity: column of the pairs' scores.
         highest: the score of two texts that mean the same; None: the largest in the file.
+        quoting: of a TSV file, see :func:`fastenc.data.readers.numbered_rows`.
     Raises: ValueError with file and line number, for another number of columns, or a score above ``highest``.
     """
     if similarity is None:
-        rows = list(_numbered_pairs(path, columns))
+        rows = list(_numbered_pairs(path, columns, quoting))
         return TextPairs([pair for _, pair in rows], [], where=[where for where, _ in rows])
     _check_columns(columns, (2,))
     texts, found = [], []
-    for where, row in numbered_rows(path, [*columns, similarity]):
+    for where, row in numbered_rows(path, [*columns, similarity], quoting):
         texts.append(tuple(text_of(row, name, where) for name in columns))
         found.append((where, number_of(row[similarity], where)))
     top = max(value for _, value in found) if highest is None else highest
@@ -81,17 +83,19 @@ def read_pairs(
 
 
 def iterate_pairs(
-    path: str | Path, columns: Sequence[str] = ("sentence1", "sentence2")
+    path: str | Path,
+    columns: Sequence[str] = ("sentence1", "sentence2"),
+    quoting: str | None = None,
 ) -> Iterator[tuple[str, ...]]:
     """The texts of :func:`read_pairs` without scores, a row at a time."""
-    return (pair for _, pair in _numbered_pairs(path, columns))
+    return (pair for _, pair in _numbered_pairs(path, columns, quoting))
 
 
 def _numbered_pairs(
-    path: str | Path, columns: Sequence[str]
+    path: str | Path, columns: Sequence[str], quoting: str | None
 ) -> Iterator[tuple[str, tuple[str, ...]]]:
     _check_columns(columns, (2, 3))
-    for where, row in numbered_rows(path, columns):
+    for where, row in numbered_rows(path, columns, quoting):
         yield where, tuple(text_of(row, name, where) for name in columns)
 
 

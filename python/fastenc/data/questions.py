@@ -187,7 +187,7 @@ def _squad_rows(path: Path, answers: bool) -> Iterator[tuple[str, Question]]:
 
 def _table_rows(path: Path, answers: bool) -> Iterator[tuple[str, Question]]:
     columns = ["id", "question", "context"]
-    for where, row in numbered_rows(path, [*columns, "answers"] if answers else columns):
+    for where, row in numbered_rows(path, [*columns, "answers"] if answers else columns, "none"):
         try:
             spans = row["answers"] if answers else {"answer_start": [], "text": []}
             pairs = zip(spans["answer_start"], spans["text"], strict=True)

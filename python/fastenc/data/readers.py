@@ -4,6 +4,7 @@ import csv
 import gzip
 import json
 import math
+import re
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,9 @@ from fastenc._extras import require
 
 Row = dict[str, Any]
 TABLES = (".tsv", ".csv", ".jsonl")
+QUOTINGS = ("csv", "none")
+# A value in quotes, with quotes doubled inside it: nobody writes that without meaning CSV's quoting.
+QUOTED = re.compile(r'"(?:[^"]|"")*""(?:[^"]|"")*"')
 
 
 @dataclass(frozen=True)
@@ -36,23 +40,28 @@ class LabelledData:
         return len(self.texts)
 
 
-def read_texts(path: str | Path, column: str | None = None) -> list[str]:
+def read_texts(
+    path: str | Path, column: str | None = None, quoting: str | None = None
+) -> list[str]:
     """The documents of a file or data set.
 
-    A ``.txt`` file holds documents separated by empty lines, a line for each paragraph or sentence. TSV (no
-    quoting), CSV and JSONL hold a document a row, in ``column`` ("text" if None). A folder written by
-    ``datasets``' save_to_disk is read likewise, as is ``name``, ``name:split`` or ``name:configuration:split`` on
-    the hub (the split is "train" if not given).
+    A ``.txt`` file holds documents separated by empty lines, a line for each paragraph or sentence. TSV
+    (``quoting``: see :func:`numbered_rows`), CSV and JSONL hold a document a row, in ``column`` ("text" if None). A
+    folder written by ``datasets``' save_to_disk is read likewise, as is ``name``, ``name:split`` or
+    ``name:configuration:split`` on the hub (the split is "train" if not given).
     Raises: ValueError with file and line number for a malformed file.
     """
-    return list(iterate_texts(path, column))
+    return list(iterate_texts(path, column, quoting))
 
 
-def iterate_texts(path: str | Path, column: str | None = None) -> Iterator[str]:
+def iterate_texts(
+    path: str | Path, column: str | None = None, quoting: str | None = None
+) -> Iterator[str]:
     """Like :func:`read_texts`, one document at a time, without keeping it."""
     if kind_of(path) != ".txt":
         name = column or "text"
-        yield from (text_of(row, name, where) for where, row in numbered_rows(path, [name]))
+        rows = numbered_rows(path, [name], quoting)
+        yield from (text_of(row, name, where) for where, row in rows)
         return
     lines: list[str] = []
     empty = True
@@ -74,12 +83,14 @@ def iterate_texts(path: str | Path, column: str | None = None) -> Iterator[str]:
 class FileTexts:
     """The documents of files, one file after another. Each iteration reads the files again; nothing is kept."""
 
-    def __init__(self, paths: Iterable[str | Path], column: str | None = None):
-        self.paths, self.column = list(paths), column
+    def __init__(
+        self, paths: Iterable[str | Path], column: str | None = None, quoting: str | None = None
+    ):
+        self.paths, self.column, self.quoting = list(paths), column, quoting
 
     def __iter__(self) -> Iterator[str]:
         for path in self.paths:
-            yield from iterate_texts(path, self.column)
+            yield from iterate_texts(path, self.column, self.quoting)
 
 
 def read_labelled(
@@ -89,6 +100,7 @@ def read_labelled(
     label_names: Sequence[str] | None = None,
     regression: bool = False,
     multi_label: bool = False,
+    quoting: str | None = None,
 ) -> LabelledData:
     """Labelled texts from a table.
 
@@ -100,6 +112,7 @@ def read_labelled(
             they are numbers).
         regression: labels are numbers to predict.
         multi_label: a text has any number of labels: separated by commas in a table, or a list in JSON.
+        quoting: of a TSV file, see :func:`numbered_rows`.
     Raises: ValueError with file and line number: a missing column, a wrong number of columns, bad JSON, a label
         outside ``label_names`` or none at all, the same label in all rows where there are no ``label_names``, not
         UTF-8, no rows.
@@ -109,9 +122,9 @@ def read_labelled(
     texts: list[Any] = []
     found: list[tuple[str, Any]] = []
     value_of = _labels if multi_label else _label
-    for where, row in numbered_rows(path, [*text, label]):
-        columns = tuple(text_of(row, name, where) for name in text)
-        texts.append(columns if len(columns) == 2 else columns[0])
+    for where, row in numbered_rows(path, [*text, label], quoting):
+        parts = tuple(text_of(row, name, where) for name in text)
+        texts.append(parts if len(parts) == 2 else parts[0])
         found.append((where, value_of(row, label, where)))
     lines = [where for where, _ in found]
     if regression:
@@ -138,17 +151,20 @@ def read_labelled(
     return LabelledData(texts, [index[value] for _, value in found], names, lines)
 
 
-def read_inputs(path: str | Path, columns: Sequence[str] = ("sentence",)) -> list[Any]:
-    """Texts to predict for: columns of a table, or the lines of a text file.
-
-    Empty lines count, also in a table with one column, so that line i of the output belongs to line i of the input.
+def read_inputs(
+    path: str | Path, columns: Sequence[str] = ("sentence",), quoting: str | None = None
+) -> list[Any]:
+    """Texts to predict for: a table's columns, or the lines of a text file, empty ones too (as are those of a table
+    of one column), so that outputs stay beside them.
 
     Raises: ValueError as :func:`read_labelled`.
     """
-    return list(iterate_inputs(path, columns))
+    return list(iterate_inputs(path, columns, quoting))
 
 
-def iterate_inputs(path: str | Path, columns: Sequence[str] = ("sentence",)) -> Iterator[Any]:
+def iterate_inputs(
+    path: str | Path, columns: Sequence[str] = ("sentence",), quoting: str | None = None
+) -> Iterator[Any]:
     """:func:`read_inputs`, a text or a tuple of texts at a time."""
     if kind_of(path) == ".txt":
         number = 0
@@ -157,7 +173,7 @@ def iterate_inputs(path: str | Path, columns: Sequence[str] = ("sentence",)) -> 
         if not number:
             raise ValueError(f"{path} holds no text: give a file with at least one line")
         return
-    for where, row in numbered_rows(path, columns):
+    for where, row in numbered_rows(path, columns, quoting):
         texts = tuple(text_of(row, name, where) for name in columns)
         yield texts if len(columns) > 1 else texts[0]
 
@@ -199,11 +215,25 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
             ) from error
 
 
-def numbered_rows(path: str | Path, columns: Sequence[str]) -> Iterator[tuple[str, Row]]:
-    """(file and line for error messages, row) of any table, after checking that the columns exist."""
+def numbered_rows(
+    path: str | Path, columns: Sequence[str], quoting: str | None = None
+) -> Iterator[tuple[str, Row]]:
+    """(place for error messages, row) of any table, with the columns checked.
+
+    Args:
+        quoting: of a TSV file: "csv", values may be in quotes, as pandas writes them; "none", quotes are characters
+            like any other; None: they are, but a value that is evidently quoted is an error.
+    """
+    if quoting not in (None, *QUOTINGS):
+        raise ValueError(f"quoting must be one of {', '.join(QUOTINGS)}, got {quoting!r}")
     kind = kind_of(path)
     if kind == ".tsv":
-        rows = _delimited(Path(path), _tsv_cells(Path(path)))
+        cells = (
+            _csv_cells(Path(path), "\t")
+            if quoting == "csv"
+            else _tsv_cells(Path(path), check=quoting is None)
+        )
+        rows = _delimited(Path(path), cells)
     elif kind == ".csv":
         rows = _delimited(Path(path), _csv_cells(Path(path)))
     elif kind == ".jsonl":
@@ -250,13 +280,22 @@ def _delimited(path: Path, cells: Iterator[tuple[int, list[str]]]) -> Iterator[t
             yield where, dict(zip(header, values, strict=True))
 
 
-def _tsv_cells(path: Path) -> Iterator[tuple[int, list[str]]]:
-    return ((number, line.split("\t") if line else []) for number, line in numbered_lines(path))
+def _tsv_cells(path: Path, check: bool) -> Iterator[tuple[int, list[str]]]:
+    for number, line in numbered_lines(path):
+        values = line.split("\t") if line else []
+        if check and any(map(QUOTED.fullmatch, values)):
+            value = next(filter(QUOTED.fullmatch, values))
+            raise ValueError(
+                f"{path}, line {number}: {value[:60]} is quoted as in CSV: give --quoting csv to take such quotes off, "
+                "or --quoting none to keep them as they are"
+            )
+        yield number, values
 
 
-def _csv_cells(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """A quoted value may contain line breaks; the number is that of its row's last line."""
-    reader = csv.reader((line + "\n" for _, line in numbered_lines(path)), strict=True)
+def _csv_cells(path: Path, delimiter: str = ",") -> Iterator[tuple[int, list[str]]]:
+    """A value in quotes may hold line breaks; the number is that of its row's last line."""
+    lines = (line + "\n" for _, line in numbered_lines(path))
+    reader = csv.reader(lines, delimiter=delimiter, strict=True)
     begin = 1
     try:
         for values in reader:

@@ -87,7 +87,7 @@ def _read_table(path: str | Path, sense: str, labelled: bool) -> SenseData:
     columns = (*TABLE_COLUMNS, *((sense,) if labelled else ()))
     sentences: list[list[str]] = []
     targets: list[Target] = []
-    for where, row in numbered_rows(path, columns):
+    for where, row in numbered_rows(path, columns, "none"):
         words = text_of(row, "sentence", where).split()
         index = str(row["index"])
         if not index.isdecimal() or int(index) >= len(words):

@@ -19,6 +19,10 @@ from fastenc.objectives.loss_terms import labelled_items
 from fastenc.packing import PackedBatch
 from fastenc.tasks.report import Report
 
+QUOTING = (
+    "Quotes of a .tsv file: csv, values may be in quotes, as pandas writes them, or none, quotes are kept as they are. "
+    "Default: none, and values that are evidently quoted are an error."
+)
 Fill = Callable[[PackedBatch, Sequence[int]], PackedBatch]
 
 

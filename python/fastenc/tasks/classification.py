@@ -20,7 +20,7 @@ from fastenc.data import (
 from fastenc.data.readers import in_parts, iterate_inputs
 from fastenc.data.writers import json_lines, table_lines
 from fastenc.models import LongTexts, SequenceClassifier
-from fastenc.tasks.base import Task
+from fastenc.tasks.base import QUOTING, Task
 from fastenc.tasks.metrics import (
     classification_metrics,
     multi_label_metrics,
@@ -68,6 +68,7 @@ class SequenceClassification(Task):
         ("sentence",), "Column of the text; twice for pairs.", "-t", predict=True
     )
     label: str = option("label", "Column of the label.")
+    quoting: str | None = option(None, QUOTING, predict=True)
     regression: bool = option(False, "Labels are numbers to predict.")
     multi_label: bool = option(
         False, "A text has any number of labels, with commas between (a list in JSON)."
@@ -111,16 +112,16 @@ class SequenceClassification(Task):
     def read(self, path: str | Path, train: LabelledData | None = None) -> LabelledData:
         names = None if train is None else train.label_names
         kinds = dict(regression=self.regression, multi_label=self.multi_label)
-        data = read_labelled(path, self.text, self.label, names, **kinds)
+        data = read_labelled(path, self.text, self.label, names, **kinds, quoting=self.quoting)
         if train is None and self.problem_type == "single_label_classification":
             _check_classes(path, data)
         return data
 
     def read_inputs(self, path: str | Path) -> LabelledData:
-        return LabelledData(read_inputs(path, self.text), [], [])
+        return LabelledData(read_inputs(path, self.text, self.quoting), [], [])
 
     def input_parts(self, path: str | Path, size: int) -> Iterator[LabelledData]:
-        for texts in in_parts(iterate_inputs(path, self.text), size):
+        for texts in in_parts(iterate_inputs(path, self.text, self.quoting), size):
             yield LabelledData(texts, [], [])
 
     def model_options(self, train: LabelledData) -> dict[str, Any]:

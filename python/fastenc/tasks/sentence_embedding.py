@@ -21,7 +21,7 @@ from fastenc.data.pairs import (
 from fastenc.data.readers import in_parts
 from fastenc.data.writers import json_lines, table_lines
 from fastenc.models import SentenceEmbedder
-from fastenc.tasks.base import Task
+from fastenc.tasks.base import QUOTING, Task
 from fastenc.tasks.metrics import regression_metrics, retrieval_metrics
 from fastenc.tasks.summary import number_range
 
@@ -52,6 +52,7 @@ class SentenceEmbedding(Task):
         "-t",
         predict=True,
     )
+    quoting: str | None = option(None, QUOTING, predict=True)
     similarity: str | None = option(
         None, "Column of the pairs' scores; not given: pairs that belong together."
     )
@@ -71,7 +72,7 @@ class SentenceEmbedding(Task):
         highest = self.highest_similarity
         if highest is None and isinstance(train, TextPairs) and train.scores:
             highest = train.highest
-        return read_pairs(path, self.text, self.similarity, highest)
+        return read_pairs(path, self.text, self.similarity, highest, self.quoting)
 
     def data_of(self, inputs: Sequence[Any]) -> TextPairs:
         """Pairs of texts."""
@@ -92,10 +93,10 @@ class SentenceEmbedding(Task):
 
     def read_inputs(self, path: str | Path) -> TextPairs:
         # Without the hard negative of training.
-        return TextPairs(list(iterate_pairs(path, self.text[:2])), [])
+        return TextPairs(list(iterate_pairs(path, self.text[:2], self.quoting)), [])
 
     def input_parts(self, path: str | Path, size: int) -> Iterator[TextPairs]:
-        for texts in in_parts(iterate_pairs(path, self.text[:2]), size):
+        for texts in in_parts(iterate_pairs(path, self.text[:2], self.quoting), size):
             yield TextPairs(texts, [])
 
     def model_options(self, train: TextPairs) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Models that are computed from their training data, not trained by steps."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ from fastenc._files import write_atomically
 from fastenc.tasks import Task
 from fastenc.train import checkpoint as checkpoints
 from fastenc.train.config import TrainConfig
+from fastenc.train.model_card import write_card
 from fastenc.train.processes import process_state
 
 
@@ -40,6 +42,9 @@ class Fitting:
         metrics = self.task.fit(model, self.train_data, self.dev, batch_size)
         self.output_dir.mkdir(parents=True, exist_ok=True)
         model.save_pretrained(self.output_dir)
+        write_card(
+            self.output_dir, model, {"task": self.task.name, **asdict(self.task)}, (), metrics
+        )
         if metrics:
             text = json.dumps(metrics, indent=1)
             write_atomically(self.output_dir / "metrics.json", lambda path: path.write_text(text))

@@ -30,6 +30,7 @@ from fastenc.train import checkpoint as checkpoints
 from fastenc.train.config import TrainConfig, check_same, fine_tuning_lr
 from fastenc.train.interruption import Interruption, TrainingInterrupted
 from fastenc.train.log import Log
+from fastenc.train.model_card import write_card
 from fastenc.train.optimizer import build_optimizer, lr_factor
 from fastenc.train.parallel import PARALLEL
 from fastenc.train.plot import plot_log
@@ -74,7 +75,8 @@ class Trainer:
         summary: lines about the data, told before the first step.
         show_progress: None: a bar if stderr is a terminal, else the log's lines there; False: neither.
     Files in ``config.output``: checkpoint-*/, log.jsonl (its ``epoch`` counts the passes over the data that are
-    done, 3.0 at the end of three), curves.png and, at the end, the best model and its metrics.json.
+    done, 3.0 at the end of three), curves.png (with
+    matplotlib) and, at the end, the best model, its metrics.json and its model card.
     """
 
     def __init__(
@@ -96,7 +98,7 @@ class Trainer:
     ):
         accelerate = require("accelerate", extra="train")
         check_trackers(config.track)
-        process_state()
+        process_state(config.device)
         # Accelerate keeps the first run's precision for the process; a later Trainer may have another.
         accelerate.state.AcceleratorState._reset_state()
         self.accelerator = accelerate.Accelerator(
@@ -466,6 +468,7 @@ class Trainer:
             best = self.best or {"step": self.step, "metrics": {}}
             text = json.dumps({"step": best["step"], **best["metrics"]}, indent=1)
             write_atomically(self.output_dir / "metrics.json", lambda path: path.write_text(text))
+            write_card(self.output_dir, model, self.fingerprint, self.summary, best["metrics"])
         self.accelerator.wait_for_everyone()
 
     def _remove_old(self) -> None:

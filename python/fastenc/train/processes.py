@@ -19,13 +19,19 @@ TRUE = ("1", "true", "yes")
 PATIENCE = timedelta(hours=12)
 
 
-def process_state() -> Any:
+def process_state(device: str | None = None) -> Any:
     """Accelerate's ``PartialState``: how many processes there are, and which this is.
+
+    Args:
+        device: "cpu" or "cuda", which the first call decides for the process; None: a GPU if there is one.
 
     Without an accelerator, processes have to be announced as CPU ones: accelerate takes those that torchrun starts
     for so many separate runs otherwise.
-    Raises: ValueError when accelerate's launcher is to shard the model.
+    Raises: ValueError when accelerate's launcher is to shard the model, for "cuda" without a GPU, and for another
+        device than the process has already.
     """
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("device cuda needs a GPU that torch sees, and there is none")
     for way in ("FSDP", "DEEPSPEED"):
         if os.environ.get(f"ACCELERATE_USE_{way}", "").lower() in TRUE:
             raise ValueError(
@@ -33,8 +39,12 @@ def process_state() -> Any:
                 "plain multi-GPU, or use torchrun, and give parallel='fsdp'"
             )
     wanted = os.environ.get("ACCELERATE_USE_CPU", "").lower() in TRUE
-    cpu = wanted or not torch.accelerator.is_available()
+    cpu = device == "cpu" or wanted or not torch.accelerator.is_available()
     state = require("accelerate", extra="train").PartialState(cpu=cpu, timeout=PATIENCE)
+    if device is not None and state.device.type != device:
+        raise ValueError(
+            f"this process trains on {state.device.type} already, got device {device}: start another process"
+        )
     if state.num_processes > 1:
         _leave_in_order()
     return state

@@ -1,0 +1,87 @@
+"""The model card: a README.md that says what a saved model is, how it was made and how it is used."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import fastenc
+from fastenc._files import write_atomically
+from fastenc.models.pretrained import PretrainedModel
+
+NAME = "README.md"
+# Task or objective: what Hugging Face's hub calls it.
+PIPELINES = {
+    "sequence-classification": "text-classification",
+    "token-classification": "token-classification",
+    "span-ner": "token-classification",
+    "question-answering": "question-answering",
+    "sentence-embedding": "sentence-similarity",
+}
+PREDICTOR = """import fastenc
+
+predictor = fastenc.predictor("{folder}")
+predictions = predictor.predict([...])"""
+VECTORS = """from fastenc import Encoder
+
+encoder = Encoder.from_pretrained("{folder}")
+vectors = encoder.encode(["a text", "another"])"""
+
+
+def write_card(
+    folder: Path,
+    model: PretrainedModel,
+    settings: dict[str, Any],
+    summary: Sequence[str],
+    metrics: dict[str, float],
+) -> None:
+    """Write the card of a model into its folder.
+
+    Args:
+        settings: what the weights depend on; summary: lines about the data; metrics: of held-out data, {} for none.
+    """
+    text = model_card(folder, model, settings, summary, metrics)
+    write_atomically(folder / NAME, lambda path: path.write_text(text, encoding="utf-8"))
+
+
+def model_card(
+    folder: Path,
+    model: PretrainedModel,
+    settings: dict[str, Any],
+    summary: Sequence[str],
+    metrics: dict[str, float],
+) -> str:
+    config, task = model.config, settings.get("task")
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    about = (
+        f"trained for the task {task}"
+        if task
+        else f"pretrained by {settings.get('objective', 'masked LM')}"
+    )
+    head = ["library_name: fastenc"]
+    if pipeline := PIPELINES.get(str(task), None if task else "fill-mask"):
+        head.append(f"pipeline_tag: {pipeline}")
+    usage = VECTORS if task in (None, "sentence-embedding") else PREDICTOR
+    sections = [
+        "---\n" + "\n".join(head) + "\n---",
+        f"# {folder.resolve().name}",
+        f"{type(model).__name__} of the family {config.family}, {about}: {config.num_layers} layers, "
+        f"{config.hidden_size} wide, {parameters:,} parameters. Made with fastenc {fastenc.__version__}.",
+        "## Data",
+        "\n".join(f"- {line}" for line in summary) or "Not described.",
+        "## Results on held-out data",
+        _table(metrics, "metric") if metrics else "Not measured.",
+        "## Training",
+        _table(settings, "setting"),
+        "## Use",
+        f"```python\n{usage.format(folder=folder)}\n```",
+    ]
+    return "\n\n".join(sections) + "\n"
+
+
+def _table(values: dict[str, Any], title: str) -> str:
+    rows = [f"| {title} | value |", "|---|---|"]
+    for name, value in values.items():
+        shown = f"{value:.4f}" if isinstance(value, float) and title == "metric" else value
+        if shown is not None:
+            rows.append(f"| {name} | {shown} |")
+    return "\n".join(rows)
