@@ -22,6 +22,7 @@ from fastenc.kernels import (
     layer_norm,
     mlm_corruption,
     packing,
+    rotary,
 )
 from fastenc.kernels import run as launches
 
@@ -68,10 +69,12 @@ def calls(tokens: int) -> Iterator[tuple[str, Callable]]:
     yield "mlm_corruption", lambda: mlm_corruption.mlm_corruption(*corruption)
     q, k, v = bf16(tokens, 3, 1, 64).unbind(1)
     offsets, dout = torch.tensor([0, tokens], dtype=torch.int32), bf16(tokens, 1, 64)
+    angles = torch.randn(max(512, tokens), 64)
+    yield "rotary", lambda: rotary.rotary(q, angles, offsets, 512, False)
     for name, longest in (("short ", 128), ("", 512)):
         if name and tokens > longest:
             continue
-        call = (offsets, None, RNG, None, None, None, longest, longest, 0.1, 0.125, -1, -1)
+        call = (offsets, None, RNG, None, None, None, None, longest, longest, 0.1, 0.125, -1, -1)
         out, lse = attention.attention_forward(q, k, v, *call)
         yield (
             f"{name}attention forward",

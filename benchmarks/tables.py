@@ -355,6 +355,7 @@ SECTIONS = {
     "embedding_layer_norm": ops(
         "Embeddings and LayerNorm, vocabulary 30,522", "embedding_layer_norm"
     ),
+    "rotary": ops("Rotary position embedding of queries or keys", "rotary"),
     "segment_pool": ops("Mean and maximum of each sequence", "segment_pool"),
     "packing": ops("Packed rows from and to padded ones", "packing"),
     "mlm_corruption": ops("Masked-LM corruption", "mlm_corruption"),

@@ -33,6 +33,7 @@ namespace {
 struct Call {
   Tensor q, k, v, cu_seqlens_q, cu_seqlens_k;
   FloatVector alibi_slopes, relative_bias, key_bias;
+  std::optional<Tensor> rotary;
   int64_t max_seqlen_q, max_seqlen_k;
   bool bf16;
   Attention attention{};
@@ -41,8 +42,8 @@ struct Call {
       const Tensor& q_, const Tensor& k_, const Tensor& v_, const Tensor& offsets_q,
       const std::optional<Tensor>& offsets_k, const std::optional<Tensor>& rng_state,
       const std::optional<Tensor>& slopes, const std::optional<Tensor>& table,
-      const std::optional<Tensor>& added_to_keys, int64_t max_q, int64_t max_k, double dropout_p, double scale,
-      int64_t window_left, int64_t window_right)
+      const std::optional<Tensor>& added_to_keys, const std::optional<Tensor>& rotary_table, int64_t max_q,
+      int64_t max_k, double dropout_p, double scale, int64_t window_left, int64_t window_right)
       : q(rows_contiguous(q_)),
         k(rows_contiguous(k_)),
         v(rows_contiguous(v_)),
@@ -78,6 +79,11 @@ struct Call {
     attention.relative_bias = relative_bias.data();
     attention.relative_radius = table ? table->size(1) / 2 : 0;
     attention.key_bias = key_bias.data();
+    if (!rotary_table) return;
+    STD_TORCH_CHECK(!offsets_k, "attention: rotary counts the positions of queries and keys of the same sequences");
+    rotary = checked_rotary_table(*rotary_table, max_q, attention.head_dim);
+    attention.rotary = static_cast<const float*>(rotary->const_data_ptr());
+    attention.rotary_dim = rotary->size(1);
   }
 
   // Calls run(task) for every head of every sequence. Each worker begins with a share of the tokens, in their order,
@@ -115,10 +121,10 @@ struct Call {
 std::tuple<Tensor, Tensor> forward(
     Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, std::optional<Tensor> cu_seqlens_k,
     std::optional<Tensor> rng_state, std::optional<Tensor> alibi_slopes, std::optional<Tensor> relative_bias,
-    std::optional<Tensor> key_bias, int64_t max_seqlen_q, int64_t max_seqlen_k, double dropout_p, double scale,
-    int64_t window_left, int64_t window_right) {
+    std::optional<Tensor> key_bias, std::optional<Tensor> rotary, int64_t max_seqlen_q, int64_t max_seqlen_k,
+    double dropout_p, double scale, int64_t window_left, int64_t window_right) {
   Call call(
-      q, k, v, cu_seqlens_q, cu_seqlens_k, rng_state, alibi_slopes, relative_bias, key_bias, max_seqlen_q,
+      q, k, v, cu_seqlens_q, cu_seqlens_k, rng_state, alibi_slopes, relative_bias, key_bias, rotary, max_seqlen_q,
       max_seqlen_k, dropout_p, scale, window_left, window_right);
   Attention& a = call.attention;
   Tensor out = empty({a.total_q, a.num_heads, a.head_dim}, q.scalar_type());
@@ -172,10 +178,10 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(
     Tensor dout, std::optional<Tensor> dlse, Tensor /*out*/, Tensor lse, Tensor q, Tensor k, Tensor v,
     Tensor cu_seqlens_q, std::optional<Tensor> cu_seqlens_k, std::optional<Tensor> rng_state,
     std::optional<Tensor> alibi_slopes, std::optional<Tensor> relative_bias, std::optional<Tensor> key_bias,
-    int64_t max_seqlen_q, int64_t max_seqlen_k, double dropout_p, double scale, int64_t window_left,
-    int64_t window_right, bool packed, bool wants_relative_bias) {
+    std::optional<Tensor> rotary, int64_t max_seqlen_q, int64_t max_seqlen_k, double dropout_p, double scale,
+    int64_t window_left, int64_t window_right, bool packed, bool wants_relative_bias) {
   Call call(
-      q, k, v, cu_seqlens_q, cu_seqlens_k, rng_state, alibi_slopes, relative_bias, key_bias, max_seqlen_q,
+      q, k, v, cu_seqlens_q, cu_seqlens_k, rng_state, alibi_slopes, relative_bias, key_bias, rotary, max_seqlen_q,
       max_seqlen_k, dropout_p, scale, window_left, window_right);
   Attention& a = call.attention;
   dout = as_contiguous(dout);

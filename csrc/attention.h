@@ -26,6 +26,8 @@ struct Attention {
   const float* relative_bias = nullptr;         // (num_heads, 2 * relative_radius + 1), or null; d is clamped
   int64_t relative_radius = 0;
   const float* key_bias = nullptr;  // (total_k,), or null
+  const float* rotary = nullptr;    // q and k are rotated by this table as they are read: see rotary.h; or null
+  int64_t rotary_dim = 0;
   void* out;                        // forward: (total_q, num_heads, head_dim)
   float* lse;                       // (num_heads, total_q), natural logarithm; the backward reads it
   const void* dout;                 // backward: like out

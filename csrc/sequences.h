@@ -19,6 +19,15 @@ inline const int32_t* checked_offsets(const Tensor& cu_seqlens, int64_t tokens, 
   return offsets;
 }
 
+// (positions, rotary_dim) as rotary.h says, contiguous.
+inline Tensor checked_rotary_table(const Tensor& table, int64_t max_seqlen, int64_t head_dim) {
+  STD_TORCH_CHECK(
+      table.scalar_type() == ScalarType::Float && table.dim() == 2 && table.size(0) >= max_seqlen &&
+          table.size(1) % 2 == 0 && table.size(1) <= head_dim,
+      "rotary: the table must be float32 (positions, rotary_dim), at least max_seqlen rows, rotary_dim even");
+  return as_contiguous(table);
+}
+
 // Part i has sequences [bounds[i], bounds[i + 1]), in their order and with nearly as many tokens as every other part.
 inline std::vector<int64_t> share_sequences(const int32_t* offsets, int64_t sequences, int64_t parts) {
   std::vector<int64_t> bounds{0};

@@ -33,6 +33,8 @@ from fastenc.kernels.attention_tile import (
     tile_scores,
 )
 from fastenc.kernels.launch import tunable
+from fastenc.kernels.rotary import rotary as rotated
+from fastenc.kernels.rotary import rotate_into
 from fastenc.kernels.run import run
 from torch import Tensor
 
@@ -493,7 +495,8 @@ def _contiguous(x: Tensor | None) -> Tensor | None:
 
 
 def attention_forward(q: Tensor, k: Tensor, v: Tensor, *call) -> tuple[Tensor, Tensor]:
-    """(out (total_q, H, D), lse (H, total_q) float32); call: see _call."""
+    """(out (total_q, H, D), lse (H, total_q) float32); call: see _call, with a table of angles before the lengths."""
+    q, k, call = _rotated(q, k, call)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     lse = q.new_empty((q.shape[1], q.shape[0]), dtype=torch.float32)
     arguments = _call(q, k, v, *call)
@@ -517,6 +520,20 @@ def attention_forward(q: Tensor, k: Tensor, v: Tensor, *call) -> tuple[Tensor, T
     return out, lse
 
 
+def _rotated(q: Tensor, k: Tensor, call: tuple) -> tuple[Tensor, Tensor, tuple]:
+    """Queries and keys by the angles of their positions, and the call without its table of them."""
+    cu_seqlens, cu_seqlens_k, table, max_seqlen = call[0], call[1], call[6], call[7]
+    call = call[:6] + call[7:]
+    if table is None:
+        return q, k, call
+    if cu_seqlens_k is not None:
+        raise ValueError(
+            "attention: rotary counts the positions of queries and keys of the same sequences"
+        )
+    q, k = (rotated(x, table, cu_seqlens, max_seqlen, False) for x in (q, k))
+    return q, k, call
+
+
 def attention_backward(
     dout: Tensor,
     dlse: Tensor | None,
@@ -529,8 +546,31 @@ def attention_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """(dq, dk, dv, drelative_bias), or (dqkv, two empty, drelative_bias) if packed; contiguous.
 
-    dq by atomic addition, or by its own kernel under torch.use_deterministic_algorithms. rest: see _call, then packed
-    and wants_relative_bias.
+    rest: see _call, with a table of angles before the lengths; then packed and wants_relative_bias.
+    """
+    cu_seqlens, table, max_seqlen = rest[0], rest[6], rest[7]
+    q, k, rest = _rotated(q, k, rest)
+    results = _backward(dout, dlse, out, lse, q, k, v, *rest)
+    if table is not None:
+        dq, dk = results[0].unbind(1)[:2] if rest[-2] else results[:2]
+        for gradient in (dq, dk):
+            rotate_into(gradient, gradient, table, cu_seqlens, max_seqlen, True)
+    return results
+
+
+def _backward(
+    dout: Tensor,
+    dlse: Tensor | None,
+    out: Tensor,
+    lse: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *rest,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """As attention_backward, of rotated queries and keys.
+
+    dq by atomic addition, or by its own kernel under torch.use_deterministic_algorithms.
     """
     *call, packed, wants_relative_bias = rest
     nothing = lambda: q.new_empty(0)

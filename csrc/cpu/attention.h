@@ -121,6 +121,15 @@ FASTENC_INLINE int64_t end_visible(const Attention& a, const AttentionTask& task
   return a.window_right < 0 || end > task.length_k ? task.length_k : end;
 }
 
+// Queries or keys of a task, widened, the first of them at this position; nothing where the call has no table.
+FASTENC_INLINE void rotate(const Attention& a, float* rows, int64_t count, int64_t position, bool inverse) {
+  if (!a.rotary) return;
+  for (int64_t i = 0; i < count; ++i) {
+    float* row = rows + i * a.head_dim;
+    rotate_row(row, row, a.rotary + (position + i) * a.rotary_dim, a.rotary_dim / 2, inverse);
+  }
+}
+
 // What changes a task's scores beside the products: expanded once, so that a row adds whole vectors.
 class ScoreBias {
  public:
@@ -207,7 +216,15 @@ static void attention_forward_task(const Attention& a, const AttentionTask& task
   float* result = queries + kAttentionRows * dim;
   float* keep = result + kAttentionRows * dim;
   const ScoreBias bias(a, task, keep + dropout_room(length));
-  widen_transposed(rows_of<T>(a.k, task.first_k, task.head), a.k.token_stride, length, dim, keys);
+  const T* k = rows_of<T>(a.k, task.first_k, task.head);
+  if (a.rotary) {
+    float* rotated = values;  // for a moment
+    widen(k, a.k.token_stride, length, dim, 1.f, rotated);
+    rotate(a, rotated, length, 0, false);
+    widen_transposed(rotated, dim, length, dim, keys);
+  } else {
+    widen_transposed(k, a.k.token_stride, length, dim, keys);
+  }
   widen(rows_of<T>(a.v, task.first_k, task.head), a.v.token_stride, length, dim, 1.f, values);
   for (int64_t row = 0; row < task.length_q; row += kAttentionRows) {
     const int64_t left = task.length_q - row, rows = left < kAttentionRows ? left : kAttentionRows;
@@ -219,6 +236,7 @@ static void attention_forward_task(const Attention& a, const AttentionTask& task
     }
     const int64_t padded = padded_length(seen.count), stride = scores_stride(seen.count);
     widen(q + row * a.q.token_stride, a.q.token_stride, rows, dim, a.scale, queries);
+    rotate(a, queries, rows, row, false);
     multiply_panels(queries, dim, keys + seen.first * dim, scores, stride, rows, padded, dim);
     Vec partial[kAttentionRows];
     float tops[kAttentionRows], totals[kAttentionRows];
@@ -286,9 +304,10 @@ static void attention_backward_task(const Attention& a, const AttentionTask& tas
   // Keys that no block reaches keep a gradient of 0; without a window the first block writes all of them.
   const bool adds_from_first = bias.windowed() || !task.length_q;
   if (adds_from_first) __builtin_memset(dkeys, 0, 2 * size * sizeof(float));
-  widen_transposed(k, a.k.token_stride, length, dim, keys_t);
-  widen_transposed(v, a.v.token_stride, length, dim, values_t);
   widen(k, a.k.token_stride, length, dim, 1.f, keys);
+  rotate(a, keys, length, 0, false);
+  widen_transposed(keys, dim, length, dim, keys_t);
+  widen_transposed(v, a.v.token_stride, length, dim, values_t);
   for (int64_t row = 0; row < task.length_q; row += kAttentionRows) {
     const int64_t left = task.length_q - row, rows = left < kAttentionRows ? left : kAttentionRows;
     const VisibleKeys seen(a, task, row, rows);
@@ -298,6 +317,7 @@ static void attention_backward_task(const Attention& a, const AttentionTask& tas
     }
     const int64_t padded = padded_length(seen.count), stride = scores_stride(seen.count), start = seen.first * dim;
     widen(q + row * a.q.token_stride, a.q.token_stride, rows, dim, a.scale, queries);
+    rotate(a, queries, rows, row, false);
     widen(dout + row * out_stride, out_stride, rows, dim, 1.f, douts);
     multiply_panels(queries, dim, keys_t + start, p, stride, rows, padded, dim);
     multiply_panels(douts, dim, values_t + start, ds, stride, rows, padded, dim);
@@ -319,7 +339,7 @@ static void attention_backward_task(const Attention& a, const AttentionTask& tas
       const Vec row_lse = splat(blind ? __builtin_inff() : lse[row + r]);
       Vec delta{};
       for (int64_t j = 0; j < padded; j += kLanes) {
-        const Vec probability = exp2_of_negative((load(p_row + j) - row_lse) * kLog2E);  // the product last: one rounding
+        const Vec probability = exp2_of_negative((load(p_row + j) - row_lse) * kLog2E);
         delta += probability * load(ds_row + j);
         store(p_row + j, probability);
       }
@@ -342,10 +362,12 @@ static void attention_backward_task(const Attention& a, const AttentionTask& tas
       }
     }
     multiply(ds, stride, keys + start, dqueries, rows, dim, seen.count, false);
+    rotate(a, dqueries, rows, row, true);
     narrow(dqueries, rows, dim, a.scale, dq + row * a.grad_stride, a.grad_stride);
     multiply<true>(ds, stride, queries, dkeys + start, seen.count, dim, rows, row || adds_from_first);
     multiply<true>(p, stride, douts, dvalues + start, seen.count, dim, rows, row || adds_from_first);
   }
+  rotate(a, dkeys, length, 0, true);
   narrow(dkeys, length, dim, 1.f, dk, a.grad_stride);
   narrow(dvalues, length, dim, 1.f, dv, a.grad_stride);
   if (a.ddistance && task.length_q && length)

@@ -37,6 +37,7 @@ from fastenc.kernels import (
     layer_norm,
     mlm_corruption,
     packing,
+    rotary,
     segment_pool,
 )
 from fastenc.kernels.run import OPTIONS
@@ -45,7 +46,7 @@ from triton.compiler import ASTSource
 
 TOOLS = Path(triton.__file__).parent / "backends/nvidia/bin"
 FLOAT32_POINTERS = {"lse", "delta", "dlse", "wide_dq", "mean", "rstd", "partial"}
-FLOAT32_POINTERS |= {"alibi", "relative", "key_bias"}
+FLOAT32_POINTERS |= {"alibi", "relative", "key_bias", "table"}
 INTEGER_POINTERS = {
     **dict.fromkeys(("cu_seqlens", "cu_seqlens_q", "cu_seqlens_k", "starts", "ends"), "*i32"),
     "argmax": "*i32",
@@ -269,6 +270,13 @@ def untuned_cases() -> Iterator[tuple[str, object, str, dict]]:
             yield name, head_statistics._head_statistics_kernel, element, constants
         yield f"unpack {element}", packing._unpack_kernel, element, packing.config(768)
         yield f"column sum {element}", column_sum._column_sum_kernel, element, column_sum.config()
+    for rotary_dim, head_dim in ((32, 32), (64, 64), (96, 96), (128, 128), (32, 64)):
+        half, rest = rotary_dim // 2, head_dim - rotary_dim
+        constants = {"HALF": half, "REST": rest, "BLOCK_REST": max(1, rest), "INVERSE": True}
+        for element in ELEMENTS.values():
+            name = f"rotary {rotary_dim} of {head_dim} {element}"
+            constants |= rotary.config(rotary_dim)
+            yield name, rotary._rotary_kernel, element, constants
     for tags in (9, 25, 64):
         for kernel in (crf._crf_fwd_kernel, crf._crf_bwd_kernel, crf._crf_best_kernel):
             parameters = crf.config(tags, backward=kernel is crf._crf_bwd_kernel)

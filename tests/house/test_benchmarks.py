@@ -27,6 +27,7 @@ from benchmarks import (
     bench_mlm_corruption,
     bench_models,
     bench_packing,
+    bench_rotary,
     bench_segment_pool,
     lengths,
     numerics,
@@ -301,6 +302,7 @@ OPS = {
     "crf": (bench_crf, (3,)),
     "mlm_corruption": (bench_mlm_corruption, (9, 128)),
     "packing": (bench_packing, ([3, 1, 5], 8, torch.float32)),
+    "rotary": (bench_rotary, ([3, 1, 5], 2, 8, 8, torch.float32)),
     "segment_pool": (bench_segment_pool, ([3, 1, 5], 8, "mean", torch.float32)),
 }
 WITHOUT_NAME = {"crf"}

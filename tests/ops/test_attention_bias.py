@@ -245,7 +245,9 @@ def test_registration_passes_opcheck():
     case = Case((4, 6), window=(3, 2), relative=2, alibi=True, key_bias=True)
     inputs = inputs_of(case, 2, 16)
     (qkv,) = inputs.qkv
-    tensors = (inputs.cu_seqlens[0], None, None, inputs.slopes, inputs.relative, inputs.key_bias)
+    rotary = torch.randn(6, 8)
+    biases = (inputs.slopes, inputs.relative, inputs.key_bias)
+    tensors = (inputs.cu_seqlens[0], None, None, *biases, rotary)
     call = [x if x is None else x.detach() for x in (*qkv.unbind(1), *tensors)]
     call += [6, 6, 0.0, 0.25, *case.window]
     torch.library.opcheck(torch.ops.fastenc.attention_fwd.default, call)

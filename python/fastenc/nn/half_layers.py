@@ -48,7 +48,7 @@ class AttentionHalf(torch.autograd.Function):
         heads = heads.view(x.shape[0], 3, num_heads, head_dim)
         # Neither other keys nor biases nor a window.
         rng_state, dropout_p = attention_dropout
-        tensors = (cu_seqlens, None, rng_state, None, None, None)
+        tensors = (cu_seqlens, None, rng_state, None, None, None, None)
         ctx.attention = (max_seqlen, max_seqlen, dropout_p, head_dim**-0.5, -1, -1)
         mixed, lse = torch.ops.fastenc.attention_fwd(*heads.unbind(1), *tensors, *ctx.attention)
         projected = multiply(mixed.flatten(1), out_weight.t())
@@ -81,7 +81,7 @@ class AttentionHalf(torch.autograd.Function):
                 dout_weight = multiply(dprojected.t(), mixed.flatten(1))
             if needs_x or needs_qkv or needs_qkv_bias:
                 dmixed = multiply(dprojected, out_weight).view(-1, *heads.shape[2:])
-                tensors = (cu_seqlens, None, attention_rng_state, None, None, None)
+                tensors = (cu_seqlens, None, attention_rng_state, None, None, None, None)
                 dqkv, *_ = torch.ops.fastenc.attention_bwd(
                     dmixed,
                     None,

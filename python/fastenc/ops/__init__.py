@@ -17,6 +17,7 @@ from fastenc.ops.linear_masked_cross_entropy import linear_masked_cross_entropy
 from fastenc.ops.masked_cross_entropy import masked_cross_entropy
 from fastenc.ops.mlm_corruption import mlm_corruption
 from fastenc.ops.packing import pack, unpack
+from fastenc.ops.rotary import rotary
 from fastenc.ops.segment_pool import segment_pool
 
 __all__ = [
@@ -37,6 +38,7 @@ __all__ = [
     "mlm_corruption",
     "pack",
     "rms_norm",
+    "rotary",
     "segment_pool",
     "tied_embedding_layer_norm",
     "unpack",

@@ -8,8 +8,10 @@ from torch import Tensor
 from fastenc.ops import _checks
 from fastenc.ops._dispatch import choose, declare
 from fastenc.ops._library import define
+from fastenc.ops.rotary import check_table
 from fastenc.packing import check_cu_seqlens
 from fastenc.reference import attention as reference
+from fastenc.reference.rotary import rotary as rotate_reference
 
 declare("attention", "cpp", "triton")
 declare("cross_attention", "cpp", "triton")
@@ -26,6 +28,7 @@ def attention(
     alibi_slopes: Tensor | None = None,
     relative_bias: Tensor | None = None,
     key_bias: Tensor | None = None,
+    rotary: Tensor | None = None,
     return_lse: bool = False,
     impl: str = "auto",
 ) -> Any:
@@ -53,6 +56,7 @@ def attention(
             [-R, R]. T5's table is one of buckets: with R its max_distance,
             ``weight[bucket(torch.arange(-R, R + 1))].T`` for ``weight`` (num_buckets, num_heads).
         key_bias: floating point (total_tokens,), added to every score of a key; -inf hides it.
+        rotary: float32 (positions, rotary_dim), the table of :func:`rotary`, by which queries and keys are rotated.
         return_lse: return softmax_lse too, the natural logarithm of sum_j exp(s[i, j]); -inf without a key.
         impl: "auto", "cpp" (head_dim a multiple of 16 up to 128), "triton" (head_dim up to 128) or "reference".
     Returns: (total_tokens, num_heads, head_dim), dtype of qkv; with return_lse also softmax_lse
@@ -83,6 +87,7 @@ def attention(
         softmax_scale,
         window_size,
         (alibi_slopes, relative_bias, key_bias),
+        rotary,
         return_lse,
         impl,
     )
@@ -110,7 +115,8 @@ def cross_attention(
 
     Sequence b of the queries sees sequence b of the keys, of another length perhaps: encoder states, or a learnt
     prefix before the sequence's own keys. Distances (window, ALiBi, relative bias) are counted from where both end:
-    query i stands at key i + length_k - length_q, so that a prefix moves nothing.
+    query i stands at key i + length_k - length_q, so that a prefix moves nothing. No table of angles is taken, because
+    positions of such keys are the caller's to know: rotate with :func:`rotary` before.
 
     Args:
         q: (total_q, num_heads, head_dim), floating point, read in place as :func:`attention` reads qkv.
@@ -153,6 +159,7 @@ def cross_attention(
         softmax_scale,
         window_size,
         (alibi_slopes, relative_bias, key_bias),
+        None,
         return_lse,
         impl,
     )
@@ -169,6 +176,7 @@ def _attend(
     softmax_scale: float | None,
     window_size: tuple[int, int],
     biases: tuple[Tensor | None, Tensor | None, Tensor | None],
+    rotary: Tensor | None,
     return_lse: bool,
     impl: str,
 ) -> Any:
@@ -181,6 +189,8 @@ def _attend(
             f"got {window_size}"
         )
     _check_biases(op, *biases, heads, k)
+    if rotary is not None:
+        check_table(op, "rotary", rotary, q, max_seqlens[0])
     cpp_limit = triton_limit = None
     if head_dim % 16 or not 0 < head_dim <= 128:
         cpp_limit = f"head_dim must be a multiple of 16 up to 128, got {head_dim}"
@@ -190,6 +200,8 @@ def _attend(
     rng_state = _checks.draw_rng_state(q.device) if dropout_p > 0 else None
     scale = head_dim**-0.5 if softmax_scale is None else softmax_scale
     if chosen == "reference":
+        if rotary is not None:
+            q, k = (rotate_reference(x, rotary, cu_seqlens[0]) for x in (q, k))
         out, lse = reference.attention(
             q,
             k,
@@ -208,7 +220,7 @@ def _attend(
         )
         return (out, lse) if return_lse else out
     alibi_slopes, relative_bias, key_bias = (x if x is None else x.float() for x in biases)
-    tensors = (*cu_seqlens, rng_state, alibi_slopes, relative_bias, key_bias)
+    tensors = (*cu_seqlens, rng_state, alibi_slopes, relative_bias, key_bias, rotary)
     numbers = (*max_seqlens, dropout_p, scale, *window_size)
     wants_grad = torch.is_grad_enabled() and any(
         x is not None and x.requires_grad for x in (*qkv, relative_bias)
@@ -268,11 +280,11 @@ def _split(qkv: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
 
 
 class _Attention(torch.autograd.Function):
-    """Arguments: six tensors, six numbers (the schema's, in its order), then qkv or q, k, v."""
+    """Arguments: seven tensors, six numbers (the schema's, in its order), then qkv or q, k, v."""
 
     @staticmethod
     def forward(ctx, *arguments):
-        tensors, numbers, qkv = arguments[:6], arguments[6:12], arguments[12:]
+        tensors, numbers, qkv = arguments[:7], arguments[7:13], arguments[13:]
         out, lse = torch.ops.fastenc.attention_fwd(*_split(qkv), *tensors, *numbers)
         # The backward forms the probabilities again.
         ctx.save_for_backward(out, lse, *tensors, *qkv)
@@ -284,7 +296,7 @@ class _Attention(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx, dout, dlse):
         out, lse, *rest = ctx.saved_tensors
-        tensors, qkv = rest[:6], rest[6:]
+        tensors, qkv = rest[:7], rest[7:]
         wants_relative_bias = ctx.needs_input_grad[4]
         *grads, drelative_bias = torch.ops.fastenc.attention_bwd(
             torch.zeros_like(out) if dout is None else dout,
@@ -297,7 +309,7 @@ class _Attention(torch.autograd.Function):
             len(qkv) == 1,
             wants_relative_bias,
         )
-        unused = [None] * 12
+        unused = [None] * 13
         if wants_relative_bias:
             unused[4] = drelative_bias
         return (*unused, *grads[: len(qkv)])
@@ -305,8 +317,8 @@ class _Attention(torch.autograd.Function):
 
 _CALL = (
     "Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? rng_state, Tensor? alibi_slopes, "
-    "Tensor? relative_bias, Tensor? key_bias, SymInt max_seqlen_q, SymInt max_seqlen_k, float dropout_p, float scale, "
-    "SymInt window_left, SymInt window_right"
+    "Tensor? relative_bias, Tensor? key_bias, Tensor? rotary, SymInt max_seqlen_q, SymInt max_seqlen_k, "
+    "float dropout_p, float scale, SymInt window_left, SymInt window_right"
 )
 
 

@@ -103,6 +103,32 @@ def _relative_attention(qkv: Tensor, relative_bias: Tensor, cu_seqlens: Tensor) 
     return _plain_attention(qkv.unbind(1), LONG_LENGTHS, LONG_LENGTHS, mask)
 
 
+def _rotary_inputs(draw: torch.Generator) -> dict[str, Any]:
+    frequencies = 10000 ** -(torch.arange(32, dtype=torch.float64) / 32)
+    angles = torch.arange(LONGEST, dtype=torch.float64)[:, None] * frequencies
+    table = torch.cat([angles.cos(), angles.sin()], 1).float()
+    # A function, because tensors of floating point are cast to the dtype under test: a table stays in float32.
+    return {
+        "qkv": normal(draw, TOKENS, 3, 12, 64),
+        "cu_seqlens": offsets(),
+        "table": lambda like: table.to(like.device),
+    }
+
+
+def _rotated(x: Tensor, table: Callable[[Tensor], Tensor]) -> Tensor:
+    cosine, sine = (
+        torch.cat([part[:length] for length in LENGTHS])[:, None].to(x.dtype)
+        for part in table(x).chunk(2, 1)
+    )
+    first, second = x.chunk(2, -1)
+    return torch.cat([first * cosine - second * sine, second * cosine + first * sine], -1)
+
+
+def _plain_rotary_attention(qkv: Tensor, cu_seqlens: Tensor, table) -> Tensor:
+    q, k, v = qkv.unbind(1)
+    return _plain_attention((_rotated(q, table), _rotated(k, table), v), LENGTHS, LENGTHS)
+
+
 def _cross_inputs(draw: torch.Generator) -> dict[str, Tensor]:
     tokens = sum(LONG_LENGTHS)
     return {
@@ -265,6 +291,21 @@ CASES = [
         ),
         _relative_attention,
         "relative bias",
+    ),
+    Case(
+        "attention",
+        _rotary_inputs,
+        lambda qkv, cu_seqlens, table: ops.attention(qkv, cu_seqlens, LONGEST, rotary=table(qkv)),
+        _plain_rotary_attention,
+        "rotary",
+    ),
+    Case(
+        "rotary",
+        _rotary_inputs,
+        lambda qkv, cu_seqlens, table: ops.rotary(
+            qkv.flatten(1, 2), table(qkv), cu_seqlens, LONGEST
+        ),
+        lambda qkv, cu_seqlens, table: _rotated(qkv.flatten(1, 2), table),
     ),
     Case(
         "cross_attention",

@@ -1,0 +1,65 @@
+"""Rotary position embedding of packed queries or keys against transformers' formula, forward and backward."""
+
+from functools import partial
+
+import torch
+
+from benchmarks._harness import (
+    DEVICE,
+    ON_GPU,
+    Work,
+    compare_functions,
+    compiled,
+    dtype_name,
+    run_parts,
+)
+from fastenc.ops import rotary
+
+# Lengths of a batch, heads, head_dim, rotary_dim: ModernBERT-base's.
+SHAPES = {
+    "32 sequences of 10 to 258": ([10 + 8 * i for i in range(32)], 12, 64, 64),
+    "8 sequences of 2048": ([2048] * 8, 12, 64, 64),
+}
+
+
+def measure(
+    name: str, lengths: list[int], heads: int, dim: int, rotary_dim: int, dtype: torch.dtype
+) -> dict[str, dict]:
+    cu_seqlens = torch.tensor([0, *lengths], device=DEVICE).cumsum(0).int()
+    frequencies = 10000.0 ** -(torch.arange(0, rotary_dim, 2, device=DEVICE) / rotary_dim)
+    angles = torch.arange(max(lengths), device=DEVICE)[:, None] * frequencies
+    table = torch.cat([angles.cos(), angles.sin()], 1)
+    x, dy = (torch.randn(sum(lengths), heads, dim, device=DEVICE).to(dtype) for _ in range(2))
+    # Transformers forms these once a batch, for all layers.
+    of_tokens = torch.cat([table[:length] for length in lengths])[:, None]
+    cosine, sine = (part.repeat(1, 1, 2) for part in of_tokens.chunk(2, -1))
+
+    def rotate_half(x):
+        first, second = x.chunk(2, -1)
+        turned = torch.cat([-second, first], -1)
+        return x * cosine.to(x.dtype) + turned * sine.to(x.dtype)
+
+    functions = {
+        "fastenc": lambda x: rotary(x, table, cu_seqlens, max(lengths)),
+        "eager": rotate_half,
+        "torch.compile": compiled(rotate_half),
+    }
+    moved = Work(2 * x.nbytes, dtype=dtype)  # x read, y written; the reverse backward
+    return compare_functions(
+        name, functions, (x.requires_grad_(),), dy, forward=moved, backward=moved
+    )
+
+
+def main() -> None:
+    parts = {}
+    for shape, case in SHAPES.items():
+        if shape.startswith("8 ") and not ON_GPU:
+            continue
+        for dtype in (torch.float32, torch.bfloat16):
+            name = f"{shape}, {dtype_name(dtype)}"
+            parts[name] = partial(measure, name, *case, dtype)
+    run_parts("rotary", parts)
+
+
+if __name__ == "__main__":
+    main()
