@@ -1,7 +1,9 @@
 """What an encoder's vectors mean: senses, similarity, isotropy, heads and layers."""
 
+from fastenc.analysis.analyze import analyze, find_data
 from fastenc.analysis.heads import HeadSummary, summarize_heads, visit_heads
 from fastenc.analysis.isotropy import Isotropy, self_similarity
+from fastenc.analysis.mix import learn_mix
 from fastenc.analysis.moments import Moments
 from fastenc.analysis.probes import LabelledWords, ProbeScore, majority_accuracy, probe_by_layer
 from fastenc.analysis.relations import RelationScores, Tree, read_trees, score_relations
@@ -42,10 +44,13 @@ __all__ = [
     "StaticModel",
     "StaticVectors",
     "Tree",
+    "analyze",
     "compare_neighbours",
     "correlation_by_layer",
     "distill_static",
+    "find_data",
     "isotropy_by_layer",
+    "learn_mix",
     "majority_accuracy",
     "probe_by_layer",
     "read_analogies",

@@ -74,7 +74,7 @@ def probe_by_layer(
                 raise ValueError(
                     f"a sentence of {len(words)} words has {len(labels)} labels: give one a word, or None"
                 )
-    own = [_chosen(train, max_words), _chosen(test, max_words)]
+    own = [chosen_words(train, max_words), chosen_words(test, max_words)]
     names = sorted({label for label in own[0].labels})
     if len(names) < 2:
         raise ValueError(f"a probe needs two labels or more in training, got {names}")
@@ -119,7 +119,7 @@ def probe_by_layer(
     return scores
 
 
-class _Chosen(NamedTuple):
+class ChosenWords(NamedTuple):
     """The sentences up to a number of labelled words, those words, their rows among all, and their labels."""
 
     sentences: list[list[str]]
@@ -128,7 +128,7 @@ class _Chosen(NamedTuple):
     labels: list[str]
 
 
-def _chosen(data: LabelledWords, most: int) -> _Chosen:
+def chosen_words(data: LabelledWords, most: int) -> ChosenWords:
     sentences: list[list[str]] = []
     words: list[str] = []
     rows: list[int] = []
@@ -144,7 +144,7 @@ def _chosen(data: LabelledWords, most: int) -> _Chosen:
                 rows.append(row)
                 chosen.append(label)
             row += 1
-    return _Chosen(sentences, words, rows, chosen)
+    return ChosenWords(sentences, words, rows, chosen)
 
 
 def _control(words: Sequence[str], names: Any, counts: Any, seed: int) -> list[str]:

@@ -14,6 +14,7 @@ COMMANDS = {
     "predict": ("predict", "Predict", "Predict with a fine-tuned model."),
     "evaluate": ("evaluate", "Evaluate", "Measure a fine-tuned model on labelled data."),
     "embed": ("embed", "Embed", "Embed texts: a vector for each, in the order given."),
+    "analyze": ("analyze", "Analyze", "Show what an encoder's vectors, layers and heads hold."),
     "tokenizer": ("corpus", "Tokenizer", "Train a tokenizer on texts of one language or several."),
     "tokens": ("corpus", "Tokens", "Count the tokens that tokenizers make of several languages."),
     "clean": ("corpus", "Clean", "Drop duplicates and text that is none, and report why."),

@@ -1,0 +1,139 @@
+"""Word vectors of 20,000 sentences from MiniLM's last four layers, and what statistics of its heads add to a forward.
+
+python -m benchmarks.bench_word_vectors [sentences]    (needs FASTENC_DATA)
+
+The sentences are those of UD English EWT, then of SemCor. Peer: transformers with output_hidden_states, batches of 32
+sorted by length, the mean of four layers and of a word's tokens by index_add; both sides tokenise. The sentences go in
+ten parts through each side by turns, in one process with two threads; times are the sums over parts, the ratio the
+median over parts. CPU time stands beside the time that passed: other work on the machine leaves it as it is.
+"""
+
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+
+from benchmarks._harness import write
+from fastenc.analysis import read_trees, visit_heads
+from fastenc.data.senses import read_senses
+from fastenc.demo.checkpoint import minilm_folder
+from fastenc.models import Encoder
+from fastenc.models.word_vectors import LAYERS
+from fastenc.packing import pack_sequences
+
+PARTS, BATCH = 10, 32
+
+
+def sentences(count: int) -> list[list[str]]:
+    data = Path(os.environ["FASTENC_DATA"])
+    found: list[list[str]] = []
+    for name in ("train", "dev", "test"):
+        trees = read_trees(data / "ud_english_ewt" / f"{name}.conllu.gz")
+        found += [tree.words for tree in trees]
+    if len(found) < count:
+        found += read_senses(data / "wsd_allwords" / "semcor_all_words.tsv.gz").sentences
+    return found[:count]
+
+
+class Transformers:
+    """Word vectors as its users make them."""
+
+    def __init__(self) -> None:
+        import transformers
+
+        transformers.logging.disable_progress_bar()
+        self.model = transformers.AutoModel.from_pretrained(minilm_folder()).eval()
+        self.tokenizer = transformers.AutoTokenizer.from_pretrained(minilm_folder())
+
+    @torch.inference_mode()
+    def __call__(self, part: Sequence[list[str]]) -> torch.Tensor:
+        options = {"is_split_into_words": True, "truncation": True, "max_length": 512}
+        encoded = self.tokenizer(list(part), **options)
+        order = sorted(range(len(part)), key=lambda i: len(encoded["input_ids"][i]), reverse=True)
+        vectors: list = [None] * len(part)
+        for start in range(0, len(order), BATCH):
+            chosen = order[start : start + BATCH]
+            rows = {"input_ids": [encoded["input_ids"][i] for i in chosen]}
+            padded = self.tokenizer.pad(rows, return_tensors="pt")
+            states = self.model(**padded, output_hidden_states=True).hidden_states
+            mean = torch.stack([states[layer] for layer in LAYERS]).mean(0)
+            for row, i in enumerate(chosen):
+                words = [-1 if word is None else word for word in encoded.word_ids(i)]
+                own = torch.tensor(words)
+                inside = own >= 0
+                sums = torch.zeros(len(part[i]), mean.shape[2])
+                sums.index_add_(0, own[inside], mean[row, : len(words)][inside])
+                vectors[i] = sums / own[inside].bincount(minlength=len(part[i]))[:, None]
+        return torch.cat(vectors)
+
+
+def compare(sides: dict[str, Callable], parts: Sequence) -> dict[str, dict]:
+    """{name: {seconds, cpu_seconds, ratio}}; the ratio is of the first side's time to each, the median over parts."""
+    for call in sides.values():
+        call(parts[0][:64])
+    seconds: dict[str, list[float]] = {name: [] for name in sides}
+    cpu: dict[str, list[float]] = {name: [] for name in sides}
+    for part in parts:
+        for name, call in sides.items():
+            begin = time.perf_counter(), time.process_time()
+            call(part)
+            seconds[name].append(time.perf_counter() - begin[0])
+            cpu[name].append(time.process_time() - begin[1])
+    first = next(iter(sides))
+    ratio = lambda times, name: statistics.median(
+        a / b for a, b in zip(times[first], times[name], strict=True)
+    )
+    return {
+        name: {
+            "seconds": sum(seconds[name]),
+            "cpu_seconds": sum(cpu[name]),
+            "times_as_fast": ratio(seconds, name),
+            "times_as_fast_cpu": ratio(cpu, name),
+        }
+        for name in sides
+    }
+
+
+def main() -> None:
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", 2)))
+    count = int(sys.argv[1]) if len(sys.argv) > 1 else 20_000
+    chosen = sentences(count)
+    parts = [chosen[i::PARTS] for i in range(PARTS)]
+    encoder = Encoder.from_pretrained(minilm_folder())
+    peer = Transformers()
+    ours = lambda part: encoder.embed_words(part, show_progress=False).vectors
+    difference = (ours(parts[0][:200]) - peer(parts[0][:200])).abs().max().item()
+    if not difference < 1e-4:
+        raise SystemExit(f"the word vectors differ by {difference}")
+    cases = {
+        f"word vectors of {count:,} sentences, last four layers": compare(
+            {"transformers": peer, "fastenc": ours}, parts
+        ),
+        f"heads of {count:,} sentences": compare(heads(encoder), parts),
+    }
+    write("word_vectors", cases)
+
+
+def heads(encoder: Encoder) -> dict[str, Callable]:
+    """A plain forward, and one with every head's statistics."""
+
+    def run(part: Sequence[list[str]], look: Callable) -> None:
+        encoded = encoder.tokenizer.encode_batch(part, is_pretokenized=True)
+        ids = sorted((e.ids[: encoder.positions] for e in encoded), key=len, reverse=True)
+        with torch.inference_mode():
+            for start in range(0, len(ids), BATCH):
+                look(pack_sequences(ids[start : start + BATCH]))
+
+    every = lambda batch: visit_heads(encoder, batch, lambda layer, found: None)
+    return {
+        "fastenc, forward": lambda part: run(part, encoder),
+        "fastenc, forward and statistics of heads": lambda part: run(part, every),
+    }
+
+
+if __name__ == "__main__":
+    main()

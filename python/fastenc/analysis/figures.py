@@ -1,0 +1,168 @@
+"""Figures of an analysis: an SVG that is legible on light and dark ground, a sentence, and the data."""
+
+import io
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fastenc._extras import require
+
+INK = "#010203"  # stands for the page's text colour until the SVG is written
+# Okabe and Ito's colours, which people with other colour vision tell apart; each is visible on white and on black.
+COLOURS = ("#0a84c6", "#e69f00", "#009e73", "#cc79a7", "#d55e00", "#56b4e9", "#999999")
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One figure of a report.
+
+    Fields:
+        name: of its CSV file, and its anchor.
+        says: what it shows, in one sentence.
+        svg: the drawing, whose text and lines have the page's colour.
+        columns, rows: its data.
+    """
+
+    name: str
+    title: str
+    says: str
+    svg: str
+    columns: tuple[str, ...]
+    rows: list[tuple[Any, ...]]
+
+
+def draw(
+    paint: Callable[[Any], None], name: str, size: tuple[float, float] = (7, 3.6), panels: int = 1
+) -> str:
+    """The SVG that ``paint`` makes of matplotlib's axes (one, or an array of ``panels``)."""
+    matplotlib = require("matplotlib", extra="train")
+    backend = require("matplotlib.backends.backend_svg", extra="train")
+    figure_module = require("matplotlib.figure", extra="train")
+    ink = {key: INK for key in ("text.color", "axes.labelcolor", "xtick.color", "ytick.color")}
+    settings = {
+        **ink,
+        "axes.edgecolor": INK,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.prop_cycle": matplotlib.cycler(color=COLOURS),
+        "svg.fonttype": "none",
+        "svg.hashsalt": name,  # ids of its own, and the same ones in every run
+        "font.family": "sans-serif",
+        "legend.frameon": False,
+        "figure.facecolor": "none",
+        "axes.facecolor": "none",
+    }
+    with matplotlib.rc_context(settings):
+        figure = figure_module.Figure(figsize=size, layout="constrained")
+        backend.FigureCanvasSVG(figure)
+        axes = figure.subplots(1, panels)
+        paint(axes)
+        file = io.StringIO()
+        figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})
+    text = file.getvalue()
+    text = text[text.index("<svg") :].replace(INK, "currentColor")
+    # Ids that nothing refers to would recur in the page's other figures.
+    used = set(re.findall(r"#(\w+)", text))
+    return re.sub(r' id="(\w+)"', lambda found: found[0] if found[1] in used else "", text)
+
+
+def by_layer(
+    name: str,
+    title: str,
+    says: str,
+    lines: Mapping[str, Sequence[float]],
+    label: str,
+    pairs: bool = False,
+) -> Figure:
+    """Lines over the layers, from the embeddings' output (0).
+
+    Args:
+        pairs: lines come in twos, of which the second is dashed in the first one's colour.
+    """
+
+    def paint(axes: Any) -> None:
+        for place, (line, values) in enumerate(lines.items()):
+            colour = COLOURS[(place // 2 if pairs else place) % len(COLOURS)]
+            style = "--" if pairs and place % 2 else "-"
+            axes.plot(range(len(values)), values, style, color=colour, marker="o", ms=4, label=line)
+        axes.set_xlabel("layer (0: embeddings)")
+        axes.set_ylabel(label)
+        axes.set_xticks(range(len(next(iter(lines.values())))))
+        axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=8)
+
+    rows = [(layer, *values) for layer, values in enumerate(zip(*lines.values(), strict=True))]
+    return Figure(name, title, says, draw(paint, name), ("layer", *lines), rows)
+
+
+def scatter(
+    name: str, title: str, says: str, points: Sequence[tuple[float, float, str, str]]
+) -> Figure:
+    """Points (x, y, group, text) in a plane without units."""
+    groups = sorted({point[2] for point in points})
+
+    def paint(axes: Any) -> None:
+        for place, group in enumerate(groups):
+            own = [point for point in points if point[2] == group]
+            x, y = zip(*((point[0], point[1]) for point in own), strict=True)
+            colour = COLOURS[place % len(COLOURS)]
+            axes.scatter(x, y, s=14, color=colour, alpha=0.8, linewidths=0, label=group)
+        axes.set_xticks([])
+        axes.set_yticks([])
+        axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=8)
+
+    columns = ("x", "y", "group", "text")
+    return Figure(name, title, says, draw(paint, name, (7, 4)), columns, list(points))
+
+
+def heat_maps(
+    name: str, title: str, says: str, maps: Mapping[str, Sequence[Sequence[float]]]
+) -> Figure:
+    """One map of layers (down) and heads (across) for each statistic."""
+
+    def paint(axes: Any) -> None:
+        for own, (label, values) in zip(axes.flat, maps.items(), strict=True):
+            image = own.imshow(values, cmap="viridis", aspect="auto")
+            own.set_title(label, fontsize=9)
+            own.set_xlabel("head")
+            own.set_ylabel("layer")
+            own.set_yticks(range(len(values)), [str(i + 1) for i in range(len(values))])
+            bar = own.figure.colorbar(image, ax=own)
+            bar.outline.set_visible(False)
+
+    first = next(iter(maps.values()))
+    rows = [
+        (layer + 1, head, *(float(values[layer][head]) for values in maps.values()))
+        for layer in range(len(first))
+        for head in range(len(first[0]))
+    ]
+    svg = draw(paint, name, (3.1 * len(maps), 2.8), len(maps))
+    return Figure(name, title, says, svg, ("layer", "head", *maps), rows)
+
+
+def bars(
+    name: str,
+    title: str,
+    says: str,
+    labels: Sequence[str],
+    groups: Mapping[str, Sequence[float]],
+    axis: str,
+    extra: Mapping[str, Sequence[Any]] | None = None,
+) -> Figure:
+    """Horizontal bars, a few for each label; ``extra``: further columns of the data."""
+
+    def paint(axes: Any) -> None:
+        height = 0.8 / len(groups)
+        for place, (group, values) in enumerate(groups.items()):
+            at = [i + (place - (len(groups) - 1) / 2) * height for i in range(len(labels))]
+            axes.barh(at, values, height, color=COLOURS[place], label=group)
+        axes.set_yticks(range(len(labels)), labels, fontsize=8)
+        axes.invert_yaxis()
+        axes.set_xlabel(axis)
+        if len(groups) > 1:
+            axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=8)
+
+    columns = {**groups, **(extra or {})}
+    rows = list(zip(labels, *columns.values(), strict=True))
+    size = (7, max(2.4, 0.5 + 0.3 * len(labels)))
+    return Figure(name, title, says, draw(paint, name, size), ("label", *columns), rows)

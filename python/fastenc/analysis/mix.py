@@ -1,0 +1,49 @@
+"""Which layers a task weighs when it may mix them."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from fastenc.analysis.probes import LabelledWords, chosen_words
+from fastenc.nn import ScalarMix
+
+
+def learn_mix(
+    encoder: Any,
+    data: LabelledWords,
+    *,
+    max_words: int = 20_000,
+    epochs: int = 20,
+    batch_size: int = 256,
+    seed: int = 0,
+) -> ScalarMix:
+    """A :class:`fastenc.nn.ScalarMix` over all states, learned with a linear classifier of labelled words by Adam.
+
+    Every state is standardised first, so that weights compare what layers know and not how large their vectors are.
+    Raises: ValueError for one label alone.
+    Source: Tenney et al. 2019, arXiv:1905.06316.
+    """
+    own = chosen_words(data, max_words)
+    names = sorted(set(own.labels))
+    if len(names) < 2:
+        raise ValueError(f"a mix is learned from two labels or more, got {names}")
+    states = encoder.config.num_layers + 1
+    vectors = encoder.embed_words(
+        own.sentences, layers=range(states), combine="concat", show_progress=False
+    ).vectors[own.rows]
+    vectors = vectors.float().unflatten(1, (states, -1))
+    vectors = (vectors - vectors.mean(0)) / vectors.std(0).clamp(min=1e-6)
+    labels = torch.tensor([names.index(label) for label in own.labels])
+    draw = torch.Generator().manual_seed(seed)
+    mix = ScalarMix(states)
+    weight = torch.zeros(len(names), vectors.shape[2], requires_grad=True)
+    bias = torch.zeros(len(names), requires_grad=True)
+    optimizer = torch.optim.Adam([*mix.parameters(), weight, bias], lr=1e-2)
+    for _ in range(epochs):
+        for rows in torch.randperm(len(labels), generator=draw).split(batch_size):
+            optimizer.zero_grad()
+            mixed = mix(vectors[rows].unbind(1))
+            F.cross_entropy(F.linear(mixed, weight, bias), labels[rows]).backward()
+            optimizer.step()
+    return mix.requires_grad_(False)

@@ -1,0 +1,53 @@
+"""A report as one page that needs no other file, with the data of its figures as CSV beside it."""
+
+import csv
+import html
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from fastenc._files import write_atomically
+from fastenc.analysis.figures import Figure
+
+STYLE = """
+:root { color-scheme: light dark; --ground: #ffffff; --ink: #1b1f24; --soft: #5c6670; --line: #d8dee4; }
+@media (prefers-color-scheme: dark) {
+  :root { --ground: #14171b; --ink: #e6e9ec; --soft: #a0a9b2; --line: #333a42; }
+}
+body { background: var(--ground); color: var(--ink); font: 16px/1.5 system-ui, sans-serif;
+  max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }
+h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin: 0 0 .25rem; }
+section { border-top: 1px solid var(--line); padding: 1.5rem 0; }
+.meta, .data { color: var(--soft); font-size: .9rem; }
+svg { width: 100%; height: auto; max-height: 34rem; } a { color: inherit; }
+"""
+
+
+def write_report(path: str | Path, title: str, meta: str, figures: Sequence[Figure]) -> None:
+    """Write ``path`` (.html) and, in the folder NAME_data beside it, a CSV file for each figure."""
+    path = Path(path)
+    folder = path.with_name(f"{path.stem}_data")
+    folder.mkdir(parents=True, exist_ok=True)
+    sections = []
+    for figure in figures:
+        file = folder / f"{figure.name}.csv"
+        write_atomically(file, partial(_write_csv, figure))
+        sections.append(
+            f'<section id="{figure.name}"><h2>{html.escape(figure.title)}</h2>'
+            f"<p>{html.escape(figure.says)}</p>{figure.svg}"
+            f'<p class="data"><a href="{folder.name}/{file.name}">Data (CSV)</a></p></section>'
+        )
+    page = (
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title>'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<style>{STYLE}</style></head>\n<body><h1>{html.escape(title)}</h1>"
+        f'<p class="meta">{html.escape(meta)}</p>\n{"".join(sections)}</body></html>\n'
+    )
+    write_atomically(path, lambda temporary: temporary.write_text(page, encoding="utf-8"))
+
+
+def _write_csv(figure: Figure, path: Path) -> None:
+    with open(path, "w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(figure.columns)
+        writer.writerows(figure.rows)

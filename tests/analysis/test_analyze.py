@@ -1,0 +1,147 @@
+"""The page of figures: what is in it, that it stands alone, and the data beside it."""
+
+import csv
+import re
+from xml.etree import ElementTree
+
+import pytest
+
+from fastenc.analysis import analyze, find_data, learn_mix
+from fastenc.analysis.figures import INK, bars, by_layer, heat_maps, scatter
+from fastenc.analysis.probes import LabelledWords
+from fastenc.analysis.report import write_report
+from fastenc.data import train_tokenizer
+from fastenc.models import Encoder
+from tests.helpers.commands import failure, run
+from tests.helpers.families import model
+
+SENSES = [
+    ("bank", 1, "river", "the bank of a river"),
+    ("bank", 2, "river", "a muddy bank"),
+    ("bank", 1, "money", "the bank lends money"),
+    ("bank", 1, "money", "a bank of money & <gold>"),
+    ("spring", 1, "season", "the spring is warm"),
+]
+TREE = """1\tthe\tthe\tDET\tDT\t_\t2\tdet\t_\t_
+2\t{noun}\tx\tNOUN\tNN\t_\t3\tnsubj\t_\t_
+3\t{verb}\tx\tVERB\tVBZ\t_\t0\troot\t_\t_
+
+"""
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("base")
+    nouns, verbs = ("bank", "river", "spring", "money"), ("is", "lends", "sleeps")
+    texts = [row[3] for row in SENSES] + [" ".join((*nouns, *verbs))]
+    tokenizer = train_tokenizer(texts, vocab_size=80)
+    model("bert", vocab_size=tokenizer.get_vocab_size()).save_pretrained(folder)
+    own = Encoder.from_pretrained(folder)
+    own.tokenizer = tokenizer
+    own.save_pretrained(folder)
+    return own
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
+    lines = ["word\tindex\tsense\tsentence", *("\t".join(map(str, row)) for row in SENSES)]
+    (folder / "senses.tsv").write_text("\n".join(lines))
+    for name in ("train", "dev"):
+        trees = [
+            TREE.format(noun=noun, verb=verb)
+            for noun in ("bank", "river", "spring")
+            for verb in ("is", "lends", "sleeps")
+        ]
+        (folder / f"{name}.conllu").write_text("".join(trees))
+    pairs = "word1\tword2\tscore\nbank\triver\t3\nbank\tmoney\t4\nspring\triver\t1\n"
+    (folder / "words.tsv").write_text(pairs)
+    (folder / "notes.txt").write_text("nothing to analyse")
+    return folder
+
+
+def test_the_page_has_every_figure_and_needs_no_other_file(encoder, data, tmp_path):
+    output = tmp_path / "report.html"
+    text = run("analyze", encoder.base, data, "-o", output, "--word", "bank")
+    names = ["map", "anisotropy", "frequency", "similarity", "heads", "relations", "probes", "mix"]
+    assert f"{len(names)} figures in" in text
+    page = output.read_text()
+    assert re.findall(r'<section id="(\w+)">', page) == names
+    assert not re.findall(r'(?:src|href)="(?:https?:)?//', page), "nothing is fetched"
+    assert "prefers-color-scheme: dark" in page and INK not in page
+    svgs = re.findall(r"<svg.*?</svg>", page, re.S)
+    ids = re.findall(r'\bid="(\w+)"', page)
+    assert len(set(ids)) == len(ids), "figures share no ids"
+    for svg in svgs:
+        ElementTree.fromstring(svg)
+        assert "currentColor" in svg
+    for name in names:
+        with open(tmp_path / "report_data" / f"{name}.csv", newline="") as file:
+            header, *rows = csv.reader(file)
+        assert rows and all(len(row) == len(header) for row in rows)
+    with open(tmp_path / "report_data" / "map.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["group"] for row in rows] == ["river", "river", "money", "money"]
+    with open(tmp_path / "report_data" / "relations.csv", newline="") as file:
+        found = {row["label"].split(",")[0]: row for row in csv.DictReader(file)}
+    assert float(found["det"]["best fixed distance"]) == 1.0
+
+
+def test_only_what_the_data_allow(encoder, data, tmp_path):
+    (tmp_path / "words.tsv").write_text((data / "words.tsv").read_text())
+    assert [figure.name for figure in analyze(encoder, tmp_path)] == ["similarity"]
+    found = find_data(data)
+    assert [path.name for path in found.trees] == ["dev.conllu", "train.conllu"]
+    assert [len(each) for each in (found.senses, found.word_pairs, found.text_pairs)] == [1, 1, 0]
+
+
+def test_what_is_wrong_is_said(encoder, data, tmp_path, capsys):
+    (tmp_path / "x.txt").write_text("x")
+    with pytest.raises(ValueError, match="holds nothing to analyse"):
+        analyze(encoder, tmp_path)
+    with pytest.raises(ValueError, match="is not a folder"):
+        find_data(tmp_path / "x.txt")
+    with pytest.raises(ValueError, match="three uses or more of 'river', got 0"):
+        analyze(encoder, data, word="river")
+    with pytest.raises(ValueError, match="map_method must be one of pca, umap"):
+        analyze(encoder, data, map_method="tsne")
+    with pytest.raises(ValueError, match=r"layers must be from 0 .* got 5"):
+        analyze(encoder, data, layer=5)
+    assert "--output must end in .html" in failure(capsys, "analyze", "x", data, "-o", "x.pdf")
+
+
+def test_a_mix_weighs_the_layer_that_knows():
+    """Labels that only one state holds get that state the largest weight."""
+    import torch
+
+    from fastenc.models.word_vectors import WordVectors
+
+    draw = torch.Generator().manual_seed(0)
+    labels = torch.randint(0, 2, (400,), generator=draw)
+    states = torch.randn(400, 3, 8, generator=draw)
+    states[:, 1, 0] += 6 * labels
+
+    class Stub:
+        config = type("Config", (), {"num_layers": 2})
+
+        def embed_words(self, sentences, **options):
+            return WordVectors(states.flatten(1), torch.arange(401))
+
+    data = LabelledWords([["w"]] * 400, [[str(int(label))] for label in labels])
+    weights = learn_mix(Stub(), data).weights
+    assert weights.argmax() == 1 and weights[1] > 1.5 * weights[[0, 2]].max()
+
+
+def test_figures_hold_what_they_show(tmp_path):
+    figures = [
+        by_layer("a", "A", "Says a.", {"x": [0.1, 0.2], "y": [0.3, 0.4]}, "value"),
+        bars("b", "B", "Says b.", ["one", "two"], {"g": [1.0, 2.0]}, "axis", {"n": [3, 4]}),
+        scatter("c", "C & D", "Says <c>.", [(0.0, 1.0, "g", "text"), (1.0, 0.0, "h", "other")]),
+        heat_maps("d", "D", "Says d.", {"m": [[1.0, 2.0]], "n": [[3.0, 4.0]]}),
+    ]
+    assert figures[0].rows == [(0, 0.1, 0.3), (1, 0.2, 0.4)]
+    assert figures[1].columns == ("label", "g", "n") and figures[1].rows[1] == ("two", 2.0, 4)
+    assert figures[3].rows == [(1, 0, 1.0, 3.0), (1, 1, 2.0, 4.0)]
+    write_report(tmp_path / "x.html", "T <t>", "meta", figures)
+    page = (tmp_path / "x.html").read_text()
+    assert "<h1>T &lt;t&gt;</h1>" in page and "Says &lt;c&gt;." in page and "C &amp; D" in page
