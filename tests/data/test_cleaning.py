@@ -238,7 +238,7 @@ KILLED = """
 import os, signal, sys
 from fastenc.cli import main
 from fastenc.data import clean_files
-clean_files.PART = 20
+clean_files.CHUNK = 20
 owner = clean_files if {name!r} != "replace" else clean_files.os
 real, calls = getattr(owner, {name!r}), [0]
 def kill(*arguments, **options):
@@ -262,7 +262,7 @@ main()
 def test_a_killed_cleaning_goes_on_without_losing_or_repeating(
     name, call, tmp_path, monkeypatch, capsys
 ):
-    monkeypatch.setattr(clean_files, "PART", 20)
+    monkeypatch.setattr(clean_files, "CHUNK", 20)
     every = pages(200)
     for language, own in (("en", every[:120]), ("mt", every[120:])):
         (tmp_path / f"{language}.txt").write_text("\n\n".join(own))
@@ -289,7 +289,7 @@ def test_a_killed_cleaning_goes_on_without_losing_or_repeating(
 
 
 def test_a_cleaning_goes_on_with_the_same_texts_only(tmp_path, monkeypatch):
-    monkeypatch.setattr(clean_files, "PART", 20)
+    monkeypatch.setattr(clean_files, "CHUNK", 20)
 
     def broken():
         yield from pages(50)

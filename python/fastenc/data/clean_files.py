@@ -1,4 +1,4 @@
-"""Cleaning from files to files, which goes on where it was killed."""
+"""Cleans files into files. A killed run can be resumed."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from typing import Any
 from fastenc._files import write_atomically
 from fastenc.data.cleaning import Cleaner
 
-PART = 1000  # documents between two notes of how far the work is
+CHUNK = 1000  # documents between two records of the progress
 PROGRESS = "progress.json"
 
 
@@ -27,17 +27,17 @@ def clean_files(
 ) -> dict[str, Any]:
     """Write the documents that are kept to ``<language>.jsonl`` ("text" for ""), and report.json.
 
-    Until all is done they stand in ``output``/unfinished, beside what the cleaner remembers of them. After every
-    ``PART`` documents all of it is flushed and its sizes are noted; a killed run that is resumed reads the documents
-    before that again without cleaning them, and gives the files of one that was not killed.
+    Until the run is complete, the files are in ``output``/unfinished, beside the cleaner's memories. After every
+    ``CHUNK`` documents everything is flushed and the sizes of the files are recorded. A resumed run reads the finished
+    documents again without cleaning them, and writes the same files as an uninterrupted run.
 
     Args:
-        texts: {language: documents}; the same ones in the same order where a run goes on.
-        settings: what the cleaner was made with, as JSON values, which a resumed run must share.
-        resume: go on with a run that was killed, or start if there is none.
+        texts: {language: documents}; a resumed run needs the same documents in the same order.
+        settings: the cleaner's settings as JSON values; a resumed run needs the same.
+        resume: continue a killed run, or start one if there is none.
     Returns: the cleaner's report.
-    Raises: ValueError when an unfinished run is there and ``resume`` is False, when it had other settings or texts,
-        or when no document is kept, which leaves nothing behind.
+    Raises: ValueError if there is an unfinished run and ``resume`` is False, if it had other settings or texts, or if
+        no document is kept; then nothing is left behind.
     """
     output = Path(output)
     folder = output / "unfinished"
@@ -70,7 +70,7 @@ def _clean(
     before, expected = done["report"]["documents"]["read"], done["checksum"]
     for language, every in texts.items():
         documents = iter(every)
-        while part := list(islice(documents, PART)):
+        while part := list(islice(documents, CHUNK)):
             read += len(part)
             for document in part:
                 checksum = zlib.crc32(document.encode("utf-8", "surrogatepass") + b"\0", checksum)
@@ -94,7 +94,7 @@ def _clean(
 
 
 def _begun(folder: Path, settings: Mapping[str, Any], resume: bool) -> dict[str, Any]:
-    """How far an earlier run came; what it wrote after its last note is cut off."""
+    """The progress of an earlier run. What it wrote after the last record is truncated."""
     if not (folder / PROGRESS).is_file():
         shutil.rmtree(folder, ignore_errors=True)
         report = Cleaner(()).report()

@@ -1,4 +1,4 @@
-"""Documents that are not worth training on, and why: duplicates, and the rules of C4 and Gopher."""
+"""Drops documents that should not be trained on: duplicates, and those that the rules of C4 and Gopher reject."""
 
 import hashlib
 import re
@@ -13,10 +13,10 @@ from fastenc.data.sentences import SPACED_MARKS, UNSPACED_MARKS, split_sentences
 
 STEPS = ("exact", "c4", "gopher", "near")
 SHOWN, SHOWN_CHARACTERS = 3, 200
-Drop = Callable[[str, str], Any]  # (why, what); gives None
+Drop = Callable[[str, str], Any]  # (reason, dropped text) → None
 
 TERMINAL = (*SPACED_MARKS, *UNSPACED_MARKS, *"\"'”’»」』")
-# Thai and Lao end sentences with a space, which stands in other places too.
+# Thai and Lao end sentences with a space, which also occurs elsewhere.
 UNMARKED = re.compile("[\u0e00-\u0eff]")
 POLICIES = re.compile(
     r"terms of use|privacy policy|cookie policy|uses cookies|use of cookies|use cookies",
@@ -26,8 +26,8 @@ CITATION = re.compile(r"\[(?:\d*|edit|citation needed)\]")
 STOP_WORDS = {"the", "be", "to", "of", "and", "that", "have", "with"}
 BULLETS = ("•", "‣", "▪", "●", "-", "*")
 ELLIPSES = ("...", "…")
-# Words between white space; in scripts without spaces, runs of the length that words have on average: two characters
-# of Han and Kana, five of the scripts from Thai to Khmer, whose vowel signs count. Punctuation belongs to a run.
+# A word is text between white space. In scripts without spaces a word is a run of the average length of words: two
+# characters of Han and Kana, five (vowel signs included) of the scripts from Thai to Khmer, with its punctuation.
 _RANGES = UNSPACED.pattern[1:-1]
 WORD = re.compile(
     rf"(?:(?:(?![\u0e00-\u17ff])[{_RANGES}]){{1,2}}|[{_RANGES}]{{1,5}})[^\w\s{_RANGES}]*|[^\s{_RANGES}]+"
@@ -35,32 +35,38 @@ WORD = re.compile(
 
 
 class Cleaner:
-    """Drops documents and lines, one step after another, and counts what and why.
+    """Drops documents and lines in up to four steps, and counts the reasons.
 
-    "exact": a document with the same words as an earlier one, whatever case and white space.
-    "c4": citation markers are cut out; lines without a mark (an ellipsis is none) at their end, of fewer than five
-    words, with "javascript" or a policy notice are dropped; so is a span of three sentences that was seen before, here
-    or in a document that was kept, and a document with lorem ipsum, a curly bracket, a bad word, or fewer than three
-    sentences left. C4's test for English is not made. Thai and Lao have no marks that end sentences: there lines need
-    none, and documents no three sentences.
-    "gopher": a document must have 50 to 100,000 words of 3 to 10 characters on average, at most one # or ellipsis for
-    ten words, at most 90 % of lines with a bullet and 30 % with an ellipsis at the end, a letter in 80 % of its words
-    and, if ``english``, two of eight stop words. Gopher's rules on repetition are not there.
-    In scripts without spaces two characters (Han and Kana) or five (Thai, Lao, Tibetan, Myanmar, Khmer) are a word for
-    both, and the average length of a document mostly in them is not tested.
-    "near": a document whose five-word (where there are few spaces, five-character) shingles have an estimated Jaccard
-    similarity of ``threshold`` or more with those of an earlier one that was kept.
+    "exact" drops a document with the same words as an earlier one; case and white space do not matter.
 
-    The first of several copies stays. The result is a function of the documents and their order. Memory: a
-    hash of 8 bytes for each document and sentence, and with "near" 128 numbers for each document kept.
+    "c4" removes citation markers and drops
+        - lines that do not end in a terminal mark (an ellipsis is none), have fewer than five words, or contain
+          "javascript" or a policy notice;
+        - three consecutive sentences that occurred before, in this document or in one that was kept;
+        - documents with lorem ipsum, a curly bracket, a bad word, or fewer than three sentences left.
+    C4's language test is not included. In Thai and Lao, which have no terminal marks, lines need no mark and documents
+    need no three sentences.
+
+    "gopher" keeps documents with 50 to 100,000 words, 3 to 10 characters a word on average, at most one # or ellipsis
+    for ten words, at most 90 % of lines that begin with a bullet and 30 % that end in an ellipsis, a letter in 80 % of
+    the words and, if ``english``, two of eight stop words. Gopher's rules on repetition are not included.
+
+    In scripts without spaces two characters (Han and Kana) or five (Thai, Lao, Tibetan, Myanmar, Khmer) count as a
+    word, and the average length of words is not tested.
+
+    "near" drops a document whose shingles of five words have an estimated Jaccard similarity of at least
+    ``threshold`` with those of an earlier document that was kept. Text with few spaces has shingles of five characters.
+
+    The first of several copies stays. The result depends on the documents and their order only. Memory: a hash of
+    8 bytes for each document and sentence, and with "near" 128 numbers for each document that is kept.
 
     Args:
         steps: some of "exact", "c4", "gopher", "near"; they run in this order.
         threshold: similarity, in (0, 1).
-        bad_words: words, in any case, that drop a document; C4's own list is not included.
+        bad_words: words, in any case, that drop a document. C4's list is not included.
     Fields:
-        memories: {step: what it knows of earlier documents}, each with ``new``, an array of the 8-byte numbers that
-            came since they were last taken out, and ``recall(numbers)``.
+        memories: {step: its record of earlier documents}. A record has ``new``, an array of the 8-byte numbers that
+            were added since the array was last emptied, and ``recall(numbers)``, which restores it.
     Raises: ValueError for an unknown step or a threshold out of range; ImportError without datasketch for "near".
     Source: Raffel et al. 2020, arXiv:1910.10683, section 2.2; Rae et al. 2021, arXiv:2112.11446, appendix A.1.1;
         Broder 1997 (MinHash).
@@ -94,7 +100,7 @@ class Cleaner:
         self.examples: dict[str, list[str]] = {}
 
     def clean(self, documents: Iterable[str]) -> Iterator[str]:
-        """The documents that are kept, with what is kept of them."""
+        """The documents that are kept, without their dropped lines."""
         for document in documents:
             self.documents["read"] += 1
             text: str | None = document
@@ -108,7 +114,7 @@ class Cleaner:
                 yield text  # type: ignore[misc]
 
     def restore(self, report: Mapping[str, Any], memories: Mapping[str, array]) -> None:
-        """Go on as the cleaner whose report and memories these are."""
+        """Continue a cleaner with this report and these memories."""
         self.documents.update(report["documents"])
         self.dropped.update(report["dropped"])
         self.examples.update(report["examples"])
@@ -116,7 +122,7 @@ class Cleaner:
             self.memories[name].recall(numbers)
 
     def report(self) -> dict[str, Any]:
-        """Documents read and kept; how many documents, lines and sentences were dropped for each reason; examples."""
+        """Numbers of documents read and kept, of dropped texts by reason, and examples of them."""
         return {
             "documents": dict(self.documents),
             "dropped": dict(sorted(self.dropped.items())),
@@ -131,7 +137,7 @@ class Cleaner:
 
 
 class Hashes:
-    """A set of hashes."""
+    """A set of hashes that records additions."""
 
     def __init__(self) -> None:
         self.known: set[int] = set()
@@ -166,7 +172,7 @@ class ExactDuplicates:
 class C4Rules:
     def __init__(self, bad_words: Iterable[str]):
         self.seen = Hashes()
-        self.latest: set[int] = set()  # spans of the last document
+        self.latest: set[int] = set()  # hashes of the last document's spans
         self.bad_words = re.compile(
             rf"(?<!\w)(?:{'|'.join(map(re.escape, sorted(bad_words)))})(?!\w)", re.IGNORECASE
         )
@@ -200,7 +206,7 @@ class C4Rules:
         return "\n".join("".join(sentences).strip() for sentences in kept if sentences)
 
     def remember_spans(self) -> None:
-        """Those of the last document count as seen: not before it is kept, or its text would be lost altogether."""
+        """Count the last document's spans as seen. A document that is dropped must not suppress a later copy."""
         for span in self.latest:
             self.seen.add(span)
 
@@ -213,12 +219,12 @@ class C4Rules:
             if span in self.seen or span in self.latest:
                 repeated.update(range(start, start + 3))
             self.latest.add(span)
-        for place in sorted(repeated):
-            drop("sentence: in a span of three seen before", every[place])
-        kept, place = [], 0
+        for number in sorted(repeated):
+            drop("sentence: in a span of three seen before", every[number])
+        kept, first = [], 0
         for sentences in lines:
-            kept.append([s for n, s in enumerate(sentences, place) if n not in repeated])
-            place += len(sentences)
+            kept.append([s for n, s in enumerate(sentences, first) if n not in repeated])
+            first += len(sentences)
         return kept
 
 
@@ -259,7 +265,7 @@ class GopherRules:
 
 
 class NearDuplicates:
-    """MinHash with 128 permutations; bands of them find candidates, all of them estimate the similarity."""
+    """MinHash with 128 permutations. Bands of them find candidates; all of them estimate the similarity."""
 
     def __init__(self, threshold: float):
         self.seen = Sketches(threshold)
@@ -273,7 +279,7 @@ class NearDuplicates:
 
 
 class Sketches:
-    """The sketches of documents, and an index of their bands."""
+    """MinHash sketches of documents, and an index of their bands."""
 
     PERMUTATIONS, SEED = 128, 1
 
@@ -290,7 +296,7 @@ class Sketches:
         return sketch
 
     def holds_similar(self, sketch: Any) -> bool:
-        candidates = (self.known[place] for place in self.index.query(sketch))
+        candidates = (self.known[number] for number in self.index.query(sketch))
         return any(sketch.jaccard(known) >= self.threshold for known in candidates)
 
     def add(self, sketch: Any) -> None:
@@ -314,7 +320,7 @@ class Sketches:
 
 
 def shingles(text: str, length: int = 5) -> set[str]:
-    """Runs of five words in lower case, or of five characters where a word has more than 20 of them on average."""
+    """Runs of five lower-case words; of five characters if words have more than 20 characters on average."""
     words = text.lower().split()
     joined = " ".join(words)
     if len(joined) > 20 * len(words):
@@ -323,7 +329,7 @@ def shingles(text: str, length: int = 5) -> set[str]:
 
 
 def _unmarked(text: str) -> bool:
-    """Most letters belong to a script without marks that end sentences."""
+    """Whether most letters belong to a script without terminal marks."""
     return 2 * len(UNMARKED.findall(text)) > sum(map(str.isalpha, text))
 
 
