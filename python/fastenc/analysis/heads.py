@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from fastenc.analysis.states import inner_tokens, visit_texts
 from fastenc.models.word_vectors import visit_states
 from fastenc.ops import head_statistics
+from fastenc.ops._matmul import linear
 from fastenc.ops.head_statistics import NAMES, HeadStatistics
 from fastenc.packing import PackedBatch
 
@@ -90,7 +90,7 @@ def _statistics(
     """Of a layer, from its input."""
     heads, width = encoder.config.num_heads, encoder.config.hidden_size
     qkv = encoder.layers[layer].qkv
-    both = F.linear(state, qkv.weight[: 2 * width], qkv.bias[: 2 * width])
+    both = linear(state, qkv.weight[: 2 * width], qkv.bias[: 2 * width])
     q, k = both.view(state.shape[0], 2, heads, width // heads).unbind(1)
     return head_statistics(
         q, k, batch.cu_seqlens, batch.max_seqlen, targets=targets, skip_ends=skip_ends
