@@ -132,7 +132,7 @@ std::tuple<Tensor, Tensor> forward(
   a.out = out.mutable_data_ptr();
   a.lse = static_cast<float*>(lse.mutable_data_ptr());
   call.for_each_task([&](const AttentionTask& task) {
-    float* scratch = thread_scratch(attention_forward_scratch(max_seqlen_q, max_seqlen_k, a.head_dim));
+    float* scratch = thread_scratch(attention_forward_scratch(task.length_q, task.length_k, a.head_dim));
     FASTENC_CALL(attention_forward, a, call.bf16, task, scratch);
   });
   return {out, lse};
@@ -215,7 +215,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(
   a.ddistance = distances.data();
   a.ddistance_stride = distances.stride();
   call.for_each_task([&](const AttentionTask& task) {
-    float* scratch = thread_scratch(attention_backward_scratch(max_seqlen_q, max_seqlen_k, a.head_dim));
+    float* scratch = thread_scratch(attention_backward_scratch(task.length_q, task.length_k, a.head_dim));
     FASTENC_CALL(attention_backward, a, call.bf16, task, scratch);
   });
   if (!wants_relative_bias) return {dq, dk, dv, empty({0}, dtype)};

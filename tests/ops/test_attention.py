@@ -1,7 +1,9 @@
+import warnings
+
 import pytest
 import torch
 
-from fastenc.ops import attention
+from fastenc.ops import _dispatch, attention, cross_attention
 from fastenc.testing import assert_within_budget
 from tests.helpers.attention_cases import EDGE_LENGTHS, offsets_of, packed, plain, truth
 from tests.helpers.extension import needs_cpp
@@ -194,3 +196,38 @@ def test_a_direct_call_of_the_op_is_guarded_too():
             -1,
             -1,
         )
+
+
+@needs_cpp
+@pytest.mark.parametrize(
+    "change, reason",
+    [({"dim": 20}, "head_dim must be a multiple of 16"), ({"dtype": torch.float64}, "float64")],
+)
+def test_auto_warns_once_when_it_has_to_take_the_quadratic_reference(change, reason):
+    qkv, cu_seqlens, longest = packed((4, 3), 2, change.get("dim", 16))
+    qkv = qkv.detach().to(change.get("dtype", torch.float32))
+    _dispatch._warn_once.cache_clear()
+    with pytest.warns(UserWarning, match=f"attention takes its reference.*square.*{reason}"):
+        attention(qkv, cu_seqlens, longest)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        attention(qkv, cu_seqlens, longest)
+        attention(qkv, cu_seqlens, longest, impl="reference")
+
+
+@pytest.mark.parametrize("impl", ["auto", "reference"])
+def test_a_bound_far_above_the_longest_sequence_costs_nothing(impl):
+    qkv, cu_seqlens, longest = packed((5, 70), 2, 16)
+    options = {"window_size": (9, 4), "relative_bias": torch.randn(2, 11), "impl": impl}
+    results = []
+    for bound in (longest, 10**9):
+        out = attention(qkv, cu_seqlens, bound, **options)
+        results.append((out, *torch.autograd.grad(out.sum(), qkv)))
+    for one, other in zip(*results, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_cross_attention_is_named_in_its_errors():
+    q, cu_seqlens = torch.zeros(4, 2, 20), offsets_of((4,))
+    with pytest.raises(ValueError, match=r"^cross_attention: impl='cpp' cannot take this call"):
+        cross_attention(q, q, q, cu_seqlens, cu_seqlens, 4, 4, impl="cpp")

@@ -1,5 +1,7 @@
 """Which implementation an op takes (docs/design/0003-dispatch.md). Each op's file declares its kernels here."""
 
+import warnings
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -32,11 +34,13 @@ def choose(
     *,
     cpp_limit: str | None = None,
     triton_limit: str | None = None,
+    reference_cost: str | None = None,
 ) -> str:
     """Resolve ``impl`` for input ``x`` to "cpp", "cuda", "triton" or "reference".
 
     Args:
         cpp_limit, triton_limit: why this call's arguments are beyond that kernel, or None.
+        reference_cost: what "auto" warns of, once for each reason, where it has to take the reference.
     Raises: ValueError when an implementation asked for by name cannot take the call.
     """
     if impl not in IMPLEMENTATIONS:
@@ -44,11 +48,21 @@ def choose(
     if impl == "auto":
         on_gpu = "cuda" if "cuda" in DECLARED[op].implementations else "triton"
         impl = "cpp" if x.device.type == "cpu" else on_gpu
-        return "reference" if unsupported_reason(op, impl, x, cpp_limit, triton_limit) else impl
+        reason = unsupported_reason(op, impl, x, cpp_limit, triton_limit)
+        if reason is not None and reference_cost is not None and not torch.compiler.is_compiling():
+            _warn_once(
+                f"{op} takes its reference, {reference_cost}: impl={impl!r} cannot take this call: {reason}"
+            )
+        return impl if reason is None else "reference"
     reason = unsupported_reason(op, impl, x, cpp_limit, triton_limit)
     if reason is not None:
         raise ValueError(f"{op}: impl={impl!r} cannot take this call: {reason}")
     return impl
+
+
+@cache
+def _warn_once(message: str) -> None:
+    warnings.warn(message, stacklevel=4)
 
 
 def autocast_dtype(device_type: str) -> torch.dtype | None:

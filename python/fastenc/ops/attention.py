@@ -196,7 +196,14 @@ def _attend(
         cpp_limit = f"head_dim must be a multiple of 16 up to 128, got {head_dim}"
     if not 0 < head_dim <= 128:
         triton_limit = f"head_dim must be at most 128, got {head_dim}"
-    chosen = choose("attention", impl, q, cpp_limit=cpp_limit, triton_limit=triton_limit)
+    chosen = choose(
+        op,
+        impl,
+        q,
+        cpp_limit=cpp_limit,
+        triton_limit=triton_limit,
+        reference_cost="whose time and memory grow with the square of the longest sequence",
+    )
     rng_state = _checks.draw_rng_state(q.device) if dropout_p > 0 else None
     scale = head_dim**-0.5 if softmax_scale is None else softmax_scale
     if chosen == "reference":

@@ -31,6 +31,8 @@ def attention(
     wide = torch.promote_types(q.dtype, torch.float32)
     heads = q.shape[1]
     scale = q.shape[2] ** -0.5 if softmax_scale is None else softmax_scale
+    max_seqlen_q = _longest(cu_seqlens_q, max_seqlen_q, q.shape[0])
+    max_seqlen_k = _longest(cu_seqlens_k, max_seqlen_k, k.shape[0])
     rows, row_exists = _padded_rows(cu_seqlens_q, max_seqlen_q)
     columns, column_exists = _padded_rows(cu_seqlens_k, max_seqlen_k)
     # (batch, num_heads, length, head_dim)
@@ -81,6 +83,13 @@ def attention(
     position = tokens - cu_seqlens_q[sequence]
     out, lse = (x.transpose(1, 2)[sequence, position] for x in (out, lse))
     return out.to(q.dtype), lse[..., 0].transpose(0, 1)
+
+
+def _longest(cu_seqlens: Tensor, max_seqlen: int, tokens: int) -> int:
+    """Not more than max_seqlen, which may be any bound: the padded batch grows with its square."""
+    if cu_seqlens.device.type == "cpu" and not torch.compiler.is_compiling():
+        return int(cu_seqlens.diff().max()) if len(cu_seqlens) > 1 else 0
+    return min(max_seqlen, tokens)  # without reading offsets back from a device
 
 
 def _padded_rows(cu_seqlens: Tensor, max_seqlen: int) -> tuple[Tensor, Tensor]:
