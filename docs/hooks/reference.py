@@ -1,12 +1,18 @@
-"""A hook of mkdocs: fills a reference page with the public names of its module, from the module's ``__all__``."""
+"""A hook of mkdocs: fills pages with a module's public names, from its ``__all__``, or with the commands' options."""
 
 import re
 from importlib import import_module
 
+from fastenc.cli.commands import COMMANDS, command_named
+from fastenc.cli.options import help_texts, options_of
+
+COMMANDS_MARKER = "[[options of the commands]]"
 MARKER = re.compile(r"^\[\[members of ([\w.]+)\]\]$", re.MULTILINE)
 
 
 def on_page_markdown(markdown: str, **_) -> str:
+    if COMMANDS_MARKER in markdown:
+        markdown = markdown.replace(COMMANDS_MARKER, "\n\n".join(commands()))
     return MARKER.sub(lambda match: "\n\n".join(blocks(match[1])), markdown)
 
 
@@ -21,3 +27,23 @@ def block(module: str, name: str, value: object) -> str:
     if getattr(value, "__module__", "").startswith("fastenc") and hasattr(value, "__qualname__"):
         place = f"{value.__module__}.{value.__qualname__}"
     return f"::: {place}"
+
+
+def commands() -> list[str]:
+    """A section for each command, from the dataclasses that make its --help."""
+    return [command(name) for name in COMMANDS if name != "bench"]
+
+
+def command(name: str) -> str:
+    kind = command_named(name)
+    description, examples = help_texts(kind)
+    lines = [f"## fastenc {name}", description]
+    if examples:
+        code = "\n".join(line.strip() for line in examples.splitlines()[1:])
+        lines.append(f"```sh\n{code}\n```")
+    rows = ["| option | |", "|---|---|"]
+    for option in options_of(kind):
+        shown = option.name.upper() if option.positional else f"--{option.key}"
+        names = ", ".join(f"`{each}`" for each in (shown, *option.flags))
+        rows.append(f"| {names} | {option.full_help.replace('|', chr(92) + '|')} |")
+    return "\n\n".join([*lines, "\n".join(rows)])

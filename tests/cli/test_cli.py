@@ -1,6 +1,7 @@
 import json
 import math
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from fastenc.models import Encoder
 from fastenc.tasks import SequenceClassification
 from fastenc.testing import CASES
 from fastenc.train import TrainConfig
+from tests.helpers import ROOT
 from tests.helpers.commands import failure, run
 
 WORDS = ["good", "fine", "nice", "happy"], ["bad", "poor", "sad", "awful"]
@@ -298,6 +300,15 @@ def test_help_names_every_option_in_full_with_its_default(name, monkeypatch):
         assert ("--no-" + option.key in text) == (option.type is bool), shown
         start = option.full_help.split("-")[0].split("/")[0]
         assert " ".join(start.split()) in words
+
+
+def test_the_documents_have_the_options_of_the_help():
+    page = "\n".join(runpy.run_path(str(ROOT / "docs" / "hooks" / "reference.py"))["commands"]())
+    for name in COMMANDS.keys() - {"bench"}:
+        section = page.split(f"## fastenc {name}\n")[1].split("\n## ")[0]
+        for option in options_of(command_named(name)):
+            shown = option.name.upper() if option.positional else f"--{option.key}"
+            assert f"`{shown}`" in section and option.full_help.replace("|", "\\|") in section
 
 
 def test_help_does_not_import_torch():

@@ -15,7 +15,7 @@ from fastenc.data import write_store
 from fastenc.objectives import OBJECTIVES
 from fastenc.train import checkpoint as checkpoints
 from fastenc.train.log import read_log
-from fastenc.train.processes import PATIENCE
+from fastenc.train.processes import TIMEOUT
 from tests.helpers.commands import run
 from tests.helpers.parallel_runs import start
 from tests.helpers.training_run import (
@@ -104,7 +104,7 @@ def root(tmp_path_factory):
     output, _ = on_two_processes("-m", "tests.helpers.parallel_runs", json.dumps(runs))
     printed = [json.loads(text) for text in re.findall(r'\{"index".*?\]\}', output)]
     assert sorted(one["index"] for one in printed) == [0, 1]
-    assert {one["timeout"] for one in printed} == {PATIENCE.total_seconds()}
+    assert {one["timeout"] for one in printed} == {TIMEOUT.total_seconds()}
     results = printed[0]["results"]
     assert results == printed[1]["results"], "both have the main process's metrics, and the error"
     (root / "full" / "error.txt").write_text(results[-1])
@@ -158,7 +158,7 @@ def test_two_processes_pretrain_on_a_store_as_one_does(tmp_path):
         *("--batch-tokens", 128, "--max-steps", 12, "--eval-every", 4, "--adam-eps", 1e-4),
     )
     _, shown = on_two_processes("-m", "fastenc.cli", *command, "-o", tmp_path / "two")
-    assert shown.count("steps_per_day ") == 2, "the main process's lines alone, at steps 10 and 12"
+    assert shown.count("tokens_per_s ") == 2, "the main process's lines alone, at steps 10 and 12"
     run(*command, "--accumulation", 2, "-o", tmp_path / "one")
     assert_same_run(tmp_path / "one", tmp_path / "two")
 

@@ -85,10 +85,10 @@ def _best_spans(
     ends = F.pad(end, (0, max_answer_tokens - 1), value=-math.inf).unfold(0, max_answer_tokens, 1)
     best = (start[:, None] + ends).flatten().topk(min(n_best, ends.numel()))
     result = []
-    for score, place in zip(best.values.tolist(), best.indices.tolist(), strict=True):
+    for score, index in zip(best.values.tolist(), best.indices.tolist(), strict=True):
         if score == -math.inf:
             break
-        first, length = divmod(place, max_answer_tokens)
+        first, length = divmod(index, max_answer_tokens)
         result.append(((window.offsets[first][0], window.offsets[first + length][1]), score))
     return result
 

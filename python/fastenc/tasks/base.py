@@ -243,7 +243,7 @@ def run(
 
     Args:
         logits_of: as :meth:`Task.logits_of`.
-        fill: puts what is known of the examples at these places into their batch
+        fill: adds what is known of the examples with these indices to their batch
             (:meth:`fastenc.adapt.FeatureCache.fill`).
     Returns: float32 logits on the CPU in the examples' order, (num_labels,) each, or (rows, num_labels) each where
         ``logits_of`` counts them; and the mean loss over all labelled items, 0 without labels.
@@ -255,8 +255,8 @@ def run(
     order = sorted(range(len(examples)), key=lambda i: len(examples[i].input_ids), reverse=True)
     batches = list(BatchSampler(order, batch_size, shuffle=False).epoch(0)) if order else []
     with evaluation_mode(model):
-        for places in progress_bar(batches, "predicting", "batch", show_progress):
-            chosen = [order[place] for place in places]
+        for indices in progress_bar(batches, "predicting", "batch", show_progress):
+            chosen = [order[i] for i in indices]
             arguments = collate([examples[i] for i in chosen])
             counts = logits_of(arguments)
             if fill is not None:
@@ -269,7 +269,7 @@ def run(
     # Read at the end, so that no batch waits for the one before it.
     for chosen, counts, logits in outputs:
         logits = logits.cpu()
-        parts = logits if counts is None else logits.split(counts)
-        for place, part in zip(chosen, parts, strict=True):
-            results[place] = part
+        of_examples = logits if counts is None else logits.split(counts)
+        for index, values in zip(chosen, of_examples, strict=True):
+            results[index] = values
     return results, total.item() / max(items, 1)

@@ -37,7 +37,7 @@ from fastenc.tasks.report import (
 )
 from fastenc.tasks.summary import count_labels, number_range
 
-OWN = " In prediction the checkpoint's own."
+FROM_CHECKPOINT = " In prediction the checkpoint's kept."
 CHUNKED_BATCH_TOKENS = 16_384  # 32 sequences of 512, a full batch of texts that are cut
 
 METRICS = {
@@ -62,7 +62,9 @@ class SequenceClassification(Task):
     reads_first_token = True
 
     max_length: int | None = option(
-        None, f"Longest sequence in tokens. Default: {LongTexts.max_length}.{OWN}", predict=True
+        None,
+        f"Longest sequence in tokens. Default: {LongTexts.max_length}.{FROM_CHECKPOINT}",
+        predict=True,
     )
     text: tuple[str, ...] = option(
         ("sentence",), "Column of the text; twice for pairs.", "-t", predict=True
@@ -75,7 +77,7 @@ class SequenceClassification(Task):
     )
     truncation: str | None = option(
         None,
-        f"What is kept of a longer text: head, tail or head+tail. Default: {LongTexts.truncation}.{OWN}",
+        f"What is kept of a longer text: head, tail or head+tail. Default: {LongTexts.truncation}.{FROM_CHECKPOINT}",
         predict=True,
     )
     chunks: str | None = option(
@@ -84,13 +86,13 @@ class SequenceClassification(Task):
     )
     stride: int | None = option(
         None,
-        f"Tokens that neighbouring chunks share. Default: {LongTexts.stride}.{OWN}",
+        f"Tokens that neighbouring chunks share. Default: {LongTexts.stride}.{FROM_CHECKPOINT}",
         predict=True,
     )
     max_chunks: int | None = option(
         None,
         "Most chunks of a text; what does not fit them is cut off by --truncation first. "
-        f"Default: {LongTexts.max_chunks}.{OWN}",
+        f"Default: {LongTexts.max_chunks}.{FROM_CHECKPOINT}",
         predict=True,
     )
 
@@ -142,11 +144,11 @@ class SequenceClassification(Task):
     def data_of(self, inputs: Sequence[Any]) -> LabelledData:
         """Texts, or pairs of them."""
         texts = [tuple(each) if isinstance(each, list | tuple) else each for each in inputs]
-        for place, each in enumerate(texts):
+        for index, each in enumerate(texts):
             parts = each if isinstance(each, tuple) else (each,)
             if len(parts) != len(self.text) or not all(isinstance(part, str) for part in parts):
                 kind = "a text" if len(self.text) == 1 else "a pair of texts"
-                raise ValueError(f"input {place} must be {kind}, got {each!r}")
+                raise ValueError(f"input {index} must be {kind}, got {each!r}")
         return LabelledData(texts, [], [])
 
     def report(self, model: SequenceClassifier, data: LabelledData, predictions: Tensor) -> Report:
@@ -191,18 +193,18 @@ class SequenceClassification(Task):
 
     def encode(self, data: LabelledData, model: Any) -> list[ClassificationExample]:
         _check_pairs(data, model.task_options.get("text"))
-        own = model.long_texts
-        if self.chunks not in (None, own.chunks):
+        kept = model.long_texts
+        if self.chunks not in (None, kept.chunks):
             raise ValueError(
-                f"the model aggregates chunks by {own.chunks}, the task by {self.chunks}: leave chunks out, or load "
+                f"the model aggregates chunks by {kept.chunks}, the task by {self.chunks}: leave chunks out, or load "
                 "the model with the task and a training set"
             )
-        long_texts = replace(own, **self._given())
+        long_texts = replace(kept, **self._given())
         self._check_chunked(long_texts)
         length = min(long_texts.max_length, model.positions)
         examples = encode_labelled(data, model.tokenizer, length, long_texts)
         if long_texts.chunks == "transformer":
-            _check_positions(examples, own.max_chunks)
+            _check_positions(examples, kept.max_chunks)
         return examples
 
     def batch_tokens(self) -> int | None:
@@ -278,10 +280,10 @@ def _check_pairs(data: LabelledData, columns: list[str] | None) -> None:
 
 
 def _check_positions(examples: Sequence[ClassificationExample], positions: int) -> None:
-    for place, example in enumerate(examples, start=1):
+    for number, example in enumerate(examples, start=1):
         if len(example.chunk_lengths or ()) > positions:
             raise ValueError(
-                f"text {place} of {len(examples)} has {len(example.chunk_lengths or ())} chunks, the model's "
+                f"text {number} of {len(examples)} has {len(example.chunk_lengths or ())} chunks, the model's "
                 f"transformer has {positions} positions: give max_chunks of {positions} or less"
             )
 

@@ -36,9 +36,9 @@ def multi_label_metrics(
     sklearn = require("sklearn.metrics", extra="train")
     truth = [[bool(value) for value in row] for row in labels]
     # One column alone scikit-learn would take for two classes.
-    own = {"labels": [1]} if truth and len(truth[0]) == 1 else {}
+    options = {"labels": [1]} if truth and len(truth[0]) == 1 else {}
     f1 = lambda average: float(
-        sklearn.f1_score(truth, predictions, average=average, zero_division=0, **own)
+        sklearn.f1_score(truth, predictions, average=average, zero_division=0, **options)
     )
     return {
         "micro_f1": f1("micro"),
@@ -116,25 +116,25 @@ def retrieval_metrics(texts: Sequence[tuple[str, ...]], vectors: Tensor) -> dict
 
     Args: texts, vectors: (pairs, 2 or 3) texts; (pairs, 2 or 3, hidden_size).
     """
-    places: dict[str, int] = {}
+    indices: dict[str, int] = {}
     first: list[tuple[int, int]] = []
     partners: dict[str, set[int]] = {}
     for row, (text, *others) in enumerate(texts):
         for column, other in enumerate(others, start=1):
-            if other not in places:
-                places[other] = len(first)
+            if other not in indices:
+                indices[other] = len(first)
                 first.append((row, column))
-        partners.setdefault(text, set()).add(places[others[0]])
+        partners.setdefault(text, set()).add(indices[others[0]])
     for text, mine in partners.items():
-        mine |= {places[text]} if text in places else set()
+        mine |= {indices[text]} if text in indices else set()
     unit = F.normalize(vectors.float(), dim=2)
     candidates = torch.stack([unit[row, column] for row, column in first])
     ranks = []
     for start in range(0, len(texts), CHUNK):
         chunk = texts[start : start + CHUNK]
         similarities = unit[start : start + CHUNK, 0] @ candidates.T
-        own = torch.tensor([places[partner] for _, partner, *_ in chunk])[:, None]
-        wanted = similarities.gather(1, own)
+        right = torch.tensor([indices[partner] for _, partner, *_ in chunk])[:, None]
+        wanted = similarities.gather(1, right)
         for row, (text, *_) in enumerate(chunk):
             similarities[row, list(partners[text])] = float("-inf")
         ranks.append(1 + (~(similarities < wanted)).sum(1))  # NaN is no hit

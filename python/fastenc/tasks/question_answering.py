@@ -51,14 +51,14 @@ class QuestionAnswering(Task):
 
     def data_of(self, inputs: Sequence[Any]) -> list[Question]:
         """Dictionaries with "question" and "context"."""
-        for place, each in enumerate(inputs):
+        for index, each in enumerate(inputs):
             if not isinstance(each, dict) or not {"question", "context"} <= each.keys():
                 raise ValueError(
-                    f"input {place} must be a dictionary with question and context, got {each!r}"
+                    f"input {index} must be a dictionary with question and context, got {each!r}"
                 )
         return [
-            Question(str(each.get("id", place)), each["question"], each["context"], [])
-            for place, each in enumerate(inputs)
+            Question(str(each.get("id", index)), each["question"], each["context"], [])
+            for index, each in enumerate(inputs)
         ]
 
     def describe_labels(self, data: Sequence[Question]) -> str:

@@ -76,10 +76,10 @@ class SentenceEmbedding(Task):
 
     def data_of(self, inputs: Sequence[Any]) -> TextPairs:
         """Pairs of texts."""
-        for place, each in enumerate(inputs):
+        for index, each in enumerate(inputs):
             if isinstance(each, str) or len(each) != 2 or not all(isinstance(t, str) for t in each):
                 raise ValueError(
-                    f"input {place} must be a pair of texts, whose similarity is predicted, got {each!r}: "
+                    f"input {index} must be a pair of texts, whose similarity is predicted, got {each!r}: "
                     "Encoder.encode gives the vectors of texts"
                 )
         return TextPairs([tuple(each) for each in inputs], [])

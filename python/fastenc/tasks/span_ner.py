@@ -107,7 +107,7 @@ class SpanNer(Task):
 
     def data_of(self, inputs: Sequence[Any]) -> EntityData:
         """Texts, or sentences as lists of words."""
-        return EntityData([sentence_of(each, place) for place, each in enumerate(inputs)], [], [])
+        return EntityData([sentence_of(each, index) for index, each in enumerate(inputs)], [], [])
 
     def report(
         self, model: SpanClassifier, data: EntityData, predictions: list[list[FoundEntity]]

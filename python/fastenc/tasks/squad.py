@@ -68,13 +68,13 @@ def best_threshold(
     # With a threshold below every score nothing is answered.
     total = best = float(sum(not question.answers for question in questions))
     threshold = no_answer_scores[order[0].id] - 1.0 if order else 0.0
-    for place, question in enumerate(order):
+    for index, question in enumerate(order):
         if not question.answers:
             total -= 1.0
         else:
             total += _best_scores(question, predictions)[1]
         score = no_answer_scores[question.id]
-        following = no_answer_scores[order[place + 1].id] if place + 1 < len(order) else score + 1
+        following = no_answer_scores[order[index + 1].id] if index + 1 < len(order) else score + 1
         if following > score and total > best:
             best, threshold = total, (score + following) / 2
     return threshold

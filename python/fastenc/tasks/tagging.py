@@ -110,7 +110,7 @@ class TokenClassification(Task):
 
     def data_of(self, inputs: Sequence[Any]) -> TaggedData:
         """Texts, or sentences as lists of words."""
-        return TaggedData([sentence_of(each, place) for place, each in enumerate(inputs)], [])
+        return TaggedData([sentence_of(each, index) for index, each in enumerate(inputs)], [])
 
     def report(
         self, model: TokenClassifier, data: TaggedData, predictions: list[Tagging]

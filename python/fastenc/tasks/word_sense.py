@@ -104,19 +104,19 @@ class WordSense(Task):
         candidates = self._candidates(model, dev)
         senses: dict[str, list[str]] = {}
         for target in train.targets:
-            own = senses.setdefault(target.lemma, [])
-            own += [sense for sense in target.senses if sense not in own]
+            known = senses.setdefault(target.lemma, [])
+            known += [sense for sense in target.senses if sense not in known]
         total = sum(map(len, senses.values()))
         width = model.config.hidden_size
         empty = SenseInventory(senses, torch.zeros(total, dtype=torch.int64), torch.empty(0, width))
         rows = empty.rows()
         sums = torch.zeros(len(candidates), total, width)
         examples = self.encode(train, model)
-        for places, vectors in _vectors(model, examples, candidates, batch_size, show_progress):
+        for indices, vectors in _vectors(model, examples, candidates, batch_size, show_progress):
             pairs = [
                 (i, rows[target.lemma][senses[target.lemma].index(sense)])
-                for i, place in enumerate(places)
-                for target in [train.targets[place]]
+                for i, index in enumerate(indices)
+                for target in [train.targets[index]]
                 for sense in target.senses
             ]
             of_vector, of_sense = torch.tensor(pairs).T
@@ -135,7 +135,7 @@ class WordSense(Task):
         if dev is not None:
             held_out = self.encode(dev, model)
             found = self._compare(model, dev, held_out, candidates, inventories, batch_size)
-            best = max(range(len(candidates)), key=lambda place: found[place]["f1"])
+            best = max(range(len(candidates)), key=lambda index: found[index]["f1"])
             metrics = found[best]
         model.inventory, model.layers = inventories[best], list(candidates[best])
         return metrics
@@ -147,9 +147,9 @@ class WordSense(Task):
         rows = inventory.rows()
         found: dict[int, SensePrediction] = {}
         for example, vectors in zip(examples, logits, strict=True):
-            for place, vector in zip(example.targets, vectors, strict=True):
-                found[place] = _predict(inventory, rows, data.targets[place].lemma, vector)
-        return [found[place] for place in range(len(data.targets))]
+            for index, vector in zip(example.targets, vectors, strict=True):
+                found[index] = _predict(inventory, rows, data.targets[index].lemma, vector)
+        return [found[index] for index in range(len(data.targets))]
 
     def evaluate(self, model, data, examples, *arguments: Any, **options: Any) -> dict[str, float]:
         metrics = super().evaluate(model, data, examples, *arguments, **options)
@@ -199,11 +199,13 @@ class WordSense(Task):
         """The metrics of each choice of layers."""
         rows = inventories[0].rows()
         found: list[list[Any]] = [[None] * len(data.targets) for _ in candidates]
-        for places, vectors in _vectors(model, examples, candidates, batch_size):
-            for place, of_candidates in zip(places, vectors, strict=True):
-                lemma = data.targets[place].lemma
-                for predictions, own, vector in zip(found, inventories, of_candidates, strict=True):
-                    predictions[place] = _predict(own, rows, lemma, vector)
+        for indices, vectors in _vectors(model, examples, candidates, batch_size):
+            for index, of_candidates in zip(indices, vectors, strict=True):
+                lemma = data.targets[index].lemma
+                for predictions, inventory_of, vector in zip(
+                    found, inventories, of_candidates, strict=True
+                ):
+                    predictions[index] = _predict(inventory_of, rows, lemma, vector)
         return [sense_metrics(data, predictions) for predictions in found]
 
 
@@ -236,8 +238,10 @@ def _predict(
 ) -> SensePrediction:
     if lemma not in rows:
         return SensePrediction(None, {})
-    own = slice(rows[lemma].start, rows[lemma].stop)
-    scores = nearest(vector, inventory.vectors[own], inventory.counts[own], inventory.min_examples)
+    rows_of = slice(rows[lemma].start, rows[lemma].stop)
+    scores = nearest(
+        vector, inventory.vectors[rows_of], inventory.counts[rows_of], inventory.min_examples
+    )
     named = dict(zip(inventory.senses[lemma], scores.tolist(), strict=True))
     return SensePrediction(max(named, key=named.__getitem__), named)
 
@@ -258,7 +262,7 @@ def _vectors(
     batch_size: int,
     show_progress: bool | None = False,
 ) -> Iterator[tuple[list[int], Tensor]]:
-    """(places of targets, float32 (targets, candidates, hidden_size)) batch by batch, in evaluation mode."""
+    """(indices of targets, float32 (targets, candidates, hidden_size)) batch by batch, in evaluation mode."""
     device = next(model.parameters()).device
     model.eval()
     order = sorted(examples, key=lambda example: len(example.input_ids), reverse=True)
@@ -267,4 +271,4 @@ def _vectors(
         chosen = order[start : start + batch_size]
         arguments = send_arguments(collate_senses(chosen), device)
         logits = model(**arguments, candidates=candidates).logits
-        yield [place for example in chosen for place in example.targets], logits.float().cpu()
+        yield [index for example in chosen for index in example.targets], logits.float().cpu()

@@ -185,8 +185,8 @@ class TrainConfig:
         """Whether an evaluation follows a step, which ends ``done`` of its epoch's ``steps``."""
         if self.eval_every is not None:
             return step % self.eval_every == 0
-        parts = 4 if steps >= LONG_EPOCH else 1
-        return done * parts // steps > (done - 1) * parts // steps
+        evaluations = 4 if steps >= LONG_EPOCH else 1
+        return done * evaluations // steps > (done - 1) * evaluations // steps
 
     def fingerprint(self) -> dict[str, Any]:
         """The fields that the weights depend on."""

@@ -72,10 +72,10 @@ def task_trainer(
             if each:
                 fills[name] = _cached(task, model, each, config, Path(features), features_dtype)
 
-    def collate(places: Sequence[int], step: int) -> dict[str, Any]:
-        arguments = task.collate([examples[place] for place in places])
+    def collate(indices: Sequence[int], step: int) -> dict[str, Any]:
+        arguments = task.collate([examples[i] for i in indices])
         if fills["train"] is not None:
-            arguments["batch"] = fills["train"](arguments["batch"], places)
+            arguments["batch"] = fills["train"](arguments["batch"], indices)
         return arguments
 
     return Trainer(

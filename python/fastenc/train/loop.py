@@ -49,7 +49,7 @@ class Trainer:
     An optimiser step is the gradient of the mean loss over all labelled items of its micro-batches on all
     processes: each micro-batch counts by its number of labels that are not -100. A loss of several parts
     (``output.terms``) is the weighted sum of such means, each over its own items, which ``collate.items(arguments)``
-    counts. Checkpoints hold the weights, AdamW's moments, the random generators and the place in the data, so that a
+    counts. Checkpoints hold the weights, AdamW's moments, the random generators and the position in the data, so that a
     run that was killed and resumed gives the weights of one that was not: bit for bit on a CPU with the same number
     of threads and processes. Another number of processes goes through the same micro-batches if it takes as many a
     step together; the weights then differ by rounding, and by dropout, as random generators belong to processes.
@@ -65,7 +65,7 @@ class Trainer:
         examples, lengths: the training set and the tokens of each example.
         collate: (examples, step) → model arguments, called in a thread ahead of the steps; its random numbers may
             depend on ``step`` only, which is different for every micro-batch and process.
-        groups: parts of the examples, such as languages, each with its share of an epoch (``BatchSampler``).
+        groups: groups of examples, such as languages, each with its share of an epoch (``BatchSampler``).
         evaluate: model → metrics, called on the main process while the others wait; None keeps the last weights.
         calibrate: (model with its final weights) → metrics that take the place of those of its evaluation, or {};
             may set what ``save_pretrained`` writes beside the weights. Called on the main process.
@@ -350,9 +350,9 @@ class Trainer:
             arguments = send_arguments(arguments, device)
             with self.parallel.gradient_sync(number + 1 == len(batches)):
                 with accelerator.autocast():
-                    parts = loss_terms(self.model(**arguments))
+                    terms = loss_terms(self.model(**arguments))
                 scaled = {
-                    name: LossTerm(parts[name].mean * (counts[name] * share), parts[name].weight)
+                    name: LossTerm(terms[name].mean * (counts[name] * share), terms[name].weight)
                     for name, share in zip(names, shares.unbind(), strict=True)
                 }
                 # accelerator.backward would divide by the launcher's own accumulation setting
@@ -394,9 +394,9 @@ class Trainer:
         self.accelerator.log(values, step=self.step)
         if self.prints_lines:
             shown = {name: value for name, value in values.items() if name != "steps_per_day"}
-            parts = [f"step {self.step:,} of {self.total_steps:,}"]
-            parts += [f"{name} {_short(value)}" for name, value in shown.items()]
-            print("  ".join(filter(None, [*parts, note])), file=sys.stderr, flush=True)
+            words = [f"step {self.step:,} of {self.total_steps:,}"]
+            words += [f"{name} {_short(value)}" for name, value in shown.items()]
+            print("  ".join(filter(None, [*words, note])), file=sys.stderr, flush=True)
 
     def _evaluate(self) -> None:
         """Log the metrics, and note this step if they are the best so far."""
@@ -501,7 +501,7 @@ class _Statistics:
         self.since = time.perf_counter()
 
     def add(self, step: int, names: list[str], figures: torch.Tensor) -> None:
-        """figures: float64 (loss, norm, tokens, votes to stop, each part's loss), which stay on the training device."""
+        """figures: float64 (loss, norm, tokens, votes to stop, each term's loss), which stay on the training device."""
         self.unread.append((step, names, figures))
 
     def read(self) -> list[tuple[int, float, float]]:
@@ -509,11 +509,11 @@ class _Statistics:
         unread, self.unread = self.unread, []
         values = torch.stack([figures for _, _, figures in unread]).tolist() if unread else []
         read = []
-        for (step, names, _), (loss, norm, tokens, votes, *parts) in zip(
+        for (step, names, _), (loss, norm, tokens, votes, *terms) in zip(
             unread, values, strict=True
         ):
             self.steps, self.stop_votes = self.steps + 1, self.stop_votes + votes
-            self.losses.append(dict(zip(names, parts, strict=True)) | {"loss": loss})
+            self.losses.append(dict(zip(names, terms, strict=True)) | {"loss": loss})
             self.norm = norm
             self.tokens += tokens
             read.append((step, loss, norm))

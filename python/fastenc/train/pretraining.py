@@ -305,7 +305,7 @@ def hold_out(documents: Sequence[str]) -> tuple[list[str], list[str]]:
 
     Raises: ValueError for a single document.
     """
-    kept = [d for place, d in enumerate(documents) if place % HELD_OUT_ONE_IN]
+    kept = [d for index, d in enumerate(documents) if index % HELD_OUT_ONE_IN]
     if not kept:
         raise ValueError(
             "one document cannot be both trained on and held out: give dev, or more documents"

@@ -13,10 +13,10 @@ from fastenc._extras import require
 
 Value = TypeVar("Value")
 TRUE = ("1", "true", "yes")
-# How long processes wait for one another before the run is given up. The main one packs a store, learns a vocabulary
-# and evaluates while the others wait; NCCL's own ten minutes are short for the first of a large corpus. A process that
-# ends makes torchrun end the others at once, so that the limit is for those that hang alone.
-PATIENCE = timedelta(hours=12)
+# Processes wait this long for one another. While the main process packs a store, trains a tokenizer or evaluates, the
+# others wait, which may take longer than the ten minutes that NCCL allows. If a process ends, torchrun ends the others
+# at once: only one that hangs meets this limit.
+TIMEOUT = timedelta(hours=12)
 
 
 def process_state(device: str | None = None) -> Any:
@@ -35,12 +35,12 @@ def process_state(device: str | None = None) -> Any:
     for way in ("FSDP", "DEEPSPEED"):
         if os.environ.get(f"ACCELERATE_USE_{way}", "").lower() in TRUE:
             raise ValueError(
-                f"sharding is the training's own affair, but accelerate was started with {way}: configure it for "
+                f"fastenc shards the model itself, but accelerate was started with {way}: configure it for "
                 "plain multi-GPU, or use torchrun, and give parallel='fsdp'"
             )
     wanted = os.environ.get("ACCELERATE_USE_CPU", "").lower() in TRUE
     cpu = device == "cpu" or wanted or not torch.accelerator.is_available()
-    state = require("accelerate", extra="train").PartialState(cpu=cpu, timeout=PATIENCE)
+    state = require("accelerate", extra="train").PartialState(cpu=cpu, timeout=TIMEOUT)
     if device is not None and state.device.type != device:
         raise ValueError(
             f"this process trains on {state.device.type} already, got device {device}: start another process"

@@ -94,13 +94,13 @@ class RowReader:
         )
 
     def _rows(self, name: str, start: int, stop: int) -> Tensor:
-        parts: list[Tensor] = []
+        rows: list[Tensor] = []
         for piece in self._pieces[name]:
             stored = piece.file.get_slice(name)
             first, last = (
                 max(start - piece.start, 0),
                 min(stop - piece.start, stored.get_shape()[0]),
             )
-            if first < last or not parts:
-                parts.append(stored[first : max(first, last)])
-        return torch.cat(parts)
+            if first < last or not rows:
+                rows.append(stored[first : max(first, last)])
+        return torch.cat(rows)
