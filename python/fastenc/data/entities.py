@@ -150,6 +150,6 @@ def _entity(value: Any, each: Sentence, where: str) -> Span:
     if not 0 <= first < stop <= len(each.words):
         raise ValueError(
             f"{where}: the entity {value} does not lie in the sentence's {len(each.words)} words: start counts from 0, "
-            "end is the place after the last word"
+            "end is the index after the last word"
         )
     return Span(kind, first, stop)

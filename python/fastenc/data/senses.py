@@ -25,7 +25,7 @@ class Target(NamedTuple):
     """A word whose sense is wanted.
 
     Fields:
-        sentence, word: its place in the data.
+        sentence, word: index of the sentence in the data, and of the word in it.
         lemma: what its senses are looked up by, such as "bank" or "bank.n".
         senses: those that are right, none where they are to be predicted.
         where: file and line.
@@ -55,7 +55,7 @@ def read_senses(
 ) -> SenseData:
     """Targets from a table or a file in columns.
 
-    A table (.tsv, .csv, .jsonl) has a target a row: ``word``, ``index`` (place of the word among the sentence's words,
+    A table (.tsv, .csv, .jsonl) has a target a row: ``word``, ``index`` (of the word among the sentence's words,
     from 0), ``sentence`` (words with spaces between) and the sense. Its header tells it from a file in columns, which
     has a word a line: word (several joined by _), lemma, part of speech (Penn or universal), and senses, with ";"
     between several and "-" for none; an empty line ends a sentence, "# " begins a comment. There a lemma is looked up
@@ -116,7 +116,7 @@ def _read_columns(path: str | Path, sense_column: int | None, labelled: bool) ->
                 f"{path}, line {number}: a line must hold word, lemma, part of speech and sense, got {len(cells)} "
                 f"columns and sense column {column + 1}: is it an all-words file?"
             )
-        for place, (number, cells) in enumerate(rows):
+        for word, (number, cells) in enumerate(rows):
             letter = _letter(cells[POS])
             senses = tuple(part for part in cells[column].split(";") if part not in UNTAGGED)
             wanted = senses if labelled else letter and cells[LEMMA] not in UNTAGGED
@@ -124,7 +124,7 @@ def _read_columns(path: str | Path, sense_column: int | None, labelled: bool) ->
                 lemma = f"{cells[LEMMA].lower()}.{letter}" if letter else cells[LEMMA].lower()
                 where = f"{path}, line {number}"
                 targets.append(
-                    Target(len(sentences), place, lemma, senses if labelled else (), where)
+                    Target(len(sentences), word, lemma, senses if labelled else (), where)
                 )
         sentences.append([cells[WORD].replace("_", " ") for _, cells in rows])
     return SenseData(sentences, targets, str(path))
@@ -142,7 +142,7 @@ class SenseExample(NamedTuple):
 
     Fields:
         spans: [start, stop) of each target's tokens, in their order.
-        targets: their places in the data.
+        targets: indices of the targets in the data.
     """
 
     input_ids: list[int]
@@ -161,8 +161,8 @@ def encode_senses(
     check_room(max_length)
     special, splitter = special_tokens(tokenizer), tokenizer_for_words(tokenizer)
     of_sentence: dict[int, list[int]] = {}
-    for place, target in enumerate(data.targets):
-        of_sentence.setdefault(target.sentence, []).append(place)
+    for number, target in enumerate(data.targets):
+        of_sentence.setdefault(target.sentence, []).append(number)
     wanted = sorted(of_sentence)
     examples: list[SenseExample] = []
     for begin in progress_bar(range(0, len(wanted), CHUNK), "encoding", "chunk", show_progress):
@@ -172,10 +172,10 @@ def encode_senses(
         )
         for sentence, encoding in zip(chunk, encodings, strict=True):
             ids, starts = ids_and_starts(encoding, len(data.sentences[sentence]), special.unk)
-            places = sorted(of_sentence[sentence], key=lambda place: data.targets[place].word)
-            groups = [places] if len(ids) <= max_length - 2 else [[place] for place in places]
+            numbers = sorted(of_sentence[sentence], key=lambda n: data.targets[n].word)
+            groups = [numbers] if len(ids) <= max_length - 2 else [[n] for n in numbers]
             for group in groups:
-                words = [data.targets[place].word for place in group]
+                words = [data.targets[n].word for n in group]
                 first, stop = _around(starts[words[0]], starts[words[0] + 1], len(ids), max_length)
                 spans = [
                     (starts[word] - first + 1, min(starts[word + 1], stop) - first + 1)

@@ -30,8 +30,8 @@ def evaluate_objective(
     weights: dict[str, float] = {}
     with evaluation_mode(model):
         batches = BatchSampler([1] * len(examples), batch_size, shuffle=False).epoch(0)
-        for step, places in enumerate(batches):
-            arguments = collate([examples[place] for place in places], step)
+        for step, indices in enumerate(batches):
+            arguments = collate([examples[index] for index in indices], step)
             items = count_items(collate, arguments)
             terms = loss_terms(model(**send_arguments(arguments, device)))
             for name, (mean, weight) in terms.items():

@@ -66,9 +66,9 @@ def decode(
         score, tag = (best + end).max(0)
         scores.append(score.float())
         path[stop - 1] = tag
-        for place, pointer in zip(range(stop - 2, first - 1, -1), reversed(pointers), strict=True):
+        for token, pointer in zip(range(stop - 2, first - 1, -1), reversed(pointers), strict=True):
             tag = pointer[tag]
-            path[place] = tag
+            path[token] = tag
     return path, torch.stack(scores) if scores else emissions.new_zeros((0,), dtype=torch.float32)
 
 
@@ -85,13 +85,13 @@ def decode_nbest(
     paths = torch.full((n, emissions.shape[0]), -1, dtype=torch.int64, device=emissions.device)
     scores = torch.full((n, len(cu_seqlens) - 1), -torch.inf, device=emissions.device)
     start, end, transitions = (value.double() for value in (start, end, transitions))
-    for place, (first, stop) in enumerate(_bounds(cu_seqlens)):
+    for number, (first, stop) in enumerate(_bounds(cu_seqlens)):
         if first == stop:
-            scores[0, place] = 0.0
+            scores[0, number] = 0.0
             continue
         e = emissions[first:stop].double()
         best = (start + e[0])[:, None]  # (tags, ways so far)
-        ways = []  # of each later token: the tag before and the place among its ways, as one number
+        ways = []  # of each later token: the previous tag and the rank among its ways, as one number
         for row in e[1:]:
             arriving = (best[:, :, None] + transitions[:, None, :]).flatten(0, 1)
             ordered = arriving.sort(dim=0, descending=True, stable=True)
@@ -103,7 +103,7 @@ def decode_nbest(
         ):
             if score == -torch.inf:
                 break
-            scores[k, place] = score
+            scores[k, number] = score
             tag, rank = divmod(chosen, best.shape[1])
             paths[k, stop - 1] = tag
             for t, (before, width) in zip(

@@ -30,24 +30,24 @@ def head_statistics(
         scores = scale * torch.einsum("ihd,jhd->ihj", q[rows].to(wide), k[rows].to(wide))
         log_p = scores.log_softmax(-1)
         p = log_p.exp()
-        place = torch.arange(length, device=q.device)
-        distance = (place[None, :] - place[:, None]).abs().to(wide)
+        position = torch.arange(length, device=q.device)
+        distance = (position[None, :] - position[:, None]).abs().to(wide)
         entropy = -torch.special.xlogy(p, p).sum(-1)
         # Probabilities along the diagonals; 0 where there is no neighbour.
         shifted = torch.nn.functional.pad(p, (1, 1))
         at = lambda column, x=shifted: x.gather(-1, column[:, None, None].expand(-1, heads, 1))[
             ..., 0
         ]
-        wanted = torch.full_like(place, -1) if targets is None else targets[rows].long()
+        wanted = torch.full_like(position, -1) if targets is None else targets[rows].long()
         of_target = at(wanted.clamp(min=0) + 1) * (wanted >= 0)[:, None]
         columns = (
             entropy,
             (p * distance[:, None]).sum(-1),
             p[..., 0],
             p[..., -1],
-            at(place + 1),
-            at(place),
-            at(place + 2),
+            at(position + 1),
+            at(position),
+            at(position + 2),
             of_target,
         )
         statistics[rows] = torch.stack(columns, dim=-1)

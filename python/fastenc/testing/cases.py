@@ -64,8 +64,8 @@ def _plain_attention(qkv: Sequence[Tensor], lengths, key_lengths, mask=None) -> 
 
 
 def _distances(length: int, device: torch.device) -> Tensor:
-    places = torch.arange(length, device=device)
-    return places - places[:, None]
+    positions = torch.arange(length, device=device)
+    return positions - positions[:, None]
 
 
 def _attention(detail: str, lengths: Sequence[int], mask=None, **options: Any) -> Case:
@@ -97,8 +97,8 @@ def _relative_inputs(draw: torch.Generator) -> dict[str, Tensor]:
 
 def _relative_attention(qkv: Tensor, relative_bias: Tensor, cu_seqlens: Tensor) -> Tensor:
     def mask(length: int) -> Tensor:
-        places = _distances(length, qkv.device).clamp(-FARTHEST, FARTHEST) + FARTHEST
-        return relative_bias[:, places]
+        columns = _distances(length, qkv.device).clamp(-FARTHEST, FARTHEST) + FARTHEST
+        return relative_bias[:, columns]
 
     return _plain_attention(qkv.unbind(1), LONG_LENGTHS, LONG_LENGTHS, mask)
 
@@ -150,8 +150,8 @@ def _divergence_inputs(draw: torch.Generator) -> dict[str, Tensor]:
 
 def _teacher(hidden: Tensor) -> tuple[Tensor, Tensor, None]:
     """Tensors of the student's size, without gradients."""
-    places = torch.arange(8000 * 384, device=hidden.device).view(8000, 384)
-    weight = (0.1 * torch.sin(places.double())).to(hidden.dtype)
+    numbers = torch.arange(8000 * 384, device=hidden.device).view(8000, 384)
+    weight = (0.1 * torch.sin(numbers.double())).to(hidden.dtype)
     return hidden.detach().flip(0), weight, None
 
 
