@@ -4,7 +4,7 @@ python -m benchmarks.bench_word_vectors [sentences]    (needs FASTENC_DATA)
 
 The sentences are those of UD English EWT, then of SemCor. Peer: transformers with output_hidden_states, batches of 32
 sorted by length, the mean of four layers and of a word's tokens by index_add; both sides tokenise. The sentences go in
-ten parts through each side by turns, in one process with two threads; times are the sums over parts, the ratio the
+ten parts through each side by turns, in one process; times are the sums over parts, the ratio the
 median over parts. CPU time stands beside the time that passed: other work on the machine leaves it as it is.
 """
 
@@ -99,7 +99,8 @@ def compare(sides: dict[str, Callable], parts: Sequence) -> dict[str, dict]:
 
 
 def main() -> None:
-    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", 2)))
+    threads = int(os.environ.get("OMP_NUM_THREADS", 2))
+    torch.set_num_threads(threads)
     count = int(sys.argv[1]) if len(sys.argv) > 1 else 20_000
     chosen = sentences(count)
     parts = [chosen[i::PARTS] for i in range(PARTS)]
@@ -110,10 +111,10 @@ def main() -> None:
     if not difference < 1e-4:
         raise SystemExit(f"the word vectors differ by {difference}")
     cases = {
-        f"word vectors of {count:,} sentences, last four layers": compare(
+        f"word vectors of {count:,} sentences, last four layers, {threads} thread(s)": compare(
             {"transformers": peer, "fastenc": ours}, parts
         ),
-        f"heads of {count:,} sentences": compare(heads(encoder), parts),
+        f"heads of {count:,} sentences, {threads} thread(s)": compare(heads(encoder), parts),
     }
     write("word_vectors", cases)
 

@@ -6,7 +6,13 @@ from xml.etree import ElementTree
 
 import pytest
 
-from fastenc.analysis import analyze, find_data, learn_mix
+from fastenc.analysis import (
+    ScoredPairs,
+    analyze,
+    correlation_by_layer,
+    find_data,
+    learn_mix,
+)
 from fastenc.analysis.figures import INK, bars, by_layer, heat_maps, scatter
 from fastenc.analysis.probes import LabelledWords
 from fastenc.analysis.report import write_report
@@ -93,6 +99,23 @@ def test_only_what_the_data_allow(encoder, data, tmp_path):
     found = find_data(data)
     assert [path.name for path in found.trees] == ["dev.conllu", "train.conllu"]
     assert [len(each) for each in (found.senses, found.word_pairs, found.text_pairs)] == [1, 1, 0]
+
+
+def test_static_vectors_beside_the_encoders(encoder, data, tmp_path):
+    (tmp_path / "words.tsv").write_text((data / "words.tsv").read_text())
+    file = tmp_path / "vectors.txt"
+    file.write_text("bank 1 0\nriver 0.9 0.1\nmoney 0.2 1\n")
+    _, figure = analyze(encoder, tmp_path, static=file)
+    (row,) = (dict(zip(figure.columns, row, strict=True)) for row in figure.rows)
+    assert row["pairs"] == 2 and row["covered"] == pytest.approx(2 / 3)
+    assert row["static"] == pytest.approx(-1.0), "the nearer pair has the lower score"
+    kept = ScoredPairs([("bank", "river"), ("bank", "money")], [3.0, 4.0])
+    layers = [each.raw for each in correlation_by_layer(encoder, kept)]
+    assert row["last layer"] == layers[-1] and row["best layer"] == max(layers)
+    (tmp_path / "words.tsv").unlink()
+    (tmp_path / "x.conllu").write_text(TREE.format(noun="bank", verb="is"))
+    with pytest.raises(ValueError, match="static vectors are compared on tables"):
+        analyze(encoder, tmp_path, static=file)
 
 
 def test_what_is_wrong_is_said(encoder, data, tmp_path, capsys):

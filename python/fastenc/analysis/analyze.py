@@ -14,10 +14,16 @@ from fastenc.analysis.mix import learn_mix
 from fastenc.analysis.probes import LabelledWords, majority_accuracy, probe_by_layer
 from fastenc.analysis.relations import DIRECTIONS, Tree, read_trees, score_relations
 from fastenc.analysis.similarity import (
+    ScoredPairs,
     correlation_by_layer,
     isotropy_by_layer,
     read_scored_pairs,
     similarity_by_frequency,
+)
+from fastenc.analysis.static_vectors import (
+    StaticVectors,
+    read_static_vectors,
+    static_correlation,
 )
 from fastenc.data.readers import kind_of, numbered_lines
 from fastenc.data.senses import SenseData, read_senses
@@ -77,6 +83,7 @@ def analyze(
     layer: int = -1,
     sentences: int = 1000,
     map_method: str = "pca",
+    static: str | Path | None = None,
 ) -> list[Figure]:
     """The figures that the data allow, in the order of a report.
 
@@ -85,6 +92,7 @@ def analyze(
         layer: whose vectors the map shows.
         sentences: most of them that a figure reads.
         map_method: "pca", or "umap" (extra: umap).
+        static: file of static vectors to compare with on the sets of word pairs.
     Raises: ValueError as :func:`find_data`, for a layer that does not exist, an unknown map, or a word that the senses
         do not have.
     """
@@ -92,6 +100,11 @@ def analyze(
         raise ValueError(f"map_method must be one of {', '.join(MAPS)}, got {map_method!r}")
     resolve_layers((layer,), encoder.config.num_layers)
     data = find_data(folder)
+    vectors = None if static is None else read_static_vectors(static)
+    if vectors is not None and not data.word_pairs:
+        raise ValueError(
+            f"static vectors are compared on tables with the columns {', '.join(WORD_PAIRS)}, and {folder} has none"
+        )
     figures = []
     words: list[list[str]] = []
     if data.senses:
@@ -109,6 +122,8 @@ def analyze(
     pairs |= {(path, TEXT_PAIRS): _name(path) for path in data.text_pairs}
     if pairs:
         figures.append(similarity_figure(encoder, pairs))
+    if vectors is not None:
+        figures.append(static_figure(encoder, vectors, data.word_pairs))
     if words:
         figures.append(heads_figure(encoder, words))
     if sets:
@@ -189,6 +204,35 @@ def similarity_figure(encoder: Any, pairs: Pairs) -> Figure:
         "standardised."
     )
     return by_layer("similarity", "Similarity by layer", says, lines, "Spearman", pairs=True)
+
+
+def static_figure(encoder: Any, vectors: StaticVectors, files: Sequence[Path]) -> Figure:
+    """Static vectors against the encoder's on the pairs whose words have a static vector."""
+    groups: dict[str, list[float]] = {"static": [], "last layer": [], "best layer": []}
+    extra: dict[str, list[Any]] = {"best": [], "pairs": [], "covered": []}
+    labels = []
+    for path in files:
+        every = read_scored_pairs(path)
+        known = [i for i, pair in enumerate(every.pairs) if all(w in vectors for w in pair)]
+        if len(known) < 2:
+            continue
+        data = ScoredPairs([every.pairs[i] for i in known], [every.scores[i] for i in known])
+        layers = [each.raw for each in correlation_by_layer(encoder, data)]
+        labels.append(_name(path))
+        groups["static"].append(static_correlation(vectors, data).spearman)
+        groups["last layer"].append(layers[-1])
+        groups["best layer"].append(max(layers))
+        extra["best"].append(layers.index(max(layers)))
+        extra["pairs"].append(len(known))
+        extra["covered"].append(len(known) / len(every.pairs))
+    if not labels:
+        raise ValueError(f"{vectors.name} has the words of no pair: give vectors of this language")
+    says = (
+        "Spearman's correlation with people's scores of word pairs: static vectors beside the encoder's of words "
+        "alone, on the pairs that both have."
+    )
+    title = "Static against contextual vectors"
+    return bars("static", title, says, labels, groups, "Spearman", extra)
 
 
 def heads_figure(encoder: Any, words: Sequence[Sequence[str]]) -> Figure:

@@ -33,12 +33,15 @@ class Figure:
 
 
 def draw(
-    paint: Callable[[Any], None], name: str, size: tuple[float, float] = (7, 3.6), panels: int = 1
+    paint: Callable[[Any], None],
+    name: str,
+    size: tuple[float, float] = (7, 3.6),
+    panels: tuple[int, int] = (1, 1),
 ) -> str:
-    """The SVG that ``paint`` makes of matplotlib's axes (one, or an array of ``panels``)."""
-    matplotlib = require("matplotlib", extra="train")
-    backend = require("matplotlib.backends.backend_svg", extra="train")
-    figure_module = require("matplotlib.figure", extra="train")
+    """The SVG that ``paint`` makes of matplotlib's axes (one, or an array of rows and columns, ``panels``)."""
+    matplotlib = require("matplotlib", extra="plots")
+    backend = require("matplotlib.backends.backend_svg", extra="plots")
+    figure_module = require("matplotlib.figure", extra="plots")
     ink = {key: INK for key in ("text.color", "axes.labelcolor", "xtick.color", "ytick.color")}
     settings = {
         **ink,
@@ -56,7 +59,7 @@ def draw(
     with matplotlib.rc_context(settings):
         figure = figure_module.Figure(figsize=size, layout="constrained")
         backend.FigureCanvasSVG(figure)
-        axes = figure.subplots(1, panels)
+        axes = figure.subplots(*panels)
         paint(axes)
         file = io.StringIO()
         figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})
@@ -136,7 +139,8 @@ def heat_maps(
         for layer in range(len(first))
         for head in range(len(first[0]))
     ]
-    svg = draw(paint, name, (3.1 * len(maps), 2.8), len(maps))
+    down = (len(maps) + 1) // 2
+    svg = draw(paint, name, (8, 2.7 * down), (down, 2))
     return Figure(name, title, says, svg, ("layer", "head", *maps), rows)
 
 

@@ -31,6 +31,9 @@ class Analyze(Command):
     layer: int = option(-1, "Layer of the map of uses; -1 is the last.")
     sentences: int = option(1000, "Most sentences that a figure reads.")
     map_method: str = option("pca", "How the map is made: pca, or umap (extra: umap).")
+    static: Path | None = option(
+        None, "File of word2vec (.bin, text) or GloVe vectors to compare with on word pairs."
+    )
     device: str | None = option(None, DEVICE)
 
     def run(self) -> None:
@@ -43,6 +46,7 @@ class Analyze(Command):
             layer=self.layer,
             sentences=self.sentences,
             map_method=self.map_method,
+            static=self.static,
         )
         meta = f"{encoder.config.num_layers} layers, width {encoder.config.hidden_size}; data: {self.data}"
         self.output.parent.mkdir(parents=True, exist_ok=True)
