@@ -1,5 +1,6 @@
 """The demo, with everything but its sizes as it is."""
 
+import math
 import re
 
 import pytest
@@ -20,6 +21,14 @@ def test_package_task_has_no_leaks():
         assert 40 <= len(text) <= corpus.MAX_CHARACTERS
 
 
+def test_the_loss_of_token_frequencies():
+    training, held_out = [[5, 5, 6], [7, 5]], [[5, 6], [8]]
+    # One more of each of the three kinds: 4, 2 and 2 of 8; a token that training lacks has 1.
+    likelihoods = [4 / 8, 2 / 8, 1 / 8]
+    expected = -sum(map(math.log, likelihoods)) / 3
+    assert pretraining.frequency_loss(training, held_out) == pytest.approx(expected)
+
+
 def test_whole_demo_writes_its_report(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(pretraining, "STEPS", 5)
     monkeypatch.setattr(classification, "TRAINING", 64)
@@ -34,7 +43,7 @@ def test_whole_demo_writes_its_report(tmp_path, monkeypatch, capsys):
     printed = capsys.readouterr().out
     differences = [float(value) for value in re.findall(r"differs by (\S+)", printed)]
     assert len(differences) == 3 and max(differences) < 1e-5
-    assert re.search(r"held-out loss \d", printed)
+    assert re.search(r"held-out loss \d\S+ -> \d\S+; of token frequencies alone \d", printed)
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert "data:image/png;base64," in page
     for name in ("Hugging Face", "fastenc.patch", "majority class", "fine-tuned MiniLM"):

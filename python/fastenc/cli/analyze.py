@@ -13,11 +13,11 @@ from fastenc.models import Encoder
 
 @dataclass(frozen=True, kw_only=True)
 class Analyze(Command):
-    """Show what an encoder's vectors, layers and heads hold, as a page of figures.
+    """Show what an encoder's vectors, layers and heads hold.
 
-    The page needs no other file; the data of its figures are CSV files in NAME_data beside it. Of the folder it takes
-    .conllu files (train and dev or test), and tables (.tsv) with the columns word, index, sense, sentence; word1,
-    word2, score; or sentence1, sentence2, score. What is not there has no figure.
+    The result is a page of figures that needs no other file; their data are CSV files in NAME_data beside it. Of the
+    folder it takes .conllu files (train and dev or test), and tables (.tsv) with the columns word, index, sense,
+    sentence; word1, word2, score; or sentence1, sentence2, score. What is not there has no figure.
 
     Examples:
     fastenc analyze sentence-transformers/all-MiniLM-L6-v2 data/ -o report.html

@@ -9,6 +9,7 @@ import torch
 
 from fastenc._extras import require
 from fastenc._files import write_atomically
+from fastenc.demo.pretraining import NEW
 
 
 def write_report(
@@ -23,6 +24,7 @@ def write_report(
     _bars(axes[0], encoding["sentences_per_s"], "sentences per second", "{:.0f}")
     axes[0].set_title("MiniLM, the same outputs")
     _curves(axes[1], pretraining["log"])
+    axes[1].axhline(pretraining["frequencies"], color="#999999", linestyle=":")
     axes[1].set_title("A small BERT learns")
     _bars(axes[2], classification["accuracies"], "held-out accuracy", "{:.1%}")
     axes[2].set_title("Which package is this docstring from?")
@@ -43,6 +45,9 @@ def write_report(
         difference=max(encoding["differences"].values()),
         before=pretraining["before"]["loss"],
         after=pretraining["after"]["loss"],
+        frequencies=pretraining["frequencies"],
+        layers=NEW.layers,
+        width=NEW.hidden,
         accuracies=_table(classification["accuracies"], "accuracy", "{:.3f}"),
         classes=html.escape(", ".join(classification["classes"])),
         training=classification["training"],
@@ -89,7 +94,8 @@ img {{ width: 100% }} td, th {{ padding: 0.1em 1em 0.1em 0; text-align: left }}
 <p>{sentences} docstrings in batches of 32, in their own order: {tokens} real tokens, {padded} with padding. Largest
 difference from Hugging Face at a real token: {difference:.1e}.</p>{encoding}
 <h2>Pretraining</h2>
-<p>A BERT of 4 layers, 192 wide: held-out masked-LM loss {before:.2f} before, {after:.2f} after training.</p>
+<p>A BERT of {layers} layers, {width} wide: held-out masked-LM loss {before:.2f} before, {after:.2f} after training. A
+model that knows token frequencies alone has {frequencies:.2f} (the dotted line).</p>
 <h2>Fine-tuning</h2>
 <p>{training} training texts, {held_out} from other files held out, the packages' names removed; classes:
 {classes}.</p>{accuracies}
