@@ -1,6 +1,6 @@
 """Word vectors of 20,000 sentences from MiniLM's last four layers, and what statistics of its heads add to a forward.
 
-python -m benchmarks.bench_word_vectors [sentences]    (needs FASTENC_DATA)
+python -m benchmarks.word_vectors [sentences]    (needs FASTENC_DATA)
 
 The sentences are those of UD English EWT, then of SemCor. Peer: transformers with output_hidden_states, batches of 32
 sorted by length, the mean of four layers and of a word's tokens by index_add; both sides tokenise. The sentences go in
@@ -100,6 +100,7 @@ def compare(sides: dict[str, Callable], parts: Sequence) -> dict[str, dict]:
 
 def main() -> None:
     threads = int(os.environ.get("OMP_NUM_THREADS", 2))
+    noun = "thread" if threads == 1 else "threads"
     torch.set_num_threads(threads)
     count = int(sys.argv[1]) if len(sys.argv) > 1 else 20_000
     chosen = sentences(count)
@@ -111,10 +112,10 @@ def main() -> None:
     if not difference < 1e-4:
         raise SystemExit(f"the word vectors differ by {difference}")
     cases = {
-        f"word vectors of {count:,} sentences, last four layers, {threads} thread(s)": compare(
+        f"word vectors of {count:,} sentences, last four layers, {threads} {noun}": compare(
             {"transformers": peer, "fastenc": ours}, parts
         ),
-        f"heads of {count:,} sentences, {threads} thread(s)": compare(heads(encoder), parts),
+        f"heads of {count:,} sentences, {threads} {noun}": compare(heads(encoder), parts),
     }
     write("word_vectors", cases)
 
