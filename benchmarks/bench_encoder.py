@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from fastenc.nn.prepacked_linear import PrepackedLinear
 from torch import Tensor
 
 from benchmarks._harness import ON_GPU, compare, run_parts
@@ -20,7 +21,6 @@ from benchmarks._peers import OnnxRuntime, OpenVino, export_onnx, hugging_face, 
 from fastenc import patch
 from fastenc.demo.checkpoint import minilm_folder
 from fastenc.models import Encoder
-from fastenc.nn.prepacked_linear import PrepackedLinear
 from fastenc.packing import pack_sequences
 
 BATCH = 32

@@ -3,6 +3,6 @@
 
 namespace fastenc {
 
-enum class Activation : int { gelu = 0, gelu_tanh = 1, silu = 2 };
+enum class Activation : int { gelu = 0, gelu_tanh = 1, silu = 2, relu = 3 };
 
 }  // namespace fastenc

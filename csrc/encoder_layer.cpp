@@ -1,19 +1,21 @@
 #include "encoder_layer.h"
 
-#include "attention.h"
-#include "panels.h"
 #include "scratch.h"
 #include "sequences.h"
+#include "weights.h"
 
 namespace fastenc {
 
 int64_t layer_attention_scratch(const LayerAttention& l, int64_t rows) {
-  const int64_t head_dim = l.qkv.columns / 3 / l.num_heads;
-  return rows * (l.qkv.columns + l.num_heads) + 16 + attention_forward_scratch(l.max_seqlen, l.max_seqlen, head_dim);
+  const int64_t widened = l.bf16 ? l.qkv.depth : 0;
+  return rows * (l.qkv.columns + widened + l.terms.num_heads) + 16 +
+         attention_forward_scratch(l.max_seqlen, l.max_seqlen, l.terms.head_dim);
 }
 
 int64_t layer_after_attention_scratch(const LayerAfterAttention& l, int64_t rows) {
-  return rows * (l.down.columns + kInnerColumns) + 2 * ((l.down.columns + 127) / 128 * 128);
+  const int64_t hidden = l.down.columns;
+  const int64_t blocks = 1 + l.pre_norm + (l.bf16 ? 2 : 0);
+  return rows * (blocks * hidden + (l.gated ? 2 : 1) * kInnerColumns) + 2 * ((hidden + 127) / 128 * 128);
 }
 
 namespace {
@@ -26,31 +28,81 @@ int64_t number_of_blocks(int64_t rows) {
   return (rows + kRows * threads - 1) / (kRows * threads) * threads;
 }
 
-PackedLinear packed(const Tensor& panels, const FloatVector& bias, int64_t depth, int64_t columns) {
-  STD_TORCH_CHECK(columns % 16 == 0, "encoder_layer: widths must be multiples of 16");
-  return {checked_panels(panels, depth, columns), bias.data(), depth, columns};
+// Weights that come packed, or plain and are packed into this thread's scratch for the length of a call: nothing that
+// could grow stale is kept.
+class LayerWeights {
+ public:
+  explicit LayerWeights(bool packed) : packed_(packed) {}
+
+  // Reserve first all that will be packed; the scratch moves when it grows.
+  void reserve(int64_t columns, int64_t depth) {
+    if (!packed_) floats_ += packed_floats(columns, depth);
+  }
+
+  PackedLinear linear(const std::vector<Tensor>& parts, const FloatVector& bias, int64_t depth, int64_t columns) {
+    STD_TORCH_CHECK(columns % 16 == 0 && depth % 16 == 0, "encoder_layer: widths must be multiples of 16");
+    if (packed_) return {checked_packed(parts[0], depth, columns), bias.data(), depth, columns};
+    const Weight weight(parts);
+    STD_TORCH_CHECK(
+        weight.depth() == depth && weight.columns() == columns, "encoder_layer: a weight must be (", columns, ", ",
+        depth, "), got (", weight.columns(), ", ", weight.depth(), ")");
+    float* target = thread_scratch(floats_, Scratch::weights) + used_;
+    weight.pack(target);
+    used_ += packed_floats(columns, depth);
+    return {target, bias.data(), depth, columns};
+  }
+
+ private:
+  bool packed_;
+  int64_t floats_ = 0, used_ = 0;
+};
+
+const void* checked_rows(const Tensor& x, ScalarType dtype) {
+  STD_TORCH_CHECK(
+      x.dim() == 2 && x.scalar_type() == dtype && x.is_contiguous(),
+      "encoder_layer: rows must be contiguous and of one dtype");
+  return x.const_data_ptr();
 }
 
-const float* float_rows(const Tensor& x) {
+const float* checked_vector(const FloatVector& values, const std::optional<Tensor>& given, int64_t width) {
   STD_TORCH_CHECK(
-      x.dim() == 2 && x.scalar_type() == ScalarType::Float && x.is_contiguous(),
-      "encoder_layer: rows must be float32 and contiguous");
-  return static_cast<const float*>(x.const_data_ptr());
+      !given || given->numel() == width, "encoder_layer: a vector must have ", width, " elements, got ",
+      given ? given->numel() : 0);
+  return values.data();
 }
 
 Tensor attention(
-    Tensor x, Tensor qkv, Tensor qkv_bias, Tensor cu_seqlens, int64_t max_seqlen, int64_t num_heads) {
+    Tensor x, std::vector<Tensor> qkv, std::optional<Tensor> qkv_bias, bool packed, Tensor cu_seqlens,
+    int64_t max_seqlen, int64_t num_heads, int64_t head_dim, double scale, std::optional<Tensor> relative_bias,
+    int64_t window_left, int64_t window_right) {
   x = as_contiguous(x);
-  const auto* x_rows = float_rows(x);
-  const int64_t rows = x.size(0), columns = qkv_bias.numel(), sequences = cu_seqlens.numel() - 1;
+  const auto* x_rows = checked_rows(x, x.scalar_type());
+  STD_TORCH_CHECK(
+      num_heads > 0 && head_dim > 0 && head_dim % 16 == 0, "encoder_layer: head_dim must be a multiple of 16");
+  const int64_t rows = x.size(0), columns = 3 * num_heads * head_dim, sequences = cu_seqlens.numel() - 1;
   cu_seqlens = as_contiguous(cu_seqlens);
   const FloatVector bias(qkv_bias);
-  const LayerAttention layer{
-      packed(qkv, bias, x.size(1), columns), num_heads, checked_offsets(cu_seqlens, rows, max_seqlen), max_seqlen};
+  checked_vector(bias, qkv_bias, columns);
+  LayerWeights weights(packed);
+  weights.reserve(columns, x.size(1));
+  LayerAttention layer{};
+  layer.qkv = weights.linear(qkv, bias, x.size(1), columns);
+  layer.terms.num_heads = num_heads;
+  layer.terms.head_dim = head_dim;
+  layer.terms.scale = static_cast<float>(scale);
+  layer.terms.window_left = std::min(window_left, rows);
+  layer.terms.window_right = std::min(window_right, rows);
+  const FloatVector relative_values(relative_bias);
   STD_TORCH_CHECK(
-      num_heads > 0 && columns % (48 * num_heads) == 0, "encoder_layer: head_dim must be a multiple of 16");
-  Tensor mixed = empty({rows, columns / 3}, ScalarType::Float);
-  auto* mixed_rows = static_cast<float*>(mixed.mutable_data_ptr());
+      !relative_bias || (relative_bias->dim() == 2 && relative_bias->size(0) == num_heads),
+      "encoder_layer: relative_bias must be (num_heads, 2 * R + 1)");
+  layer.terms.relative_bias = relative_values.data();
+  layer.terms.relative_radius = relative_bias ? relative_bias->size(1) / 2 : 0;
+  layer.offsets = checked_offsets(cu_seqlens, rows, max_seqlen);
+  layer.max_seqlen = max_seqlen;
+  layer.bf16 = is_bfloat16(x);
+  Tensor attended = empty({rows, columns / 3}, ScalarType::Float);
+  auto* attended_rows = static_cast<float*>(attended.mutable_data_ptr());
   const int64_t blocks = number_of_blocks(rows);
   const auto bounds = share_sequences(layer.offsets, sequences, blocks);
   torch::stable::parallel_for(0, blocks, 1, [&](int64_t begin, int64_t end) {
@@ -59,48 +111,66 @@ Tensor attention(
       const int64_t count = layer.offsets[last] - layer.offsets[first];
       if (!count) continue;  // longer sequences than blocks
       float* scratch = thread_scratch(layer_attention_scratch(layer, count));
-      FASTENC_CALL(layer_attention, layer, x_rows, mixed_rows, first, last, scratch);
+      FASTENC_CALL(layer_attention, layer, x_rows, attended_rows, first, last, scratch);
     }
   });
-  return mixed;
+  return attended;
 }
 
-Tensor after_attention(
-    Tensor mixed, Tensor x, Tensor out, Tensor out_bias, Tensor attention_norm_weight, Tensor attention_norm_bias,
-    Tensor up, Tensor up_bias, Tensor down, Tensor down_bias, Tensor out_norm_weight, Tensor out_norm_bias, bool tanh,
-    double eps) {
-  mixed = as_contiguous(mixed);
-  x = as_contiguous(x);
-  const auto *mixed_rows = float_rows(mixed), *x_rows = float_rows(x);
-  const int64_t rows = x.size(0), hidden = x.size(1), inner = up_bias.numel();
-  const Tensor of_width[] = {out_bias,  attention_norm_weight, attention_norm_bias,
-                             down_bias, out_norm_weight,       out_norm_bias};
-  for (const Tensor& t : of_width)
-    STD_TORCH_CHECK(t.numel() == hidden, "encoder_layer: weights and biases must have the rows' width");
-  STD_TORCH_CHECK(mixed.size(0) == rows, "encoder_layer: mixed must have x's rows");
-  const FloatVector vectors[] = {
-      FloatVector(out_bias),          FloatVector(up_bias),
-      FloatVector(down_bias),         FloatVector(attention_norm_weight),
-      FloatVector(attention_norm_bias), FloatVector(out_norm_weight),
-      FloatVector(out_norm_bias)};
-  const LayerAfterAttention layer{
-      packed(out, vectors[0], mixed.size(1), hidden),
-      packed(up, vectors[1], hidden, inner),
-      packed(down, vectors[2], inner, hidden),
-      vectors[3].data(), vectors[4].data(), vectors[5].data(), vectors[6].data(),
-      static_cast<float>(eps),
-      tanh ? Activation::gelu_tanh : Activation::gelu};
-  Tensor y = empty({rows, hidden}, ScalarType::Float);
-  auto* y_rows = static_cast<float*>(y.mutable_data_ptr());
+// (y, the next layer's residual), which is empty after a post-norm layer, where it is y.
+std::tuple<Tensor, Tensor> after_attention(
+    Tensor attended, Tensor residual, std::vector<Tensor> attention_out, std::optional<Tensor> attention_out_bias,
+    Tensor attention_norm_weight, std::optional<Tensor> attention_norm_bias, std::vector<Tensor> up,
+    std::optional<Tensor> up_bias, std::vector<Tensor> down, std::optional<Tensor> down_bias, Tensor out_norm_weight,
+    std::optional<Tensor> out_norm_bias, bool packed, int64_t inner, int64_t activation, bool gated, bool pre_norm,
+    bool rms, double attention_norm_eps, double out_norm_eps) {
+  attended = as_contiguous(attended);
+  residual = as_contiguous(residual);
+  const auto dtype = residual.scalar_type();
+  const auto* attended_rows = static_cast<const float*>(checked_rows(attended, ScalarType::Float));
+  const auto* residual_rows = checked_rows(residual, dtype);
+  const int64_t rows = residual.size(0), hidden = residual.size(1), width = attended.size(1);
+  const int64_t up_columns = gated ? 2 * inner : inner;
+  STD_TORCH_CHECK(attended.size(0) == rows, "encoder_layer: attended must have the residual's rows");
+  STD_TORCH_CHECK(activation >= 0 && activation <= 3, "encoder_layer: unknown activation ", activation);
+  const FloatVector out_bias(attention_out_bias), up_values(up_bias), down_values(down_bias);
+  const FloatVector norm1(attention_norm_weight), norm1_bias(attention_norm_bias);
+  const FloatVector norm2(out_norm_weight), norm2_bias(out_norm_bias);
+  checked_vector(out_bias, attention_out_bias, hidden);
+  checked_vector(up_values, up_bias, up_columns);
+  checked_vector(down_values, down_bias, hidden);
+  LayerWeights weights(packed);
+  weights.reserve(hidden, width);
+  weights.reserve(up_columns, hidden);
+  weights.reserve(hidden, inner);
+  LayerAfterAttention layer{};
+  layer.attention_out = weights.linear(attention_out, out_bias, width, hidden);
+  layer.up = weights.linear(up, up_values, hidden, up_columns);
+  layer.down = weights.linear(down, down_values, inner, hidden);
+  layer.attention_norm = {
+      checked_vector(norm1, attention_norm_weight, hidden), checked_vector(norm1_bias, attention_norm_bias, hidden),
+      static_cast<float>(attention_norm_eps)};
+  layer.out_norm = {
+      checked_vector(norm2, out_norm_weight, hidden), checked_vector(norm2_bias, out_norm_bias, hidden),
+      static_cast<float>(out_norm_eps)};
+  layer.activation = static_cast<Activation>(activation);
+  layer.gated = gated;
+  layer.pre_norm = pre_norm;
+  layer.rms = rms;
+  layer.bf16 = is_bfloat16(residual);
+  Tensor y = empty({rows, hidden}, dtype);
+  Tensor next_residual = empty({pre_norm ? rows : 0, hidden}, dtype);
+  auto *y_rows = y.mutable_data_ptr(), *next_rows = next_residual.mutable_data_ptr();
   const int64_t blocks = number_of_blocks(rows);
   torch::stable::parallel_for(0, blocks, 1, [&](int64_t begin, int64_t end) {
     for (int64_t block = begin; block < end; ++block) {
       const int64_t first = rows * block / blocks, last = rows * (block + 1) / blocks;
+      if (first == last) continue;  // fewer rows than blocks
       float* scratch = thread_scratch(layer_after_attention_scratch(layer, last - first));
-      FASTENC_CALL(layer_after_attention, layer, mixed_rows, x_rows, y_rows, first, last, scratch);
+      FASTENC_CALL(layer_after_attention, layer, attended_rows, residual_rows, y_rows, next_rows, first, last, scratch);
     }
   });
-  return y;
+  return {y, next_residual};
 }
 
 }  // namespace

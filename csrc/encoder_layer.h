@@ -1,32 +1,43 @@
-// A layer in inference and float32, a block of rows at a time: mixed = Attention(x W_qkv + b_qkv), whole sequences;
-// h = LN(x + mixed W_out + b_out), y = LN(h + GELU(h W_up + b_up) W_down + b_down), any rows.
+// A layer in inference on a CPU, a block of rows at a time:
+//   attended = Attention(x W_qkv + b_qkv), whole sequences;
+//   s = residual + attended W_out + b_out, h = Norm(s), y = Norm(r + FFN(h)), any rows.
+// Post-norm: the residual is x, and r = h. Pre-norm: r = s, and the sum r + FFN(h) is the next layer's residual.
 #pragma once
 #include <cstdint>
 
 #include "activation.h"
+#include "attention.h"
 #include "isa.h"
 
 namespace fastenc {
 
-// A weight packed as panels.h says.
+// A weight packed as packed_weights.h says.
 struct PackedLinear {
-  const float* panels;
-  const float* bias;
+  const float* weight;
+  const float* bias;  // or null
   int64_t depth, columns;
+};
+
+struct LayerNormTerms {
+  const float* weight;
+  const float* bias;  // or null
+  float eps;
 };
 
 struct LayerAttention {
   PackedLinear qkv;
-  int64_t num_heads;
+  Attention terms;         // what it says of heads, scale, window and biases; its tensors are set block by block
   const int32_t* offsets;  // of all sequences
   int64_t max_seqlen;
+  bool bf16;  // x; all else is float
 };
 
 struct LayerAfterAttention {
-  PackedLinear attention_out, up, down;
-  const float *attention_norm_weight, *attention_norm_bias, *out_norm_weight, *out_norm_bias;
-  float eps;
-  Activation activation;  // gelu or gelu_tanh
+  PackedLinear attention_out, up, down;  // gated: up has the activated columns first, then as many others
+  LayerNormTerms attention_norm, out_norm;
+  Activation activation;
+  bool gated, pre_norm, rms;
+  bool bf16;  // residual, y and next_residual; all else is float
 };
 
 constexpr int64_t kInnerColumns = 256;  // of the inner activations that exist at a time
@@ -35,13 +46,13 @@ constexpr int64_t kInnerColumns = 256;  // of the inner activations that exist a
 int64_t layer_attention_scratch(const LayerAttention&, int64_t rows);
 int64_t layer_after_attention_scratch(const LayerAfterAttention&, int64_t rows);
 
-// All columns are multiples of 16. x, mixed and y hold every row.
+// Widths are multiples of 16. x, attended, residual, y and next_residual hold every row.
 FASTENC_FOR_EACH_ISA(
     void layer_attention(
-        const LayerAttention&, const float* x, float* mixed, int64_t first_sequence, int64_t last_sequence,
+        const LayerAttention&, const void* x, float* attended, int64_t first_sequence, int64_t last_sequence,
         float* scratch);
     void layer_after_attention(
-        const LayerAfterAttention&, const float* mixed, const float* x, float* y, int64_t first, int64_t last,
-        float* scratch);)
+        const LayerAfterAttention&, const float* attended, const void* residual, void* y, void* next_residual,
+        int64_t first, int64_t last, float* scratch);)
 
 }  // namespace fastenc

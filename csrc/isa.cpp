@@ -4,6 +4,10 @@
 #include <cstring>
 #include <string>
 
+#if FASTENC_X86
+#include <cpuid.h>
+#endif
+
 namespace fastenc {
 namespace {
 
@@ -71,6 +75,18 @@ const char* usable_isas() {
 bool is_intel() {
 #if FASTENC_X86
   return __builtin_cpu_is("intel");
+#else
+  return false;
+#endif
+}
+
+bool has_bf16_units() {
+#if FASTENC_X86
+  // Subleaf 1 of leaf 7: AVX512-BF16 in EAX; subleaf 0: AMX-BF16 in EDX.
+  unsigned a, b, c, d;
+  if (!runs_here(Isa::avx512) || !__get_cpuid_count(7, 0, &a, &b, &c, &d)) return false;
+  const bool amx = d >> 22 & 1;
+  return amx || (__get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 5 & 1));
 #else
   return false;
 #endif

@@ -14,6 +14,8 @@ const char* isa_name(Isa isa);
 const char* usable_isas();
 // Whether Intel made this processor.
 bool is_intel();
+// Whether it has instructions for products of bfloat16.
+bool has_bf16_units();
 
 }  // namespace fastenc
 

@@ -11,7 +11,6 @@
 #ifdef USE_CUDA
 #include "cuda/build.h"
 #endif
-#include "fingerprint.h"
 #include "isa.h"
 
 namespace py = pybind11;
@@ -30,14 +29,12 @@ PYBIND11_MODULE(_C, m) {
         info["cuda"] = py::none();
 #endif
         info["intel_processor"] = fastenc::is_intel();
+        info["bfloat16_units"] = fastenc::has_bf16_units();
         info["usable_instruction_sets"] = fastenc::usable_isas();
         info["instruction_set"] = fastenc::isa_name(fastenc::isa());
         return info;
       },
       "What this extension was compiled with and what it uses on this processor.");
-  m.def(
-      "fingerprint", &fastenc::fingerprint, py::arg("buffers"),
-      "A hash of a sample of the contents of [(address, bytes), ...], which must be readable.");
   m.def(
       "set_instruction_set",
       [](const std::string& name) {

@@ -6,16 +6,24 @@
 
 namespace fastenc {
 
-inline float* thread_scratch(int64_t floats) {
+// What a buffer is for: those of one thread that are in use at the same time must differ.
+enum class Scratch { rows, weights, operands, count };
+
+inline float* thread_scratch(int64_t floats, Scratch purpose = Scratch::rows) {
   constexpr int64_t line = 64;
-  thread_local std::unique_ptr<char[]> buffer;
-  thread_local int64_t size = 0;
+  struct Buffer {
+    std::unique_ptr<char[]> data;
+    int64_t size = 0;
+  };
+  thread_local Buffer buffers[static_cast<int>(Scratch::count)];
+  Buffer& buffer = buffers[static_cast<int>(purpose)];
   const int64_t bytes = floats * sizeof(float) + line;
-  if (size < bytes) {
-    buffer.reset(new char[bytes]);
-    size = bytes;
+  if (buffer.size < bytes) {
+    buffer.data.reset();  // before the larger one exists
+    buffer.data.reset(new char[bytes]);
+    buffer.size = bytes;
   }
-  const auto start = reinterpret_cast<uintptr_t>(buffer.get());
+  const auto start = reinterpret_cast<uintptr_t>(buffer.data.get());
   return reinterpret_cast<float*>((start + line - 1) / line * line);
 }
 

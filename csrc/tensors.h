@@ -26,6 +26,21 @@ inline bool is_bfloat16(const Tensor& t) {
   return t.scalar_type() == ScalarType::BFloat16;
 }
 
+inline float to_float(bfloat16 value) {
+  const uint32_t bits = static_cast<uint32_t>(value.bits) << 16;
+  float result;
+  std::memcpy(&result, &bits, sizeof result);
+  return result;
+}
+
+// Rounds to nearest, ties to even; NaN stays NaN.
+inline bfloat16 to_bfloat16(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  const uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+  return {static_cast<uint16_t>(value != value ? 0x7fc0u : rounded)};
+}
+
 inline Tensor as_contiguous(const Tensor& t) {
   return t.is_contiguous() ? t : torch::stable::contiguous(t);
 }
@@ -46,10 +61,7 @@ class FloatVector {
     }
     const auto* source = static_cast<const bfloat16*>(held_->const_data_ptr());
     widened_.resize(held_->numel());
-    for (size_t i = 0; i < widened_.size(); ++i) {
-      const uint32_t bits = static_cast<uint32_t>(source[i].bits) << 16;
-      std::memcpy(&widened_[i], &bits, sizeof bits);
-    }
+    for (size_t i = 0; i < widened_.size(); ++i) widened_[i] = to_float(source[i]);
     data_ = widened_.data();
   }
   const float* data() const { return data_; }

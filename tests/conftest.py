@@ -15,7 +15,7 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
-from fastenc.ops import _dispatch, _library, _matmul  # noqa: E402
+from fastenc.ops import _dispatch, _gemm, _library  # noqa: E402
 from tests.helpers.extension import _C  # noqa: E402
 
 
@@ -52,7 +52,7 @@ def ours(request, monkeypatch):
     wanted = request.param == "our products"
     if wanted and _C is None:
         pytest.skip("the compiled extension is not available")
-    monkeypatch.setattr(_matmul, "ours_is_faster", lambda: wanted)
+    monkeypatch.setattr(_gemm, "ours_is_faster", lambda: wanted)
     return wanted
 
 

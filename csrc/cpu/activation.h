@@ -2,6 +2,7 @@
 // gelu:      gate = P(u), the normal distribution, of density p.
 // gelu_tanh: gate = s(2k), s the logistic function, k = sqrt(2/pi) * (u + 0.044715 u^3).
 // silu:      gate = s(u).
+// relu:      gate = 1 for u > 0, else 0.
 
 // erf by a rational minimax approximation on [-3.83, 3.83] (the form that Eigen and XLA use), absolute
 // error below 2e-7; beyond, erf is +-1 to within 6e-8.
@@ -37,6 +38,7 @@ FASTENC_INLINE Vec exp_minus_argument(Vec u) {
 template <Activation kind>
 FASTENC_INLINE Vec activate(Vec u) {
   if constexpr (kind == Activation::gelu) return u * normal_cdf(u);
+  if constexpr (kind == Activation::relu) return u < 0.f ? Vec{} : u;  // NaN stays NaN
   return u / (exp_minus_argument<kind>(u) + 1.f);
 }
 
@@ -50,6 +52,7 @@ FASTENC_INLINE Slope activate_with_slope(Vec u) {
     const Vec gate = normal_cdf(u);
     return {u * gate, gate + u * 0.3989422804014327f * exp(u * u * -0.5f)};
   }
+  if constexpr (kind == Activation::relu) return {u < 0.f ? Vec{} : u, u > 0.f ? splat(1.f) : Vec{}};
   const Vec e = exp_minus_argument<kind>(u);
   const Vec gate = splat(1.f) / (e + 1.f);  // and 1 - gate = e * gate without cancellation
   Vec from_gate = u * gate * (e * gate);
@@ -73,5 +76,9 @@ FASTENC_INLINE Slope activate_with_slope(Vec u) {
       case Activation::silu:                                                                      \
         bf16 ? rows<bfloat16, Activation::silu>(__VA_ARGS__)                                      \
              : rows<float, Activation::silu>(__VA_ARGS__);                                        \
+        break;                                                                                    \
+      case Activation::relu:                                                                      \
+        bf16 ? rows<bfloat16, Activation::relu>(__VA_ARGS__)                                      \
+             : rows<float, Activation::relu>(__VA_ARGS__);                                        \
     }                                                                                             \
   } while (0)

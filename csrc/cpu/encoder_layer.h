@@ -1,96 +1,141 @@
 // A block of rows stays in the second cache from product to product.
 
 FASTENC_INLINE const float* panel_at(const PackedLinear& w, int64_t row, int64_t column) {
-  return panel_at(w.panels, w.depth, row, column);
+  return panel_at(w.weight, w.depth, row, column);
 }
 
 // C += A times the weight's rows [top, top + depth) and columns [left, left + columns); `next` is read after it.
 static void add_product(
     const float* a, int64_t lda, const PackedLinear& w, int64_t top, int64_t depth, int64_t left, int64_t columns,
     float* c, int64_t ldc, int64_t rows, const float* next) {
-  for (int64_t j = 0; j < columns; j += kPanel)
+  for (int64_t j = 0, width; j < columns; j += width) {
+    width = kPanel - (left + j) % kPanel;  // a gated weight's second half may begin inside a panel
+    if (width > columns - j) width = columns - j;
     for (int64_t k = 0; k < depth; k += kDepth) {
       const int64_t pass = depth - k < kDepth ? depth - k : kDepth;
-      const float* ahead = k + pass < depth       ? panel_at(w, top + k + pass, left + j)
-                           : j + kPanel < columns ? panel_at(w, top, left + j + kPanel)
-                                                  : next;
+      const float* ahead = k + pass < depth      ? panel_at(w, top + k + pass, left + j)
+                           : j + width < columns ? panel_at(w, top, left + j + width)
+                                                 : next;
       multiply_panel(
-          a + k, lda, panel_at(w, top + k, left + j), kMatmulColumns, c + j, ldc, rows, panel_width(columns - j), pass,
-          true, ahead);
+          a + k, lda, panel_at(w, top + k, left + j), kPanel, c + j, ldc, rows, width, pass, true, ahead);
+    }
+  }
+}
+
+// inner = act(inner), or act(inner) * gate.
+template <Activation kind>
+static void activate_rows(float* inner, const float* gate, int64_t columns, int64_t rows) {
+  for (int64_t row = 0; row < rows; ++row)
+    for (int64_t c = 0; c < columns; c += kLanes) {
+      const int64_t i = row * kInnerColumns + c;
+      const Vec value = activate<kind>(load(inner + i));
+      store(inner + i, gate ? value * load(gate + i) : value);
     }
 }
 
-template <Activation kind>
-static void activate_block(float* inner, int64_t columns, int64_t rows) {
-  for (int64_t row = 0; row < rows; ++row)
-    for (int64_t c = 0; c < columns; c += kLanes) {
-      float* u = inner + row * kInnerColumns + c;
-      store(u, activate<kind>(load(u)));
-    }
+static void activate_rows(Activation kind, float* inner, const float* gate, int64_t columns, int64_t rows) {
+  switch (kind) {
+    case Activation::gelu:
+      return activate_rows<Activation::gelu>(inner, gate, columns, rows);
+    case Activation::gelu_tanh:
+      return activate_rows<Activation::gelu_tanh>(inner, gate, columns, rows);
+    case Activation::silu:
+      return activate_rows<Activation::silu>(inner, gate, columns, rows);
+    case Activation::relu:
+      return activate_rows<Activation::relu>(inner, gate, columns, rows);
+  }
+}
+
+// Rows of floats: where they lie, or widened into `buffer`.
+FASTENC_INLINE const float* widened_rows(const void* x, bool bf16, int64_t first, int64_t count, float* buffer) {
+  if (!bf16) return (const float*)x + first;
+  for (int64_t i = 0; i < count; i += kLanes) store(buffer + i, load((const bfloat16*)x + first + i));
+  return buffer;
+}
+
+FASTENC_INLINE void write_rows(const float* rows, void* x, bool bf16, int64_t first, int64_t count) {
+  if (bf16)
+    for (int64_t i = 0; i < count; i += kLanes) store((bfloat16*)x + first + i, load(rows + i));
 }
 
 void layer_attention(
-    const LayerAttention& l, const float* x, float* mixed, int64_t first_sequence, int64_t last_sequence,
+    const LayerAttention& l, const void* x, float* attended, int64_t first_sequence, int64_t last_sequence,
     float* scratch) {
   const int64_t first = l.offsets[first_sequence], rows = l.offsets[last_sequence] - first;
-  const int64_t columns = l.qkv.columns, width = columns / 3, head_dim = width / l.num_heads;
+  const int64_t columns = l.qkv.columns, width = columns / 3, depth = l.qkv.depth;
   float* qkv = scratch;
-  float* lse = qkv + rows * columns;
-  float* attention_scratch = lse + (rows * l.num_heads + kLanes - 1) / kLanes * kLanes;
+  float* widened = qkv + rows * columns;
+  float* lse = widened + (l.bf16 ? rows * depth : 0);
+  float* attention_scratch = lse + (rows * l.terms.num_heads + kLanes - 1) / kLanes * kLanes;
+  const float* x_rows = widened_rows(x, l.bf16, first * depth, rows * depth, widened);
   fill_with_bias(l.qkv.bias, columns, qkv, columns, rows);
-  add_product(
-      x + first * l.qkv.depth, l.qkv.depth, l.qkv, 0, l.qkv.depth, 0, columns, qkv, columns, rows, l.qkv.panels);
-  Attention a{};
-  a.q = {qkv, columns, head_dim};
-  a.k = {qkv + width, columns, head_dim};
-  a.v = {qkv + 2 * width, columns, head_dim};
-  a.num_heads = l.num_heads;
-  a.head_dim = head_dim;
+  add_product(x_rows, depth, l.qkv, 0, depth, 0, columns, qkv, columns, rows, l.qkv.weight);
+  Attention a = l.terms;
+  a.q = {qkv, columns, a.head_dim};
+  a.k = {qkv + width, columns, a.head_dim};
+  a.v = {qkv + 2 * width, columns, a.head_dim};
   a.total_q = rows;
-  a.scale = 1.f / __builtin_sqrtf((float)head_dim);
-  a.out = mixed + first * width;
+  a.out = attended + first * width;
   a.lse = lse;
   for (int64_t s = first_sequence; s < last_sequence; ++s) {
     const int64_t start = l.offsets[s] - first, length = l.offsets[s + 1] - l.offsets[s];
-    for (int64_t head = 0; head < l.num_heads; ++head)
+    for (int64_t head = 0; head < a.num_heads; ++head)
       attention_forward_task<float>(a, {start, length, start, length, head}, attention_scratch);
   }
 }
 
 void layer_after_attention(
-    const LayerAfterAttention& l, const float* mixed, const float* x, float* y, int64_t first, int64_t last,
-    float* scratch) {
-  const int64_t rows = last - first, hidden = l.down.columns, mixed_width = l.attention_out.depth;
-  mixed += first * mixed_width;
-  x += first * hidden;
-  y += first * hidden;
+    const LayerAfterAttention& l, const float* attended, const void* residual, void* y, void* next_residual,
+    int64_t first, int64_t last, float* scratch) {
+  const int64_t rows = last - first, hidden = l.down.columns, width = l.attention_out.depth;
+  const int64_t inner_width = l.down.depth, start = first * hidden, count = rows * hidden;
+  attended += first * width;
   float* h = scratch;
-  float* inner = h + rows * hidden;
-  float* norm_scratch = inner + rows * kInnerColumns;
-  auto normalise = [&](float* block, const float* residual, const float* weight, const float* bias) {
+  float* inner = h + count;
+  float* gate = inner + rows * kInnerColumns;
+  float* sums = gate + (l.gated ? rows * kInnerColumns : 0);
+  float* widened = sums + (l.pre_norm ? count : 0);
+  float* out = widened + (l.bf16 ? count : 0);
+  float* norm_scratch = out + (l.bf16 ? count : 0);
+  if (!l.bf16) out = (float*)y + start;
+  // Norm in place; `sum` gets what was normalised.
+  auto normalise = [&](float* block, const float* added, float* sum, const LayerNormTerms& terms) {
     LayerNormForward norm{};
     norm.x = norm.y = block;
-    norm.residual = residual;
-    norm.weight = weight;
-    norm.bias = bias;
+    norm.residual = added;
+    norm.h = sum;
+    norm.weight = terms.weight;
+    norm.bias = terms.bias;
     norm.width = hidden;
-    norm.eps = l.eps;
+    norm.eps = terms.eps;
+    norm.rms = l.rms;
     layer_norm_forward_rows<float>(norm, 0, rows, norm_scratch);
   };
   fill_with_bias(l.attention_out.bias, hidden, h, hidden, rows);
-  add_product(mixed, mixed_width, l.attention_out, 0, mixed_width, 0, hidden, h, hidden, rows, l.up.panels);
-  normalise(h, x, l.attention_norm_weight, l.attention_norm_bias);
-  fill_with_bias(l.down.bias, hidden, y, hidden, rows);
-  for (int64_t left = 0; left < l.up.columns; left += kInnerColumns) {
-    const int64_t left_over = l.up.columns - left, columns = left_over < kInnerColumns ? left_over : kInnerColumns;
-    fill_with_bias(l.up.bias + left, columns, inner, kInnerColumns, rows);
-    add_product(h, hidden, l.up, 0, hidden, left, columns, inner, kInnerColumns, rows, panel_at(l.down, left, 0));
-    if (l.activation == Activation::gelu)
-      activate_block<Activation::gelu>(inner, columns, rows);
-    else
-      activate_block<Activation::gelu_tanh>(inner, columns, rows);
+  add_product(attended, width, l.attention_out, 0, width, 0, hidden, h, hidden, rows, l.up.weight);
+  const float* residual_rows = widened_rows(residual, l.bf16, start, count, widened);
+  normalise(h, residual_rows, l.pre_norm ? sums : nullptr, l.attention_norm);
+  fill_with_bias(l.down.bias, hidden, out, hidden, rows);
+  for (int64_t left = 0; left < inner_width; left += kInnerColumns) {
+    const int64_t left_over = inner_width - left, columns = left_over < kInnerColumns ? left_over : kInnerColumns;
+    const float* down = panel_at(l.down, left, 0);
+    auto project = [&](int64_t column, float* target, const float* next) {
+      fill_with_bias(l.up.bias ? l.up.bias + column : nullptr, columns, target, kInnerColumns, rows);
+      add_product(h, hidden, l.up, 0, hidden, column, columns, target, kInnerColumns, rows, next);
+    };
+    project(left, inner, l.gated ? panel_at(l.up, 0, inner_width + left) : down);
+    if (l.gated) project(inner_width + left, gate, down);
+    activate_rows(l.activation, inner, l.gated ? gate : nullptr, columns, rows);
     add_product(
-        inner, kInnerColumns, l.down, left, columns, 0, hidden, y, hidden, rows, panel_at(l.up, 0, left + columns));
+        inner, kInnerColumns, l.down, left, columns, 0, hidden, out, hidden, rows,
+        panel_at(l.up, 0, left + columns < inner_width ? left + columns : 0));
   }
-  normalise(y, h, l.out_norm_weight, l.out_norm_bias);
+  if (!l.pre_norm) {
+    normalise(out, h, nullptr, l.out_norm);
+  } else {
+    float* next = l.bf16 ? widened : (float*)next_residual + start;
+    normalise(out, sums, next, l.out_norm);
+    write_rows(next, next_residual, l.bf16, start, count);
+  }
+  write_rows(out, y, l.bf16, start, count);
 }

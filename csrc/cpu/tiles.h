@@ -1,4 +1,4 @@
-// Register tiles of a product C (+)= A B with B's columns contiguous, for attention, matmul and encoder_layer.
+// Register tiles of a product C (+)= A B with B's columns contiguous, for attention, gemm and encoder_layer.
 
 constexpr int kTileRows = 6;
 constexpr int kTileVectors = kLanes == 16 ? 4 : 2;  // 24 of 32, or 12 of 16 registers accumulate
@@ -83,11 +83,17 @@ static void multiply_panel(
 
 FASTENC_INLINE int64_t panel_width(int64_t columns_left) { return columns_left < kPanel ? columns_left : kPanel; }
 
-// Where a packed weight's rows from `row` and columns from `column` on begin; they are kMatmulColumns apart.
-FASTENC_INLINE const float* panel_at(const float* panels, int64_t depth, int64_t row, int64_t column) {
-  return panels + (column / kMatmulColumns * depth + row) * kMatmulColumns + column % kMatmulColumns;
+// Where a packed weight's rows from `row` and columns from `column` on begin; they are kPanel apart.
+FASTENC_INLINE const float* panel_at(const float* packed, int64_t depth, int64_t row, int64_t column) {
+  return packed + (column / kPanel * depth + row) * kPanel + column % kPanel;
 }
 
+// Every row of C becomes the bias, or 0 without one.
 static void fill_with_bias(const float* bias, int64_t columns, float* c, int64_t ldc, int64_t rows) {
-  for (int64_t row = 0; row < rows; ++row) __builtin_memcpy(c + row * ldc, bias, columns * sizeof(float));
+  for (int64_t row = 0; row < rows; ++row) {
+    if (bias)
+      __builtin_memcpy(c + row * ldc, bias, columns * sizeof(float));
+    else
+      __builtin_memset(c + row * ldc, 0, columns * sizeof(float));
+  }
 }

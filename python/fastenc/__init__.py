@@ -8,9 +8,12 @@ __version__ = "0.1.0"
 _LAZY = {
     "patch": "fastenc.integrations.transformers",
     "unpatch": "fastenc.integrations.transformers",
-    "DataCollatorWithFacts": "fastenc.integrations.transformers",
+    "register_attention": "fastenc.integrations.transformers",
+    "DataCollatorWithSeqlens": "fastenc.integrations.transformers",
     "Encoder": "fastenc.models",
     "compile_inference": "fastenc.models",
+    "freeze": "fastenc.freezing",
+    "unfreeze": "fastenc.freezing",
     "PackedBatch": "fastenc.packing",
     "predictor": "fastenc.tasks",
     "nn": None,
@@ -20,17 +23,20 @@ _LAZY = {
 }
 
 __all__ = [
-    "DataCollatorWithFacts",
+    "DataCollatorWithSeqlens",
     "Encoder",
     "PackedBatch",
     "__version__",
     "compile_inference",
+    "freeze",
     "models",
     "nn",
     "ops",
     "packing",
     "patch",
     "predictor",
+    "register_attention",
+    "unfreeze",
     "unpatch",
 ]
 

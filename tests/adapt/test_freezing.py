@@ -27,7 +27,9 @@ def test_frozen_part_gets_no_gradient_and_keeps_no_activations(model, layers):
     frozen = CONFIG.num_layers if layers is None else layers
     requires = []
     for layer in model.encoder.layers:
-        layer.register_forward_hook(lambda module, inputs, out: requires.append(out.requires_grad))
+        layer.register_forward_hook(
+            lambda module, inputs, out: requires.append(out.x.requires_grad)
+        )
     model(BATCH, torch.tensor([0, 2])).loss.backward()
     assert requires == [False] * frozen + [True] * (CONFIG.num_layers - frozen)
     for name, parameter in model.named_parameters():

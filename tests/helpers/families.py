@@ -17,7 +17,11 @@ CLASSES = {
     "xlm-roberta": "XLMRoberta",
     "distilbert": "DistilBert",
     "electra": "Electra",
+    "camembert": "Camembert",
+    "data2vec-text": "Data2VecText",
 }
+# RoBERTa under another name: position and padding as RoBERTa has them.
+ROBERTA_LIKE = ("roberta", "xlm-roberta", "camembert", "data2vec-text")
 
 
 def config(family: str, **changes):
@@ -28,7 +32,7 @@ def config(family: str, **changes):
         sizes["max_position_embeddings"] = 40
     else:
         sizes = dict(SIZES)
-        if family in ("roberta", "xlm-roberta"):
+        if family in ROBERTA_LIKE:
             sizes |= dict(pad_token_id=1, bos_token_id=0, eos_token_id=2, type_vocab_size=1)
         if family == "electra":
             sizes["embedding_size"] = 16
@@ -53,7 +57,7 @@ def padded_batch(family: str, lengths=(5, 17, 1, 30), seed: int = 0) -> dict[str
     rows, length = len(lengths), max(lengths)
     mask = (torch.arange(length) < torch.tensor(lengths)[:, None]).long()
     ids = torch.randint(5, 97, (rows, length), generator=generator)
-    pad = 1 if "roberta" in family else 0
+    pad = 1 if family in ROBERTA_LIKE else 0
     batch = {"input_ids": torch.where(mask.bool(), ids, pad), "attention_mask": mask}
     if family in ("bert", "electra"):
         types = torch.randint(0, 2, (rows, length), generator=generator)

@@ -1,59 +1,218 @@
-"""Weights, inputs and a plain-torch version of one encoder layer."""
+"""Layers of every kind, and the same layers in torch's own functions, a sequence at a time."""
+
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
-from fastenc.nn.encoder_layer import LayerOptions, LayerWeights
+from fastenc.nn.layer import run_single_ops, start
+from fastenc.nn.layer_spec import (
+    NO_DROPOUT,
+    AttentionInputs,
+    AttentionSpec,
+    FeedForwardSpec,
+    LayerDropout,
+    LayerSpec,
+    LayerState,
+    LayerWeights,
+    NormSpec,
+)
+from fastenc.nn.rotary import RotarySpec, rotary_table
 from tests.helpers.attention_cases import EDGE_LENGTHS, offsets_of
 
-WIDTH, INNER, HEADS = 64, 96, 2
-NAMES = (
-    *("query", "key", "value", "query_bias", "key_bias", "value_bias"),
-    *("attention_out", "attention_out_bias", "attention_norm", "attention_norm_bias"),
-    *("up", "up_bias", "down", "down_bias", "out_norm", "out_norm_bias"),
-)
+WIDTH, INNER, HEADS, HEAD_DIM = 64, 96, 2, 32
+EPS = 1e-6
+ATTENTION = AttentionSpec(HEADS, HEAD_DIM, HEAD_DIM**-0.5)
 
 
-def shapes_of(inner):
-    return (
-        *((WIDTH, WIDTH),) * 3,
-        *((WIDTH,),) * 3,
-        *((WIDTH, WIDTH), (WIDTH,), (WIDTH,), (WIDTH,)),
-        *((inner, WIDTH), (inner,), (WIDTH, inner), (WIDTH,), (WIDTH,), (WIDTH,)),
+@dataclass(frozen=True)
+class Kind:
+    """A description of a layer and what stands beside it."""
+
+    spec: LayerSpec
+    biases: bool = True
+    norm_biases: bool = True
+    rotary: bool = False
+    relative_bias: bool = False
+
+
+def kind(
+    activation="gelu",
+    *,
+    gated=False,
+    pre_norm=False,
+    norm="layer",
+    window=(-1, -1),
+    scale=None,
+    inner=INNER,
+    **rest,
+):
+    scale = ATTENTION.scale if scale is None else scale
+    spec = LayerSpec(
+        AttentionSpec(HEADS, HEAD_DIM, scale, window),
+        FeedForwardSpec(inner, activation, gated),
+        NormSpec(norm, EPS),
+        NormSpec(norm, EPS),
+        pre_norm,
     )
+    return Kind(spec, **rest)
 
 
-def inputs(lengths=EDGE_LENGTHS, dtype=torch.float32, inner=INNER):
-    """(named tensors, x first; offsets; longest)."""
-    torch.manual_seed(3)
-    values = {"x": torch.randn(sum(lengths), WIDTH)}
-    for name, shape in zip(NAMES, shapes_of(inner), strict=True):
-        spread = 0.3 if len(shape) == 1 else shape[1] ** -0.5
-        values[name] = (1.0 if name.endswith("norm") else 0.0) + spread * torch.randn(shape)
-    values = {name: v.to(dtype).requires_grad_() for name, v in values.items()}
-    return values, offsets_of(lengths), max(lengths, default=0)
+KINDS = {
+    "bert": kind(),
+    "tanh": kind("gelu_tanh"),
+    "relu": kind("relu"),
+    "mpnet": kind(relative_bias=True),
+    "mbart": kind(pre_norm=True),
+    "modernbert": kind(
+        gated=True, pre_norm=True, window=(3, 3), biases=False, norm_biases=False, rotary=True
+    ),
+    "nomic": kind("silu", gated=True, biases=False, rotary=True),
+    "t5": kind(
+        "relu", pre_norm=True, norm="rms", scale=1.0, biases=False, norm_biases=False,
+        relative_bias=True,
+    ),
+    "t5 v1.1": kind(
+        "gelu_tanh", gated=True, pre_norm=True, norm="rms", scale=1.0, biases=False,
+        norm_biases=False, relative_bias=True,
+    ),
+}  # fmt: skip
 
 
-def weights_of(values) -> LayerWeights:
-    rest = [values[name] for name in NAMES[6:]]
-    return LayerWeights(
-        tuple(values[name] for name in NAMES[:3]), tuple(values[name] for name in NAMES[3:6]), *rest
-    )
+class Layer:
+    """Random weights of one kind of layer over sequences of these lengths. ``values``: the tensors by name, x first."""
+
+    def __init__(self, what: Kind, lengths=EDGE_LENGTHS, dtype=torch.float32, grad=True):
+        torch.manual_seed(3)
+        self.kind, self.spec, self.lengths = what, what.spec, tuple(lengths)
+        inner = self.spec.feed_forward.intermediate_size
+        values = {"x": torch.randn(sum(lengths), WIDTH)}
+        for name, (rows, columns, biased) in self.shapes(inner).items():
+            values[name] = torch.randn(rows, columns) * columns**-0.5
+            if biased:
+                values[f"{name}_bias"] = 0.3 * torch.randn(rows)
+        for name in ("attention_norm", "out_norm"):
+            values[name] = 1 + 0.3 * torch.randn(WIDTH)
+            if what.norm_biases:
+                values[f"{name}_bias"] = 0.3 * torch.randn(WIDTH)
+        if what.relative_bias:
+            values["relative_bias"] = 0.3 * torch.randn(HEADS, 9)
+        self.values = {name: v.to(dtype).requires_grad_(grad) for name, v in values.items()}
+        self.offsets, self.longest = offsets_of(lengths), max(lengths, default=0)
+
+    def shapes(self, inner):
+        biased, width = self.kind.biases, HEADS * HEAD_DIM
+        halves = ("gate", "up") if self.spec.feed_forward.gated else ("up",)
+        return {
+            **{name: (width, WIDTH, biased) for name in ("query", "key", "value")},
+            "attention_out": (WIDTH, width, biased),
+            **{name: (inner, WIDTH, biased) for name in halves},
+            "down": (WIDTH, inner, biased),
+        }
+
+    def weights(self, values=None) -> LayerWeights:
+        v = values or self.values
+        halves = ("gate", "up") if "gate" in v else ("up",)
+        several = lambda names: tuple(v[name] for name in names)
+        biases = lambda names: tuple(v.get(f"{name}_bias") for name in names)
+        qkv = ("query", "key", "value")
+        return LayerWeights(
+            several(qkv),
+            biases(qkv),
+            v["attention_out"],
+            v.get("attention_out_bias"),
+            v["attention_norm"],
+            v.get("attention_norm_bias"),
+            several(halves),
+            biases(halves),
+            v["down"],
+            v.get("down_bias"),
+            v["out_norm"],
+            v.get("out_norm_bias"),
+        )
+
+    def inputs(self, values=None) -> AttentionInputs:
+        table = None
+        if self.kind.rotary:
+            table = rotary_table(RotarySpec(HEAD_DIM, 100.0), max(self.longest, 1), "cpu")
+        bias = (values or self.values).get("relative_bias")
+        return AttentionInputs(self.offsets, self.longest, table, bias)
+
+    def call(self, dropout: LayerDropout = NO_DROPOUT, values=None):
+        """The arguments of a way of running a layer."""
+        v = values or self.values
+        state = start(v["x"], None, self.spec.out_norm)
+        return state, self.inputs(v), self.weights(v), self.spec, dropout
+
+    def run(self, run_layer=run_single_ops, dropout: LayerDropout = NO_DROPOUT, **options):
+        torch.manual_seed(7)
+        return self.results(run_layer(*self.call(dropout), **options))
+
+    def results(self, state: LayerState) -> tuple[Tensor, ...]:
+        """What a next layer reads, each tensor once."""
+        return tuple(state) if self.spec.pre_norm else (state.x,)
+
+    def plain(self, values=None) -> tuple[Tensor, ...]:
+        """The same in torch's own functions."""
+        v = values or self.values
+        spec = self.spec
+        linear = lambda x, name: F.linear(x, v[name], v.get(f"{name}_bias"))
+        attended = torch.cat([self._attend(x, v, linear) for x in v["x"].split(list(self.lengths))])
+        s = v["x"] + linear(attended, "attention_out")
+        h = self._norm(s, v, "attention_norm")
+        act = {
+            "gelu": F.gelu,
+            "gelu_tanh": lambda u: F.gelu(u, approximate="tanh"),
+            "relu": F.relu,
+            "silu": F.silu,
+        }[spec.feed_forward.activation]
+        inner = act(linear(h, "gate")) * linear(h, "up") if "gate" in v else act(linear(h, "up"))
+        total = (s if spec.pre_norm else h) + linear(inner, "down")
+        y = self._norm(total, v, "out_norm")
+        return (y, total) if spec.pre_norm else (y,)
+
+    def _norm(self, x, v, name):
+        if self.spec.out_norm.kind == "rms":
+            return F.rms_norm(x, (WIDTH,), v[name], EPS)
+        return F.layer_norm(x, (WIDTH,), v[name], v.get(f"{name}_bias"), EPS)
+
+    def _attend(self, x, v, linear):
+        length = len(x)
+        heads = lambda name: linear(x, name).view(length, HEADS, HEAD_DIM).transpose(0, 1)
+        q, k, u = (heads(name) for name in ("query", "key", "value"))
+        if self.kind.rotary:
+            table = self.inputs(v).rotary[:length].to(x.dtype)
+            cos, sin = (half.repeat(1, 2) for half in table.chunk(2, 1))
+            turn = lambda t: torch.cat([-t[..., HEAD_DIM // 2 :], t[..., : HEAD_DIM // 2]], -1)
+            q, k = (t * cos + turn(t) * sin for t in (q, k))
+        distance = torch.arange(length) - torch.arange(length)[:, None]
+        scores = q @ k.transpose(1, 2) * self.spec.attention.scale
+        if self.kind.relative_bias:
+            scores = scores + v["relative_bias"][:, distance.clamp(-4, 4) + 4]
+        left, right = self.spec.attention.window
+        if left >= 0:
+            outside = (distance < -left) | (distance > right)
+            scores = scores.masked_fill(outside, -torch.inf)
+        return (scores.softmax(-1) @ u).transpose(0, 1).flatten(1)
 
 
-def options(p=0.0, activation="gelu"):
-    return LayerOptions(HEADS, activation, 1e-6, p, p, p)
+def widened(values):
+    return {name: v.detach().double().requires_grad_() for name, v in values.items()}
 
 
-def plain_layer(values, lengths, approximate="none"):
-    """The layer in torch's own functions, a sequence at a time."""
-    v = values
-    linear = lambda x, name: F.linear(x, v[name], v[f"{name}_bias"])
-    norm = lambda x, name: F.layer_norm(x, (WIDTH,), v[name], v[f"{name}_bias"], 1e-6)
-    mixed = []
-    for x in v["x"].split(list(lengths)):
-        q, k, u = (linear(x, n).view(-1, HEADS, WIDTH // HEADS).transpose(0, 1) for n in NAMES[:3])
-        mixed.append(F.scaled_dot_product_attention(q, k, u).transpose(0, 1).flatten(1))
-    h = norm(v["x"] + linear(torch.cat(mixed), "attention_out"), "attention_norm")
-    inner = F.gelu(linear(h, "up"), approximate=approximate)
-    return norm(h + linear(inner, "down"), "out_norm")
+def gradients(results, values):
+    """Of a weighted sum of the results, for every value that requires one."""
+    torch.manual_seed(8)
+    wanted = {name: v for name, v in values.items() if v.requires_grad}
+    dys = [torch.randn(y.shape).to(y.dtype) for y in results]
+    found = torch.autograd.grad(results, tuple(wanted.values()), dys)
+    return dict(zip(wanted, found, strict=True))
+
+
+def exact_gradients(results, values, dtype):
+    """:func:`gradients` with the weights of the sum that results of another dtype got."""
+    torch.manual_seed(8)
+    dys = [torch.randn(y.shape).to(dtype).double() for y in results]
+    found = torch.autograd.grad(results, tuple(values.values()), dys)
+    return dict(zip(values, found, strict=True))

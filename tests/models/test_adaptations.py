@@ -22,9 +22,12 @@ from fastenc.adapt import (
     use_adaptation,
 )
 from fastenc.models import Encoder, EncoderConfig, SequenceClassifier, TokenClassifier
+from fastenc.nn.adaptation import LayerAdaptation
+from fastenc.nn.layer import run_single_ops
 from fastenc.packing import pack_sequences
 from fastenc.train import TrainConfig, Trainer
 from tests.helpers.adaptations import disturb
+from tests.helpers.layers import HEAD_DIM, HEADS, KINDS, Layer
 
 CONFIG = EncoderConfig(
     vocab_size=40, hidden_size=16, num_layers=3, num_heads=2, intermediate_size=32, max_positions=16
@@ -89,22 +92,19 @@ def test_gradients_are_those_of_finite_differences(base, method):
 
 def test_prefix_and_prompt_are_rows_that_every_token_sees(base):
     """Against attention written out: the prefix's keys and values beside the sequence's own."""
-    from fastenc.nn.adaptation import _attention
-    from fastenc.nn.encoder_layer import LayerOptions
+    layer = Layer(KINDS["bert"], (4, 3, 2), grad=False)
+    prefix = torch.randn(5, 2, HEADS * HEAD_DIM)
+    (y,) = layer.run(run_single_ops, adaptation=LayerAdaptation(prefix=prefix))
+    keys, values = (half.view(5, HEADS, HEAD_DIM).transpose(0, 1) for half in prefix.unbind(1))
 
-    torch.manual_seed(0)
-    lengths, cu_seqlens = (4, 3, 2), BATCH.cu_seqlens
-    heads, prefix = torch.randn(9, 3, 2, 8), torch.randn(5, 2, 16)
-    out = _attention(heads, cu_seqlens, 4, LayerOptions(2, "gelu", 1e-12), prefix)
-    keys, values = prefix.view(5, 2, 2, 8).unbind(1)
-    for part, result in zip(heads.split(lengths), out.split(lengths), strict=True):
-        q, k, v = part.unbind(1)
-        full = F.scaled_dot_product_attention(
-            q.transpose(0, 1),
-            torch.cat([keys, k]).transpose(0, 1),
-            torch.cat([values, v]).transpose(0, 1),
-        )
-        torch.testing.assert_close(result, full.transpose(0, 1), rtol=1e-5, atol=1e-6)
+    def attend(x, v, linear):
+        heads = lambda name: linear(x, name).view(len(x), HEADS, HEAD_DIM).transpose(0, 1)
+        q, k, u = (heads(name) for name in ("query", "key", "value"))
+        k, u = torch.cat([keys, k], 1), torch.cat([values, u], 1)
+        return F.scaled_dot_product_attention(q, k, u).transpose(0, 1).flatten(1)
+
+    layer._attend = attend
+    torch.testing.assert_close(y, layer.plain()[0], rtol=1e-5, atol=1e-5)
 
 
 def test_a_prefix_stands_on_the_first_positions(base):
@@ -113,7 +113,7 @@ def test_a_prefix_stands_on_the_first_positions(base):
     disturb(base)
     later = replace(BATCH, position_ids=BATCH.position_ids + 3)
     expected = base(BATCH).logits
-    base.encoder.first_position = 0
+    base.encoder.adapted.first_position = 0
     assert torch.equal(base(later).logits, expected)
 
 
@@ -130,7 +130,7 @@ def test_a_prefix_takes_positions_from_the_longest_sequence(base):
     base(pack_sequences([[1] * 16]))
     with pytest.raises(ValueError, match="must be less than the model's 16 positions, got 16"):
         add_adaptation(base, PrefixTuning(16), "long")
-    assert "long" not in base.encoder.adaptations
+    assert "long" not in base.encoder.adapted.descriptions
 
 
 @by_method
@@ -226,10 +226,10 @@ def state_of(adapted):
     encoder = adapted.encoder
     return (
         {name: parameter.requires_grad for name, parameter in adapted.named_parameters()},
-        dict(encoder.adaptations),
-        encoder.adaptation,
-        encoder.first_position,
-        list(encoder.heads),
+        dict(encoder.adapted.descriptions),
+        encoder.adapted.current,
+        encoder.adapted.first_position,
+        list(encoder.adapted.heads),
     )
 
 

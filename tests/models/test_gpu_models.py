@@ -14,7 +14,7 @@ from fastenc.models import (
     SpanClassifier,
     TokenClassifier,
 )
-from fastenc.nn import encoder_layer
+from fastenc.nn import fused_sublayers
 from fastenc.objectives import OBJECTIVES, PACKINGS
 from fastenc.ops import _library
 from fastenc.packing import pack, pack_sequences
@@ -100,7 +100,7 @@ def test_patched_models_agree_with_transformers(family, task):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "autocast"])
-def test_half_layers_have_the_gradients_of_single_ops(dtype, monkeypatch):
+def test_fused_sublayers_have_the_gradients_of_single_ops(dtype, monkeypatch):
     m, batch = Encoder(CONFIG).to(CUDA).train(), a_batch(5, 33, 1)
     upstream = a_gradient(batch)
 
@@ -112,7 +112,7 @@ def test_half_layers_have_the_gradients_of_single_ops(dtype, monkeypatch):
         return (hidden.float() * upstream).sum()
 
     ours = gradients(m, loss)
-    monkeypatch.setattr(encoder_layer, "_one_node", lambda *_: False)
+    monkeypatch.setattr(fused_sublayers, "unsupported_reason", lambda *_: "of the test")
     theirs = gradients(m, loss)
     largest = max(g.norm() for g in theirs.values())
     for name, expected in theirs.items():
@@ -206,7 +206,7 @@ def test_patched_training_does_not_wait_where_the_collator_noted_the_sizes(famil
     m = fastenc.patch(model(family, task), labelled_logits_only=task == "ForMaskedLM")
     batch = padded_batch(family)
     name = "MaskedLM" if task == "ForMaskedLM" else task
-    collated = fastenc.DataCollatorWithFacts(dict)({**batch, **labels_for(name, batch)})
+    collated = fastenc.DataCollatorWithSeqlens(dict)({**batch, **labels_for(name, batch)})
     check_steps_do_not_wait(m.to(CUDA).train(), moved(collated))
 
 

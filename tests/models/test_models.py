@@ -42,7 +42,7 @@ def test_encoder_agrees_with_transformers_at_every_real_token(family, tmp_path):
 
 @pytest.mark.parametrize("rows", [1, 4, 7])
 def test_inference_in_blocks_of_rows_agrees_with_transformers(rows, tmp_path, monkeypatch):
-    monkeypatch.setattr("fastenc.nn.inference_layer.ROWS_AT_ONCE", rows)
+    monkeypatch.setattr("fastenc.nn.layer.ROWS_AT_ONCE", rows)
     theirs = model("bert")
     ours = Encoder.from_pretrained(save(theirs, tmp_path))
     batch = padded_batch("bert")

@@ -13,7 +13,7 @@ import torch._dynamo  # keeps a table of torch's functions, made before one of t
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import fastenc
-from fastenc.integrations.transformers import batch_facts
+from fastenc.integrations.transformers import batch_metadata
 from fastenc.models import (
     Encoder,
     EncoderConfig,
@@ -215,17 +215,17 @@ def test_patched_models_read_the_mask_once_or_never(family, task, noted, monkeyp
         batch["labels"] = torch.where(batch["attention_mask"].bool(), batch["input_ids"], -100)
     if task == "ForSequenceClassification":
         batch["labels"] = torch.zeros(4, dtype=torch.long)
-    collated = fastenc.DataCollatorWithFacts(dict)(batch)
-    facts, readings = collated["batch_facts"], []
+    collated = fastenc.DataCollatorWithSeqlens(dict)(batch)
+    metadata, readings = collated["batch_metadata"], []
 
     def read(mask, labels):
         readings.append(mask)
-        return facts
+        return metadata
 
-    monkeypatch.setattr(batch_facts, "read_facts", read)
+    monkeypatch.setattr(batch_metadata, "read_metadata", read)
     arguments = {k: v.to(META) if hasattr(v, "to") else v for k, v in collated.items()}
     if not noted:
-        del arguments["batch_facts"]
+        del arguments["batch_metadata"]
     output = ours.to(META).train()(**arguments)
     (output[0] if task == "Model" else output.loss).sum().backward()
     assert len(readings) == (0 if noted else 1)

@@ -1,10 +1,11 @@
 import pytest
 import torch
 
-from fastenc.nn.encoder_layer import LayerOptions, LayerWeights, encoder_layer
+from fastenc.nn.fused_sublayers import run_fused_sublayers
 from fastenc.ops._column_sum import column_sum
 from fastenc.testing import assert_within_budget
 from tests.helpers.extension import needs_cpp
+from tests.helpers.layers import KINDS, Layer
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
@@ -48,22 +49,11 @@ def test_registration_passes_opcheck():
 @needs_cpp
 def test_under_autocast_a_layers_bias_gradient_is_not_rounded_to_bfloat16():
     """The weights stay float32 there, and their gradients are."""
-    torch.manual_seed(3)
-    width, length = 32, 12
-    leaf = lambda *shape: (torch.randn(shape) / 4).requires_grad_()
-    square, vector = (width, width), (width,)
-    bias = leaf(3 * width)
-    weights = LayerWeights(
-        (leaf(3 * width, width),),
-        (bias,),
-        *(leaf(*shape) for shape in (square, vector, vector, vector, square)),
-        *(leaf(*shape) for shape in (vector, square, vector, vector, vector)),
-    )
-    offsets = torch.tensor([0, length], dtype=torch.int32)
+    layer = Layer(KINDS["bert"], (12,))
     with torch.autocast("cpu", torch.bfloat16):
-        y = encoder_layer(
-            leaf(length, width), offsets, length, weights, LayerOptions(2, "gelu", 1e-6)
-        )
+        (y,) = layer.run(run_fused_sublayers)
+    bias = layer.values["value_bias"]
     (gradient,) = torch.autograd.grad(y.float().square().sum() + y.float().sum(), bias)
-    values = gradient[2 * width :]
-    assert gradient.dtype == torch.float32 and not torch.equal(values, values.bfloat16().float())
+    assert gradient.dtype == torch.float32 and not torch.equal(
+        gradient, gradient.bfloat16().float()
+    )

@@ -168,7 +168,7 @@ class _Inputs:
 
 
 def _digest_encoder(encoder: Encoder) -> str:
-    digest = hashlib.sha256(f"{encoder.config!r} {encoder.adaptation}".encode())
+    digest = hashlib.sha256(f"{encoder.config!r} {encoder.adapted.current}".encode())
     for name, tensor in encoder.state_dict().items():
         if not name.startswith("pooler."):
             digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())

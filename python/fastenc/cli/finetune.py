@@ -41,7 +41,7 @@ class AdaptOptions:
     lora_target: tuple[str, ...] = option(
         (),
         f"Linear layer that LoRA is added to, given once for each: {', '.join(LORA_TARGETS)}. "
-        f"Default: {' and '.join(Lora.targets)}.",
+        "Default: query and value, or qkv where a family has them in one.",
     )
     feature_cache: Path | None = option(
         None,
@@ -81,7 +81,7 @@ class AdaptOptions:
         if self.adapt == "lora":
             rank = Lora.rank if self.adapt_size is None else self.adapt_size
             # The usual scale, whatever the rank.
-            return Lora(rank, alpha=2.0 * rank, targets=self.lora_target or Lora.targets)
+            return Lora(rank, alpha=2.0 * rank, targets=self.lora_target or None)
         method = METHODS[self.adapt]
         return method() if self.adapt_size is None else method(self.adapt_size)
 

@@ -17,7 +17,7 @@ from fastenc._options import option
 from fastenc.cli.options import Command
 from fastenc.ops import _library
 from fastenc.ops._dispatch import DECLARED, choose
-from fastenc.ops._matmul import ours_is_faster
+from fastenc.ops._gemm import ours_is_faster
 from fastenc.testing import NumericsRow, numerics_report, ops_without_case
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)

@@ -18,22 +18,19 @@ from fastenc._extras import require
 from fastenc._files import write_atomically
 from fastenc.models import checkpoint
 from fastenc.models.adaptations import (
-    LORA_TARGETS,
     Adaptation,
     Adapters,
+    Additions,
     Lora,
-    Parts,
     PrefixTuning,
     PromptTuning,
-    add_parts,
-    all_parts,
+    add_modules,
+    added_modules,
     check_new,
     encoder_of,
     head_parameters,
-    new_parts,
+    new_modules,
 )
-from fastenc.models.families import FAMILIES
-from fastenc.models.pretrained import Model, PretrainedModel
 from fastenc.models.tokenizers import load_tokenizer
 from fastenc.nn.adaptation import LayerAdaptation, LowRank
 
@@ -44,19 +41,19 @@ TYPES[PromptTuning] = "FASTENC_PROMPT"
 UNSUPPORTED = {"bias": "none", "use_dora": False, "rank_pattern": {}, "alpha_pattern": {}}
 
 
-def is_adapted(model: PretrainedModel) -> bool:
+def is_adapted(model: Any) -> bool:
     """Whether saving the model means saving an adaptation: one is in use, and not merged."""
     encoder = encoder_of(model)
-    return encoder.adaptation is not None and not encoder.unmerged_weights
+    return encoder.adapted.current is not None and not encoder.adapted.unmerged_weights
 
 
 def load(
-    cls: type[Model],
+    cls: Any,
     folder: Path,
     values: dict[str, Any],
     dtype: torch.dtype,
     options: dict[str, Any],
-) -> Model:
+) -> Any:
     """The base model that a folder's adaptation belongs to, with it and the head that ``values``, a config.json's,
     describe.
 
@@ -69,7 +66,7 @@ def load(
     return model
 
 
-def load_adaptation(model: PretrainedModel, folder: str | Path, name: str = "default") -> None:
+def load_adaptation(model: Any, folder: str | Path, name: str = "default") -> None:
     """Add the adaptation of a folder to a model and use it; a model that it does not fit stays as it was.
 
     Raises: ValueError for a file that is damaged, or of another model, task or labels, and as ``add_adaptation``.
@@ -79,20 +76,19 @@ def load_adaptation(model: PretrainedModel, folder: str | Path, name: str = "def
     _add_from(folder, model, name)
 
 
-def write(folder: Path, model: PretrainedModel) -> None:
+def write(folder: Path, model: Any) -> None:
     """Write the adaptation in use and the head.
 
     Raises: ValueError when the model does not know which checkpoint its encoder came from.
     """
     encoder = encoder_of(model)
-    name = encoder.adaptation
-    assert name is not None
+    name = encoder.adapted.current
     if model.base is None:
         raise ValueError(
             "an adaptation is saved without the encoder it belongs to, which was not loaded from a checkpoint: "
             "save it before adding the adaptation, and load it from there"
         )
-    adaptation = encoder.adaptations[name]
+    adaptation = encoder.adapted.in_use()
     tasks = {part: task for task, part in checkpoint.PEFT_TASKS.items()}
     values = {
         "peft_type": TYPES[type(adaptation)],
@@ -101,7 +97,7 @@ def write(folder: Path, model: PretrainedModel) -> None:
         "inference_mode": True,
         **_config(model, adaptation),
     }
-    added = _added(model, adaptation, all_parts(encoder, name))
+    added = _added(model, adaptation, added_modules(encoder, name))
     # PEFT wraps a model in one module more for LoRA than for a prefix.
     wrapper = BASE
     if isinstance(adaptation, Lora):
@@ -125,7 +121,7 @@ def write(folder: Path, model: PretrainedModel) -> None:
     )
 
 
-def adaptation_of(values: dict[str, Any], model: PretrainedModel, where: Path) -> Adaptation:
+def adaptation_of(values: dict[str, Any], model: Any, where: Path) -> Adaptation:
     """The adaptation that adapter_config.json describes.
 
     Raises: ValueError for a kind, or an option of PEFT, that is not computed here.
@@ -139,8 +135,7 @@ def adaptation_of(values: dict[str, Any], model: PretrainedModel, where: Path) -
         alpha, rank = float(values["lora_alpha"]), int(values["r"])
         # Rank-stabilised LoRA divides by the root of the rank.
         alpha = alpha * rank**0.5 if values.get("use_rslora") else alpha
-        ordered = tuple(target for target in LORA_TARGETS if target in targets)
-        return Lora(rank, alpha, ordered, float(values.get("lora_dropout", 0.0)))
+        return Lora(rank, alpha, targets, float(values.get("lora_dropout", 0.0)))
     if kind == "PREFIX_TUNING" and not values.get("prefix_projection"):
         return PrefixTuning(values["num_virtual_tokens"])
     if kind == TYPES[Adapters]:
@@ -152,7 +147,7 @@ def adaptation_of(values: dict[str, Any], model: PretrainedModel, where: Path) -
     )
 
 
-def _check_head(folder: Path, model: PretrainedModel) -> None:
+def _check_head(folder: Path, model: Any) -> None:
     """Raises: ValueError for a folder whose head means something else than the model's."""
     if not (folder / checkpoint.CONFIG).exists():  # PEFT keeps the task alone
         task = checkpoint.read_adapter_config(folder).get("task_type") or ""
@@ -168,33 +163,31 @@ def _check_head(folder: Path, model: PretrainedModel) -> None:
             )
 
 
-def _add_from(folder: Path, model: PretrainedModel, name: str) -> None:
+def _add_from(folder: Path, model: Any, name: str) -> None:
     """:func:`load_adaptation` for a head that is known to fit."""
     where = folder / checkpoint.ADAPTER_CONFIG
     adaptation = adaptation_of(checkpoint.read_adapter_config(folder), model, where)
     check_new(model, adaptation, name)
-    parts = new_parts(encoder_of(model), adaptation)
-    found = _stored_values(folder, model, adaptation, parts)
-    add_parts(model, adaptation, parts, name)
+    added = new_modules(encoder_of(model), adaptation)
+    found = _stored_values(folder, model, adaptation, added)
+    add_modules(model, adaptation, added, name)
     with torch.no_grad():
-        for part, value in found:
-            part.copy_(value)
+        for tensor, value in found:
+            tensor.copy_(value)
 
 
 def _stored_values(
-    folder: Path, model: PretrainedModel, adaptation: Adaptation, parts: Parts
+    folder: Path, model: Any, adaptation: Adaptation, modules: Additions
 ) -> list[tuple[Tensor, Tensor]]:
-    """Each tensor of the parts and of the model's head, with the file's value for it.
+    """Each tensor of the modules and of the model's head, with the file's value for it.
 
     Raises: ValueError for a file that is damaged, or of another model.
     """
     where = folder / checkpoint.ADAPTER_WEIGHTS
-    family = FAMILIES[model.config.family]
-    plain = lambda key: (
-        key.removeprefix(BASE).removeprefix("model.").removeprefix(family.prefix + ".")
-    )
+    prefix = _model_prefix(model)
+    plain = lambda key: key.removeprefix(BASE).removeprefix("model.").removeprefix(prefix)
     found = {plain(key): value for key, value in checkpoint.read_adapter_tensors(folder).items()}
-    added, head = _added(model, adaptation, parts), _head(model, with_prefix=False)
+    added, head = _added(model, adaptation, modules), _head(model, with_prefix=False)
     if missing := added.keys() - found.keys():
         raise ValueError(f"{where} lacks {min(missing)}: does it belong to this model?")
     if surplus := [key for key in found if ".lora_" in key and key not in added]:
@@ -210,9 +203,9 @@ def _stored_values(
             f"{where} lacks {min(missing)}, which is of the head, and the base model lacks it too: was it trained "
             "without modules_to_save for it?"
         )
-    places = {**added, **{key: [head[key][1]] for key in head if key in held}}
+    targets = {**added, **{key: [head[key][1]] for key in head if key in held}}
     values: list[tuple[Tensor, Tensor]] = []
-    for key, tensors in places.items():
+    for key, tensors in targets.items():
         widths = [tensor.shape[-1] for tensor in tensors]
         expected = (*tensors[0].shape[:-1], sum(widths))
         if found[key].shape != expected:
@@ -224,9 +217,13 @@ def _stored_values(
     return values
 
 
-def _config(model: PretrainedModel, adaptation: Adaptation) -> dict[str, Any]:
+def _config(model: Any, adaptation: Adaptation) -> dict[str, Any]:
     if isinstance(adaptation, Lora):
-        chosen = [name for name, target, _ in _lora_modules(model) if target in adaptation.targets]
+        chosen = [
+            name
+            for name, target, _ in _lora_modules(model)
+            if target in adaptation.targets_of(model.config)
+        ]
         return {
             "r": adaptation.rank,
             "lora_alpha": adaptation.alpha,
@@ -250,35 +247,37 @@ def _config(model: PretrainedModel, adaptation: Adaptation) -> dict[str, Any]:
     return asdict(adaptation)
 
 
-def _added(model: PretrainedModel, adaptation: Adaptation, parts: Parts) -> dict[str, list[Tensor]]:
+def _added(model: Any, adaptation: Adaptation, modules: Additions) -> dict[str, list[Tensor]]:
     """Name in the file, without what PEFT and a head put before it → where its values are, side by side in the last
     dimension."""
-    if isinstance(parts, nn.Parameter):
-        return {PROMPT: [parts.detach()]}
+    if isinstance(modules, nn.Parameter):
+        return {PROMPT: [modules.detach()]}
     if isinstance(adaptation, PrefixTuning):
-        prefixes = [part.prefix for part in parts if part.prefix is not None]
+        prefixes = [added.prefix for added in modules if added.prefix is not None]
         return {PROMPT: [prefix.detach().flatten(1) for prefix in prefixes]}
     if isinstance(adaptation, Lora):
         return {
             f"{module}.lora_{letter}.weight": [matrix.detach()]
             for module, target, layer in _lora_modules(model)
-            if target in adaptation.targets
-            for letter, matrix in _matrices(parts[layer], target).items()
+            if target in adaptation.targets_of(model.config)
+            for letter, matrix in _matrices(model, modules[layer], target).items()
         }
     return {
         f"layers.{number}.{key}": [parameter.detach()]
-        for number, part in enumerate(parts)
-        for key, parameter in part.named_parameters()
+        for number, added in enumerate(modules)
+        for key, parameter in added.named_parameters()
     }
 
 
-def _matrices(part: LayerAdaptation, target: str) -> dict[str, Tensor]:
-    added = part.low_rank[LORA_TARGETS[target]]
-    assert isinstance(added, LowRank)
-    return {"A": added.a[target], "B": added.b[target]}
+def _matrices(model: Any, added: LayerAdaptation, target: str) -> dict[str, Tensor]:
+    targets = model.config.architecture.lora_targets(model.config)
+    linear = next(name for name, several in targets.items() if target in several)
+    low_rank = added.low_rank[linear]
+    assert isinstance(low_rank, LowRank)
+    return {"A": low_rank.a[target], "B": low_rank.b[target]}
 
 
-def _head(model: PretrainedModel, with_prefix: bool) -> dict[str, tuple[str, Tensor]]:
+def _head(model: Any, with_prefix: bool) -> dict[str, tuple[str, Tensor]]:
     """The family's name of each parameter of the head → our name, and it."""
     theirs = model.family_names(with_prefix)
     return {
@@ -287,49 +286,54 @@ def _head(model: PretrainedModel, with_prefix: bool) -> dict[str, tuple[str, Ten
     }
 
 
-def _head_modules(model: PretrainedModel) -> list[str]:
+def _head_modules(model: Any) -> list[str]:
     names = {name.split(".")[0] for name in model.head_names().values()}
     if any("pooler" in name for name in head_parameters(model)):
         names.add("pooler")
     return sorted(names)
 
 
-def _prefix(model: PretrainedModel) -> str:
+def _prefix(model: Any) -> str:
     """What precedes the encoder's names in transformers' model of this class."""
-    return "" if model.architecture == "Model" else f"{FAMILIES[model.config.family].prefix}."
+    return "" if model.architecture == "Model" else _model_prefix(model)
 
 
-def _lora_modules(model: PretrainedModel) -> list[tuple[str, str, int]]:
+def _model_prefix(model: Any) -> str:
+    prefix = model.config.architecture.prefix
+    return f"{prefix}." if prefix else ""
+
+
+def _lora_modules(model: Any) -> list[tuple[str, str, int]]:
     """(the encoder's name of the module, target, layer) of every linear layer, or third of q, k, v."""
-    family = FAMILIES[model.config.family]
-    names = family.names(model.config.num_layers)
+    kind = model.config.architecture
+    names, targets = kind.names(model.config), kind.lora_targets(model.config)
     found = []
-    for layer in range(model.config.num_layers):
-        for linear in dict.fromkeys(LORA_TARGETS.values()):
+    for layer in range(len(encoder_of(model).layers)):
+        for linear, several in targets.items():
             theirs = names[f"layers.{layer}.{linear}"]
-            several = (theirs,) if isinstance(theirs, str) else theirs
-            targets = [t for t in LORA_TARGETS if LORA_TARGETS[t] == linear]
-            found += [(n, t, layer) for n, t in zip(several, targets, strict=True)]
+            theirs = (theirs,) if isinstance(theirs, str) else theirs
+            found += [(name, target, layer) for name, target in zip(theirs, several, strict=True)]
     return found
 
 
-def _lora_targets(model: PretrainedModel, wanted: Any, where: Path) -> set[str]:
+def _lora_targets(model: Any, wanted: Any, where: Path) -> tuple[str, ...]:
     """The targets that PEFT's target_modules, a pattern or ends of names, mean in every layer.
 
     Raises: ValueError when they are not the same in all layers.
     """
     # With a head or without one, the encoder is the same.
-    prefix = f"{FAMILIES[model.config.family].prefix}."
+    prefix = _model_prefix(model)
     matches = (
         (lambda name: any(re.fullmatch(wanted, each) for each in (name, prefix + name)))
         if isinstance(wanted, str)
         else (lambda name: any(f".{name}".endswith(f".{e.removeprefix(prefix)}") for e in wanted))
     )
     chosen = [(target, layer) for name, target, layer in _lora_modules(model) if matches(name)]
-    targets = {target for target, _ in chosen}
-    if not chosen or len(chosen) != len(targets) * model.config.num_layers:
+    targets = tuple(dict.fromkeys(target for target, _ in chosen))
+    layers = len(encoder_of(model).layers)
+    if not chosen or len(chosen) != len(targets) * layers:
         raise ValueError(
-            f"{where}: target_modules must name the same linear layers in all {model.config.num_layers} layers, "
+            f"{where}: target_modules must name the same linear layers in all {layers} layers, "
             f"got {wanted!r}"
         )
     return targets

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fastenc._extras import require
 from fastenc._files import member, write_atomically
-from fastenc.models.families import FAMILIES
+from fastenc.models.architectures import ARCHITECTURES
 
 WEIGHTS, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -115,10 +115,10 @@ def _adapted_config(folder: Path) -> dict[str, Any]:
     """The base's config.json, with the head that an adaptation's files hold."""
     values = read_config(base_of(folder))
     task = PEFT_TASKS.get(read_adapter_config(folder).get("task_type") or "")
-    family = FAMILIES.get(values.get("model_type", ""))
-    if task is None or family is None:
+    kind = ARCHITECTURES.get(values.get("model_type", ""))
+    if task is None or kind is None:
         return values
-    held = [family.class_prefix + task]
+    held = [kind.class_prefix + (kind.bare_class if task == "Model" else task)]
     ends = (".classifier.weight", ".classifier.out_proj.weight")
     heads = [value for key, value in read_adapter_tensors(folder).items() if key.endswith(ends)]
     if values.get("architectures") != held:  # then these are of another head

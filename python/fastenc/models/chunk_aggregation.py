@@ -3,9 +3,11 @@
 import torch
 from torch import Tensor, nn
 
+from fastenc.models.architectures.base import Architecture, Biases
 from fastenc.models.config import EncoderConfig
 from fastenc.models.encoder import EncoderLayer
 from fastenc.nn import LayerNorm
+from fastenc.nn.layer_spec import AttentionInputs, LayerState
 from fastenc.nn.pooling import pool
 from fastenc.ops import cross_attention
 from fastenc.packing import Documents
@@ -69,7 +71,8 @@ class ChunkAttention(nn.Module):
 
 
 class ChunkTransformer(nn.Module):
-    """Two encoder layers over a document's chunks with learnt positions, then their mean:
+    """Two post-norm encoder layers, whatever the family's, over a document's chunks with learnt positions, then their
+    mean:
 
         x_c = LN(v_c + position_c),  y = mean over c of Layer_2(Layer_1(x))_c
 
@@ -81,7 +84,10 @@ class ChunkTransformer(nn.Module):
         self.positions = nn.Embedding(max_chunks, config.hidden_size)
         self.norm = LayerNorm(config.hidden_size, eps=config.eps)
         # Not "layers": these learn at the head's rate, whatever the encoder's layers do.
-        self.blocks = nn.ModuleList(EncoderLayer(config) for _ in range(num_layers))
+        self.spec = Architecture().layer(config, 0)
+        self.blocks = nn.ModuleList(
+            EncoderLayer(config, self.spec, Biases()) for _ in range(num_layers)
+        )
 
     def forward(self, vectors: Tensor, documents: Documents) -> Tensor:
         """Raises: ValueError for more chunks than positions."""
@@ -91,6 +97,8 @@ class ChunkTransformer(nn.Module):
                 f"transformer, got {documents.max_chunks}: cut it first, or train with a larger max_chunks"
             )
         x = self.norm(vectors + self.positions(documents.position_ids).to(vectors.dtype))
+        inputs = AttentionInputs(documents.cu_chunks, documents.max_chunks)
+        state = LayerState(x, x)
         for block in self.blocks:
-            x = block(x, documents.cu_chunks, documents.max_chunks)
-        return pool(x, documents.cu_chunks, "mean")
+            state = block(state, inputs, self.spec)
+        return pool(state.x, documents.cu_chunks, "mean")

@@ -4,8 +4,8 @@ import math
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from fastenc.models.families import FAMILIES, family_named
-from fastenc.nn.encoder_layer import ACTIVATIONS
+from fastenc.models.architectures import ARCHITECTURES, Architecture, architecture_named
+from fastenc.nn.layer_spec import ACTIVATIONS, LayerSpec
 
 SIZES = (
     "vocab_size",
@@ -22,12 +22,13 @@ class EncoderConfig:
     """An encoder's sizes and constants; the defaults are BERT-base's.
 
     Fields:
-        family: "bert", "roberta", "xlm-roberta", "distilbert" or "electra".
+        family: a name of ``fastenc.models.architectures.ARCHITECTURES``, config.json's model_type.
         max_positions: the longest sequence, in tokens.
         position_offset: row of the position table that token 0 takes (RoBERTa keeps the rows before it for padding).
         type_vocab_size: rows of the token-type table, 0 for none.
         embedding_size: width of the embeddings, projected to hidden_size where they differ (ELECTRA); 0: hidden_size.
-        activation: a name of ``fastenc.nn.encoder_layer.ACTIVATIONS``.
+        activation: a name of ``fastenc.nn.layer_spec.ACTIVATIONS``.
+        head_dim: width of a head; 0: hidden_size / num_heads.
         pooler: whether a tanh layer over the first token follows (BERT, RoBERTa).
         extra: the rest of the family's config.json, written back as it was.
     Raises: ValueError naming the field, the value and the rule.
@@ -51,10 +52,11 @@ class EncoderConfig:
     initializer_range: float = 0.02
     pooler: bool = True
     family: str = "bert"
+    head_dim: int = 0
     extra: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        family_named(self.family)
+        architecture_named(self.family)
         if not self.embedding_size:
             object.__setattr__(self, "embedding_size", self.hidden_size)
         for name in (*SIZES, "embedding_size"):
@@ -67,10 +69,14 @@ class EncoderConfig:
                 )
         if not isinstance(self.eps, int | float) or not 0 <= self.eps < math.inf:
             raise ValueError(f"eps must be a finite number of at least 0, got {self.eps!r}")
-        if self.hidden_size % self.num_heads:
-            raise ValueError(
-                f"hidden_size must be a multiple of num_heads, got {self.hidden_size} and {self.num_heads}"
-            )
+        if not self.head_dim:
+            if self.hidden_size % self.num_heads:
+                raise ValueError(
+                    f"hidden_size must be a multiple of num_heads, got {self.hidden_size} and {self.num_heads}"
+                )
+            object.__setattr__(self, "head_dim", self.hidden_size // self.num_heads)
+        if type(self.head_dim) is not int or self.head_dim < 1:
+            raise ValueError(f"head_dim must be a positive integer, got {self.head_dim!r}")
         if self.activation not in ACTIVATIONS:
             raise ValueError(
                 f"activation must be one of {sorted(ACTIVATIONS)}, got {self.activation!r}"
@@ -80,58 +86,41 @@ class EncoderConfig:
             if p is not None and not 0 <= p < 1:
                 raise ValueError(f"{name} must be in [0, 1), got {p}")
 
+    @property
+    def architecture(self) -> Architecture:
+        return ARCHITECTURES[self.family]
+
+    def layer_spec(self, number: int) -> LayerSpec:
+        """The description of layer ``number``, from 0."""
+        return self.architecture.layer(self, number)
+
     @classmethod
     def from_hf(cls, values: dict[str, Any]) -> "EncoderConfig":
         """Read the contents of a Hugging Face config.json.
 
         Raises: ValueError for an unknown family, or a variant that this encoder does not compute.
         """
-        name = values.get("model_type", "")
-        family = family_named(name)
-        for key, supported in (
-            ("position_embedding_type", "absolute"),
-            ("is_decoder", False),
-            ("add_cross_attention", False),
-        ):
-            if values.get(key, supported) != supported:
-                raise ValueError(
-                    f"config.json: {key} must be {supported!r}, got {values[key]!r}: "
-                    "this encoder computes bidirectional attention with absolute positions"
-                )
+        architecture = architecture_named(values.get("model_type", ""))
+        architecture.check_supported(values)
+        names = architecture.config_names
         missing = [
-            family.config_names[ours] for ours in SIZES if family.config_names[ours] not in values
+            names[ours]
+            for ours in SIZES
+            if ours in names and names[ours] not in values and ours not in architecture.defaults
         ]
         if missing:
             raise ValueError(f"config.json must give {', '.join(missing)}: is the file complete?")
-        read = {
-            ours: values[theirs] for ours, theirs in family.config_names.items() if theirs in values
-        }
-        pad = values.get("pad_token_id")
-        read["pad_token_id"] = family.default_pad if pad is None else pad
-        if family.positions_after_padding:
-            read["position_offset"] = read["pad_token_id"] + 1
-            read["max_positions"] = values["max_position_embeddings"] - read["position_offset"]
-        if "type_vocab_size" not in family.config_names:
-            read["type_vocab_size"] = 0
-        read.setdefault("eps", family.default_eps)
-        if family.default_classifier_dropout is not None:
-            read.setdefault("classifier_dropout_p", family.default_classifier_dropout)
-        known = {*family.config_names.values(), "pad_token_id", "model_type"}
+        known = {*names.values(), "pad_token_id", "model_type"}
         extra = {key: value for key, value in values.items() if key not in known}
-        return cls(**read, family=name, pooler=family.has_pooler, extra=extra)
+        return cls(**architecture.read(values), family=architecture.name, extra=extra)
 
     def to_hf(self) -> dict[str, Any]:
         """The contents of the family's config.json."""
-        family = FAMILIES[self.family]
-        written = {
-            theirs: getattr(self, ours)
-            for ours, theirs in family.config_names.items()
-            if ours != "classifier_dropout_p" or self.classifier_dropout_p is not None
-        }
-        written["pad_token_id"] = self.pad_token_id
-        written[family.config_names["max_positions"]] = self.max_positions + self.position_offset
-        return {**self.extra, **written, "model_type": self.family}
+        return {**self.extra, **self.architecture.write(self), "model_type": self.family}
 
     def replace(self, **changes: Any) -> "EncoderConfig":
         """A copy with some fields changed."""
+        follows_width = self.head_dim * self.num_heads == self.hidden_size
+        if follows_width and {"hidden_size", "num_heads"} & changes.keys():
+            changes.setdefault("head_dim", 0)
         return EncoderConfig(**{**{f.name: getattr(self, f.name) for f in fields(self)}, **changes})

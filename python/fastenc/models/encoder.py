@@ -1,7 +1,7 @@
-"""The encoder: embeddings and post-norm layers over packed tokens."""
+"""The encoder: embeddings and layers over packed tokens."""
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,23 +9,38 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
-from fastenc._progress import progress_bar
-from fastenc._transfer import send
+from fastenc.models.adaptation_state import AdaptationState
+from fastenc.models.architectures.base import Biases
 from fastenc.models.config import EncoderConfig
-from fastenc.models.families import FAMILIES
+from fastenc.models.encode import encode
 from fastenc.models.pretrained import PretrainedModel
 from fastenc.models.sentence_files import SentenceSettings, read_settings, write_settings
 from fastenc.models.word_vectors import WordVectors, embed_words
-from fastenc.nn import LayerNorm
-from fastenc.nn.adaptation import LayerAdaptation, adapted_layer
-from fastenc.nn.encoder_layer import LayerOptions, LayerWeights, encoder_layer
-from fastenc.nn.evaluation_mode import evaluation_mode
-from fastenc.nn.inference_layer import InferenceLayer, wants_inference
-from fastenc.nn.pooling import check_pooling, pool, pool_layers
+from fastenc.nn.adaptation import LayerAdaptation
+from fastenc.nn.embeddings import Embeddings, make_norm
+from fastenc.nn.evaluation_mode import trains
+from fastenc.nn.frozen_weights import FrozenWeights
+from fastenc.nn.layer import start
+from fastenc.nn.layer_spec import (
+    NO_DROPOUT,
+    AttentionInputs,
+    LayerDropout,
+    LayerSpec,
+    LayerState,
+    LayerWeights,
+)
+from fastenc.nn.layer_ways import run_layer
+from fastenc.nn.packed_inference import PackedWeights
+from fastenc.nn.pooling import LAST_LAYERS, pool, pool_layers
 from fastenc.nn.prepend import prepend_rows
-from fastenc.ops import tied_embedding_layer_norm
-from fastenc.packing import PackedBatch, pack_sequences
+from fastenc.nn.relative_bias import relative_bias
+from fastenc.nn.rotary import rotary_table
+from fastenc.packing import PackedBatch, check_cu_seqlens
+
+# Gets the number of a state, 0 for the embeddings' output, and the state, which it must not change.
+Visit = Callable[[int, Tensor], None]
 
 
 @dataclass(frozen=True)
@@ -34,120 +49,92 @@ class EncoderOutput:
 
     Fields:
         last_hidden_state: (total_tokens, hidden_size).
-        hidden_states: the embeddings' output and every layer's, if asked for.
+        hidden_states: the embeddings' output and every layer's, if asked for; None in the place of a layer that was
+            not asked for.
         pooled: (batch, hidden_size), the pooler's output, where the model has one.
         word_table: the word embeddings' weight as a decoder tied to it takes it, if asked for; see
             :func:`fastenc.ops.tied_embedding_layer_norm`.
     """
 
     last_hidden_state: Tensor
-    hidden_states: tuple[Tensor, ...] | None = None
+    hidden_states: tuple[Tensor | None, ...] | None = None
     pooled: Tensor | None = None
     word_table: Tensor | None = None
 
 
-class Embeddings(nn.Module):
-    """LayerNorm(word + position + token type), then dropout, then a projection where the widths differ."""
-
-    def __init__(self, config: EncoderConfig):
-        super().__init__()
-        width = config.embedding_size
-        self.position_offset = config.position_offset
-        self.dropout_p = config.hidden_dropout_p
-        self.word = nn.Embedding(config.vocab_size, width)
-        self.position = nn.Embedding(config.max_positions + config.position_offset, width)
-        self.token_type = (
-            nn.Embedding(config.type_vocab_size, width) if config.type_vocab_size else None
-        )
-        self.norm = LayerNorm(width, eps=config.eps)
-        self.projection = (
-            nn.Linear(width, config.hidden_size) if width != config.hidden_size else None
-        )
-
-    def forward(
-        self, batch: PackedBatch, word_table: bool = False, first_position: int = 0
-    ) -> tuple[Tensor, Tensor | None]:
-        """Returns: (total_tokens, hidden_size), and with ``word_table`` the table for a tied decoder."""
-        _check_length(batch, self, first_position)
-        types, type_table = batch.token_type_ids, None
-        if self.token_type is not None:
-            type_table = self.token_type.weight
-        # A table of one row tells nothing apart, so that families with one or none take any token types.
-        if self.token_type is None or self.token_type.num_embeddings == 1:
-            types = None
-        x, table = tied_embedding_layer_norm(
-            batch.input_ids,
-            self.word.weight,
-            self.norm.weight,
-            self.norm.bias,
-            position_ids=batch.position_ids,
-            position=self.position.weight,
-            token_type_ids=types,
-            token_type=type_table,
-            position_offset=self.position_offset + first_position,
-            dropout_p=self.dropout_p if self.training else 0.0,
-            eps=self.norm.eps,
-        )
-        if self.projection is not None:
-            x = self.projection(x)
-        return x, table if word_table else None
-
-
 class EncoderLayer(nn.Module):
-    """Post-norm transformer layer with q, k and v in one projection."""
+    """The weights of one layer, with q, k and v in one projection, and of a gated layer both halves in one."""
 
-    def __init__(self, config: EncoderConfig):
+    def __init__(self, config: EncoderConfig, spec: LayerSpec, biases: Biases):
         super().__init__()
-        width = config.hidden_size
-        self.qkv = nn.Linear(width, 3 * width)
-        self.attention_out = nn.Linear(width, width)
-        self.attention_norm = LayerNorm(width, eps=config.eps)
-        self.up = nn.Linear(width, config.intermediate_size)
-        self.down = nn.Linear(config.intermediate_size, width)
-        self.out_norm = LayerNorm(width, eps=config.eps)
-        constants = (config.num_heads, config.activation, config.eps)
-        p = config.hidden_dropout_p
-        out_p = p if FAMILIES[config.family].drops_attention_output else 0.0
-        self._train_options = LayerOptions(*constants, config.attention_dropout_p, out_p, p)
-        self._eval_options = LayerOptions(*constants)
-        self._inference = InferenceLayer()
+        width, attention, inner = config.hidden_size, spec.attention, spec.feed_forward
+        heads_width = attention.num_heads * attention.head_dim
+        inner_rows = inner.intermediate_size * (2 if inner.gated else 1)
+        self.qkv = nn.Linear(width, 3 * heads_width, bias=biases.qkv)
+        self.attention_out = nn.Linear(heads_width, width, bias=biases.attention_out)
+        self.attention_norm = make_norm(spec.attention_norm, width, biases.norm)
+        self.up = nn.Linear(width, inner_rows, bias=biases.up)
+        self.down = nn.Linear(inner.intermediate_size, width, bias=biases.down)
+        self.out_norm = make_norm(spec.out_norm, width, biases.norm)
+        self.train_dropout = config.architecture.layer_dropout(config)
         # What fastenc.adapt adds, by name; one at most is in use.
         self.adaptations = nn.ModuleDict()
         self.adaptation: str | None = None
 
-    def forward(self, x: Tensor, cu_seqlens: Tensor, max_seqlen: int) -> Tensor:
-        weights = LayerWeights(
+    def weights(self) -> LayerWeights:
+        return LayerWeights(
             (self.qkv.weight,),
             (self.qkv.bias,),
             self.attention_out.weight,
             self.attention_out.bias,
             self.attention_norm.weight,
-            self.attention_norm.bias,
-            self.up.weight,
-            self.up.bias,
+            getattr(self.attention_norm, "bias", None),
+            (self.up.weight,),
+            (self.up.bias,),
             self.down.weight,
             self.down.bias,
             self.out_norm.weight,
-            self.out_norm.bias,
+            getattr(self.out_norm, "bias", None),
         )
-        options = self._train_options if self.training else self._eval_options
-        if self.adaptation is not None:
-            parts = self.adaptations[self.adaptation]
-            assert isinstance(parts, LayerAdaptation)
-            return adapted_layer(x, cu_seqlens, max_seqlen, weights, options, parts)
-        if wants_inference(x, options):
-            return self._inference(x, cu_seqlens, max_seqlen, weights, options)
-        self._inference.forget()
-        return encoder_layer(x, cu_seqlens, max_seqlen, weights, options)
+
+    def dropout(self) -> LayerDropout:
+        return self.train_dropout if trains(self) else NO_DROPOUT
+
+    def adapted(self) -> LayerAdaptation | None:
+        """What the adaptation in use adds."""
+        if self.adaptation is None:
+            return None
+        added = self.adaptations[self.adaptation]
+        assert isinstance(added, LayerAdaptation)
+        return added
+
+    def forward(
+        self,
+        state: LayerState,
+        inputs: AttentionInputs,
+        spec: LayerSpec,
+        packed: PackedWeights | None = None,
+    ) -> LayerState:
+        return run_layer(
+            state,
+            inputs,
+            self.weights(),
+            spec,
+            self.dropout(),
+            adaptation=self.adapted(),
+            packed=packed,
+        )
 
 
 class Encoder(PretrainedModel):
-    """A bidirectional encoder of the BERT family on packed batches.
+    """A bidirectional encoder on packed batches, of any architecture of ``fastenc.models.architectures``.
 
         x_0 = Embeddings(tokens),  x_i = Layer_i(x_{i-1})
 
     ``Encoder(config)`` has first weights; :meth:`from_pretrained` loads a checkpoint. ``sentence`` is how a vector is
-    made of a text, where the checkpoint declares it in sentence-transformers' files; it is saved with the model.
+    made of a text, where the checkpoint declares it in sentence-transformers' files; it is saved with the model. With
+    ``gradient_checkpointing`` set, training keeps the input of each layer alone and computes the rest again in the
+    backward. ``adapted`` is what :mod:`fastenc.adapt` has added.
     """
 
     architecture = "Model"
@@ -155,45 +142,150 @@ class Encoder(PretrainedModel):
 
     def __init__(self, config: EncoderConfig):
         super().__init__(config)
-        self.embeddings = Embeddings(config)
-        self.layers = nn.ModuleList(EncoderLayer(config) for _ in range(config.num_layers))
-        self.pooler = nn.Linear(config.hidden_size, config.hidden_size) if config.pooler else None
-        # What fastenc.adapt has added, by name: descriptions, vectors put before every sequence, values of the head,
-        # and the weights as they were before one was merged into them.
-        self.adaptations: dict[str, Any] = {}
-        self.adaptation: str | None = None
-        self.prompts = nn.ParameterDict()
-        self.heads: dict[str | None, dict[str, Tensor]] = {}
-        self.unmerged_weights: list[tuple[Tensor, Tensor]] = []
+        kind, width = config.architecture, config.hidden_size
+        self.specs = [config.layer_spec(i) for i in range(config.num_layers)]
+        self.module_of_layer = [kind.module_of_layer(config, i) for i in range(config.num_layers)]
+        biases = kind.biases(config)
+        rows = config.max_positions + config.position_offset
+        self.embeddings = Embeddings(
+            config.vocab_size,
+            config.embedding_size,
+            width,
+            positions=rows if kind.position_table(config) else 0,
+            position_offset=config.position_offset,
+            token_types=config.type_vocab_size,
+            norm=kind.embedding_norm(config),
+            norm_bias=biases.embedding_norm,
+            scale=kind.embedding_scale(config),
+            dropout_p=kind.embedding_dropout_p(config),
+        )
+        norm = self.specs[0].out_norm
+        self.first_norm = make_norm(norm, width, biases.norm) if kind.first_norm(config) else None
+        self.layers = nn.ModuleList(
+            EncoderLayer(config, self.specs[self.module_of_layer.index(i)], biases)
+            for i in range(max(self.module_of_layer) + 1)
+        )
+        self.rotary = [kind.rotary(config, i) for i in range(config.num_layers)]
+        self.relative_bias_spec = kind.relative_bias(config)
+        self.relative_bias = None
+        if self.relative_bias_spec is not None:
+            buckets = self.relative_bias_spec.num_buckets
+            self.relative_bias = nn.Embedding(buckets, config.num_heads)
+        self.pooler = nn.Linear(width, width) if config.pooler else None
+        self.final_dropout_p = kind.final_dropout_p(config)
+        self.gradient_checkpointing = False
+        self.adapted = AdaptationState()
+        self.frozen = FrozenWeights()
         self.sentence: SentenceSettings | None = None
         self.apply(self.init_weights)
 
     def forward(
-        self, batch: PackedBatch, output_hidden_states: bool = False, word_table: bool = False
+        self,
+        batch: PackedBatch,
+        output_hidden_states: bool | Sequence[int] = False,
+        word_table: bool = False,
+        visit: Visit | None = None,
     ) -> EncoderOutput:
-        """Raises: ValueError for token ids outside the table or sequences longer than the positions."""
+        """Args:
+            output_hidden_states: keep every state, or those of these numbers: 0 is the embeddings' output, i layer i's;
+                negative ones count from the last.
+            word_table: return the table for a decoder that is tied to the word embeddings.
+            visit: called with each state when it is there; nothing of it is kept.
+
+        Raises: ValueError for token ids outside the table, sequences longer than the positions, or states that do not
+            exist.
+        """
+        wanted = wanted_states(output_hidden_states, self.config.num_layers)
         if batch.hidden is not None:
-            if output_hidden_states or word_table:
+            if wanted or word_table or visit is not None:
                 raise ValueError(
                     "a batch that carries the encoder's output has no other states: leave out hidden, so that they are "
                     "computed"
                 )
             return EncoderOutput(batch.hidden, pooled=self._pooled(batch.hidden, batch))
-        x, table = self.embeddings(batch, word_table, self.first_position)
-        cu_seqlens, max_seqlen, own = batch.cu_seqlens, batch.max_seqlen, None
-        if self.adaptation is not None and self.adaptation in self.prompts:
-            prompt = self.prompts[self.adaptation]
-            x, cu_seqlens, own = prepend_rows(x, cu_seqlens, prompt)
+        self._check_length(batch)
+        if not torch.compiler.is_compiling():
+            check_cu_seqlens(batch.cu_seqlens, batch.total_tokens, batch.max_seqlen)
+        x, table = self.embeddings(batch, word_table, self.adapted.first_position)
+        cu_seqlens, max_seqlen, rows = batch.cu_seqlens, batch.max_seqlen, None
+        prompt = self.adapted.prompt()
+        if prompt is not None:
+            x, cu_seqlens, rows = prepend_rows(x, cu_seqlens, prompt)
             max_seqlen += prompt.shape[0]
-        states = [x]
-        for layer in self.layers:
-            x = layer(x, cu_seqlens, max_seqlen)
-            states.append(x)
-        if own is not None:
-            states = [state[own] for state in states]
-            x = states[-1]
-        kept = tuple(states) if output_hidden_states else None
-        return EncoderOutput(x, kept, self._pooled(x, batch), table)
+        own = lambda state: state if rows is None else state[rows]
+        kept: list[Tensor | None] = [None] * (self.config.num_layers + 1)
+        for number, state in enumerate(self._states(x, cu_seqlens, max_seqlen)):
+            if number in wanted:
+                kept[number] = own(state)
+            if visit is not None:
+                visit(number, own(state))
+        last = own(state)
+        states = tuple(kept) if wanted else None
+        return EncoderOutput(last, states, self._pooled(last, batch), table)
+
+    def _states(self, x: Tensor, cu_seqlens: Tensor, max_seqlen: int) -> Iterator[Tensor]:
+        """The embeddings' output and each layer's."""
+        state = self._first_state(x)
+        yield state.residual
+        inputs = self._inputs(x, cu_seqlens, max_seqlen)
+        frozen = self.frozen.current(self)
+        last = self.config.num_layers - 1
+        for number, spec in enumerate(self.specs):
+            place = self.module_of_layer[number]
+            layer = self.layers[place]
+            packed = None if frozen is None else frozen[place]
+            if self.gradient_checkpointing and torch.is_grad_enabled() and self.training:
+                state = checkpoint(layer, state, inputs(number), spec, use_reentrant=False)
+            else:
+                state = layer(state, inputs(number), spec, packed)
+            # A pre-norm layer's output is the sum; the norm after it belongs to the next layer, or ends the stack.
+            yield F.dropout(state.x, self._final_p()) if number == last else state.residual
+
+    def _final_p(self) -> float:
+        return self.final_dropout_p if trains(self) else 0.0
+
+    def _first_state(self, x: Tensor) -> LayerState:
+        norm = self.first_norm
+        weights = None if norm is None else (norm.weight, getattr(norm, "bias", None))
+        return start(x, weights, self.specs[0].out_norm)
+
+    def _inputs(
+        self, x: Tensor, cu_seqlens: Tensor, max_seqlen: int
+    ) -> Callable[[int], AttentionInputs]:
+        """What the attention of each layer needs of the batch, formed once for all that share it."""
+        bias = None
+        if self.relative_bias is not None and self.relative_bias_spec is not None:
+            bias = relative_bias(self.relative_bias.weight, self.relative_bias_spec)
+        tables = {
+            spec: rotary_table(spec, max(self.config.max_positions, max_seqlen), x.device)
+            for spec in set(self.rotary)
+            if spec is not None
+        }
+
+        def of_layer(number: int) -> AttentionInputs:
+            spec = self.rotary[number]
+            table = None if spec is None else tables[spec]
+            return AttentionInputs(cu_seqlens, max_seqlen, table, bias)
+
+        return of_layer
+
+    def layer_weights(self) -> list[tuple[LayerWeights, LayerSpec]]:
+        """The weights and a description of every module of ``layers``."""
+        modules = [layer for layer in self.layers if isinstance(layer, EncoderLayer)]
+        return [
+            (layer.weights(), self.specs[self.module_of_layer.index(place)])
+            for place, layer in enumerate(modules)
+        ]
+
+    def _check_length(self, batch: PackedBatch) -> None:
+        positions, taken = self.config.max_positions, self.adapted.first_position
+        room = positions - taken
+        if batch.max_seqlen > room and self.embeddings.position is not None:
+            prefix = f"{positions} positions less its prefix's {taken}"
+            raise ValueError(
+                f"a sequence may have at most {room} tokens, the model's {prefix if taken else 'positions'}, "
+                f"got {batch.max_seqlen}: cut it or split it"
+            )
 
     def _pooled(self, x: Tensor, batch: PackedBatch) -> Tensor | None:
         if self.pooler is None or not batch.num_sequences:
@@ -203,7 +295,8 @@ class Encoder(PretrainedModel):
     def pooled_vectors(self, batch: PackedBatch, pooling: str) -> Tensor:
         """(batch, hidden_size), as :func:`fastenc.nn.pooling.pool_layers` forms it, and standardized where the
         checkpoint declares it."""
-        output = self(batch, output_hidden_states=pooling == "last-four")
+        last_four = range(-LAST_LAYERS, 0) if pooling == "last-four" else False
+        output = self(batch, output_hidden_states=last_four)
         states = output.hidden_states or (output.last_hidden_state,)
         vectors = pool_layers(states, batch.cu_seqlens, pooling)
         if self.sentence is None or self.sentence.standardization is None:
@@ -232,94 +325,29 @@ class Encoder(PretrainedModel):
         last_four = self.sentence is not None and self.sentence.pooling == "last-four"
         return {"output_hidden_states": True} if last_four else {}
 
-    @torch.inference_mode()
-    def encode(
-        self,
-        texts: str | Sequence[str],
-        *,
-        batch_size: int = 32,
-        pooling: str | None = None,
-        normalize: bool | None = None,
-        show_progress: bool | None = None,
-        convert_to_numpy: bool = False,
-    ) -> Any:
-        """Embed texts with the checkpoint's own tokenizer, in evaluation mode.
-
-        Args:
-            texts: one text or several; each is cut to the model's positions, or where the checkpoint declares it.
-            batch_size: sequences a batch; batches are formed by length, the result is in the order given.
-            pooling: "mean", "cls" or "max" over a text's tokens, special tokens included, or "last-four", the mean over
-                tokens and the last four layers. None: what the checkpoint declares (``sentence``), else "mean".
-            normalize: scale each vector to Euclidean length 1. None: what the checkpoint declares, else True.
-            show_progress: a progress bar on stderr; None: on a terminal, for more than ten batches.
-            convert_to_numpy: return a float32 numpy array.
-        Returns: (len(texts), hidden_size), the model's dtype, on its device; (hidden_size,) for one text.
-        Raises: ValueError for what is no text, without a tokenizer, for an unknown pooling or a batch_size below 1.
-        """
-        if self.tokenizer is None:
-            raise ValueError(
-                "encode needs the checkpoint's tokenizer.json: load the model with from_pretrained from a folder "
-                "that has one, or set model.tokenizer"
-            )
-        settings = self.sentence or SentenceSettings()
-        pooling = settings.pooling if pooling is None else pooling
-        normalize = settings.normalize if normalize is None else normalize
-        check_pooling(pooling, self.config.num_layers)
-        if batch_size < 1:
-            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
-        single = isinstance(texts, str)
-        listed = [texts] if isinstance(texts, str) else list(texts)
-        for place, text in enumerate(listed):
-            if not isinstance(text, str):
-                raise ValueError(f"encode takes texts, got {text!r} as text {place}: leave it out")
-        ids = tokenize(listed, self.tokenizer, self.max_tokens)
-        order = sorted(range(len(ids)), key=lambda place: len(ids[place]), reverse=True)
-        starts = range(0, len(order), batch_size)
-        if show_progress is None and len(starts) <= 10:
-            show_progress = False
-        weight = self.embeddings.word.weight
-        parts = [weight.new_empty((0, self.config.hidden_size))]
-        with evaluation_mode(self):
-            for start in progress_bar(starts, "encode", "batch", show_progress):
-                chosen = order[start : start + batch_size]
-                batch = pack_sequences([ids[place] for place in chosen]).to(weight.device)
-                pooled = self.pooled_vectors(batch, pooling)
-                parts.append(F.normalize(pooled, dim=1) if normalize else pooled)
-        places = torch.tensor(order, dtype=torch.long).argsort()
-        vectors = torch.cat(parts).index_select(0, send(places, weight.device))
-        vectors = vectors[0] if single else vectors
-        return vectors.float().cpu().numpy() if convert_to_numpy else vectors
-
     @staticmethod
     def similarity(a: Any, b: Any) -> Tensor:
         """Cosine similarities (rows of a, rows of b) of vectors, tensors or arrays; float32."""
         unit = [F.normalize(torch.atleast_2d(torch.as_tensor(x)).float(), dim=1) for x in (a, b)]
         return unit[0] @ unit[1].T
 
+    def encode(self, texts: str | Sequence[str], **options: Any) -> Any:
+        """Vectors of texts: :func:`fastenc.models.encode.encode`."""
+        return encode(self, texts, **options)
+
     def embed_words(self, sentences: Any, **options: Any) -> WordVectors:
         """Vectors of the words of sentences: :func:`fastenc.models.word_vectors.embed_words`."""
         return embed_words(self, sentences, **options)
 
 
-def tokenize(texts: list[str], tokenizer, max_length: int) -> list[list[int]]:
-    """Token ids with special tokens; a longer text is cut so that its closing special token stays."""
-    room = max_length - tokenizer.num_special_tokens_to_add(False)
-    ids = []
-    for text, encoding in zip(texts, tokenizer.encode_batch(texts), strict=True):
-        if len(encoding.ids) > max_length:
-            encoding = tokenizer.encode(text, add_special_tokens=False)
-            encoding.truncate(room)
-            encoding = tokenizer.post_process(encoding)
-        ids.append(encoding.ids)
-    return ids
-
-
-def _check_length(batch: PackedBatch, embeddings: Embeddings, first_position: int) -> None:
-    positions = embeddings.position.num_embeddings - embeddings.position_offset
-    room = positions - first_position
-    if batch.max_seqlen > room:
-        prefix = f"{positions} positions less its prefix's {first_position}"
+def wanted_states(asked: bool | Sequence[int], num_layers: int) -> frozenset[int]:
+    """Numbers of the states that a caller asked for. Raises: ValueError for a state that does not exist."""
+    if isinstance(asked, bool):
+        return frozenset(range(num_layers + 1) if asked else ())
+    outside = [number for number in asked if not -num_layers - 1 <= number <= num_layers]
+    if outside:
         raise ValueError(
-            f"a sequence may have at most {room} tokens, the model's {prefix if first_position else 'positions'}, "
-            f"got {batch.max_seqlen}: cut it or split it"
+            f"output_hidden_states must be of the states 0 to {num_layers}, got {outside[0]}: the model has "
+            f"{num_layers} layers"
         )
+    return frozenset(number % (num_layers + 1) for number in asked)

@@ -2,18 +2,19 @@
 
 from typing import ClassVar, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from fastenc.models.config import EncoderConfig
 from fastenc.models.encoder import Encoder, EncoderOutput
-from fastenc.models.families import FAMILIES
 from fastenc.models.outputs import ModelOutput
 from fastenc.models.pretrained import PretrainedModel
-from fastenc.nn import LayerNorm
-from fastenc.nn.encoder_layer import activate
+from fastenc.nn.embeddings import make_norm
+from fastenc.nn.layer import activate_plain
+from fastenc.nn.layer_spec import ACTIVATIONS, NormSpec
 from fastenc.ops import linear_masked_cross_entropy
+from fastenc.ops._gemm import linear
 from fastenc.ops._labelled import select_labelled
-from fastenc.ops._matmul import linear
 from fastenc.packing import PackedBatch
 
 
@@ -32,25 +33,30 @@ class LabelledRows(NamedTuple):
 
 
 class MaskedLMHead(nn.Module):
-    """logits = LN(act(hidden W + b)) E^T + bias, E the word embeddings unless the configuration unties them."""
+    """logits = LN(act(hidden W + b)) E^T + bias, E the word embeddings unless the configuration unties them.
+
+    Raises: ValueError for a family that has no masked-LM head.
+    """
 
     def __init__(self, config: EncoderConfig):
         super().__init__()
-        width = config.embedding_size
-        self.dense = nn.Linear(config.hidden_size, width)
-        self.norm = LayerNorm(width, eps=config.eps)
+        kind, width = config.architecture, config.embedding_size
+        if kind.lm_head is None:
+            raise ValueError(
+                f"{config.family} has no masked-LM head: take a model of another family"
+            )
+        self.names = kind.lm_head.names
+        self.dense = nn.Linear(config.hidden_size, width, bias=kind.lm_head.dense_bias)
+        self.norm = make_norm(NormSpec("layer", config.eps), width, kind.biases(config).norm)
         tied = config.extra.get("tie_word_embeddings", True)
         self.decoder = None if tied else nn.Linear(width, config.vocab_size, bias=False)
-        self.bias = nn.Parameter(self.dense.bias.new_zeros(config.vocab_size))
-        # ELECTRA's generator has GELU here whatever its layers have.
-        self.activation = (
-            "gelu" if config.family in ("electra", "roberta", "xlm-roberta") else config.activation
-        )
+        has_bias = kind.decoder_bias(config)
+        self.bias = nn.Parameter(torch.zeros(config.vocab_size)) if has_bias else None
+        self.activation = ACTIVATIONS[kind.lm_head_activation or config.activation]
 
     def transform(self, hidden: Tensor) -> Tensor:
-        return self.norm(
-            activate(linear(hidden, self.dense.weight), self.dense.bias, self.activation)
-        )
+        inner = linear(hidden, self.dense.weight)
+        return self.norm(activate_plain(inner, self.dense.bias, self.activation))
 
 
 class MaskedLM(PretrainedModel):
@@ -114,5 +120,4 @@ class MaskedLM(PretrainedModel):
         )
 
     def head_names(self) -> dict[str, str]:
-        names = FAMILIES[self.config.family].lm_head
-        return {f"head.{ours}": theirs for ours, theirs in names.items()}
+        return {f"head.{ours}": theirs for ours, theirs in self.head.names.items()}

@@ -7,9 +7,10 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor, nn
 
-from fastenc.models import checkpoint
+from fastenc.models import adapter_checkpoint, checkpoint
+from fastenc.models.architectures import ARCHITECTURES
+from fastenc.models.architectures.base import Names
 from fastenc.models.config import EncoderConfig
-from fastenc.models.families import FAMILIES
 from fastenc.models.labels import check_labels
 from fastenc.models.tokenizers import load_tokenizer, save_tokenizer
 
@@ -43,7 +44,6 @@ class PretrainedModel(nn.Module):
     tokenizer: Any = None
     base: str | None = None
     first_weights: frozenset[str] = frozenset()
-    first_position: int = 0  # of every sequence; a prefix stands on those before it
 
     def __init__(self, config: EncoderConfig):
         super().__init__()
@@ -54,7 +54,8 @@ class PretrainedModel(nn.Module):
     def positions(self) -> int:
         """Tokens of the longest sequence."""
         encoder: Any = self._modules.get("encoder", self)
-        return self.config.max_positions - encoder.first_position
+        adapted = getattr(encoder, "adapted", None)
+        return self.config.max_positions - (adapted.first_position if adapted is not None else 0)
 
     def head_names(self) -> dict[str, str]:
         """Parameter or module of the head → the family's full name."""
@@ -75,7 +76,7 @@ class PretrainedModel(nn.Module):
         dtype: torch.dtype = torch.float32,
         **options,
     ) -> Model:
-        """Load a checkpoint of a BERT, RoBERTa, XLM-RoBERTa, DistilBERT or ELECTRA model, in evaluation mode.
+        """Load a checkpoint of any family of ``fastenc.models.architectures``, in evaluation mode.
 
         Args:
             path_or_hub_id: folder with config.json and safetensors, or a name on the Hugging Face hub.
@@ -85,8 +86,6 @@ class PretrainedModel(nn.Module):
         Raises: ValueError for an unknown family, a missing, corrupt or incomplete checkpoint, a wrong shape, or one
             that was fine-tuned for another task or other labels.
         """
-        from fastenc.models import adapter_checkpoint  # which needs this module
-
         folder = checkpoint.resolve(path_or_hub_id)
         values = checkpoint.read_config(folder)
         cls.check_task(folder, values)
@@ -149,13 +148,11 @@ class PretrainedModel(nn.Module):
         With an adaptation in use (:mod:`fastenc.adapt`) only its weights and the head are written, in the place of
         model.safetensors. Each file is replaced as a whole or not at all.
         """
-        from fastenc.models import adapter_checkpoint  # which needs this module
-
         folder = Path(folder)
         values = {
             **self.config.to_hf(),
             **self.extra_config(),
-            "architectures": [FAMILIES[self.config.family].class_prefix + self.architecture],
+            "architectures": [self._class_name()],
             "dtype": checkpoint.dtype_name(next(self.parameters()).dtype),
         }
         if self.task_options:
@@ -169,13 +166,19 @@ class PretrainedModel(nn.Module):
         if self.tokenizer is not None:
             save_tokenizer(self.tokenizer, folder)
 
+    def _class_name(self) -> str:
+        """Of transformers' class whose checkpoint this is."""
+        kind = self.config.architecture
+        ours = self.architecture
+        return kind.class_prefix + (kind.bare_class if ours == "Model" else ours)
+
     def _tensors(self) -> dict[str, Tensor]:
         """The weights under the family's names."""
         tensors: dict[str, Tensor] = {}
         state = self.state_dict()
         for ours, theirs in self.family_names(with_prefix=self.architecture != "Model").items():
             tensors.update(zip(theirs, state[ours].chunk(len(theirs)), strict=True))
-        return tensors
+        return self.config.architecture.written(tensors, self.config)
 
     @classmethod
     def stored_in(cls, folder: Path, hf_config: dict[str, Any]) -> bool:
@@ -196,7 +199,7 @@ class PretrainedModel(nn.Module):
         """Give one module first weights: normal with the configuration's standard deviation, biases 0, norms 1."""
         if isinstance(module, nn.Linear | nn.Embedding):
             nn.init.normal_(module.weight, std=self.config.initializer_range)
-        elif isinstance(module, nn.LayerNorm):
+        elif isinstance(module, nn.LayerNorm | nn.RMSNorm):
             nn.init.ones_(module.weight)
         bias = getattr(module, "bias", None)
         if isinstance(bias, nn.Parameter):
@@ -204,9 +207,9 @@ class PretrainedModel(nn.Module):
 
     def family_names(self, with_prefix: bool) -> dict[str, tuple[str, ...]]:
         """Canonical parameter name → the family's names, whose tensors are stacked."""
-        family = FAMILIES[self.config.family]
-        prefix = f"{family.prefix}." if with_prefix else ""
-        encoder_names, head_names = family.names(self.config.num_layers), self.head_names()
+        kind = self.config.architecture
+        prefix = f"{kind.prefix}." if with_prefix and kind.prefix else ""
+        encoder_names, head_names = kind.names(self.config), self.head_names()
         table: dict[str, tuple[str, ...]] = {}
         for key in self.state_dict():
             if ADDED.search(key):
@@ -224,8 +227,10 @@ class PretrainedModel(nn.Module):
         return table
 
     def _to_canonical(self, tensors: dict[str, Tensor], folder: Path) -> dict[str, Tensor]:
-        prefix = FAMILIES[self.config.family].prefix + "."
-        found = {_modern(name.removeprefix(prefix)): tensor for name, tensor in tensors.items()}
+        kind = self.config.architecture
+        prefix = f"{kind.prefix}." if kind.prefix else ""
+        plain = {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
+        found = kind.modernised(plain, self.config)
         state, missing = {}, []
         read: set[str] = set()
         own, heads = self.state_dict(), self.head_names()
@@ -253,7 +258,7 @@ class PretrainedModel(nn.Module):
                 f"{folder} is incomplete: it lacks {_few(missing)}. Write the checkpoint again, or check that "
                 "config.json belongs to it"
             )
-        encoder = ("embeddings.", "embeddings_project.", f"{FAMILIES[self.config.family].layers}.")
+        encoder = _modules_of_encoder(kind.names(self.config))
         unread = [
             name
             for name in sorted({*found} - read)
@@ -278,29 +283,39 @@ def another_task(model: type, folder: Path, hf_config: dict[str, Any]) -> ValueE
 def architecture_of(hf_config: dict[str, Any]) -> str:
     """What a config.json says its weights are, without the family's part ("ForMaskedLM"); "" where it is silent."""
     names = hf_config.get("architectures") or [""]
-    family = FAMILIES.get(hf_config.get("model_type", ""))
-    return names[0].removeprefix(family.class_prefix) if family else names[0]
+    kind = ARCHITECTURES.get(hf_config.get("model_type", ""))
+    if kind is None:
+        return names[0]
+    name = names[0].removeprefix(kind.class_prefix)
+    return "Model" if name == kind.bare_class else name
 
 
 def _check_depth(config: EncoderConfig, tensors: dict[str, Tensor], folder: Path) -> None:
     """Compare the number of layers before any is built, which takes as long as config.json wants."""
-    family = FAMILIES[config.family]
-    layer = re.compile(rf"(^|\.){re.escape(family.layers)}\.(\d+)\.")
+    kind = config.architecture
+    path = kind.layers_path
+    if path is None:
+        return
+    layer = re.compile(rf"(^|\.){re.escape(path)}\.(\d+)\.")
     found = [int(match[2]) + 1 for match in map(layer.search, tensors) if match]
     if max(found, default=0) != config.num_layers:
         raise ValueError(
             f"{checkpoint.weights_file(folder)} has {max(found, default=0)} layers, but config.json says "
-            f"{family.config_names['num_layers']} {config.num_layers}: do the two files belong together?"
+            f"{kind.config_names['num_layers']} {config.num_layers}: do the two files belong together?"
         )
+
+
+def _modules_of_encoder(names: Names) -> tuple[str, ...]:
+    """What the names of an encoder's weights begin with, pooler apart: those that must not be left unread."""
+    flat = [
+        name
+        for ours, theirs in names.items()
+        if ours != "pooler"
+        for name in ((theirs,) if isinstance(theirs, str) else theirs)
+    ]
+    return tuple({f"{name.split('.')[0]}." for name in flat if "." in name})
 
 
 def _few(names: list[str]) -> str:
     """The first of some names, for a message."""
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-
-
-def _modern(name: str) -> str:
-    """LayerNorm's names in checkpoints of 2018."""
-    return name.replace("LayerNorm.gamma", "LayerNorm.weight").replace(
-        "LayerNorm.beta", "LayerNorm.bias"
-    )

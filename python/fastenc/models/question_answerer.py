@@ -1,11 +1,12 @@
 """Extractive question answering over the encoder: where an answer starts and ends."""
 
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from fastenc.models.config import EncoderConfig
 from fastenc.models.encoder import Encoder
 from fastenc.models.outputs import ModelOutput
+from fastenc.models.prediction_head import PredictionHead
 from fastenc.models.pretrained import PretrainedModel
 from fastenc.ops import unpack
 from fastenc.packing import PackedBatch
@@ -23,10 +24,10 @@ class QuestionAnswerer(PretrainedModel):
     def __init__(self, config: EncoderConfig):
         super().__init__(config)
         self.encoder = Encoder(config.replace(pooler=False))
-        self.head = nn.ModuleDict({"out": nn.Linear(config.hidden_size, 2)})
+        kind = config.architecture
+        p = kind.question_answerer_dropout_p(config)
+        self.head = PredictionHead(config, kind.question_answerer, 2, p)
         self.head.apply(self.init_weights)
-        has_dropout = config.family == "distilbert"
-        self.dropout_p = float(config.extra.get("qa_dropout", 0.1)) if has_dropout else 0.0
 
     def forward(self, batch: PackedBatch, labels: Tensor | None = None) -> ModelOutput:
         """Args: labels: int64 (batch, 2), places of the answer's first and last token in each sequence; -100: none.
@@ -35,7 +36,7 @@ class QuestionAnswerer(PretrainedModel):
         the sequence's tokens, in float32.
         """
         states = self.encoder(batch).last_hidden_state
-        logits = self.head["out"](F.dropout(states, self.dropout_p, self.training))
+        logits = self.head(states)
         if labels is None:
             return ModelOutput(logits=logits)
         if labels.shape != (batch.num_sequences, 2):
@@ -47,4 +48,4 @@ class QuestionAnswerer(PretrainedModel):
         return ModelOutput(F.cross_entropy(scores, labels), logits)
 
     def head_names(self) -> dict[str, str]:
-        return {"head.out": "qa_outputs"}
+        return self.head.names("head")

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from fastenc.models.chunk_aggregation import ChunkAttention, chunk_aggregator
 from fastenc.models.config import EncoderConfig
 from fastenc.models.encoder import Encoder
-from fastenc.models.families import FAMILIES
 from fastenc.models.labels import check_names, config_of, names_to_build
 from fastenc.models.long_texts import LongTexts
 from fastenc.models.outputs import ModelOutput
+from fastenc.models.prediction_head import PredictionHead
 from fastenc.models.pretrained import PretrainedModel, architecture_of
 from fastenc.nn.pooling import pool
 from fastenc.packing import Documents, PackedBatch, single_chunks
@@ -59,23 +59,23 @@ class SequenceClassifier(PretrainedModel):
             raise ValueError(f"problem_type must be one of {PROBLEM_TYPES}, got {problem_type!r}")
         super().__init__(config)
         self.problem_type, self.label_names = problem_type, names
-        self.kind_of_head = FAMILIES[config.family].classifier_kind
-        has_pooler = self.kind_of_head == "pooler"
-        self.encoder = Encoder(config.replace(pooler=has_pooler))
-        width = config.hidden_size
-        self.head = nn.ModuleDict()
-        if not has_pooler:
-            self.head["dense"] = nn.Linear(width, width)
-        self.head["out"] = nn.Linear(width, num_labels)
+        spec = config.architecture.classifier
+        if spec is None:
+            raise ValueError(
+                f"{config.family} has no head for classes of sequences: take a model of another family"
+            )
+        self.encoder = Encoder(config.replace(pooler=spec.pooler))
+        p = config.classifier_dropout_p
+        p = config.hidden_dropout_p if p is None else p
+        self.head = PredictionHead(config, spec, num_labels, p)
         self.head.apply(self.init_weights)
+        self.pooling = config.architecture.classifier_pooling(config)
         if not isinstance(long_texts, LongTexts):
             long_texts = LongTexts(**(long_texts or {}))
         self.long_texts, self.aggregator = long_texts, None
         if long_texts.chunks is not None:
             self.aggregator = chunk_aggregator(long_texts.chunks, config, long_texts.max_chunks)
             self.aggregator.apply(self.init_weights)
-        p = config.classifier_dropout_p
-        self.dropout_p = config.hidden_dropout_p if p is None else p
 
     @classmethod
     def build(
@@ -116,14 +116,10 @@ class SequenceClassifier(PretrainedModel):
             # What was encoded before needs no memory in groups.
             whole = batch.hidden is not None or torch.is_grad_enabled()
             whole = whole or torch.compiler.is_compiling()
-            parts = [batch] if whole else batch.split(documents.groups)
-            vectors = torch.cat([self._vectors(part) for part in parts])
+            groups = [batch] if whole else batch.split(documents.groups)
+            vectors = torch.cat([self._vectors(group) for group in groups])
             features = self.aggregator(vectors, documents)
-        if "dense" in self.head:
-            if self.kind_of_head != "relu":  # DistilBERT has no dropout before its dense layer
-                features = F.dropout(features, self.dropout_p, self.training)
-            features = getattr(torch.nn.functional, self.kind_of_head)(self.head["dense"](features))
-        logits = self.head["out"](F.dropout(features, self.dropout_p, self.training))
+        logits = self.head(features)
         if labels is None:
             return ModelOutput(logits=logits)
         if self.problem_type == "regression":
@@ -155,7 +151,7 @@ class SequenceClassifier(PretrainedModel):
         output = self.encoder(batch)
         if output.pooled is not None:
             return output.pooled
-        return pool(output.last_hidden_state, batch.cu_seqlens, "cls")
+        return pool(output.last_hidden_state, batch.cu_seqlens, self.pooling)
 
     def init_weights(self, module: nn.Module, name: str = "") -> None:
         super().init_weights(module, name)
@@ -163,11 +159,10 @@ class SequenceClassifier(PretrainedModel):
             nn.init.normal_(module.query, std=self.config.initializer_range)
 
     def head_names(self) -> dict[str, str]:
-        names = FAMILIES[self.config.family].classifier
-        own = [name for name, _ in self.named_parameters() if name.startswith("aggregator.")]
-        return {f"head.{ours}": theirs for ours, theirs in names.items()} | {
-            name: name for name in own
-        }
+        aggregation = [
+            name for name, _ in self.named_parameters() if name.startswith("aggregator.")
+        ]
+        return self.head.names("head") | {name: name for name in aggregation}
 
     def extra_config(self) -> dict[str, Any]:
         return {

@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fastenc.models.config import EncoderConfig
 from fastenc.models.encoder import Encoder
 from fastenc.models.labels import check_names, config_of, names_to_build
 from fastenc.models.outputs import ModelOutput
+from fastenc.models.prediction_head import PredictionHead
 from fastenc.models.pretrained import PretrainedModel
 from fastenc.models.tags import may_follow, scheme_of
 from fastenc.nn import CRF
@@ -21,7 +21,7 @@ FORBIDDEN = -10_000.0  # a score that no path of allowed tags comes near
 
 
 class TokenClassifier(PretrainedModel):
-    """A linear layer over the dropped-out tokens of the encoder, as in every family of transformers.
+    """The family's head over the tokens of the encoder: in most a linear layer after dropout.
 
     With a CRF, the logits at the words' first subwords are its emissions, and its transitions are saved beside the
     family's weights; transformers leaves them out.
@@ -44,12 +44,11 @@ class TokenClassifier(PretrainedModel):
         super().__init__(config)
         self.label_names = check_names(label_names, num_labels)
         self.encoder = Encoder(config.replace(pooler=False))
-        self.classifier = nn.Linear(config.hidden_size, len(self.label_names))
-        self.init_weights(self.classifier)
+        kind = config.architecture
+        p = kind.token_classifier_dropout_p(config)
+        self.head = PredictionHead(config, kind.token_classifier, len(self.label_names), p)
+        self.head.apply(self.init_weights)
         self.crf = CRF(len(self.label_names)) if crf else None
-        # DistilBERT's setting is for sequences alone.
-        p = None if config.family == "distilbert" else config.classifier_dropout_p
-        self.dropout_p = config.hidden_dropout_p if p is None else p
 
     @classmethod
     def build(
@@ -75,7 +74,7 @@ class TokenClassifier(PretrainedModel):
             token, or the CRF's negative log-likelihood a word; 0 if there is none.
         """
         hidden = self.encoder(batch).last_hidden_state
-        logits = self.classifier(F.dropout(hidden, self.dropout_p, self.training))
+        logits = self.head(hidden)
         if labels is None:
             return ModelOutput(logits=logits)
         if labels.dtype != torch.int64 or labels.shape != logits.shape[:1]:
@@ -135,7 +134,7 @@ class TokenClassifier(PretrainedModel):
             super().init_weights(module, name)
 
     def head_names(self) -> dict[str, str]:
-        return {"classifier": "classifier", "crf": "crf"}
+        return {**self.head.names("head"), "crf": "crf"}
 
     def extra_config(self) -> dict[str, Any]:
         return {**config_of(self.label_names), "crf": self.crf is not None}

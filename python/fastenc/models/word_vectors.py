@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fastenc._extras import require
 from fastenc._files import write_atomically
@@ -158,28 +158,14 @@ def visit_states(
     Args:
         layers: numbers of states, 0 for the embeddings' output.
         visit: gets a state (total_tokens, hidden_size), which it must not change.
-    Raises: ValueError for an encoder with a learned prompt, whose rows are no tokens of the batch.
     """
-    modules: list[nn.Module] = [encoder.embeddings, *encoder.layers]
+    wanted = set(layers)
 
-    def hook(layer: int) -> Callable[..., None]:
-        def call(module: nn.Module, arguments: Any, output: Any) -> None:
-            state = output[0] if isinstance(output, tuple) else output
-            if state.shape[0] != batch.total_tokens:
-                raise ValueError(
-                    "states of single layers cannot be taken from an encoder with a learned prompt: "
-                    "use encoder(batch, output_hidden_states=True)"
-                )
+    def call(layer: int, state: Tensor) -> None:
+        if layer in wanted:
             visit(layer, state)
 
-        return call
-
-    handles = [modules[layer].register_forward_hook(hook(layer)) for layer in layers]
-    try:
-        encoder(batch)
-    finally:
-        for handle in handles:
-            handle.remove()
+    encoder(batch, visit=call)
 
 
 def _check_options(

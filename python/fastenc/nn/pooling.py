@@ -1,6 +1,7 @@
 """One vector a sequence from packed token vectors."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,12 +34,12 @@ def pool(hidden: Tensor, cu_seqlens: Tensor, pooling: str) -> Tensor:
     return segment_pool(hidden, cu_seqlens, pooling)
 
 
-def pool_layers(states: Sequence[Tensor], cu_seqlens: Tensor, pooling: str) -> Tensor:
+def pool_layers(states: Sequence[Any], cu_seqlens: Tensor, pooling: str) -> Tensor:
     """:func:`pool` of the last layer, or with "last-four" the mean over tokens and the last four layers.
 
     Args:
-        states: (total_tokens, hidden_size) each, the embeddings' output and every layer's; the last layer's alone will
-            do but for "last-four".
+        states: (total_tokens, hidden_size) each, the embeddings' output and every layer's, of which only those that are
+            pooled are read; the last layer's alone will do but for "last-four".
     Returns: (batch, hidden_size), the states' dtype.
     Raises: ValueError for another name, an empty sequence, or "last-four" of fewer layers.
     """

@@ -12,11 +12,12 @@ from torch import Tensor, nn
 from fastenc._seeds import derive_seed
 from fastenc.models import Encoder, EncoderConfig, LossTerm, MaskedLM, ModelOutput, checkpoint
 from fastenc.models.pretrained import PretrainedModel
-from fastenc.nn.encoder_layer import activate
+from fastenc.nn.layer import activate_plain
+from fastenc.nn.layer_spec import ACTIVATIONS
 from fastenc.objectives.base import Objective
 from fastenc.objectives.loss_terms import weighted_sum
 from fastenc.objectives.mlm import IGNORED, MlmCollator
-from fastenc.ops._matmul import linear
+from fastenc.ops._gemm import linear
 from fastenc.packing import PackedBatch
 
 DETECTION_WEIGHT = 50.0
@@ -78,7 +79,8 @@ class Discriminator(PretrainedModel):
     def forward(self, batch: PackedBatch) -> ModelOutput:
         """logits: (total_tokens,); a positive one says that the token was replaced."""
         hidden = self.encoder(batch).last_hidden_state
-        inner = activate(linear(hidden, self.dense.weight), self.dense.bias, self.config.activation)
+        inner = linear(hidden, self.dense.weight)
+        inner = activate_plain(inner, self.dense.bias, ACTIVATIONS[self.config.activation])
         return ModelOutput(logits=self.out(inner).squeeze(1))
 
     def head_names(self) -> dict[str, str]:
@@ -147,7 +149,9 @@ class Electra(PretrainedModel):
         generator = self.generator
         encoded, table = generator.encode(batch)
         rows = generator.labelled(encoded.last_hidden_state, labels, uniform_samples.shape[0])
-        samples = sample_tokens(rows.hidden, table, generator.head.bias, uniform_samples)
+        bias = generator.head.bias
+        assert bias is not None  # ELECTRA's head has one
+        samples = sample_tokens(rows.hidden, table, bias, uniform_samples)
         ids = samples
         if rows.indices is not None:
             ids = batch.input_ids.index_copy(0, rows.indices, samples)

@@ -15,12 +15,12 @@ from torch import Tensor, nn
 from fastenc._seeds import derive_seed
 from fastenc.models import EncoderConfig, LossTerm, MaskedLM, ModelOutput
 from fastenc.nn import LayerNorm
-from fastenc.nn.encoder_layer import activate
+from fastenc.nn.layer import activate_plain
 from fastenc.objectives.base import Objective
 from fastenc.objectives.loss_terms import weighted_sum
 from fastenc.objectives.mlm import IGNORED, MlmCollator
 from fastenc.ops import linear_masked_cross_entropy
-from fastenc.ops._matmul import linear
+from fastenc.ops._gemm import linear
 from fastenc.packing import PackedBatch, pack_sequences
 
 GEOMETRIC_P, MAX_WORDS = 0.2, 10
@@ -188,7 +188,7 @@ class SpanBoundaryHead(nn.Module):
             dim=1,
         )
         for dense, norm in ((self.first, self.first_norm), (self.second, self.second_norm)):
-            x = norm(activate(linear(x, dense.weight), dense.bias, "gelu"))
+            x = norm(activate_plain(linear(x, dense.weight), dense.bias, "gelu"))
         return x
 
 

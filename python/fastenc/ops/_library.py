@@ -28,11 +28,6 @@ HAS_CUDA = _C is not None and _C.build_info()["cuda"] is not None
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 
 
-def fingerprint(buffers: list[tuple[int, int]]) -> int:
-    """A hash of a sample of the contents of [(address, bytes), ...]; the extension only."""
-    return _C.fingerprint(buffers)
-
-
 CPP_DTYPES = (torch.float32, torch.bfloat16)
 CUDA_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 

@@ -5,8 +5,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fastenc.ops import _checks, _dispatch
+from fastenc.ops._gemm import gemm
 from fastenc.ops._labelled import select_labelled, spread
-from fastenc.ops._matmul import multiply
 from fastenc.ops.masked_cross_entropy import (
     check_labels,
     check_loss_options,
@@ -158,7 +158,7 @@ def _chunks(chosen: Tensor, weight: Tensor, max_logits_bytes: int) -> list[slice
 
 def _logits(chosen: Tensor, padded: tuple[Tensor, Tensor | None], vocabulary: int) -> Tensor:
     """(rows, vocabulary); the rows may lie further apart, with zeros between them."""
-    return multiply(chosen, padded[0].t(), padded[1])[:, :vocabulary]
+    return gemm(chosen, padded[0].t(), padded[1])[:, :vocabulary]
 
 
 class _LinearMaskedCrossEntropy(torch.autograd.Function):
@@ -192,10 +192,10 @@ class _LinearMaskedCrossEntropy(torch.autograd.Function):
             # The incoming gradient scales the narrow side of each product, never the logits.
             factors = dlosses[part, None]
             if needs_hidden:
-                dhidden.append((multiply(dlogits, weight) * factors).to(chosen.dtype))
+                dhidden.append((gemm(dlogits, weight) * factors).to(chosen.dtype))
             if needs_weight:
                 scaled = (chosen[part] * factors).to(chosen.dtype)
-                dweight = multiply(dlogits.T, scaled, added=dweight)
+                dweight = gemm(dlogits.T, scaled, added=dweight)
             if needs_bias:
                 part_bias = dlogits.T @ dlosses[part].to(dlogits.dtype)
                 dbias = part_bias if dbias is None else dbias.add_(part_bias)

@@ -1,7 +1,7 @@
 """Bytes and FLOPs of the ops that a step dispatches, and of a model by its sizes.
 
 An op's bytes are those of its distinct inputs and of its outputs, counted once each; views and allocations move none.
-FLOPs are those of matrix products, by torch's formulas and, for the project's ops, by the formulas here.
+FLOPs are those of matrix products, by torch's formulas and, for the project's ops, by those of :mod:`fastenc.ops._flops`.
 """
 
 import math
@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from fastenc.models import EncoderConfig
+from fastenc.ops import _flops  # noqa: F401  (registers the formulas of our ops)
 from fastenc.profiling.roofline import Work
 
 NO_WORK = {"aten::empty", "aten::empty_like", "aten::new_empty", "aten::empty_strided"}
@@ -37,35 +38,8 @@ class OpCall(NamedTuple):
     work: Work
 
 
-def _attention_flops(per_score: int) -> Callable[[dict[str, Any]], float]:
-    def flops(given: dict[str, Any]) -> float:
-        queries = given["cu_seqlens_q"].diff().double()
-        offsets = given["cu_seqlens_k"]
-        keys = queries if offsets is None else offsets.diff().double()
-        if min(given["window_left"], given["window_right"]) >= 0:
-            keys = keys.clamp(max=given["window_left"] + given["window_right"] + 1)
-        heads, dim = given["q"].shape[1:]
-        return per_score * heads * dim * float((queries * keys).sum())
-
-    return flops
-
-
-def _layer_attention_flops(given: dict[str, Any]) -> float:
-    columns, lengths = given["qkv_bias"].numel(), given["cu_seqlens"].diff().double()
-    return 2 * given["x"].numel() * columns + 4 * columns / 3 * float((lengths**2).sum())
-
-
-# name: {argument's name: value} -> FLOPs
+# Matrix products that torch.utils.flop_counter does not know: arguments by their names -> FLOPs.
 FLOPS: dict[str, Callable[[dict[str, Any]], float]] = {
-    "fastenc::attention_fwd": _attention_flops(4),
-    "fastenc::attention_bwd": _attention_flops(10),
-    "fastenc::matmul": lambda a: 2 * a["a"].numel() * a["b"].shape[1],
-    "fastenc::matmul_add_": lambda a: 2 * a["a"].numel() * a["b"].shape[1],
-    "fastenc::matmul_packed": lambda a: 2 * a["a"].numel() * a["columns"],
-    "fastenc::encoder_layer_attention": _layer_attention_flops,
-    "fastenc::encoder_layer_after_attention": lambda a: (
-        2 * (a["mixed"].numel() + 2 * a["up_bias"].numel() * len(a["x"])) * a["x"].shape[1]
-    ),
     "aten::addmm_": lambda a: 2 * a["mat1"].numel() * a["mat2"].shape[1],
     "mkldnn::_linear_pointwise": lambda a: 2 * a["X"].numel() * a["W"].shape[0],
 }

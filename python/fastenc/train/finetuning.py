@@ -118,7 +118,7 @@ def _described(name: str, task: Task, model: Any, data: Any, examples: Sequence[
 def default_lr(model: Any, config: TrainConfig, examples: int, adapt: str | None = None) -> float:
     """:func:`fine_tuning_lr` of the model and the way in which it is adapted, for a run over so many examples."""
     encoder = encoder_of(model)
-    used = encoder.adaptations.get(encoder.adaptation or "")
+    used = encoder.adapted.in_use()
     adapt = adapt or next((name for name, kind in METHODS.items() if type(used) is kind), None)
     steps = config.steps_over(examples, process_state().num_processes)
     return fine_tuning_lr(model.config.hidden_size, adapt, steps)

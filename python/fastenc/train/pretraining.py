@@ -13,7 +13,7 @@ from fastenc.data.languages import ALPHA
 from fastenc.data.store import HELD_OUT_ONE_IN, MANIFEST, file_checksum
 from fastenc.data.tokenizer_training import KINDS
 from fastenc.models import EncoderConfig, load_tokenizer, special_tokens
-from fastenc.models.families import family_named
+from fastenc.models.architectures import architecture_named
 from fastenc.models.pretrained import PretrainedModel
 from fastenc.objectives import (
     OBJECTIVES,
@@ -185,7 +185,7 @@ class NewModel:
         self, objective: Objective, vocab_size: int, pad_token_id: int, positions: int
     ) -> PretrainedModel:
         """Raises: ValueError for an option that another family's or objective's model has."""
-        family = family_named(self.family or objective.family)
+        family = architecture_named(self.family or objective.family)
         if self.embedding_size is not None and "embedding_size" not in family.config_names:
             raise ValueError(
                 f"embedding_size is of ELECTRA's family, got {self.embedding_size}: leave it out"
@@ -203,7 +203,7 @@ class NewModel:
             embedding_size=self.embedding_size or self.hidden,
             max_positions=positions,
             position_offset=pad_token_id + 1 if family.positions_after_padding else 0,
-            type_vocab_size=family.type_vocab_size,
+            type_vocab_size=family.new_config.get("type_vocab_size", 2),
             eps=self.norm_eps,
             hidden_dropout_p=self.dropout,
             attention_dropout_p=self.dropout,

@@ -1,6 +1,7 @@
-"""Make a live Hugging Face model of the BERT family unpadded and fused, in place."""
+"""Live Hugging Face encoders, unpadded and fused in place, and the attention kernel for all other models."""
 
-from fastenc.integrations.transformers.batch_facts import DataCollatorWithFacts
+from fastenc.integrations.transformers.attention_interface import register_attention
+from fastenc.integrations.transformers.batch_metadata import DataCollatorWithSeqlens
 from fastenc.integrations.transformers.patching import patch, unpatch
 
-__all__ = ["DataCollatorWithFacts", "patch", "unpatch"]
+__all__ = ["DataCollatorWithSeqlens", "patch", "register_attention", "unpatch"]

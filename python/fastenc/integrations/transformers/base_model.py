@@ -1,36 +1,50 @@
-"""The fused forward of a Hugging Face base model: unpad once, fused layers, pad once."""
+"""The fused forward of an encoder of transformers: unpad once, the trunk's layers, pad once."""
 
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from fastenc.integrations.transformers import architectures
-from fastenc.integrations.transformers.batch_facts import BatchFacts, take_facts
-from fastenc.nn.encoder_layer import encoder_layer
-from fastenc.nn.inference_layer import InferenceLayer, wants_inference
-from fastenc.ops import tied_embedding_layer_norm, unpack
-from fastenc.ops._dispatch import choose
-from fastenc.packing import PackedBatch, pack
+from fastenc.integrations.transformers.batch_metadata import BatchMetadata
+from fastenc.integrations.transformers.hooks import has_global_hooks
+from fastenc.integrations.transformers.live_embeddings import embed
+from fastenc.integrations.transformers.live_encoder import LiveEncoder, Reading
+from fastenc.nn.layer import start
+from fastenc.nn.layer_spec import AttentionInputs, LayerState
+from fastenc.nn.layer_ways import run_layer
+from fastenc.nn.relative_bias import relative_bias
+from fastenc.nn.rotary import rotary_table
+from fastenc.ops import _dispatch, unpack
+from fastenc.packing import PackedBatch, check_cu_seqlens, pack
 
 INPUTS = ("input_ids", "attention_mask", "token_type_ids", "position_ids", "inputs_embeds")
 # Arguments that do not change the numbers this forward computes.
 HARMLESS = {"return_dict", "output_hidden_states", "use_cache", "num_items_in_batch"}
+# Switches of the configuration that transformers reads at every call.
+READ_AT_CALL = ("output_attentions", "is_decoder", "is_causal")
 
 
 class PackedRun(NamedTuple):
-    """What the layers gave, still packed."""
+    """What the layers gave, still packed.
 
-    hidden_states: list[Tensor]  # the embeddings' output, then each layer's if all were asked for
+    Fields:
+        last: (total_tokens, hidden_size).
+        states: the embeddings' output and each layer's, None for one that nobody asked for.
+        word_table: the word embeddings' weight as a decoder that is tied to it takes it.
+    """
+
+    last: Tensor
+    states: tuple[Tensor | None, ...]
     batch: PackedBatch
-    word_table: Tensor  # the word embeddings' weight as a decoder that is tied to it takes it
+    word_table: Tensor
 
-    def padded(self, hidden: Tensor) -> Tensor:
-        """(batch, length, ...); the places of padding hold 0."""
+    def padded(self, hidden: Tensor | None) -> Any:
+        """(batch, length, ...) with 0 for padding tokens; None for None."""
+        if hidden is None:
+            return None
         assert self.batch.padded_shape is not None  # pack() sets it
         rows, length = self.batch.padded_shape
         if self.batch.total_tokens == rows * length:
@@ -38,46 +52,28 @@ class PackedRun(NamedTuple):
         return unpack(hidden, self.batch)
 
 
-class Layers:
-    """The layers of one base model.
-
-    Attributes:
-        parts: each layer's modules, as :func:`obstacle` found them at the start of the present call.
-        inference: the prepacked inference layers, kept from call to call.
-    """
-
-    def __init__(self) -> None:
-        self._noted: tuple[Tensor, BatchFacts] | None = None
-        self.parts: list[architectures.LayerParts] = []
-        self.inference: list[InferenceLayer] = []
-
-    def read(self, base: Any) -> None:
-        """Raises: AttributeError if a layer lacks a part."""
-        modules = architectures.layers_of(base)
-        self.parts = [architectures.parts_of(base, layer) for layer in modules]
-        if len(self.inference) != len(modules):
-            self.inference = [InferenceLayer() for _ in modules]
-
-    def facts(self, arguments: dict) -> BatchFacts | None:
-        """What the host must know of the call's mask: as its task model has noted, or taken now."""
-        if self._noted is not None and self._noted[0] is arguments.get("attention_mask"):
-            return self._noted[1]
-        return take_facts(arguments)
-
-    @contextmanager
-    def noted(self, arguments: dict, facts: BatchFacts | None) -> Iterator[None]:
-        """Inside, the base model need not read what its task model has read."""
-        mask = arguments.get("attention_mask")
-        self._noted = None if mask is None or facts is None else (mask, facts)
-        try:
-            yield
-        finally:
-            self._noted = None
+def inputs_reason(model: Any, arguments: dict) -> str | None:
+    """Why the model's own forward must be taken before anything of the inputs is read, or None."""
+    if torch.jit.is_tracing():
+        return "it is being traced"
+    if torch._C._functorch.maybe_current_level() is not None:
+        return "it is inside a function transform (torch.func)"
+    if torch.autograd.forward_ad._current_level >= 0:
+        return "it is inside forward-mode differentiation"
+    for name in INPUTS:
+        value = arguments.get(name)
+        if value is not None and type(value) not in (Tensor, nn.Parameter):
+            return f"{name} is a {type(value).__name__}"
+    weight = next(model.parameters())
+    if _dispatch.choose("attention", "auto", weight) == "reference":
+        return f"there is no fused attention for {weight.dtype} on {weight.device.type}"
+    return None
 
 
-def obstacle(base: Any, layers: Layers, arguments: dict, facts: BatchFacts | None) -> str | None:
-    """Why this call must take the model's own forward, or None. Reads the layers' modules."""
-    config = base.config
+def arguments_reason(
+    model: Any, live: LiveEncoder, arguments: dict, metadata: BatchMetadata | None
+) -> str | None:
+    """Why a call with these arguments must take the model's own forward, or None."""
     extra = {
         name
         for name, value in arguments.items()
@@ -85,228 +81,182 @@ def obstacle(base: Any, layers: Layers, arguments: dict, facts: BatchFacts | Non
     }
     if extra:
         return f"it was called with {', '.join(sorted(extra))}"
-    if getattr(config, "output_attentions", False):
-        return "config.output_attentions is on"
-    if getattr(config, "is_decoder", False):
-        return "config.is_decoder is on"
-    inputs, mask = _inputs(arguments), arguments.get("attention_mask")
-    if not isinstance(inputs, Tensor):
+    for name in READ_AT_CALL:
+        if getattr(model.config, name, False) and arguments.get(name) is not False:
+            return f"config.{name} is on"
+    inputs, mask = inputs_of(arguments), arguments.get("attention_mask")
+    if inputs is None:
         return "it needs exactly one of input_ids and inputs_embeds"
     if inputs.shape[1] == 0 or inputs.shape[0] == 0:
         return "the batch is empty"
     if mask is not None and (mask.dim() != 2 or mask.shape != inputs.shape[:2]):
         return "attention_mask is not (batch, length)"
-    if torch.jit.is_tracing() or torch.compiler.is_compiling():
-        return "it is being traced"
-    if facts is not None and facts.leading_padding:
-        # Heads and poolers read a row's first place, where only the padded computation has a vector.
+    if metadata is not None and metadata.leading_padding:
+        # Heads and poolers read a row's first token, where only the padded computation has a vector.
         return "a row starts with padding"
-    parameter = base.embeddings.word_embeddings.weight
-    if choose("attention", "auto", parameter) == "reference":
-        return f"there is no fused attention for {parameter.dtype} on {parameter.device.type}"
-    return _changed_module(base, layers)
+    if _reads_distances(live):
+        if metadata is not None and metadata.gaps:
+            return "a row has padding between tokens"
+        if arguments.get("position_ids") is not None:
+            return "it was called with position_ids"
+    return None
+
+
+def model_reason(parts: Reading) -> str | None:
+    """Why a call of the model as it now is must take its own forward, or None."""
+    if has_global_hooks():
+        return "there are global module hooks"
+    return parts.unsupported_reason
 
 
 def run(
-    base: Any, layers: Layers, arguments: dict, facts: BatchFacts | None, keep_all: bool
+    model: Any,
+    live: LiveEncoder,
+    parts: Reading,
+    arguments: dict,
+    metadata: BatchMetadata | None,
+    wanted: frozenset[int] | None,
 ) -> PackedRun:
-    """Embed and encode the real tokens only, after :func:`obstacle` found none."""
-    inputs, mask = _inputs(arguments), arguments.get("attention_mask")
-    rows, length = inputs.shape[:2]
-    places = torch.zeros((rows, length), dtype=torch.long, device=inputs.device)
-    total, longest = (None, None) if facts is None else (facts.total_tokens, facts.max_seqlen)
-    ids = places if inputs.dim() == 3 else inputs
+    """Embed and encode the real tokens alone; keep the states of the ``wanted`` numbers."""
+    wanted = wanted or frozenset()
+    inputs, mask = inputs_of(arguments), arguments.get("attention_mask")
+    ids = arguments.get("input_ids")
+    if ids is None:
+        ids = torch.zeros(inputs.shape[:2], dtype=torch.long, device=inputs.device)
+    total, longest = (
+        (None, None) if metadata is None else (metadata.total_tokens, metadata.max_seqlen)
+    )
     batch = pack(ids, mask, total_tokens=total, max_seqlen=longest)
-    x, word_table = _embed(base, arguments, batch)
-    states = [x]
-    heads, activation = architectures.num_heads(base), str(architectures.activation(base))
-    for parts, inference in zip(layers.parts, layers.inference, strict=True):
-        options = parts.options(heads, activation)
-        call = (x, batch.cu_seqlens, batch.max_seqlen, parts.weights(), options)
-        if wants_inference(x, options):
-            x = inference(*call)
+    check_cu_seqlens(batch.cu_seqlens, batch.total_tokens, batch.max_seqlen)
+    x, word_table = embed(live, parts, arguments, batch)
+    kept: list[Tensor | None] = [x if 0 in wanted else None]
+    dtype = _stream_dtype(x)
+    state, attention_inputs = _first_state(live, parts, x), _attention_inputs(live, parts, batch)
+    packed = live.frozen.current(model)
+    last = live.config.num_layers - 1
+    for number, (place, spec) in enumerate(zip(live.places, live.specs, strict=True)):
+        layer = parts.layers[place]
+        call = (state, attention_inputs(number), layer.weights(), spec, layer.dropout)
+        options: dict[str, Any] = {
+            "adaptation": layer.adaptation(),
+            "packed": None if packed is None else packed[place],
+        }
+        recompute = layer.module.training and getattr(layer.module, "gradient_checkpointing", False)
+        if recompute and torch.is_grad_enabled():
+            state = checkpoint(run_layer, *call, use_reentrant=False, **options)
         else:
-            inference.forget()
-            layer = parts.containers[0]
-            recompute = layer.training and getattr(layer, "gradient_checkpointing", False)
-            x = (
-                checkpoint(encoder_layer, *call, use_reentrant=False)
-                if recompute
-                else encoder_layer(*call)
-            )
-        if keep_all:
-            states.append(x)
-    # Autocast's narrower dtype stays inside the layers, as in the model's own forward.
-    dtype = base.embeddings.word_embeddings.weight.dtype
-    states = [state.to(dtype) for state in (states if keep_all else [x])]
-    return PackedRun(states, batch, word_table)
+            state = run_layer(*call, **options)
+        # A pre-norm layer's output is the sum; the norm after it belongs to the next layer, or ends the stack.
+        if number < last:
+            kept.append(state.residual.to(dtype) if number + 1 in wanted else None)
+    p = live.kind.final_dropout_p(live.config) if model.training else 0.0
+    x = F.dropout(state.x, p).to(dtype)
+    return PackedRun(x, (*kept, x if last + 1 in wanted else None), batch, word_table)
 
 
-def output(base: Any, packed: PackedRun, arguments: dict):
+def output(
+    model: Any, live: LiveEncoder, packed: PackedRun, arguments: dict, wanted: frozenset[int] | None
+):
     """The class that the model's own forward returns, padded, or a tuple."""
-    from transformers import modeling_outputs
-
-    hidden = packed.padded(packed.hidden_states[-1])
+    hidden = packed.padded(packed.last)
     fields: dict[str, Any] = {"last_hidden_state": hidden}
-    if getattr(base, "pooler", None) is not None:
-        fields["pooler_output"] = base.pooler(hidden)
-    if wanted(base, arguments, "output_hidden_states"):
-        fields["hidden_states"] = tuple(map(packed.padded, packed.hidden_states))
-    classes = {
-        "DistilBertModel": "BaseModelOutput",
-        "ElectraModel": "BaseModelOutputWithPastAndCrossAttentions",
-    }
-    name = classes.get(type(base).__name__, "BaseModelOutputWithPoolingAndCrossAttentions")
-    result = getattr(modeling_outputs, name)(**fields)
-    return result if wanted(base, arguments, "return_dict") else result.to_tuple()
+    if getattr(model, "pooler", None) is not None:
+        fields["pooler_output"] = model.pooler(hidden)
+    states = padded_states(packed, hidden, wanted)
+    if states is not None:
+        fields["hidden_states"] = states
+    result = live.output_class(**fields)
+    return result.to_tuple() if switch(model, arguments, "return_dict") is False else result
 
 
-def wanted(model: Any, arguments: dict, name: str) -> bool:
+def padded_states(
+    packed: PackedRun, last: Tensor | None, wanted: frozenset[int] | None
+) -> tuple[Tensor | None, ...] | None:
+    """What ``hidden_states`` of an output is; ``last``: the last state, where it is padded already."""
+    if wanted is None:
+        return None
+    states = [packed.padded(state) for state in packed.states]
+    if last is not None and states[-1] is not None:
+        states[-1] = last
+    return tuple(states)
+
+
+def wanted_states(model: Any, live: LiveEncoder, arguments: dict) -> frozenset[int] | None:
+    """Numbers of the hidden states that the call asks for, or None, without those beyond the last."""
+    asked, count = switch(model, arguments, "output_hidden_states"), live.config.num_layers + 1
+    if not asked:
+        return None
+    if asked is True:
+        return frozenset(range(count))
+    numbers = [asked] if isinstance(asked, int) else list(asked)
+    return frozenset(number % count for number in numbers if -count <= number < count)
+
+
+def switch(model: Any, arguments: dict, name: str) -> Any:
     """A switch given in the call, or else the configuration's."""
-    value = arguments.get(name)
-    return bool(getattr(model.config, name) if value is None else value)
+    return arguments[name] if name in arguments else getattr(model.config, name, None)
 
 
-def warn_once(base: Any, reason: str) -> None:
-    """Say once a reason that a call takes the model's own forward."""
-    said = base.__dict__.setdefault("_fastenc_said", set())
-    if reason not in said:
-        said.add(reason)
-        warnings.warn(
-            f"fastenc: {type(base).__name__} takes its own forward, because {reason}", stacklevel=4
-        )
+def inputs_of(arguments: dict) -> Any:
+    """The token ids or the embeddings; None unless one of them alone is given.
 
-
-def _inputs(arguments: dict) -> Any:
+    Raises: ValueError for another shape.
+    """
     ids, embeds = arguments.get("input_ids"), arguments.get("inputs_embeds")
     if (ids is None) == (embeds is None):
         return None
-    return ids if embeds is None else embeds
-
-
-def _embed(base: Any, arguments: dict, batch: PackedBatch) -> tuple[Tensor, Tensor]:
-    """The embeddings of one row of real tokens, fused or by the model's own module, and the word table."""
-    assert batch.padded_shape is not None  # pack() sets it
-    rows, length = batch.padded_shape
-    take = lambda padded: padded.reshape(rows * length, *padded.shape[2:])[batch.indices][None]
-    ids, embeds = arguments.get("input_ids"), arguments.get("inputs_embeds")
-    inputs = _inputs(arguments)
-    position_ids = arguments.get("position_ids")
-    if position_ids is None:
-        position_ids = _positions(base, ids, rows, length, inputs.device)
-    call = {"position_ids": take(position_ids.expand(rows, length))}
-    # DistilBERT's module has no default for input_ids.
-    call["input_ids"] = None if ids is None else take(ids)
-    types = arguments.get("token_type_ids") if architectures.takes_token_types(base) else None
-    if types is not None:
-        call["token_type_ids"] = take(types.expand(rows, length))
-    if embeds is None and _plain_embeddings(base):
-        x, word_table = _fused_embeddings(architectures.embedding_parts(base), call)
-    else:
-        if embeds is not None:
-            call["inputs_embeds"] = take(embeds)
-        if architectures.takes_token_types(base) and types is None:
-            call["token_type_ids"] = torch.zeros_like(call["position_ids"])
-        x, word_table = base.embeddings(**call), base.embeddings.word_embeddings.weight
-    if hasattr(base, "embeddings_project"):
-        x = base.embeddings_project(x)
-    return x[0], word_table
-
-
-def _plain_embeddings(base: Any) -> bool:
-    """Whether the fused embeddings compute what calling the model's own module would."""
-    module = base.embeddings
-    name = type(module).__name__
-    if name not in architectures.EMBEDDINGS or not type(module).__module__.startswith(
-        "transformers."
-    ):
-        return False
-    try:
-        parts = architectures.embedding_parts(base)
-    except AttributeError:
-        return False
-    plain_table = lambda table: (
-        type(table) is nn.Embedding
-        and table.max_norm is None
-        and not (table.scale_grad_by_freq or table.sparse)
-        and table.weight.dtype == parts.word.weight.dtype
+    described: tuple[str, Any, str] = (
+        ("input_ids", ids, "(batch, length)")
+        if embeds is None
+        else ("inputs_embeds", embeds, "(batch, length, width)")
     )
+    name, value, shape = described
+    if value.dim() != shape.count(",") + 1:
+        raise ValueError(
+            f"{name} must be {shape}, got shape {tuple(value.shape)}: add a batch dimension"
+        )
+    return value
+
+
+def _reads_distances(live: LiveEncoder) -> bool:
+    """Whether tokens see how far apart they are, so that padding between two of them counts."""
+    kind, config = live.kind, live.config
     return (
-        all(map(plain_table, parts.tables()))
-        and type(parts.norm) is nn.LayerNorm
-        and type(parts.dropout) is nn.Dropout
-        and not any(map(is_hooked, (module, *parts.tables(), parts.norm, parts.dropout)))
+        kind.relative_bias(config) is not None
+        or any(kind.rotary(config, i) is not None for i in range(config.num_layers))
+        or any(spec.attention.window != (-1, -1) for spec in live.specs)
     )
 
 
-def _fused_embeddings(
-    parts: architectures.EmbeddingParts, call: dict[str, Any]
-) -> tuple[Tensor, Tensor]:
-    return tied_embedding_layer_norm(
-        call["input_ids"],
-        parts.word.weight,
-        parts.norm.weight,
-        parts.norm.bias,
-        position_ids=call["position_ids"],
-        position=parts.position.weight,
-        token_type_ids=call.get("token_type_ids"),
-        token_type=None if parts.token_type is None else parts.token_type.weight,
-        padding_idx=parts.word.padding_idx,
-        position_padding_idx=parts.position.padding_idx,
-        dropout_p=parts.dropout.p if parts.dropout.training else 0.0,
-        eps=parts.norm.eps,
-    )
+def _first_state(live: LiveEncoder, parts: Reading, x: Tensor) -> LayerState:
+    norm = parts.modules.get("first_norm")
+    weights = None if norm is None else (norm.weight, getattr(norm, "bias", None))
+    return start(x, weights, live.specs[0].out_norm)
 
 
-def _positions(base, ids: Tensor | None, rows: int, length: int, device) -> Tensor:
-    """Positions in the padded row, as the family counts them: padding on the left shifts BERT's."""
-    if architectures.BASE_MODELS[type(base).__name__] != "roberta":
-        return torch.arange(length, device=device).expand(rows, length)
-    padding = base.embeddings.padding_idx
-    if ids is None:
-        return (torch.arange(length, device=device) + padding + 1).expand(rows, length)
-    real = ids.ne(padding).long()
-    return real.cumsum(1) * real + padding
+def _attention_inputs(
+    live: LiveEncoder, parts: Reading, batch: PackedBatch
+) -> Callable[[int], AttentionInputs]:
+    """What the attention of each layer needs of the batch, formed once for all that share it."""
+    kind, config, bias = live.kind, live.config, None
+    spec = kind.relative_bias(config)
+    if spec is not None:
+        bias = relative_bias(parts.modules["relative_bias"].weight, spec)
+    positions = max(config.max_positions, batch.max_seqlen)
+
+    def of_layer(number: int) -> AttentionInputs:
+        rotary = kind.rotary(config, number)
+        table = None if rotary is None else rotary_table(rotary, positions, batch.cu_seqlens.device)
+        return AttentionInputs(batch.cu_seqlens, batch.max_seqlen, table, bias)
+
+    return of_layer
 
 
-def _changed_module(base: Any, layers: Layers) -> str | None:
-    """A module that is not what the fused layer stands for: replaced, hooked or given another forward."""
-    if architectures.activation(base) is None:
-        return "its activation is not one of the fused layer's"
-    try:
-        layers.read(base)
-    except AttributeError as error:
-        return f"a layer lacks a part ({error})"
-    for parts in layers.parts:
-        for module in parts.linears():
-            if type(module) is not nn.Linear:
-                return f"a linear layer is a {type(module).__name__}"
-            if module.bias is None:
-                return "a linear layer has no bias"
-        for module in parts.norms():
-            if type(module) is not nn.LayerNorm:
-                return f"a LayerNorm is a {type(module).__name__}"
-        for module in (*parts.containers, *parts.linears(), *parts.norms()):
-            if is_hooked(module):
-                return f"a {type(module).__name__} has hooks or a forward of its own"
-    stack = architectures.stack_of(base)
-    return "its layer stack has hooks" if is_hooked(stack) else None
+def _stream_dtype(x: Tensor) -> torch.dtype:
+    """The dtype of a layer's output in the model's own forward, where autocast's stays inside the layers.
 
-
-def is_hooked(module: nn.Module) -> bool:
-    """Whether calling the module does more than its class's forward."""
-    return "forward" in module.__dict__ or has_hooks(module)
-
-
-def has_hooks(module: nn.Module) -> bool:
-    return (
-        bool(module._forward_pre_hooks)
-        or bool(module._backward_hooks)
-        or bool(module._backward_pre_hooks)
-        or any(not _is_recorder(hook) for hook in module._forward_hooks.values())
-    )
-
-
-def _is_recorder(hook) -> bool:
-    # Transformers leaves these on after the first call that asked for attentions; they only look.
-    return getattr(hook, "__module__", "") == "transformers.utils.output_capturing"
+    CPU autocast leaves LayerNorm in its input's dtype; CUDA's computes it in float32, whatever it gets.
+    """
+    if x.device.type == "cuda" and _dispatch.autocast_dtype("cuda") is not None:
+        return torch.float32
+    return x.dtype

@@ -1,62 +1,131 @@
-"""The fused forward of the Hugging Face masked-LM classes: a head over real tokens, or labelled ones only."""
+"""The fused forward of transformers' masked-LM classes: a head over real tokens, or over labelled ones alone."""
 
+import inspect
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from fastenc.integrations.transformers import architectures, base_model
-from fastenc.integrations.transformers.batch_facts import BatchFacts
-from fastenc.ops import linear_masked_cross_entropy, masked_cross_entropy
-from fastenc.ops._matmul import linear
+from fastenc.integrations.transformers import base_model
+from fastenc.integrations.transformers.batch_metadata import BatchMetadata
+from fastenc.integrations.transformers.hooks import has_hooks
+from fastenc.integrations.transformers.live_encoder import LiveEncoder, Reading
+from fastenc.integrations.transformers.live_model import (
+    Allowed,
+    Snapshot,
+    first_difference,
+    new_of_same_class,
+)
+from fastenc.models.architectures import Architecture
+from fastenc.nn.layer import activate_plain
+from fastenc.nn.layer_spec import ACTIVATIONS
+from fastenc.ops import layer_norm, linear_masked_cross_entropy, masked_cross_entropy
+from fastenc.ops._gemm import linear
 from fastenc.packing import PackedBatch
 
 
-def obstacle(model: Any) -> str | None:
-    """Why the head must take the model's own forward, or None."""
-    _, decoder = architectures.MASKED_LM_HEADS[type(model).__name__](model)
-    if type(decoder) is not nn.Linear or base_model.is_hooked(decoder):
-        return f"the decoder is a {type(decoder).__name__} that was replaced or hooked"
-    if base_model.has_hooks(model.base_model):
+def is_masked_lm(model: Any, kind: Architecture) -> bool:
+    return kind.lm_head is not None and type(model).__name__ == f"{kind.class_prefix}ForMaskedLM"
+
+
+class LiveHead:
+    """The masked-LM head of a live model."""
+
+    def __init__(self, model: Any):
+        self._expected = new_of_same_class(model)
+        self._last: tuple[Snapshot, str | None] | None = None
+
+    def unsupported_reason(self, model: Any) -> str | None:
+        """Why the model's own head must be called, or None."""
+        last = self._last
+        if last is not None and last[0].is_current():
+            return last[1]
+        inside = set(model.base_model.modules())
+        snapshot = Snapshot([module for module in model.modules() if module not in inside])
+        # The encoder inside is compared by its own record.
+        encoder = frozenset({model.base_model_prefix})
+        reason = first_difference(model, self._expected, Allowed(called=encoder))
+        self._last = snapshot, reason
+        return reason
+
+    def __deepcopy__(self, memo: dict) -> "LiveHead":
+        twin = object.__new__(LiveHead)
+        twin.__dict__ = self.__dict__ | {"_last": None}
+        return twin
+
+
+def call_reason(model: Any, arguments: dict) -> str | None:
+    """Why a call must take the model's own head, or None."""
+    if has_hooks(model.base_model):
         return "the base model has hooks"
+    if arguments.get("num_items_in_batch") is not None and _has_loss_function(type(model).forward):
+        return "its loss is divided by num_items_in_batch"
     return None
+
+
+@cache
+def _has_loss_function(forward: Callable) -> bool:
+    """Whether a class's forward calls ``loss_function``, which takes more than logits and labels."""
+    return "loss_function" in inspect.unwrap(forward).__code__.co_names
 
 
 def forward(
     model: Any,
-    base: Any,
-    layers: base_model.Layers,
+    encoder: Any,
+    live: LiveEncoder,
+    parts: Reading,
     arguments: dict,
-    facts: BatchFacts | None,
+    metadata: BatchMetadata | None,
     labelled_logits_only: bool,
 ):
     """Loss and logits as the class returns them; with ``labelled_logits_only`` and labels, the loss only."""
     from transformers.modeling_outputs import MaskedLMOutput
 
     labels = arguments.pop("labels", None)
-    keep_all = base_model.wanted(base, arguments, "output_hidden_states")
-    packed = base_model.run(base, layers, arguments, facts, keep_all)
-    hidden = packed.hidden_states[-1]
-    transform, decoder = architectures.MASKED_LM_HEADS[type(model).__name__](model)
-    tied = decoder.weight is base.embeddings.word_embeddings.weight
+    wanted = base_model.wanted_states(encoder, live, arguments)
+    packed = base_model.run(encoder, live, parts, arguments, metadata, wanted)
+    hidden, decoder = packed.last, _module(model, live, "decoder")
+    tied = decoder.weight is parts.modules["embeddings.word"].weight
     weight = packed.word_table if tied else decoder.weight
-    own_labels = None if labels is None else _of_real_tokens(labels, packed.batch)
+    targets = None if labels is None else _of_real_tokens(labels, packed.batch)
     loss = logits = None
-    if own_labels is not None and labelled_logits_only:
-        # Without facts the transform runs on all rows: to count the labelled ones would wait for the device.
-        if facts is not None:
-            rows = (own_labels != -100).nonzero_static(size=facts.labelled).flatten()
-            hidden, own_labels = hidden.index_select(0, rows), own_labels[rows]
-        loss = linear_masked_cross_entropy(transform(hidden), weight, decoder.bias, own_labels)
-        loss = _nan_without_labels(loss, own_labels)
+    if targets is not None and labelled_logits_only:
+        # Without metadata the transform runs on all rows: to count the labelled ones would wait for the device.
+        if metadata is not None:
+            rows = (targets != -100).nonzero_static(size=metadata.labelled).flatten()
+            hidden, targets = hidden.index_select(0, rows), targets[rows]
+        transformed = _transform(model, live, hidden)
+        loss = linear_masked_cross_entropy(transformed, weight, decoder.bias, targets)
+        loss = _nan_without_labels(loss, targets)
     else:
-        logits = linear(transform(hidden), weight, decoder.bias)
-        if own_labels is not None:
-            loss = _nan_without_labels(masked_cross_entropy(logits, own_labels), own_labels)
+        logits = linear(_transform(model, live, hidden), weight, decoder.bias)
+        if targets is not None:
+            loss = _nan_without_labels(masked_cross_entropy(logits, targets), targets)
         logits = packed.padded(logits)
-    states = tuple(map(packed.padded, packed.hidden_states)) if keep_all else None
+    states: Any = base_model.padded_states(packed, None, wanted)
     result = MaskedLMOutput(loss=loss, logits=logits, hidden_states=states)
-    return result if base_model.wanted(model, arguments, "return_dict") else result.to_tuple()
+    return_dict = arguments.get("return_dict")
+    as_dict = model.config.return_dict if return_dict is None else return_dict
+    return result if as_dict else result.to_tuple()
+
+
+def _transform(model: Any, live: LiveEncoder, hidden: Tensor) -> Tensor:
+    """LayerNorm(act(x W + b)), of which the norm may be missing."""
+    kind, config = live.kind, live.config
+    dense, norm = _module(model, live, "dense"), _module(model, live, "norm")
+    name = ACTIVATIONS[kind.lm_head_activation or config.activation]
+    x = activate_plain(linear(hidden, dense.weight), dense.bias, name)
+    if norm is None:
+        return x
+    return layer_norm(x, norm.weight, getattr(norm, "bias", None), eps=norm.eps)
+
+
+def _module(model: Any, live: LiveEncoder, name: str) -> Any:
+    assert live.kind.lm_head is not None  # is_masked_lm() has seen it
+    path = live.kind.lm_head.names.get(name)
+    return None if path is None else model.get_submodule(path)
 
 
 def _of_real_tokens(labels: Tensor, batch: PackedBatch) -> Tensor:

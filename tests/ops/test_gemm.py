@@ -6,8 +6,8 @@ import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fastenc.models import Encoder, EncoderConfig
-from fastenc.ops import _library, _matmul
-from fastenc.ops._matmul import linear, multiply, multiply_packed, pack_panels
+from fastenc.ops import _gemm, _library
+from fastenc.ops._gemm import gemm, gemm_packed, linear, pack_weight
 from fastenc.packing import pack_sequences
 
 pytestmark = pytest.mark.usefixtures("ours", "instruction_set")
@@ -28,7 +28,7 @@ class Products(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         name = func.overloadpacket.__name__
-        if name in {"mm", "addmm", "addmm_", "matmul"}:
+        if name in {"mm", "addmm", "addmm_", "gemm"}:
             self.names.add(name)
         return func(*args, **(kwargs or {}))
 
@@ -46,7 +46,7 @@ def test_products(shape, transposed, extra):
         "added": {"added": torch.randn(rows, columns)},
     }[extra]
     expected = a.double() @ b.double() + sum(value.double() for value in given.values())
-    assert within(multiply(a, b, **given), expected, inner)
+    assert within(gemm(a, b, **given), expected, inner)
 
 
 @pytest.mark.skipif(not _library.HAS_CPP, reason="the extension is not built")
@@ -56,7 +56,7 @@ def test_products(shape, transposed, extra):
 def test_products_of_packed_weights(rows, inner, columns, biased):
     a, weight = torch.randn(rows, inner), torch.randn(columns, inner)
     bias = torch.randn(columns) if biased else None
-    y = multiply_packed(a, pack_panels(weight), bias, columns)
+    y = gemm_packed(a, pack_weight(weight), bias, columns)
     expected = a.double() @ weight.double().t() + (0 if bias is None else bias.double())
     assert y.shape == expected.shape
     assert not rows or within(y, expected, inner)
@@ -67,8 +67,8 @@ def test_products_of_packed_weights(rows, inner, columns, biased):
     ("inner", "columns", "bias"), [(40, 64, None), (32, 65, None), (32, 64, torch.zeros(3))]
 )
 def test_packed_weights_of_another_size_are_refused(inner, columns, bias):
-    with pytest.raises(RuntimeError, match="matmul"):
-        multiply_packed(torch.randn(5, inner), pack_panels(torch.randn(64, 32)), bias, columns)
+    with pytest.raises(RuntimeError, match=r"packed|bias"):
+        gemm_packed(torch.randn(5, inner), pack_weight(torch.randn(64, 32)), bias, columns)
 
 
 @pytest.mark.parametrize("rows", [0, 1, 70])
@@ -130,7 +130,7 @@ def test_a_training_step_forgets_none(ours):
     batch = pack_sequences([[1, 2, 3], [4, 5, 6, 7]])
     with Products() as seen:
         model(batch).last_hidden_state.square().sum().backward()
-    assert ("matmul" in seen.names) == ours
+    assert ("gemm" in seen.names) == ours
     assert bool(seen.names & {"mm", "addmm", "addmm_"}) != ours
 
 
@@ -149,4 +149,4 @@ def test_which_one(intel, instructions, expected, monkeypatch):
         pytest.skip("this torch comes without MKL")
     built = {"intel_processor": intel, "instruction_set": instructions}
     monkeypatch.setattr(_library._C, "build_info", lambda: built)
-    assert _matmul.ours_is_faster.__wrapped__() is expected
+    assert _gemm.ours_is_faster.__wrapped__() is expected

@@ -1,4 +1,4 @@
-"""A layer's halves as one autograd node each, beside the same formulas composed of single ops."""
+"""The sublayers as one autograd node each, beside the same formulas in single ops and in torch's own functions."""
 
 import copy
 from functools import partial
@@ -8,39 +8,19 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from fastenc.models import Encoder, EncoderConfig
-from fastenc.nn import encoder_layer as module
-from fastenc.nn.encoder_layer import encoder_layer
+from fastenc.nn import fused_sublayers
+from fastenc.nn.fused_sublayers import run_fused_sublayers
+from fastenc.nn.layer import run_single_ops
+from fastenc.nn.layer_spec import LayerDropout
 from fastenc.packing import pack_sequences
 from fastenc.testing import assert_within_budget
 from tests.helpers.attention_cases import EDGE_LENGTHS
 from tests.helpers.extension import needs_cpp
-from tests.helpers.layers import (
-    NAMES,
-    inputs,
-    options,
-    plain_layer,
-    weights_of,
-)
+from tests.helpers.layers import KINDS, Layer, exact_gradients, gradients, widened
 
 pytestmark = needs_cpp
-
-
-def run(values, cu_seqlens, longest, o, run_layer=encoder_layer):
-    torch.manual_seed(7)
-    return run_layer(values["x"], cu_seqlens, longest, weights_of(values), o)
-
-
-def gradients(y, values):
-    torch.manual_seed(8)
-    wanted = {name: v for name, v in values.items() if v.requires_grad}
-    found = torch.autograd.grad(y, tuple(wanted.values()), torch.randn_like(y))
-    return dict(zip(wanted, found, strict=True))
-
-
-def of_single_ops(monkeypatch, function):
-    with monkeypatch.context() as context:
-        context.setattr(module, "_one_node", lambda *_: False)
-        return function()
+EVERY_KIND = pytest.mark.parametrize("kind", KINDS)
+DROPOUT = LayerDropout(0.1, 0.1, 0.0, 0.1)
 
 
 def assert_equal_within_rounding(ours, theirs, dtype=torch.float32, whole=None):
@@ -58,65 +38,61 @@ def assert_equal_within_rounding(ours, theirs, dtype=torch.float32, whole=None):
         torch.testing.assert_close(a, b, rtol=steps, atol=steps * max(floor, float(b.abs().max())))
 
 
+@EVERY_KIND
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
-@pytest.mark.parametrize("activation,approximate", [("gelu", "none"), ("gelu_new", "tanh")])
-def test_values_and_every_gradient_keep_the_budget(activation, approximate, dtype):
-    lengths = EDGE_LENGTHS
-    values, *batch = inputs(lengths, dtype)
-    wide = {name: v.detach().double().requires_grad_() for name, v in values.items()}
-    y = run(values, *batch, options(activation=activation))
-    assert type(y.grad_fn).__name__ == "FeedForwardHalfBackward"
-    plain, truth = (plain_layer(v, lengths, approximate) for v in (values, wide))
-    assert_within_budget(y, plain, truth, "y")
-    ours, theirs = gradients(y, values), gradients(plain, values)
-    exact = gradients_like(truth, wide, dtype)
-    for name in values:
+def test_values_and_every_gradient_keep_the_budget(kind, dtype):
+    layer = Layer(KINDS[kind], dtype=dtype)
+    wide = widened(layer.values)
+    results = layer.run(run_fused_sublayers)
+    assert type(results[0].grad_fn).__name__ == "_FeedForwardBackward"
+    plain, truth = layer.plain(), layer.plain(wide)
+    for ours, theirs, exact in zip(results, plain, truth, strict=True):
+        assert_within_budget(ours, theirs, exact, "y")
+    ours, theirs = gradients(results, layer.values), gradients(plain, layer.values)
+    exact = exact_gradients(truth, wide, dtype)
+    for name in layer.values:
         # The key's weight sums the same terms as its bias, whose sum is zero.
         scale = float(exact["key"].abs().max()) if name == "key_bias" else 0.0
         assert_within_budget(ours[name], theirs[name], exact[name], f"d{name}", scale=scale)
 
 
-def gradients_like(y, values, dtype):
-    """:func:`gradients` with the dy that a result of another dtype got."""
-    torch.manual_seed(8)
-    dy = torch.randn(y.shape, dtype=dtype).double()
-    return dict(zip(values, torch.autograd.grad(y, tuple(values.values()), dy), strict=True))
-
-
+@EVERY_KIND
 @pytest.mark.parametrize("p", [0.0, 0.2], ids=["", "dropout"])
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "autocast"])
 @pytest.mark.parametrize("lengths", [EDGE_LENGTHS, (0, 0)], ids=["edges", "empty"])
-def test_gradients_are_those_of_single_ops(monkeypatch, p, precision, lengths):
+def test_gradients_are_those_of_single_ops(kind, p, precision, lengths):
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
-    values, *batch = inputs(lengths, dtype)
-
-    def once():
+    layer = Layer(KINDS[kind], lengths, dtype)
+    found = []
+    for way in (run_fused_sublayers, run_single_ops):
         with torch.autocast("cpu", torch.bfloat16, enabled=precision == "autocast"):
-            y = run(values, *batch, options(p))
-        return y, gradients(y, values)
-
-    y, ours = once()
-    y_single, theirs = of_single_ops(monkeypatch, once)
-    assert torch.equal(y, y_single)
-    assert all(ours[name].dtype == dtype for name in values)
+            results = layer.run(way, LayerDropout(p, p, p / 2, p))
+        found.append((results, gradients(results, layer.values)))
+    (results, ours), (single, theirs) = found
     computed = torch.float32 if precision == "fp32" else torch.bfloat16
+    for a, b in zip(results, single, strict=True):
+        assert_equal_within_rounding({"y": a.detach()}, {"y": b.detach()}, computed)
+    assert all(ours[name].dtype == dtype for name in layer.values)
     assert_equal_within_rounding(ours, theirs, computed)
 
 
+NAMES = tuple(name for name in Layer(KINDS["bert"]).values if name != "x")
 SUBSETS = {name: {name} for name in ("x", *NAMES)}
 SUBSETS |= {f"all but {name}": {"x", *NAMES} - {name} for name in ("x", *NAMES)}
 SUBSETS["biases"] = {name for name in NAMES if name.endswith("_bias")}
-SUBSETS["second half"] = set(NAMES[10:])
+SUBSETS["feed-forward"] = {name for name in NAMES if name.startswith(("up", "down", "out_norm"))}
 
 
+@pytest.mark.parametrize("kind", ["bert", "mbart"])
 @pytest.mark.parametrize("trained", SUBSETS.values(), ids=SUBSETS)
-def test_any_subset_of_weights_may_be_frozen(monkeypatch, trained):
-    values, *batch = inputs((5, 0, 33))
-    whole = gradients(run(values, *batch, options(0.1)), values)
-    for name, value in values.items():
+def test_any_subset_of_weights_may_be_frozen(kind, trained):
+    layer = Layer(KINDS[kind], (5, 0, 33))
+    # A sum's gradient does not reach the last norm.
+    once = lambda way: gradients(layer.run(way, DROPOUT)[:1], layer.values)
+    whole = once(run_fused_sublayers)
+    for name, value in layer.values.items():
         value.requires_grad_(name in trained)
-    once = lambda: gradients(run(values, *batch, options(0.1)), values)
-    ours, theirs = once(), of_single_ops(monkeypatch, once)
+    ours, theirs = once(run_fused_sublayers), once(run_single_ops)
     assert ours.keys() == trained
     assert_equal_within_rounding(ours, theirs, whole=whole)
 
@@ -138,54 +114,60 @@ def kept(function) -> int:
 @pytest.mark.parametrize(
     "trained", [set(), {"out_norm_bias"}, {"down_bias"}, {"down"}, set(NAMES), {"x", *NAMES}]
 )
-def test_no_more_is_kept_than_by_single_ops(monkeypatch, trained):
-    values, *batch = inputs((64,))
-    for name, value in values.items():
+def test_no_more_is_kept_than_by_single_ops(trained):
+    layer = Layer(KINDS["bert"], (64,))
+    for name, value in layer.values.items():
         value.requires_grad_(name in trained)
-    once = lambda: kept(lambda: run(values, *batch, options(0.1)))
-    ours, theirs = once(), of_single_ops(monkeypatch, once)
+    ours, theirs = (
+        kept(lambda way=way: layer.run(way, DROPOUT))
+        for way in (run_fused_sublayers, run_single_ops)
+    )
     assert ours <= theirs
     if not trained:
         assert ours == 0
 
 
 def test_double_backward_is_an_error():
-    values, *batch = inputs((4, 3))
-    y = run(values, *batch, options())
-    (dx,) = torch.autograd.grad(y.square().sum(), values["x"], create_graph=True)
+    layer = Layer(KINDS["bert"], (4, 3))
+    (y,) = layer.run(run_fused_sublayers)
+    (dx,) = torch.autograd.grad(y.square().sum(), layer.values["x"], create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):
         dx.sum().backward()
 
 
-def test_a_second_backward_over_a_kept_graph_gives_the_same_gradients():
-    values, *batch = inputs((4, 3))
-    y = run(values, *batch, options(0.1))
-    once = lambda: torch.autograd.grad(y.sum(), tuple(values.values()), retain_graph=True)
+@EVERY_KIND
+def test_a_second_backward_over_a_kept_graph_gives_the_same_gradients(kind):
+    layer = Layer(KINDS[kind], (4, 3))
+    results = layer.run(run_fused_sublayers, DROPOUT)
+    loss = sum(y.sum() for y in results)
+    once = lambda: torch.autograd.grad(loss, tuple(layer.values.values()), retain_graph=True)
     for a, b in zip(once(), once(), strict=True):
         assert torch.equal(a, b)
 
 
-def test_backward_inside_autocast_keeps_the_forwards_precision():
-    values, *batch = inputs((4, 3))
-    outside = gradients(run(values, *batch, options()), values)
-    y = run(values, *batch, options())
+@EVERY_KIND
+def test_backward_inside_autocast_keeps_the_forwards_precision(kind):
+    layer = Layer(KINDS[kind], (4, 3))
+    outside = gradients(layer.run(run_fused_sublayers), layer.values)
+    results = layer.run(run_fused_sublayers)
     with torch.autocast("cpu", torch.bfloat16):
-        inside = gradients(y, values)
-    assert all(torch.equal(inside[name], outside[name]) for name in values)
+        inside = gradients(results, layer.values)
+    assert all(torch.equal(inside[name], outside[name]) for name in layer.values)
 
 
-def test_checkpointing_and_parameter_hooks(monkeypatch):
-    values, *batch = inputs((5, 20))
-    plain = gradients(run(values, *batch, options(0.1)), values)
-    again = partial(checkpoint, encoder_layer, use_reentrant=False)
-    recomputed = gradients(run(values, *batch, options(0.1), again), values)
-    assert all(torch.equal(plain[name], recomputed[name]) for name in values)
-    seen = []
-    values["up"].register_post_accumulate_grad_hook(lambda p: seen.append(p.grad.clone()))
-    values["up"].register_hook(lambda grad: 2 * grad)
-    y = run(values, *batch, options(0.1))
+@EVERY_KIND
+def test_checkpointing_and_parameter_hooks(kind):
+    layer = Layer(KINDS[kind], (5, 20))
+    plain = gradients(layer.run(run_fused_sublayers, DROPOUT), layer.values)
+    again = partial(checkpoint, run_fused_sublayers, use_reentrant=False)
+    recomputed = gradients(layer.run(again, DROPOUT), layer.values)
+    assert all(torch.equal(plain[name], recomputed[name]) for name in layer.values)
+    seen, up = [], layer.values["up"]
+    up.register_post_accumulate_grad_hook(lambda p: seen.append(p.grad.clone()))
+    up.register_hook(lambda grad: 2 * grad)
+    results = layer.run(run_fused_sublayers, DROPOUT)
     torch.manual_seed(8)
-    y.backward(torch.randn_like(y))
+    torch.autograd.backward(results, [torch.randn_like(y) for y in results])
     torch.testing.assert_close(seen[0], 2 * plain["up"])
 
 
@@ -203,25 +185,31 @@ def test_compiled_it_is_made_of_single_ops():
         assert_equal_within_rounding(*results)
 
 
-def test_layers_that_the_kernels_do_not_cover_are_made_of_single_ops():
-    values, *batch = inputs((5, 20))
-    y = run(values, *batch, options(activation="relu"))
-    assert type(y.grad_fn).__name__ == "_LayerNormBackward"
-    wide = {name: v.detach().double().requires_grad_() for name, v in values.items()}
-    y = run(wide, *batch, options())
-    assert type(y.grad_fn).__name__ != "FeedForwardHalfBackward"
-    gradients(y, wide)
+def reason(layer):
+    return fused_sublayers.unsupported_reason(*layer.call())
+
+
+def test_layers_that_the_kernels_do_not_cover_say_why():
+    layer = Layer(KINDS["bert"], (5, 20))
+    assert reason(layer) is None
+    with torch.no_grad():
+        assert reason(layer) == "gradients are off"
+    layer.values = widened(layer.values)
+    assert "no attention kernel for torch.float64" in reason(layer)
+    assert "nothing requires a gradient" in reason(Layer(KINDS["bert"], (5,), grad=False))
 
 
 def test_bad_input_is_named():
-    values, cu_seqlens, longest = inputs((4, 3))
+    layer = Layer(KINDS["bert"], (4, 3))
+    layer.longest = 3
     with pytest.raises(ValueError, match="max_seqlen must be at least the longest sequence, got 3"):
-        run(values, cu_seqlens, 3, options())
-    narrow = {**values, "out_norm": values["out_norm"][:8]}
-    with pytest.raises(ValueError, match=r"weight must have shape \(64,\)"):
-        run(narrow, cu_seqlens, longest, options())
+        layer.run(run_fused_sublayers)
+    layer.longest = 4
     with pytest.raises(ValueError, match=r"dropout_p must be in \[0, 1\), got 1.0"):
-        run(values, cu_seqlens, longest, options(1.0))
+        layer.run(run_fused_sublayers, LayerDropout(1.0))
+    layer.values["out_norm"] = layer.values["out_norm"][:8]
+    with pytest.raises(ValueError, match=r"weight must have shape \(64,\)"):
+        layer.run(run_fused_sublayers)
 
 
 def test_sharded_parameters_get_the_whole_models_gradients():

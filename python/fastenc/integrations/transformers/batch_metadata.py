@@ -7,38 +7,39 @@ from typing import Any
 import torch
 from torch import Tensor
 
-KEY = "batch_facts"
+KEY = "batch_metadata"
 ASSERTING = ("cuda", "meta")  # devices with torch._assert_async
 
 
 @dataclass(frozen=True)
-class BatchFacts:
+class BatchMetadata:
     """Numbers of one call's attention mask and labels.
 
     Fields:
         total_tokens, max_seqlen: of the packed batch.
-        padding: places of padding; leading_padding: rows that start with it.
-        labelled: labels of tokens that are not -100; labelled_padding: those on padding. Both are 0 without a label
-            for each place of the mask.
+        padding: padding tokens; leading_padding: rows that start with one; gaps: those that a real token follows.
+        labelled: labels of tokens that are not -100; labelled_padding: those of padding. Both are 0 without a label
+            for each element of the mask.
     """
 
     total_tokens: int
     max_seqlen: int
     padding: int
     leading_padding: int
+    gaps: int
     labelled: int
     labelled_padding: int
 
 
-class DataCollatorWithFacts:
-    """A data collator that also notes, on the host, the sizes :func:`fastenc.patch` packs a batch by.
+class DataCollatorWithSeqlens:
+    """A data collator that also notes, on the host, the sizes by which :func:`fastenc.patch` packs a batch.
 
     On an accelerator a patched model reads them from the attention mask, and waits for it, once a forward. With this
     around the collator of a Trainer or a DataLoader nothing is read::
 
-        Trainer(fastenc.patch(model), data_collator=fastenc.DataCollatorWithFacts(collator), ...)
+        Trainer(fastenc.patch(model), data_collator=fastenc.DataCollatorWithSeqlens(collator), ...)
 
-    The batch gets one more entry, ``batch_facts``, which a patched model's forward takes. The masks and labels that
+    The batch gets one more entry, ``batch_metadata``, which a patched model's forward takes. The masks and labels that
     the model is called with must be the collator's: on a CPU others are refused, on a GPU they end the program by an
     assertion on the device. Batches cannot be joined after the collator, which accelerate does for an IterableDataset
     that one process hands out to others (``dispatch_batches``).
@@ -52,9 +53,9 @@ class DataCollatorWithFacts:
 
     def __call__(self, features: Any) -> Any:
         batch = self.collator(features)
-        facts = read_facts(batch.get("attention_mask"), batch.get("labels"))
-        if facts is not None:
-            batch[KEY] = facts
+        metadata = read_metadata(batch.get("attention_mask"), batch.get("labels"))
+        if metadata is not None:
+            batch[KEY] = metadata
         return batch
 
     def __getattr__(self, name: str) -> Any:
@@ -64,26 +65,26 @@ class DataCollatorWithFacts:
         return getattr(self.collator, name)
 
 
-def take_facts(arguments: dict) -> BatchFacts | None:
-    """The facts of a call: those the collator noted, which are taken out of the arguments, or else read now.
+def take_metadata(arguments: dict) -> BatchMetadata | None:
+    """The metadata of a call: what the collator noted, which is taken out of the arguments, or else read now.
 
-    Raises: ValueError if the noted ones are of another mask or of other labels, on a CPU.
+    Raises: ValueError if the collator's are of another mask or of other labels, on a CPU.
     """
-    noted: BatchFacts | None = arguments.pop(KEY, None)
+    noted: BatchMetadata | None = arguments.pop(KEY, None)
     mask, labels = arguments.get("attention_mask"), arguments.get("labels")
-    # A part of the batch, such as DataParallel gives a replica, has facts of its own.
+    # A part of the batch, such as DataParallel gives a replica, has metadata of its own.
     if noted is None or mask is None or mask.numel() != noted.total_tokens + noted.padding:
-        return read_facts(mask, labels)
+        return read_metadata(mask, labels)
     if labels is None:  # a Trainer that smooths labels keeps them to itself
         noted = replace(noted, labelled=0, labelled_padding=0)
     if mask.device.type not in ASSERTING:
-        facts = read_facts(mask, labels)
-        if facts not in (None, noted):
+        found = read_metadata(mask, labels)
+        if found not in (None, noted):
             raise ValueError(
-                f"batch_facts must be of the call's attention_mask and labels, got {noted} for {facts}: "
-                "change masks and labels inside the collator that DataCollatorWithFacts is given"
+                f"batch_metadata must be of the call's attention_mask and labels, got {noted} for {found}: "
+                "change masks and labels inside the collator that DataCollatorWithSeqlens is given"
             )
-        return facts
+        return found
     counted = _count(mask, labels)
     if counted is None:
         return None
@@ -92,26 +93,32 @@ def take_facts(arguments: dict) -> BatchFacts | None:
     return noted
 
 
-def read_facts(mask: Tensor | None, labels: Tensor | None) -> BatchFacts | None:
+def read_metadata(mask: Tensor | None, labels: Tensor | None) -> BatchMetadata | None:
     """Read them; on an accelerator this is the one place of a forward that waits for it.
 
     Args:
         mask: (batch, length), non-zero at real tokens. None, or another shape: there is nothing to read.
-        labels: counted where there is one for each place of the mask.
+        labels: counted where there is one for each element of the mask.
     """
-    facts = _count(mask, labels)
-    return None if facts is None else BatchFacts(*torch.stack(facts).tolist())
+    numbers = _count(mask, labels)
+    return None if numbers is None else BatchMetadata(*torch.stack(numbers).tolist())
 
 
 def _count(mask: Tensor | None, labels: Tensor | None) -> list[Tensor] | None:
     if not isinstance(mask, Tensor) or mask.dim() != 2 or not mask.numel():
         return None
-    if torch.jit.is_tracing() or torch.compiler.is_compiling():
-        return None
     real = mask != 0
     lengths = real.sum(1)
-    facts = [lengths.sum(), lengths.max(), (~real).sum(), (~real[:, 0]).sum()]
+    total = lengths.sum()
+    ends = (real * torch.arange(1, mask.shape[1] + 1, device=mask.device)).amax(1)
+    numbers = [
+        total,
+        lengths.max(),
+        mask.numel() - total,
+        (~real[:, 0]).sum(),
+        (ends - lengths).sum(),
+    ]
     if labels is None or labels.numel() != mask.numel():
-        return facts + [lengths.new_zeros(())] * 2
+        return numbers + [lengths.new_zeros(())] * 2
     labelled = labels.reshape(mask.shape) != -100
-    return [*facts, labelled.sum(), (labelled & ~real).sum()]
+    return [*numbers, labelled.sum(), (labelled & ~real).sum()]

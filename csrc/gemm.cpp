@@ -1,0 +1,159 @@
+#include "gemm.h"
+
+#include "scratch.h"
+#include "weights.h"
+
+namespace fastenc {
+namespace {
+
+// Rows of a task: packing a panel of B should cost little beside its products, and A's rows stay in the second cache.
+constexpr int64_t kLeastRows = 192, kMostRows = 512;
+// Of so many rows at most, a weight is read as it lies: to pack it would cost more than it saves.
+constexpr int64_t kFewRows = 128;
+constexpr int64_t kFewRowsColumns = 16;  // of a task
+
+// Of the rows: as few as give each thread several tasks.
+int64_t number_of_row_blocks(int64_t rows, int64_t panels) {
+  const int64_t threads = torch::stable::get_num_threads();
+  return std::clamp(4 * threads / panels, (rows + kMostRows - 1) / kMostRows, std::max<int64_t>(1, rows / kLeastRows));
+}
+
+Tensor with_unit_stride(const Tensor& x) {
+  STD_TORCH_CHECK(x.dim() == 2, "gemm: both must be matrices");
+  return x.stride(0) == 1 || x.stride(1) == 1 ? x : as_contiguous(x);
+}
+
+void run(const Gemm& m) {
+  if (!m.rows || !m.columns) return;
+  const int64_t panels = (m.columns + kGemmColumns - 1) / kGemmColumns;
+  const int64_t blocks = number_of_row_blocks(m.rows, panels);
+  torch::stable::parallel_for(0, panels * blocks, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t task = begin; task < end; ++task) {
+      const int64_t block = task / panels, left = task % panels * kGemmColumns;
+      FASTENC_CALL(
+          gemm_block, m, m.rows * block / blocks, m.rows * (block + 1) / blocks, left,
+          std::min(left + kGemmColumns, m.columns));
+    }
+  });
+}
+
+void run(const GemmFewRows& m) {
+  const int64_t tasks = (m.columns + kFewRowsColumns - 1) / kFewRowsColumns;
+  torch::stable::parallel_for(0, tasks, 1, [&](int64_t begin, int64_t end) {
+    FASTENC_CALL(gemm_few_rows, m, begin * kFewRowsColumns, std::min(end * kFewRowsColumns, m.columns));
+  });
+}
+
+void set_a(Gemm& m, const Tensor& a) {
+  STD_TORCH_CHECK(
+      m.depth > 0 && a.size(1) == m.depth && !is_bfloat16(a), "gemm: the sizes must be (rows, depth), (depth, columns)");
+  m.rows = a.size(0);
+  m.a = static_cast<const float*>(a.const_data_ptr());
+  m.a_row = a.stride(0);
+  m.a_depth = a.stride(1);
+}
+
+Gemm with_b(const Tensor& b, const float* bias) {
+  Gemm m{};
+  m.b = b.const_data_ptr();
+  m.b_bf16 = is_bfloat16(b);
+  m.b_depth = b.stride(0);
+  m.b_column = b.stride(1);
+  m.depth = b.size(0);
+  m.columns = b.size(1);
+  m.bias = bias;
+  return m;
+}
+
+constexpr int64_t kElements = 65536;  // that a thread converts at least
+
+void widen(const Tensor& x, float* target) {
+  const auto* source = static_cast<const bfloat16*>(x.const_data_ptr());
+  torch::stable::parallel_for(0, x.numel(), kElements, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) target[i] = to_float(source[i]);
+  });
+}
+
+void narrow(const float* source, Tensor& x) {
+  auto* target = static_cast<bfloat16*>(x.mutable_data_ptr());
+  torch::stable::parallel_for(0, x.numel(), kElements, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) target[i] = to_bfloat16(source[i]);
+  });
+}
+
+// Of A's dtype, float32 or bfloat16, and B may be bfloat16 in either case; sums are float32.
+Tensor gemm(Tensor a, Tensor b_, std::optional<Tensor> bias) {
+  const Tensor b = with_unit_stride(b_);
+  const int64_t rows = a.size(0), columns = b.size(1), depth = b.size(0);
+  STD_TORCH_CHECK(a.dim() == 2 && a.size(1) == depth, "gemm: the sizes must be (rows, depth) and (depth, columns)");
+  const FloatVector bias_values(bias);
+  STD_TORCH_CHECK(!bias || bias->numel() == columns, "gemm: bias must have a number for each column");
+  const bool bf16 = is_bfloat16(a), few = rows <= kFewRows && b.stride(0) == 1 && b.stride(1) >= depth;
+  Tensor c = empty({rows, columns}, a.scalar_type());
+  if (!rows || !columns) return c;
+  a = few || bf16 ? as_contiguous(a) : with_unit_stride(a);
+  float* sums = bf16 ? thread_scratch(rows * (columns + depth), Scratch::operands)
+                     : static_cast<float*>(c.mutable_data_ptr());
+  const auto* a_values = static_cast<const float*>(a.const_data_ptr());
+  if (bf16) {
+    widen(a, sums + rows * columns);
+    a_values = sums + rows * columns;
+  }
+  if (few) {
+    run(GemmFewRows{a_values, b.const_data_ptr(), is_bfloat16(b), b.stride(1), bias_values.data(), sums, rows, columns,
+                    depth});
+  } else {
+    Gemm m = with_b(b, bias_values.data());
+    if (bf16) {
+      m.rows = rows;
+      m.a = a_values;
+      m.a_row = depth;
+      m.a_depth = 1;
+    } else {
+      set_a(m, a);
+    }
+    m.c = sums;
+    run(m);
+  }
+  if (bf16) narrow(sums, c);
+  return c;
+}
+
+Tensor gemm_packed(Tensor a, Tensor packed, std::optional<Tensor> bias, int64_t columns) {
+  const FloatVector bias_values(bias);
+  STD_TORCH_CHECK(!bias || bias->numel() == columns, "gemm: bias must have a number for each column");
+  Gemm m{};
+  m.depth = a.size(1);
+  m.packed_b = checked_packed(packed, m.depth, columns);
+  m.columns = columns;
+  m.bias = bias_values.data();
+  a = with_unit_stride(a);
+  set_a(m, a);
+  Tensor c = empty({a.size(0), columns}, ScalarType::Float);
+  m.c = static_cast<float*>(c.mutable_data_ptr());
+  run(m);
+  return c;
+}
+
+void gemm_add(Tensor c, Tensor a, Tensor b_) {
+  const Tensor b = with_unit_stride(b_);
+  STD_TORCH_CHECK(
+      c.dim() == 2 && c.size(0) == a.size(0) && c.size(1) == b.size(1) && c.is_contiguous() && !is_bfloat16(c),
+      "gemm: c must be contiguous float32 (rows, columns)");
+  Gemm m = with_b(b, nullptr);
+  m.add = true;
+  a = with_unit_stride(a);
+  set_a(m, a);
+  m.c = static_cast<float*>(c.mutable_data_ptr());
+  run(m);
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(fastenc, CPU, m) {
+  m.impl("gemm", TORCH_BOX(&gemm));
+  m.impl("gemm_add_", TORCH_BOX(&gemm_add));
+  m.impl("gemm_packed", TORCH_BOX(&gemm_packed));
+}
+
+}  // namespace fastenc

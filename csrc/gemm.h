@@ -1,0 +1,43 @@
+// Matrix products with float32 sums: C = A B + bias or C += A B.
+#pragma once
+#include <cstdint>
+
+#include "isa.h"
+
+namespace fastenc {
+
+// Element (row, k) of A is at row * a_row + k * a_depth, (k, column) of B at k * b_depth + column * b_column; one
+// stride of each is 1. C's rows are contiguous.
+struct Gemm {
+  const float* a;
+  int64_t a_row, a_depth;
+  const void* b;  // float or bfloat16
+  bool b_bf16;
+  int64_t b_depth, b_column;
+  const float* packed_b;  // in place of b: packed as packed_weights.h says
+  const float* bias;      // or null
+  float* c;
+  int64_t rows, columns, depth;
+  bool add;  // to what C holds
+};
+
+// The same product for a few rows: C = A W^T + bias, where W (columns, depth) is read as it lies, once.
+struct GemmFewRows {
+  const float* a;  // row r at a + r * depth
+  const void* weight;
+  bool weight_bf16;
+  int64_t weight_stride;  // elements from one row of W to the next
+  const float* bias;      // or null
+  float* c;
+  int64_t rows, columns, depth;
+};
+
+constexpr int64_t kGemmColumns = 64;  // of a task: a multiple of every instruction set's panel
+
+FASTENC_FOR_EACH_ISA(
+    // Rows [first, last) of columns [left, right).
+    void gemm_block(const Gemm&, int64_t first, int64_t last, int64_t left, int64_t right);
+    // All rows of columns [left, right).
+    void gemm_few_rows(const GemmFewRows&, int64_t left, int64_t right);)
+
+}  // namespace fastenc

@@ -1,0 +1,158 @@
+"""The attention kernel as a back-end of transformers: ``attn_implementation="fastenc"``."""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from fastenc._extras import require
+from fastenc.ops import cross_attention
+
+NAME = "fastenc"
+
+
+class _Sequences(NamedTuple):
+    """The real tokens of a padded batch.
+
+    Fields:
+        indices: int64 (total_tokens,), places in the flattened batch; None where all tokens are real.
+        cu_seqlens, max_seqlen: as in :func:`fastenc.ops.attention`.
+    """
+
+    indices: Tensor | None
+    cu_seqlens: Tensor
+    max_seqlen: int
+
+
+def register_attention() -> None:
+    """Make ``attn_implementation="fastenc"`` known to transformers.
+
+    Every bidirectional model of transformers that supports attention back-ends then computes its attention over real
+    tokens alone::
+
+        fastenc.register_attention()
+        model = AutoModel.from_pretrained(name, attn_implementation="fastenc")
+
+    Batches may be padded, or flattened to one row with ``cu_seq_lens_q``, ``cu_seq_lens_k``, ``max_length_q`` and
+    ``max_length_k``, as ``DataCollatorWithFlattening(return_flash_attn_kwargs=True)`` gives them. For the architectures
+    that it knows, :func:`fastenc.patch` does far more.
+    Calls that the kernel does not compute raise a ValueError: causal attention, a bias of each pair of tokens, capped
+    scores, attention sinks, a cache, and masks other than of padding.
+    """
+    transformers = require("transformers", extra="transformers")
+    transformers.AttentionInterface.register(NAME, attention_forward)
+    transformers.AttentionMaskInterface.register(NAME, padding_mask)
+
+
+def padding_mask(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    *offsets: Any,
+    attention_mask: Tensor | None = None,
+    use_vmap: bool = False,
+    **options: Any,
+) -> Tensor | None:
+    """The mask that a model hands to each of its layers: bool (batch, length), or None without padding."""
+    if use_vmap:
+        raise ValueError(
+            'attn_implementation="fastenc" takes masks of padding alone, and the model adds one of its own to it: '
+            'take "sdpa"'
+        )
+    return attention_mask
+
+
+def attention_forward(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    sliding_window: int | None = None,
+    cu_seq_lens_q: Tensor | None = None,
+    cu_seq_lens_k: Tensor | None = None,
+    max_length_q: int | None = None,
+    max_length_k: int | None = None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """What transformers calls in the place of its own attention.
+
+    Args:
+        query: (batch, num_heads, length, head_dim); key, value: (batch, num_key_value_heads, length, head_dim).
+        attention_mask: of :func:`padding_mask`.
+        sliding_window: a token sees sliding_window - 1 tokens on each side; padding between two tokens does not count.
+    Returns: (batch, length, num_heads, head_dim), 0 for padding tokens, and None in the place of the probabilities.
+    Raises: ValueError for a call that the kernel does not compute.
+    """
+    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    _check(bool(causal), attention_mask, query, key, options)
+    q, k, v = (x.transpose(1, 2) for x in (query, key, value))
+    groups = q.shape[2] // k.shape[2]
+    if groups > 1:
+        k, v = (x.repeat_interleave(groups, 2) for x in (k, v))
+    batch, length = q.shape[:2]
+    if cu_seq_lens_q is not None:
+        if cu_seq_lens_k is not None and not torch.equal(cu_seq_lens_q, cu_seq_lens_k):
+            raise ValueError(
+                'attn_implementation="fastenc" is self-attention: cu_seq_lens_q and cu_seq_lens_k must be equal'
+            )
+        longest = length * batch if max_length_q is None else int(max_length_q)
+        sequences = _Sequences(None, cu_seq_lens_q.to(torch.int32), longest)
+    else:
+        sequences = _sequences(attention_mask, batch, length, q.device)
+    q, k, v = (x.flatten(0, 1) for x in (q, k, v))
+    if sequences.indices is not None:
+        q, k, v = (x[sequences.indices] for x in (q, k, v))
+    window = -1 if sliding_window is None else sliding_window - 1
+    out = cross_attention(
+        q,
+        k,
+        v,
+        sequences.cu_seqlens,
+        sequences.cu_seqlens,
+        sequences.max_seqlen,
+        sequences.max_seqlen,
+        dropout_p=dropout,
+        softmax_scale=scaling,
+        window_size=(window, window),
+    )
+    if sequences.indices is not None:
+        padded = out.new_zeros(batch * length, *out.shape[1:])
+        out = padded.index_copy(0, sequences.indices, out)
+    return out.view(batch, length, *out.shape[1:]), None
+
+
+def _check(
+    causal: bool, mask: Tensor | None, query: Tensor, key: Tensor, options: dict[str, Any]
+) -> None:
+    reason = None
+    if causal:
+        reason = "is bidirectional, and the layer is causal"
+    elif mask is not None and mask.dim() != 2:
+        reason = f"takes masks (batch, length), got shape {tuple(mask.shape)}"
+    elif query.shape[2] != key.shape[2]:
+        reason = f"is self-attention, got {query.shape[2]} queries and {key.shape[2]} keys"
+    for name in ("softcap", "s_aux", "position_bias", "cache"):
+        if reason is None and options.get(name) is not None:
+            reason = f"has no {name}"
+    if reason is not None:
+        raise ValueError(f'attn_implementation="fastenc" {reason}: take "sdpa" or "eager"')
+
+
+def _sequences(mask: Tensor | None, batch: int, length: int, device: torch.device) -> _Sequences:
+    if mask is None:
+        offsets = torch.arange(0, (batch + 1) * length, length, dtype=torch.int32, device=device)
+        return _Sequences(None, offsets, length)
+    # Every layer of one forward gets the same mask, whose sizes an accelerator is waited for.
+    known = getattr(mask, "_fastenc_sequences", None)
+    if known is None:
+        lengths = mask.sum(1, dtype=torch.int32)
+        offsets = nn.functional.pad(lengths.cumsum(0, dtype=torch.int32), (1, 0))
+        total, longest = torch.stack([offsets[-1], lengths.max()]).tolist()
+        indices = mask.flatten().nonzero_static(size=total).flatten()
+        known = _Sequences(indices, offsets, longest)
+        mask._fastenc_sequences = known  # type: ignore[attr-defined]
+    return known

@@ -1,0 +1,236 @@
+"""The encoder inside a live transformers model, read as the trunk's layers want it."""
+
+import copy
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from fastenc.integrations.transformers.live_model import (
+    Allowed,
+    Snapshot,
+    first_difference,
+    new_of_same_class,
+    output_class,
+)
+from fastenc.integrations.transformers.lora import LiveLowRank, base_linear, is_lora_linear
+from fastenc.models.architectures import ARCHITECTURES, Architecture
+from fastenc.models.config import EncoderConfig
+from fastenc.nn.adaptation import LayerAdaptation
+from fastenc.nn.frozen_weights import FrozenWeights
+from fastenc.nn.layer_spec import NO_DROPOUT, LayerDropout, LayerSpec, LayerWeights
+
+LINEARS = ("qkv", "attention_out", "up", "down")
+POOLER = "pooler"
+
+
+@dataclass(frozen=True)
+class LiveLayer:
+    """One layer's modules; the weights are read from them at every call.
+
+    Fields:
+        module: the transformers module of the layer.
+        modules: the modules of each of our names.
+        dropout: the probabilities, 0 in evaluation.
+        added: what PEFT's LoRA adds, active or not.
+    """
+
+    module: nn.Module
+    modules: dict[str, tuple[Any, ...]]
+    dropout: LayerDropout
+    added: LayerAdaptation | None
+
+    def weights(self) -> LayerWeights:
+        m = self.modules
+        (attention_out,), (attention_norm,) = m["attention_out"], m["attention_norm"]
+        (down,), (out_norm,) = m["down"], m["out_norm"]
+        return LayerWeights(
+            tuple(linear.weight for linear in m["qkv"]),
+            tuple(linear.bias for linear in m["qkv"]),
+            attention_out.weight,
+            attention_out.bias,
+            attention_norm.weight,
+            getattr(attention_norm, "bias", None),
+            tuple(linear.weight for linear in m["up"]),
+            tuple(linear.bias for linear in m["up"]),
+            down.weight,
+            down.bias,
+            out_norm.weight,
+            getattr(out_norm, "bias", None),
+        )
+
+    def adaptation(self) -> LayerAdaptation | None:
+        if self.added is None:
+            return None
+        active = any(some.is_active() for some in self.added.low_rank.values())  # type: ignore[operator]
+        return self.added if active else None
+
+
+class Reading(NamedTuple):
+    """What a model was found to be: why its own forward must be taken, or else what it is made of.
+
+    Fields:
+        layers: one for each module that computes layers.
+        modules: those outside the layers, by our names; None for one that the model lacks.
+        embedding_dropout_p: 0 in evaluation.
+    """
+
+    unsupported_reason: str | None
+    layers: tuple[LiveLayer, ...] = ()
+    modules: Mapping[str, Any] = MappingProxyType({})
+    embedding_dropout_p: float = 0.0
+
+
+class LiveEncoder:
+    """What :func:`fastenc.patch` keeps of one encoder; it never changes in a call but for what it remembers.
+
+    Attributes:
+        config: the live configuration in our fields, as it was at patch time.
+        specs: each layer's description.
+        places: the module of each layer, by its place among those of a :class:`Reading`.
+        output_class: what the model's own forward returns.
+        frozen: the packed weights of :func:`fastenc.freeze`.
+    """
+
+    def __init__(self, model: Any):
+        self.config = EncoderConfig.from_hf(model.config.to_dict())
+        kind, count = self.config.architecture, self.config.num_layers
+        self.specs = [kind.layer(self.config, i) for i in range(count)]
+        self.places = [kind.module_of_layer(self.config, i) for i in range(count)]
+        self.frozen = FrozenWeights()
+        self._names = {ours: _several(theirs) for ours, theirs in kind.names(self.config).items()}
+        self._dropouts = kind.dropout_names(self.config)
+        linears = [
+            self._names[f"layers.{place}.{name}"] for place in set(self.places) for name in LINEARS
+        ]
+        self._allowed = Allowed(
+            frozenset({POOLER}),
+            frozenset(path for paths in linears for path in paths),
+            frozenset(self._dropouts.values()),
+        )
+        self._expected = new_of_same_class(model)
+        self.output_class = output_class(model)
+        self._last: tuple[Snapshot, Reading] | None = None
+
+    @property
+    def kind(self) -> Architecture:
+        return self.config.architecture
+
+    def read(self, model: Any) -> Reading:
+        """Cheap, unless the model has changed since the last call."""
+        last = self._last
+        if last is not None and last[0].is_current():
+            return last[1]
+        snapshot = Snapshot(model.modules())
+        reason = first_difference(model, self._expected, self._allowed)
+        reading = self._parts_of(model) if reason is None else Reading(reason)
+        self._last = snapshot, reading
+        return reading
+
+    def _parts_of(self, model: Any) -> Reading:
+        layers = []
+        for place in sorted(set(self.places)):
+            modules = {
+                name: tuple(map(model.get_submodule, self._names[f"layers.{place}.{name}"]))
+                for name in (*LINEARS, "attention_norm", "out_norm")
+            }
+            path = _common_parent(
+                (*self._names[f"layers.{place}.qkv"], *self._names[f"layers.{place}.up"])
+            )
+            module = model.get_submodule(path)
+            if self._is_partly_training(module, path):
+                return Reading(f"a part of {path} is in training mode, and a part is not")
+            dropout = self._dropout(model, place) if module.training else NO_DROPOUT
+            plain = {name: tuple(map(base_linear, some)) for name, some in modules.items()}
+            layers.append(LiveLayer(module, plain, dropout, _added(modules)))
+        outside = {
+            name: _found(model, paths[0])
+            for name, paths in self._names.items()
+            if not name.startswith("layers.")
+        }
+        return Reading(None, tuple(layers), outside, self._embedding_dropout_p(model))
+
+    def _is_partly_training(self, layer: nn.Module, path: str) -> bool:
+        """Whether the modules of a layer are of two modes; a linear layer, which may have LoRA in it, has none."""
+        inner = self._expected.get_submodule(path).named_modules()
+        names = [name for name, module in inner if not isinstance(module, nn.Linear)]
+        return len({layer.get_submodule(name).training for name in names}) > 1
+
+    def _embedding_dropout_p(self, model: Any) -> float:
+        path = self._dropouts.get("embeddings")
+        if path is None:
+            return self.kind.embedding_dropout_p(self.config) if model.training else 0.0
+        module = model.get_submodule(path)
+        return module.p if module.training else 0.0
+
+    def _dropout(self, model: Any, place: int) -> LayerDropout:
+        described = self.kind.layer_dropout(self.config)
+        read = {}
+        for field in LayerDropout._fields:
+            path = self._dropouts.get(f"layers.{place}.{field}")
+            if path is not None:
+                read[field] = model.get_submodule(path).p
+        return described._replace(**read)
+
+    def __deepcopy__(self, memo: dict) -> "LiveEncoder":
+        """For a copy of the model: it has modules of its own."""
+        twin = object.__new__(LiveEncoder)
+        twin.__dict__ = self.__dict__ | {"_last": None, "frozen": copy.deepcopy(self.frozen, memo)}
+        return twin
+
+
+class FrozenOwner:
+    """What :class:`FrozenWeights` packs of a patched model."""
+
+    def __init__(self, model: Any, live: LiveEncoder):
+        self._model, self._live = model, live
+
+    def layer_weights(self) -> list[tuple[LayerWeights, LayerSpec]]:
+        """Raises: ValueError where the model takes its own forward."""
+        live, reading = self._live, self._live.read(self._model)
+        if reading.unsupported_reason is not None:
+            raise ValueError(
+                f"freeze is for the fused forward, and {type(self._model).__name__} takes its own: "
+                f"{reading.unsupported_reason}"
+            )
+        return [
+            (layer.weights(), live.specs[live.places.index(place)])
+            for place, layer in enumerate(reading.layers)
+        ]
+
+
+def architecture_of(base: Any) -> Architecture | None:
+    """The architecture whose class in transformers ``base`` is, or None."""
+    kind, architecture = type(base), ARCHITECTURES.get(base.config.model_type)
+    if architecture is None or not kind.__module__.startswith("transformers."):
+        return None
+    name = architecture.class_prefix + architecture.bare_class
+    return architecture if kind.__name__ == name else None
+
+
+def _found(model: Any, path: str) -> Any:
+    """The module, or None where the model has none (ELECTRA's projection of embeddings of the layers' width)."""
+    try:
+        return model.get_submodule(path)
+    except AttributeError:
+        return None
+
+
+def _several(paths: str | tuple[str, ...]) -> tuple[str, ...]:
+    return (paths,) if isinstance(paths, str) else paths
+
+
+def _common_parent(paths: Iterable[str]) -> str:
+    return os.path.commonpath([path.replace(".", "/") for path in paths]).replace("/", ".")
+
+
+def _added(modules: dict[str, tuple[Any, ...]]) -> LayerAdaptation | None:
+    low_rank: dict[str, Any] = {
+        name: LiveLowRank(modules[name])
+        for name in LINEARS
+        if any(map(is_lora_linear, modules[name]))
+    }
+    return LayerAdaptation(low_rank) if low_rank else None

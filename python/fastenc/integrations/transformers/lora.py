@@ -1,0 +1,74 @@
+"""PEFT's LoRA on the linear layers of a live model, as an addition to a layer of ours."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fastenc.integrations.transformers.hooks import has_hooks
+from fastenc.ops._gemm import linear
+
+
+def is_lora_linear(module: Any) -> bool:
+    kind = type(module)
+    return kind.__module__ == "peft.tuners.lora.layer" and kind.__name__ == "Linear"
+
+
+def base_linear(module: Any) -> Any:
+    """The linear layer itself, without what LoRA adds."""
+    return module.base_layer if is_lora_linear(module) else module
+
+
+def unsupported_reason(module: Any) -> str | None:
+    """Why PEFT's layer computes more than W x + b + scaling B A dropout(x), or None."""
+    if module.fan_in_fan_out:
+        return "has transposed weights (fan_in_fan_out)"
+    for name in _active(module):
+        if name in module.lora_variant:
+            return f"is a variant ({type(module.lora_variant[name]).__name__})"
+        a, b, dropout = module.lora_A[name], module.lora_B[name], module.lora_dropout[name]
+        if type(a) is not nn.Linear or type(b) is not nn.Linear:
+            return "has matrices that are not linear layers"
+        if type(dropout) not in (nn.Dropout, nn.Identity):
+            return f"has a {type(dropout).__name__} as its dropout"
+    if any(has_hooks(inner) or "forward" in inner.__dict__ for inner in module.modules()):
+        return "has hooks or a forward of its own"
+    return None
+
+
+def _active(module: Any) -> list[str]:
+    """Names of the pairs of matrices that a call adds."""
+    if module.disable_adapters or module.merged_adapters:
+        return []
+    return [name for name in module.active_adapters if name in module.lora_A]
+
+
+class LiveLowRank(nn.Module):
+    """What PEFT's layers add to one product of ours; their matrices are read at every call.
+
+    Args:
+        modules: the linear layers that stand one above the other in the product, with or without LoRA.
+    """
+
+    def __init__(self, modules: Sequence[Any]):
+        super().__init__()
+        # Not as submodules: they belong to the live model.
+        self._linears = tuple(modules)
+
+    def is_active(self) -> bool:
+        return any(is_lora_linear(module) and _active(module) for module in self._linears)
+
+    def forward(self, x: Tensor) -> Tensor:
+        added = [_addition(module, x) for module in self._linears]
+        return added[0] if len(added) == 1 else torch.cat(added, -1)
+
+
+def _addition(module: Any, x: Tensor) -> Tensor:
+    total = None
+    for name in _active(module) if is_lora_linear(module) else ():
+        a, b, dropout = module.lora_A[name], module.lora_B[name], module.lora_dropout[name]
+        inner = linear(dropout(x.to(a.weight.dtype)), a.weight, a.bias)
+        addition = linear(inner, b.weight, b.bias) * module.scaling[name]
+        total = addition if total is None else total + addition
+    return x.new_zeros(x.shape[0], base_linear(module).out_features) if total is None else total

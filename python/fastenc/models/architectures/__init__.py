@@ -1,0 +1,25 @@
+"""The architectures, by config.json's model_type."""
+
+from fastenc.models.architectures.base import Architecture
+from fastenc.models.architectures.bert import Bert
+from fastenc.models.architectures.distilbert import DistilBert
+from fastenc.models.architectures.electra import Electra
+from fastenc.models.architectures.roberta import Camembert, Data2VecText, Roberta, XlmRoberta
+
+ARCHITECTURES: dict[str, Architecture] = {
+    kind.name: kind()
+    for kind in (Bert, Roberta, XlmRoberta, Camembert, Data2VecText, DistilBert, Electra)
+}
+
+
+def architecture_named(name: str | None) -> Architecture:
+    """Raises: ValueError listing the architectures that exist."""
+    if name not in ARCHITECTURES:
+        raise ValueError(
+            f"model_type must be one of {sorted(ARCHITECTURES)}, got {name!r}: "
+            "is config.json that of an encoder of these families?"
+        )
+    return ARCHITECTURES[name]
+
+
+__all__ = ["ARCHITECTURES", "Architecture", "architecture_named"]

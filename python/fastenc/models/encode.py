@@ -1,0 +1,91 @@
+"""Texts to vectors: tokenizing, batches of similar lengths, pooling."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+
+from fastenc._progress import progress_bar
+from fastenc._transfer import send
+from fastenc.models.sentence_files import SentenceSettings
+from fastenc.nn.evaluation_mode import without_dropout
+from fastenc.nn.pooling import check_pooling
+from fastenc.packing import pack_sequences
+
+if TYPE_CHECKING:
+    from fastenc.models.encoder import Encoder
+
+
+@torch.inference_mode()
+def encode(
+    encoder: "Encoder",
+    texts: str | Sequence[str],
+    *,
+    batch_size: int = 32,
+    pooling: str | None = None,
+    normalize: bool | None = None,
+    show_progress: bool | None = None,
+    convert_to_numpy: bool = False,
+) -> Any:
+    """Embed texts with the checkpoint's own tokenizer, without dropout whatever the model's mode.
+
+    The encoder's weights are taken as frozen for the length of the call: another thread must not change them.
+
+    Args:
+        texts: one text or several; each is cut to the model's positions, or where the checkpoint declares it.
+        batch_size: sequences a batch; batches are formed by length, the result is in the order given.
+        pooling: "mean", "cls" or "max" over a text's tokens, special tokens included, or "last-four", the mean over
+            tokens and the last four layers. None: what the checkpoint declares (``sentence``), else "mean".
+        normalize: scale each vector to Euclidean length 1. None: what the checkpoint declares, else True.
+        show_progress: a progress bar on stderr; None: on a terminal, for more than ten batches.
+        convert_to_numpy: return a float32 numpy array.
+    Returns: (len(texts), hidden_size), the model's dtype, on its device; (hidden_size,) for one text.
+    Raises: ValueError for what is no text, without a tokenizer, for an unknown pooling or a batch_size below 1.
+    """
+    if encoder.tokenizer is None:
+        raise ValueError(
+            "encode needs the checkpoint's tokenizer.json: load the model with from_pretrained from a folder "
+            "that has one, or set model.tokenizer"
+        )
+    settings = encoder.sentence or SentenceSettings()
+    pooling = settings.pooling if pooling is None else pooling
+    normalize = settings.normalize if normalize is None else normalize
+    check_pooling(pooling, encoder.config.num_layers)
+    if batch_size < 1:
+        raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+    single = isinstance(texts, str)
+    listed = [texts] if isinstance(texts, str) else list(texts)
+    for index, text in enumerate(listed):
+        if not isinstance(text, str):
+            raise ValueError(f"encode takes texts, got {text!r} as text {index}: leave it out")
+    ids = tokenize(listed, encoder.tokenizer, encoder.max_tokens)
+    order = sorted(range(len(ids)), key=lambda index: len(ids[index]), reverse=True)
+    starts = range(0, len(order), batch_size)
+    if show_progress is None and len(starts) <= 10:
+        show_progress = False
+    weight = encoder.embeddings.word.weight
+    vectors = [weight.new_empty((0, encoder.config.hidden_size))]
+    with without_dropout(), encoder.frozen.during_call(encoder, calls=len(starts)):
+        for start in progress_bar(starts, "encode", "batch", show_progress):
+            chosen = order[start : start + batch_size]
+            batch = pack_sequences([ids[index] for index in chosen]).to(weight.device)
+            pooled = encoder.pooled_vectors(batch, pooling)
+            vectors.append(F.normalize(pooled, dim=1) if normalize else pooled)
+    given_order = torch.tensor(order, dtype=torch.long).argsort()
+    result = torch.cat(vectors).index_select(0, send(given_order, weight.device))
+    result = result[0] if single else result
+    return result.float().cpu().numpy() if convert_to_numpy else result
+
+
+def tokenize(texts: list[str], tokenizer, max_length: int) -> list[list[int]]:
+    """Token ids with special tokens; a longer text is cut so that its closing special token stays."""
+    room = max_length - tokenizer.num_special_tokens_to_add(False)
+    ids = []
+    for text, encoding in zip(texts, tokenizer.encode_batch(texts), strict=True):
+        if len(encoding.ids) > max_length:
+            encoding = tokenizer.encode(text, add_special_tokens=False)
+            encoding.truncate(room)
+            encoding = tokenizer.post_process(encoding)
+        ids.append(encoding.ids)
+    return ids

@@ -1,0 +1,42 @@
+"""The head of a classification model: a last linear layer, and what an architecture puts before it."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fastenc.models.architectures.base import HeadSpec
+from fastenc.models.config import EncoderConfig
+from fastenc.nn.embeddings import make_norm
+from fastenc.nn.layer_spec import NormSpec
+
+
+class PredictionHead(nn.ModuleDict):
+    """logits = dropout(Norm(act(dropout(x) W + b))) W_out + b_out, of which a HeadSpec names what there is.
+
+    Modules: "dense", "norm" and "out".
+    """
+
+    def __init__(self, config: EncoderConfig, spec: HeadSpec, outputs: int, dropout_p: float):
+        super().__init__()
+        self.spec, self.dropout_p = spec, dropout_p
+        width = config.hidden_size
+        if "dense" in spec.names:
+            self["dense"] = nn.Linear(width, width, bias=spec.dense_bias)
+        if "norm" in spec.names:
+            bias = config.architecture.biases(config).norm
+            self["norm"] = make_norm(NormSpec("layer", config.eps), width, bias)
+        self["out"] = nn.Linear(width, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        spec = self.spec
+        drop = lambda x: F.dropout(x, self.dropout_p, self.training)
+        if "dense" in self:
+            x = self["dense"](drop(x) if spec.dropout_before else x)
+            x = torch.tanh(x) if spec.activation == "tanh" else getattr(F, spec.activation)(x)
+        if "norm" in self:
+            x = self["norm"](x)
+        return self["out"](drop(x) if spec.dropout_after else x)
+
+    def names(self, prefix: str) -> dict[str, str]:
+        """Our names of the modules, after ``prefix``, → the checkpoint's."""
+        return {f"{prefix}.{ours}": theirs for ours, theirs in self.spec.names.items()}

@@ -1,0 +1,385 @@
+"""The attention sublayer and the feed-forward sublayer, each one node of the autograd graph.
+
+Between single ops, autograd adds the residual's gradient to that of the sublayer in a pass of its own. Inside one node
+the residual's gradient is the accumulator of the product that forms the sublayer's, and nothing is saved that no
+gradient needs. :mod:`fastenc.nn.layer` composes the same formulas of single ops.
+"""
+
+from contextlib import nullcontext
+
+import torch
+from torch import Tensor
+
+from fastenc.nn.layer import drop, in_autocast_dtype
+from fastenc.nn.layer_spec import (
+    AttentionInputs,
+    AttentionSpec,
+    FeedForwardSpec,
+    LayerDropout,
+    LayerSpec,
+    LayerState,
+    LayerWeights,
+    NormSpec,
+    stack,
+    stack_biases,
+)
+from fastenc.ops import _checks, _dispatch
+from fastenc.ops._column_sum import column_sum
+from fastenc.ops._gemm import gemm
+from fastenc.ops.bias_glu import ACTIVATIONS as GLU_ACTIVATIONS
+from fastenc.packing import check_cu_seqlens
+
+
+def unsupported_reason(
+    state: LayerState,
+    inputs: AttentionInputs,
+    weights: LayerWeights,
+    spec: LayerSpec,
+    dropout: LayerDropout,
+) -> str | None:
+    """Why the layer cannot run as fused autograd nodes, or None."""
+    x = state.x
+    if torch.compiler.is_compiling():
+        return "torch.compile sees through single ops only"
+    if not torch.is_grad_enabled():
+        return "gradients are off"
+    given = (x, state.residual, inputs.relative_bias, *weights.tensors())
+    if not any(tensor is not None and tensor.requires_grad for tensor in given):
+        return "nothing requires a gradient"
+    if torch._C._functorch.maybe_current_level() is not None:
+        return "function transforms see through single ops only"
+    if torch.autograd.forward_ad._current_level >= 0:
+        return "forward-mode differentiation sees through single ops only"
+    return shape_reason(x, spec)
+
+
+def shape_reason(x: Tensor, spec: LayerSpec) -> str | None:
+    head_dim = spec.attention.head_dim
+    # Widths that the kernels of every device take.
+    if head_dim % 16 or head_dim > 128:
+        return f"head_dim must be a multiple of 16 up to 128, it is {head_dim}"
+    if x.shape[-1] > 8192:
+        return f"the hidden size must be at most 8192, it is {x.shape[-1]}"
+    if _dispatch.choose("attention", "auto", x) == "reference":
+        return f"there is no attention kernel for {x.dtype} on {x.device.type}"
+    return None
+
+
+def run_fused_sublayers(
+    state: LayerState,
+    inputs: AttentionInputs,
+    weights: LayerWeights,
+    spec: LayerSpec,
+    dropout: LayerDropout,
+) -> LayerState:
+    """:func:`fastenc.nn.layer.run_single_ops`, which draws the same dropout masks from the same generator."""
+    state = in_autocast_dtype(state)
+    w, x = weights, state.x
+    _checks.check_device("encoder_layer", "cu_seqlens", inputs.cu_seqlens, x)
+    check_cu_seqlens(inputs.cu_seqlens, x.shape[0], inputs.max_seqlen)
+    h = _Attention.apply(
+        *_distinct(state),
+        stack(w.qkv_weights),
+        stack_biases(w.qkv_biases, w.qkv_weights),
+        w.attention_out_weight,
+        w.attention_out_bias,
+        w.attention_norm_weight,
+        w.attention_norm_bias,
+        inputs.relative_bias,
+        inputs._replace(relative_bias=None),
+        spec.attention,
+        (spec.attention_norm, spec.pre_norm),
+        dropout,
+    )
+    h = _state(h, spec)
+    y = _FeedForward.apply(
+        *_distinct(h),
+        stack(w.up_weights),
+        stack_biases(w.up_biases, w.up_weights),
+        w.down_weight,
+        w.down_bias,
+        w.out_norm_weight,
+        w.out_norm_bias,
+        spec.feed_forward,
+        (spec.out_norm, spec.pre_norm),
+        dropout,
+    )
+    return _state(y, spec)
+
+
+def _distinct(state: LayerState) -> tuple[Tensor, Tensor | None]:
+    """(x, residual): None where they are one tensor, whose gradient is then formed once."""
+    return state.x, None if state.residual is state.x else state.residual
+
+
+def _state(results, spec: LayerSpec) -> LayerState:
+    return LayerState(*results) if spec.pre_norm else LayerState(results, results)
+
+
+def _draw(x: Tensor, dropout_p: float) -> tuple[Tensor | None, float]:
+    """(seed and offset of a mask, probability); None without dropout."""
+    _checks.check_dropout("encoder_layer", dropout_p)
+    return (_checks.draw_rng_state(x.device) if dropout_p > 0 else None), dropout_p
+
+
+class _Attention(torch.autograd.Function):
+    """Norm(residual + dropout(Attention(x) W_out + b_out)), and with pre-norm the sum.
+
+    Weights of another dtype (autocast) are cast; gradients have the weights' own.
+    """
+
+    @staticmethod
+    def forward(
+        ctx,
+        x: Tensor,
+        residual: Tensor | None,
+        qkv_weight: Tensor,
+        qkv_bias: Tensor | None,
+        out_weight: Tensor,
+        out_bias: Tensor | None,
+        norm_weight: Tensor,
+        norm_bias: Tensor | None,
+        relative_bias: Tensor | None,
+        inputs: AttentionInputs,
+        spec: AttentionSpec,
+        norm: tuple[NormSpec, bool],
+        dropout: LayerDropout,
+    ):
+        needs = ctx.needs_input_grad
+        needs_x, needs_qkv, needs_qkv_bias, needs_out = needs[0], needs[2], needs[3], needs[4]
+        needs_attention = needs_x or needs_qkv or needs_qkv_bias or needs[8]
+        ctx.dtypes = _dtypes(qkv_weight, qkv_bias, out_weight, out_bias, norm_weight, norm_bias)
+        qkv_weight, out_weight = qkv_weight.to(x.dtype), out_weight.to(x.dtype)
+        qkv = gemm(x, qkv_weight.t(), None if qkv_bias is None else qkv_bias.to(x.dtype))
+        qkv = qkv.view(x.shape[0], 3, spec.num_heads, spec.head_dim)
+        rng_state, dropout_p = _draw(x, dropout.attention)
+        rotary = () if inputs.rotary is None else (inputs.rotary,)
+        ctx.has_rotary = bool(rotary)
+        tensors = (inputs.cu_seqlens, None, rng_state, None, relative_bias, None, *rotary)
+        longest = inputs.max_seqlen
+        ctx.attention = (longest, longest, dropout_p, spec.scale, *spec.window)
+        attended, lse = torch.ops.fastenc.attention_fwd(*qkv.unbind(1), *tensors, *ctx.attention)
+        projected = gemm(attended.flatten(1), out_weight.t())
+        out_dropout = _draw(x, dropout.attention_out)
+        ctx.norm, ctx.dropout_p = norm, out_dropout[1]
+        results, saved = _norm_forward(
+            projected, x if residual is None else residual, out_bias, norm_weight, norm_bias,
+            norm, out_dropout,
+        )  # fmt: skip
+        ctx.one_input = residual is None
+        ctx.save_for_backward(
+            x if needs_qkv else None,
+            qkv_weight if needs_x else None,
+            out_weight if needs_attention else None,
+            qkv if needs_attention else None,
+            attended if needs_out or needs_attention else None,
+            lse if needs_attention else None,
+            *(tensors if needs_attention else ()),
+            *saved,
+        )
+        ctx.count = len(tensors) if needs_attention else 0
+        ctx.set_materialize_grads(False)
+        return results
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, dy: Tensor | None, dsum: Tensor | None = None):
+        x, qkv_weight, out_weight, qkv, attended, lse, *rest = ctx.saved_tensors
+        tensors, saved = rest[: ctx.count], rest[ctx.count :]
+        needs = ctx.needs_input_grad
+        needs_x, needs_qkv, needs_qkv_bias, needs_out = needs[0], needs[2], needs[3], needs[4]
+        needs_relative_bias = needs[8]
+        with _no_autocast(saved[0]):
+            dresidual, dprojected, dnorm = _norm_backward(dy, dsum, saved, ctx, needs[5:8])
+            dx = dqkv_weight = dqkv_bias = dout_weight = drelative_bias = None
+            if needs_out:
+                dout_weight = gemm(dprojected.t(), attended.flatten(1))
+            if needs_x or needs_qkv or needs_qkv_bias or needs_relative_bias:
+                dattended = gemm(dprojected, out_weight).view(-1, *qkv.shape[2:])
+                dqkv, _, _, drelative_bias = torch.ops.fastenc.attention_bwd(
+                    dattended,
+                    None,
+                    attended,
+                    lse,
+                    *qkv.unbind(1),
+                    *tensors,
+                    *ctx.attention,
+                    True,
+                    needs_relative_bias,
+                )
+                dqkv = dqkv.flatten(1)
+                if needs_qkv:
+                    dqkv_weight = gemm(dqkv.t(), x)
+                if needs_qkv_bias:
+                    dqkv_bias = column_sum(dqkv)
+                if needs_x and ctx.one_input:
+                    dx = gemm(dqkv, qkv_weight, added=dresidual)
+                elif needs_x:
+                    dx = gemm(dqkv, qkv_weight)
+        weights = _cast((dqkv_weight, dqkv_bias, dout_weight, *dnorm), ctx.dtypes)
+        dresidual = dresidual if needs[1] else None
+        return (
+            dx,
+            dresidual,
+            *weights,
+            drelative_bias if needs_relative_bias else None,
+            *(None,) * 4,
+        )
+
+
+class _FeedForward(torch.autograd.Function):
+    """Norm(residual + dropout(FFN(x))), and with pre-norm the sum; arguments as those of :class:`_Attention`."""
+
+    @staticmethod
+    def forward(
+        ctx,
+        x: Tensor,
+        residual: Tensor | None,
+        up_weight: Tensor,
+        up_bias: Tensor | None,
+        down_weight: Tensor,
+        down_bias: Tensor | None,
+        norm_weight: Tensor,
+        norm_bias: Tensor | None,
+        spec: FeedForwardSpec,
+        norm: tuple[NormSpec, bool],
+        dropout: LayerDropout,
+    ):
+        needs = ctx.needs_input_grad
+        needs_x, needs_up, needs_up_bias, needs_down = needs[0], needs[2], needs[3], needs[4]
+        needs_inner = needs_x or needs_up or needs_up_bias
+        ctx.dtypes = _dtypes(up_weight, up_bias, down_weight, down_bias, norm_weight, norm_bias)
+        up_weight, down_weight = up_weight.to(x.dtype), down_weight.to(x.dtype)
+        up = gemm(x, up_weight.t())
+        _checks.check_vector("encoder_layer", "up_bias", up_bias, up)
+        inner, mask = drop(_activate(up, up_bias, spec), dropout.inner)
+        projected = gemm(inner, down_weight.t())
+        ctx.spec, ctx.inner_dropout_p = spec, dropout.inner
+        down_dropout = _draw(x, dropout.down)
+        ctx.norm, ctx.dropout_p = norm, down_dropout[1]
+        results, saved = _norm_forward(
+            projected, x if residual is None else residual, down_bias, norm_weight, norm_bias,
+            norm, down_dropout,
+        )  # fmt: skip
+        ctx.one_input = residual is None
+        ctx.save_for_backward(
+            x if needs_up else None,
+            up_weight if needs_x else None,
+            down_weight if needs_inner else None,
+            up if needs_inner else None,
+            up_bias if needs_inner else None,
+            inner if needs_down else None,
+            mask if needs_inner else None,
+            *saved,
+        )
+        ctx.set_materialize_grads(False)
+        return results
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, dy: Tensor | None, dsum: Tensor | None = None):
+        x, up_weight, down_weight, up, up_bias, inner, mask, *saved = ctx.saved_tensors
+        needs = ctx.needs_input_grad
+        needs_x, needs_up, needs_up_bias, needs_down = needs[0], needs[2], needs[3], needs[4]
+        with _no_autocast(saved[0]):
+            dresidual, dprojected, dnorm = _norm_backward(dy, dsum, saved, ctx, needs[5:8])
+            dx = dup_weight = dup_bias = ddown_weight = None
+            if needs_down:
+                ddown_weight = gemm(dprojected.t(), inner)
+            if needs_x or needs_up or needs_up_bias:
+                dinner = gemm(dprojected, down_weight)
+                if mask is not None:
+                    scale = 1 / (1 - ctx.inner_dropout_p)
+                    dinner = torch.ops.aten.native_dropout_backward(dinner, mask, scale)
+                dup, dup_bias = _activate_backward(dinner, up, up_bias, ctx.spec)
+                if needs_up:
+                    dup_weight = gemm(dup.t(), x)
+                if needs_x and ctx.one_input:
+                    dx = gemm(dup, up_weight, added=dresidual)
+                elif needs_x:
+                    dx = gemm(dup, up_weight)
+        dup_bias = dup_bias if needs_up_bias else None
+        weights = _cast((dup_weight, dup_bias, ddown_weight, *dnorm), ctx.dtypes)
+        return dx, dresidual if needs[1] else None, *weights, *(None,) * 3
+
+
+def _activate(up: Tensor, bias: Tensor | None, spec: FeedForwardSpec) -> Tensor:
+    number = GLU_ACTIVATIONS.index(spec.activation) if spec.activation != "relu" else None
+    if spec.gated and number is not None:
+        return torch.ops.fastenc.bias_glu_fwd(up, bias, number)
+    if not spec.gated and spec.activation in ("gelu", "gelu_tanh"):
+        return torch.ops.fastenc.bias_gelu_fwd(up, bias, spec.activation == "gelu_tanh")
+    return _formula(up if bias is None else up + bias.to(up.dtype), spec)
+
+
+def _activate_backward(
+    dinner: Tensor, up: Tensor, bias: Tensor | None, spec: FeedForwardSpec
+) -> tuple[Tensor, Tensor | None]:
+    if spec.gated and spec.activation != "relu":
+        number = GLU_ACTIVATIONS.index(spec.activation)
+        return torch.ops.fastenc.bias_glu_bwd(dinner, up, bias, number)
+    if not spec.gated and spec.activation in ("gelu", "gelu_tanh"):
+        return torch.ops.fastenc.bias_gelu_bwd(dinner, up, bias, spec.activation == "gelu_tanh")
+    with torch.enable_grad():
+        biased = (up if bias is None else up + bias.to(up.dtype)).detach().requires_grad_()
+        (dup,) = torch.autograd.grad(_formula(biased, spec), biased, dinner)
+    return dup, None if bias is None else column_sum(dup)
+
+
+def _formula(biased: Tensor, spec: FeedForwardSpec) -> Tensor:
+    """Activations without a fused kernel, in torch's own ops."""
+    if spec.gated:
+        activated, gate = biased.chunk(2, -1)
+        return activated.relu() * gate
+    return torch.nn.functional.silu(biased) if spec.activation == "silu" else biased.relu()
+
+
+def _norm_forward(projected, residual, x_bias, weight, bias, norm, dropout):
+    """(y, or with pre-norm y and the sum; what the backward needs)."""
+    spec, pre_norm = norm
+    _checks.check_like("encoder_layer", "residual", residual, projected)
+    for name, value in (("x_bias", x_bias), ("weight", weight), ("bias", bias)):
+        _checks.check_vector("encoder_layer", name, value, projected)
+    rng_state, dropout_p = dropout
+    y, h, mean, rstd = torch.ops.fastenc.layer_norm_fwd(
+        projected, residual, x_bias, weight, bias, rng_state, dropout_p, spec.eps,
+        spec.kind == "rms", True,
+    )  # fmt: skip
+    return (y, h) if pre_norm else y, (h, mean, rstd, weight, rng_state)
+
+
+def _norm_backward(dy, dsum, saved, ctx, needs):
+    """(the residual's gradient, the sublayer's, (those of x_bias, weight and bias)).
+
+    Without dropout the first two are one tensor: accumulate into it last.
+    """
+    h, mean, rstd, weight, rng_state = saved
+    needs_x_bias, needs_weight, needs_bias = needs
+    spec, _ = ctx.norm
+    dy = torch.zeros_like(h) if dy is None else dy
+    dh, dx, dweight, dbias, dx_bias = torch.ops.fastenc.layer_norm_bwd(
+        dy, dsum, h, mean, rstd, weight, rng_state, ctx.dropout_p, spec.kind == "rms",
+        needs_weight or needs_bias, needs_x_bias,
+    )  # fmt: skip
+    parameters = (
+        dx_bias if needs_x_bias else None,
+        dweight if needs_weight else None,
+        dbias if needs_bias else None,
+    )
+    return dh, dh if rng_state is None else dx, parameters
+
+
+def _no_autocast(x: Tensor):
+    """A backward called inside autocast computes in the forward's dtype all the same."""
+    device = x.device.type
+    if _dispatch.autocast_dtype(device) is None:
+        return nullcontext()
+    return torch.autocast(device, enabled=False)
+
+
+def _dtypes(*tensors):
+    return [None if tensor is None else tensor.dtype for tensor in tensors]
+
+
+def _cast(gradients, dtypes):
+    return (None if g is None else g.to(dtype) for g, dtype in zip(gradients, dtypes, strict=True))

@@ -1,0 +1,219 @@
+"""One encoder layer in single ops: the definition of what every other way of running a layer computes."""
+
+import math
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fastenc.nn.adaptation import Bottleneck, LayerAdaptation
+from fastenc.nn.layer_spec import (
+    AttentionInputs,
+    AttentionSpec,
+    FeedForwardSpec,
+    LayerDropout,
+    LayerSpec,
+    LayerState,
+    LayerWeights,
+    NormSpec,
+    stack,
+    stack_biases,
+)
+from fastenc.nn.prepend import prepend_rows
+from fastenc.ops import _dispatch, attention, bias_gelu, bias_glu, layer_norm, rms_norm
+from fastenc.ops._gemm import linear
+
+# Rows that inference on a CPU takes at once from the attention's output to the layer's end: larger intermediates
+# would come from fresh pages at every call.
+ROWS_AT_ONCE = 2048
+
+
+def run_single_ops(
+    state: LayerState,
+    inputs: AttentionInputs,
+    weights: LayerWeights,
+    spec: LayerSpec,
+    dropout: LayerDropout,
+    adaptation: LayerAdaptation | None = None,
+) -> LayerState:
+    """One layer of any description, with what an adaptation adds to it.
+
+        post-norm: h = Norm(x + Attention(x)),      y = Norm(h + FFN(h))
+        pre-norm:  s = r + Attention(x), h = Norm(s),  r' = s + FFN(h), y = Norm(r')
+
+    Returns: the state of the next layer. Under autocast, in its dtype.
+    Source: Vaswani et al. 2017, arXiv:1706.03762 (post-norm); Xiong et al. 2020, arXiv:2002.04745 (pre-norm).
+    """
+    state = in_autocast_dtype(state)
+    if torch.compiler.is_compiling():
+        spec, dropout = _with_used_floats(spec, dropout)
+    added = adaptation or LayerAdaptation()
+    attended = _attend(state.x, inputs, weights, spec.attention, dropout.attention, added)
+    blocks = 1
+    plain = not (torch.is_grad_enabled() or torch.compiler.is_compiling())
+    if plain and attended.device.type == "cpu":
+        blocks = max(1, math.ceil(attended.shape[0] / ROWS_AT_ONCE))
+    rest = lambda rows, residual: _after_attention(rows, residual, weights, spec, dropout, added)
+    if blocks == 1:
+        return rest(attended, state.residual)
+    pairs = zip(attended.chunk(blocks), state.residual.chunk(blocks), strict=True)
+    states = [rest(*pair) for pair in pairs]
+    x = torch.cat([block.x for block in states])
+    return LayerState(x, torch.cat([block.residual for block in states]) if spec.pre_norm else x)
+
+
+def _with_used_floats(spec: LayerSpec, dropout: LayerDropout) -> tuple[LayerSpec, LayerDropout]:
+    """Equal ones. Dynamo makes a float an input of the graph where it is first used, and fails if that is inside one
+    autograd.Function and a second one uses it again. So all are used here."""
+    used = lambda norm: NormSpec(norm.kind, norm.eps + 0.0)
+    heads = spec.attention
+    attention = AttentionSpec(heads.num_heads, heads.head_dim, heads.scale + 0.0, heads.window)
+    norms = used(spec.attention_norm), used(spec.out_norm)
+    copy = LayerSpec(attention, spec.feed_forward, *norms, spec.pre_norm)
+    return copy, LayerDropout(*(p + 0.0 for p in dropout))
+
+
+def in_autocast_dtype(state: LayerState) -> LayerState:
+    """The linear layers return autocast's dtype; the residual has it from the start."""
+    dtype = _dispatch.autocast_dtype(state.x.device.type)
+    if dtype is None or state.x.dtype == state.residual.dtype == dtype:
+        return state
+    x = state.x.to(dtype)
+    return LayerState(x, x if state.residual is state.x else state.residual.to(dtype))
+
+
+def start(x: Tensor, norm: tuple[Tensor, Tensor | None] | None, spec: NormSpec) -> LayerState:
+    """The first layer's state: x, or Norm(x) beside x where the stack begins with a norm."""
+    if norm is None:
+        return LayerState(x, x)
+    return LayerState(normalise(x, *norm, spec), x)
+
+
+def normalise(x: Tensor, weight: Tensor, bias: Tensor | None, spec: NormSpec) -> Tensor:
+    if spec.kind == "rms":
+        return rms_norm(x, weight, eps=spec.eps)
+    return layer_norm(x, weight, bias, eps=spec.eps)
+
+
+def _attend(
+    x: Tensor,
+    inputs: AttentionInputs,
+    w: LayerWeights,
+    spec: AttentionSpec,
+    dropout_p: float,
+    added: LayerAdaptation,
+) -> Tensor:
+    qkv = linear(x, stack(w.qkv_weights), stack_biases(w.qkv_biases, w.qkv_weights))
+    qkv = added.to_output("qkv", qkv, x).view(x.shape[0], 3, spec.num_heads, spec.head_dim)
+    cu_seqlens, max_seqlen, rows = inputs.cu_seqlens, inputs.max_seqlen, None
+    if added.prefix is not None:
+        # The prefix has no queries: zeros stand for them, and their results are dropped.
+        prefix = added.prefix.view(added.prefix.shape[0], 2, *qkv.shape[2:])
+        prefix = F.pad(prefix, (0, 0, 0, 0, 1, 0))
+        qkv, cu_seqlens, rows = prepend_rows(qkv, cu_seqlens, prefix)
+        max_seqlen += prefix.shape[0]
+    rotary: dict[str, Any] = {} if inputs.rotary is None else {"rotary": inputs.rotary}
+    attended = attention(
+        qkv,
+        cu_seqlens,
+        max_seqlen,
+        dropout_p=dropout_p,
+        softmax_scale=spec.scale,
+        window_size=spec.window,
+        relative_bias=inputs.relative_bias,
+        **rotary,
+    )
+    return (attended if rows is None else attended[rows]).flatten(1)
+
+
+def _after_attention(
+    attended: Tensor,
+    residual: Tensor,
+    w: LayerWeights,
+    spec: LayerSpec,
+    dropout: LayerDropout,
+    added: LayerAdaptation,
+) -> LayerState:
+    projected = linear(attended, w.attention_out_weight)
+    # The bias of a product that a norm follows is added there, in the same pass.
+    h = _end_sublayer(
+        added.to_output("attention_out", projected, attended),
+        residual,
+        (w.attention_out_bias, w.attention_norm_weight, w.attention_norm_bias),
+        spec.attention_norm,
+        spec.pre_norm,
+        dropout.attention_out,
+        added.after_attention,
+    )
+    up = added.to_output("up", linear(h.x, stack(w.up_weights)), h.x)
+    # Without gradients nobody else sees the product: it may be overwritten.
+    up_bias = stack_biases(w.up_biases, w.up_weights)
+    inner = activate(up, up_bias, spec.feed_forward, inplace=not torch.is_grad_enabled())
+    inner, _ = drop(inner, dropout.inner)
+    return _end_sublayer(
+        added.to_output("down", linear(inner, w.down_weight), inner),
+        h.residual,
+        (w.down_bias, w.out_norm_weight, w.out_norm_bias),
+        spec.out_norm,
+        spec.pre_norm,
+        dropout.down,
+        added.after_feed_forward,
+    )
+
+
+def drop(x: Tensor, p: float) -> tuple[Tensor, Tensor | None]:
+    """(dropout(x), the mask of what stays)."""
+    return torch.native_dropout(x, p, True) if p > 0 else (x, None)
+
+
+def activate(
+    x: Tensor, bias: Tensor | None, spec: FeedForwardSpec, inplace: bool = False
+) -> Tensor:
+    """act(x + bias), gated or not; in place: x may be overwritten."""
+    if spec.gated and spec.activation != "relu":
+        return bias_glu(x, bias, activation=spec.activation)
+    if spec.gated:
+        activated, gate = (x if bias is None else x + bias.to(x.dtype)).chunk(2, -1)
+        return activated.relu() * gate
+    return activate_plain(x, bias, spec.activation, inplace)
+
+
+def activate_plain(
+    x: Tensor, bias: Tensor | None, activation: str, inplace: bool = False
+) -> Tensor:
+    """act(x + bias) for "gelu", "gelu_tanh", "silu" or "relu"; in place: x may be overwritten."""
+    if activation in ("gelu", "gelu_tanh"):
+        approximate = "tanh" if activation == "gelu_tanh" else "none"
+        return bias_gelu(x, bias, approximate=approximate, inplace=inplace)
+    biased = x if bias is None else x + bias.to(x.dtype)
+    return F.silu(biased) if activation == "silu" else F.relu(biased)
+
+
+def _end_sublayer(
+    y: Tensor,
+    residual: Tensor,
+    affine: tuple[Tensor | None, Tensor, Tensor | None],
+    norm: NormSpec,
+    pre_norm: bool,
+    dropout_p: float,
+    bottleneck: Bottleneck | None,
+) -> LayerState:
+    """Norm(residual + dropout(y + x_bias)), and what the next sublayer adds to."""
+    x_bias, weight, bias = affine
+    if bottleneck is not None:
+        biased = y if x_bias is None else y + x_bias.to(y.dtype)
+        y = bottleneck(F.dropout(biased, dropout_p)).to(residual.dtype)
+        x_bias, dropout_p = None, 0.0
+    function = rms_norm if norm.kind == "rms" else partial(layer_norm, bias=bias)
+    ended = function(
+        y,
+        weight,
+        residual=residual,
+        x_bias=x_bias,
+        dropout_p=dropout_p,
+        eps=norm.eps,
+        return_residual_sum=pre_norm,
+    )
+    return LayerState(*ended) if pre_norm else LayerState(ended, ended)

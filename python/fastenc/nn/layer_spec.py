@@ -1,0 +1,158 @@
+"""What one transformer encoder layer is: its description, its weights, and what it is called with.
+
+Every way of running a layer (:mod:`fastenc.nn.layer_ways`) reads these and nothing else; none knows an architecture's
+name. A stack of pre-norm layers is the same program as one of post-norm layers: each sublayer ends in a norm. Only what
+that norm's sublayer adds its output to differs, the normalised vector (post-norm) or the sum before it (pre-norm). So
+``out_norm`` of a pre-norm layer is the first norm of the layer after it, or the stack's last norm.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+# Name in a configuration → name in the kernels.
+ACTIVATIONS: dict[str, str] = {
+    "gelu": "gelu",
+    "gelu_python": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "relu": "relu",
+    "silu": "silu",
+    "swish": "silu",
+}
+
+
+@dataclass(frozen=True)
+class NormSpec:
+    """LayerNorm ("layer") or RMSNorm ("rms"); whether it has a bias is seen from the weights."""
+
+    kind: str = "layer"
+    eps: float = 1e-12
+
+
+@dataclass(frozen=True)
+class AttentionSpec:
+    """Self-attention of one layer.
+
+    Fields:
+        head_dim: width of a head; num_heads * head_dim may differ from the hidden size.
+        scale: factor of the scores before the softmax.
+        window: tokens seen on the left and on the right, -1 without a limit.
+    Rotary angles and relative biases are tensors of the batch: :class:`AttentionInputs`.
+    """
+
+    num_heads: int
+    head_dim: int
+    scale: float
+    window: tuple[int, int] = (-1, -1)
+
+
+@dataclass(frozen=True)
+class FeedForwardSpec:
+    """act(x W_up + b_up) W_down + b_down; gated: (act(u) * v) W_down with (u, v) the halves of x W_up + b_up.
+
+    ``activation`` is a name of the kernels: "gelu", "gelu_tanh", "silu" or "relu".
+    """
+
+    intermediate_size: int
+    activation: str = "gelu"
+    gated: bool = False
+
+
+@dataclass(frozen=True)
+class LayerSpec:
+    """One layer. ``pre_norm``: sublayers add to the sum before their norm, not to its output."""
+
+    attention: AttentionSpec
+    feed_forward: FeedForwardSpec
+    attention_norm: NormSpec
+    out_norm: NormSpec
+    pre_norm: bool = False
+
+
+class LayerWeights(NamedTuple):
+    """Weights (out_features, in_features) and biases, which may be None.
+
+    q, k and v, and a gated layer's two halves, are one tensor each or several that stand one above the other. The norms
+    are those that end the two sublayers.
+    """
+
+    qkv_weights: tuple[Tensor, ...]
+    qkv_biases: tuple[Tensor | None, ...]
+    attention_out_weight: Tensor
+    attention_out_bias: Tensor | None
+    attention_norm_weight: Tensor
+    attention_norm_bias: Tensor | None
+    up_weights: tuple[Tensor, ...]
+    up_biases: tuple[Tensor | None, ...]
+    down_weight: Tensor
+    down_bias: Tensor | None
+    out_norm_weight: Tensor
+    out_norm_bias: Tensor | None
+
+    def tensors(self) -> list[Tensor]:
+        """All of them, without those that are None."""
+        several = (*self.qkv_weights, *self.qkv_biases, *self.up_weights, *self.up_biases)
+        rest = [value for value in self if not isinstance(value, tuple)]
+        return [tensor for tensor in (*several, *rest) if tensor is not None]
+
+
+class LayerDropout(NamedTuple):
+    """Probabilities; 0 in evaluation. ``inner`` is that of the feed-forward layer's activations."""
+
+    attention: float = 0.0
+    attention_out: float = 0.0
+    inner: float = 0.0
+    down: float = 0.0
+
+
+NO_DROPOUT = LayerDropout()
+
+
+class AttentionInputs(NamedTuple):
+    """What attention needs of the batch and shares with other layers.
+
+    Fields:
+        cu_seqlens, max_seqlen: as in :func:`fastenc.ops.attention`.
+        rotary: float32 (positions, rotary_dim), cosines beside sines, as :func:`fastenc.ops.rotary` takes them.
+        relative_bias: (num_heads, 2 R + 1), as :func:`fastenc.ops.attention` takes it.
+    """
+
+    cu_seqlens: Tensor
+    max_seqlen: int
+    rotary: Tensor | None = None
+    relative_bias: Tensor | None = None
+
+
+class LayerState(NamedTuple):
+    """What flows from layer to layer: the input ``x`` of the next sublayer and what that adds its output to.
+
+    (total_tokens, hidden_size) both; after a post-norm layer they are one tensor.
+    """
+
+    x: Tensor
+    residual: Tensor
+
+
+def stack(tensors: tuple[Tensor, ...]) -> Tensor:
+    """Several tensors one above the other, without a copy where there is one alone."""
+    return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
+
+
+def stack_biases(biases: tuple[Tensor | None, ...], weights: tuple[Tensor, ...]) -> Tensor | None:
+    """The bias of stacked weights, 0 where one of several has none; None where none has one."""
+    if all(bias is None for bias in biases):
+        return None
+    pairs = zip(biases, weights, strict=True)
+    return stack(tuple(w.new_zeros(w.shape[0]) if b is None else b for b, w in pairs))
+
+
+Reason = str | None
+# A way of running a layer.
+RunLayer = Callable[
+    [LayerState, AttentionInputs, LayerWeights, LayerSpec, LayerDropout], LayerState
+]

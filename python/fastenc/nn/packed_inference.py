@@ -1,0 +1,195 @@
+"""A layer without gradients on a CPU, in two ops that keep a block of rows in the cache from product to product.
+
+The weights are packed in each call, into memory that the thread keeps: nothing that could grow stale outlives the
+call. :func:`fastenc.freeze` packs them once, on the user's promise that they do not change.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fastenc.nn.layer_spec import (
+    NO_DROPOUT,
+    AttentionInputs,
+    LayerDropout,
+    LayerSpec,
+    LayerState,
+    LayerWeights,
+    stack,
+    stack_biases,
+)
+from fastenc.ops import _dispatch, _encoder_layer, _gemm, _library
+from fastenc.ops import attention as attention_op
+from fastenc.packing import check_cu_seqlens
+
+# Every thread reads all weights for its own rows; of fewer rows, single products share out the weights instead.
+ROWS_OF_A_THREAD = 16
+# Threads take whole sequences, so the longest must be a small part of what each has to do.
+SEQUENCES_OF_A_THREAD = 4
+# Rows from which packing the weights in the call itself pays.
+ROWS_WORTH_PACKING = 192
+
+
+class PackedWeights(NamedTuple):
+    """A layer's weights as :func:`fastenc.ops._gemm.pack_weight` packs them."""
+
+    qkv: Tensor
+    attention_out: Tensor
+    up: Tensor
+    down: Tensor
+
+
+def pack(weights: LayerWeights) -> PackedWeights:
+    w = weights
+    return PackedWeights(
+        _gemm.pack_weight(*w.qkv_weights),
+        _gemm.pack_weight(w.attention_out_weight),
+        _gemm.pack_weight(*w.up_weights),
+        _gemm.pack_weight(w.down_weight),
+    )
+
+
+def unsupported_reason(
+    state: LayerState,
+    inputs: AttentionInputs,
+    weights: LayerWeights,
+    spec: LayerSpec,
+    dropout: LayerDropout,
+    packed: PackedWeights | None = None,
+) -> str | None:
+    """Why the layer cannot run on packed weights, or None."""
+    x = state.x
+    if torch.compiler.is_compiling():
+        return "torch.compile sees through single ops only"
+    if torch.is_grad_enabled():
+        return "gradients are on"
+    if dropout != NO_DROPOUT:
+        return "dropout is on"
+    if _dispatch.autocast_dtype(x.device.type):
+        return "autocast is on"
+    reason = weights_reason(weights, spec)
+    if reason is not None:
+        return reason
+    if x.dtype != weights.down_weight.dtype or x.device.type != "cpu":
+        return f"its input is {x.dtype} on {x.device.type}, its weights are not"
+    least = ROWS_OF_A_THREAD * torch.get_num_threads()
+    least = least if packed is not None else max(least, ROWS_WORTH_PACKING)
+    if x.shape[0] < least:
+        return f"fewer than {least} rows take single ops"
+    return None
+
+
+def weights_reason(weights: LayerWeights, spec: LayerSpec) -> str | None:
+    """What the layer's weights, whatever its input, have against packing, or None."""
+    weight = weights.down_weight
+    if not _library.HAS_CPP:
+        return "the compiled extension is not available"
+    if weight.device.type != "cpu":
+        return "it is a way of CPUs"
+    if weight.dtype not in (torch.float32, torch.bfloat16):
+        return f"it takes float32 or bfloat16, the weights are {weight.dtype}"
+    if weight.dtype == torch.bfloat16 and not _gemm.emulates_bfloat16():
+        return "this processor multiplies bfloat16 faster than float32"
+    if not packed_is_faster():
+        return "this processor has no AVX2"
+    if any(width % 16 for width in (*weight.shape, spec.attention.head_dim)):
+        return "widths must be multiples of 16"
+    if spec.attention.head_dim > 128:
+        return f"head_dim must be at most 128, it is {spec.attention.head_dim}"
+    if spec.attention_norm.kind != spec.out_norm.kind:
+        return "its norms are of two kinds"
+    if any(tensor.dtype != weight.dtype for tensor in weights.tensors() if tensor.dim() == 2):
+        return "its weights are of several dtypes"
+    return None
+
+
+def packed_is_faster() -> bool:
+    return _gemm.has_vectors()
+
+
+def run_packed(
+    state: LayerState,
+    inputs: AttentionInputs,
+    weights: LayerWeights,
+    spec: LayerSpec,
+    dropout: LayerDropout,
+    packed: PackedWeights | None = None,
+) -> LayerState:
+    """:func:`fastenc.nn.layer.run_single_ops` without gradients; ``packed``: the weights, packed before."""
+    w, a, f = weights, spec.attention, spec.feed_forward
+    x = state.x
+    given = lambda name, plain: [getattr(packed, name)] if packed is not None else list(plain)
+    check_cu_seqlens(inputs.cu_seqlens, x.shape[0], inputs.max_seqlen)
+    if inputs.rotary is None and _shares_sequences(x, inputs.max_seqlen):
+        attended = torch.ops.fastenc.encoder_layer_attention(
+            x,
+            given("qkv", w.qkv_weights),
+            stack_biases(w.qkv_biases, w.qkv_weights),
+            packed is not None,
+            inputs.cu_seqlens,
+            inputs.max_seqlen,
+            a.num_heads,
+            a.head_dim,
+            a.scale,
+            inputs.relative_bias,
+            *a.window,
+        )
+    else:
+        attended = _attend(x, inputs, w, spec, packed)
+    y, residual = torch.ops.fastenc.encoder_layer_after_attention(
+        attended,
+        state.residual,
+        given("attention_out", (w.attention_out_weight,)),
+        w.attention_out_bias,
+        w.attention_norm_weight,
+        w.attention_norm_bias,
+        given("up", w.up_weights),
+        stack_biases(w.up_biases, w.up_weights),
+        given("down", (w.down_weight,)),
+        w.down_bias,
+        w.out_norm_weight,
+        w.out_norm_bias,
+        packed is not None,
+        f.intermediate_size,
+        _encoder_layer.ACTIVATIONS[f.activation],
+        f.gated,
+        spec.pre_norm,
+        spec.attention_norm.kind == "rms",
+        spec.attention_norm.eps,
+        spec.out_norm.eps,
+    )
+    return LayerState(y, residual if spec.pre_norm else y)
+
+
+def _shares_sequences(x: Tensor, max_seqlen: int) -> bool:
+    """Whether threads can share out whole sequences evenly."""
+    threads = torch.get_num_threads()
+    return threads == 1 or max_seqlen * SEQUENCES_OF_A_THREAD * threads <= x.shape[0]
+
+
+def _attend(
+    x: Tensor,
+    inputs: AttentionInputs,
+    w: LayerWeights,
+    spec: LayerSpec,
+    packed: PackedWeights | None,
+) -> Tensor:
+    a, bias = spec.attention, stack_biases(w.qkv_biases, w.qkv_weights)
+    columns = 3 * a.num_heads * a.head_dim
+    if packed is not None:
+        bias = None if bias is None else bias.float()
+        qkv = _gemm.gemm_packed(x.float(), packed.qkv, bias, columns)
+    else:
+        qkv = torch.ops.fastenc.gemm(x, stack(w.qkv_weights).t(), bias)
+    rotary: dict[str, Any] = {} if inputs.rotary is None else {"rotary": inputs.rotary}
+    attended = attention_op(
+        qkv.view(x.shape[0], 3, a.num_heads, a.head_dim),
+        inputs.cu_seqlens,
+        inputs.max_seqlen,
+        softmax_scale=a.scale,
+        window_size=a.window,
+        relative_bias=inputs.relative_bias,
+        **rotary,
+    )
+    return attended.flatten(1).float()

@@ -1,0 +1,83 @@
+"""FLOPs of our ops for ``torch.utils.flop_counter``: those of their matrix products.
+
+Imported where somebody may count, because torch's module imports triton, which takes long.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
+
+import fastenc.ops  # noqa: F401  (defines the ops)
+from fastenc.ops import _encoder_layer, _gemm  # noqa: F401
+
+# Of an op's arguments by their names.
+Formula = Callable[[dict[str, Any]], float]
+
+
+def _pairs(
+    queries: Tensor, keys: Tensor | None, longest: tuple[int, int], window: int = 0
+) -> float:
+    """Pairs of a query and a key that it sees, in one head.
+
+    Args:
+        queries, keys: offsets of the sequences; keys None: the same.
+        longest: of the queries and of the keys. Of offsets without values (fake tensors) every sequence counts so.
+        window: keys that a query sees at most, 0 without a limit.
+    """
+    if queries.is_meta or type(queries) is not Tensor:
+        count = queries.shape[0] - 1
+        return float(count * longest[0] * min(longest[1], window or longest[1]))
+    seen = (queries if keys is None else keys).diff().double()
+    if window:
+        seen = seen.clamp(max=window)
+    return float((queries.diff().double() * seen).sum())
+
+
+def _attention(products: int) -> Formula:
+    def flops(a: dict[str, Any]) -> float:
+        left, right = a["window_left"], a["window_right"]
+        window = 0 if min(left, right) < 0 else left + right + 1
+        longest = a["max_seqlen_q"], a["max_seqlen_k"]
+        pairs = _pairs(a["cu_seqlens_q"], a["cu_seqlens_k"], longest, window)
+        return 2 * products * a["q"].shape[1] * a["q"].shape[2] * pairs
+
+    return flops
+
+
+def _layer_attention(a: dict[str, Any]) -> float:
+    width = a["num_heads"] * a["head_dim"]
+    pairs = _pairs(a["cu_seqlens"], None, (a["max_seqlen"],) * 2)
+    return 2 * a["x"].numel() * 3 * width + 4 * width * pairs
+
+
+def _layer_after_attention(a: dict[str, Any]) -> float:
+    hidden, ups = a["residual"].shape[1], 2 if a["gated"] else 1
+    return 2 * hidden * (a["attended"].numel() + (ups + 1) * a["inner"] * len(a["residual"]))
+
+
+FORMULAS: dict[str, Formula] = {
+    "attention_fwd": _attention(2),
+    # The backward forms the scores again.
+    "attention_bwd": _attention(5),
+    "gemm": lambda a: 2 * a["a"].numel() * a["b"].shape[1],
+    "gemm_add_": lambda a: 2 * a["a"].numel() * a["b"].shape[1],
+    "gemm_packed": lambda a: 2 * a["a"].numel() * a["columns"],
+    "encoder_layer_attention": _layer_attention,
+    "encoder_layer_after_attention": _layer_after_attention,
+}
+
+
+def _register(name: str, formula: Formula) -> None:
+    op = getattr(torch.ops.fastenc, name)
+    names = [argument.name for argument in op.default._schema.arguments]
+
+    @register_flop_formula(op, get_raw=True)
+    def flops(*arguments: Any, out_val: Any = None, **options: Any) -> int:
+        return int(formula(dict(zip(names, arguments, strict=False)) | options))
+
+
+for _name, _formula in FORMULAS.items():
+    _register(_name, _formula)

@@ -1,0 +1,157 @@
+"""Matrix products on a CPU, by our own kernels where they are faster than PyTorch's.
+
+PyTorch hands float32 products to MKL, which has no AVX-512 code for other makers' processors than Intel's: there the
+kernel is about twice as fast. Products of a few rows read a weight once, as it lies, in float32 or bfloat16. On a
+processor without bfloat16 units, products of bfloat16 are computed in float32, where PyTorch's would emulate them.
+Everything else, and every other device, is torch's own.
+"""
+
+from collections.abc import Callable
+from functools import cache
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fastenc.ops import _dispatch, _library
+from fastenc.ops._column_sum import column_sum
+
+# Rows up to which a weight is read as it lies; csrc/gemm.cpp has the same number.
+FEW_ROWS = 128
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """:func:`torch.nn.functional.linear`, differentiable like it."""
+    if _dispatch.autocast_dtype(x.device.type) or not _is_ours(x, weight.t()):
+        return F.linear(x, weight, bias)
+    given = (x, weight) if bias is None else (x, weight, bias)
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given):
+        return _Linear.apply(x, weight, bias)
+    return torch.ops.fastenc.gemm(x, weight.t(), bias)
+
+
+def gemm(a: Tensor, b: Tensor, bias: Tensor | None = None, added: Tensor | None = None) -> Tensor:
+    """a b + bias, or a b + added, without a gradient.
+
+    Args:
+        a: (rows, inner); b: (inner, columns), of a's dtype; either may be transposed.
+        bias: (columns,); added: contiguous (rows, columns), which is overwritten with the result.
+    Numerics: float32 sums, whose order does not depend on threads; of more than 128 rows, sums of 128 terms added up
+        in their order.
+    """
+    if added is None:
+        if _is_ours(a, b):
+            return torch.ops.fastenc.gemm(a, b, bias)
+        return F.linear(a, b.t(), bias)
+    if _is_ours(a, b) and a.dtype == torch.float32:
+        torch.ops.fastenc.gemm_add_(added, a, b)
+        return added
+    return added.addmm_(a, b)
+
+
+def pack_weight(*weights: Tensor) -> Tensor:
+    """Layers' weights (out_features, in_features), one above the other, in the order in which our kernels read them.
+
+    Returns: float32 (groups of columns, in_features, columns of a group), the last group filled up with 0. The size
+    of a group is the instruction set's.
+    """
+    return torch.ops.fastenc.pack_weight(list(weights))
+
+
+def gemm_packed(a: Tensor, packed: Tensor, bias: Tensor | None, columns: int) -> Tensor:
+    """a W^T + bias for the weight W (columns, inner) that :func:`pack_weight` has packed; float32."""
+    return torch.ops.fastenc.gemm_packed(a, packed, bias, columns)
+
+
+def fastest_product(a: Tensor, b: Tensor) -> Callable[[], Tensor]:
+    """A call of the fastest product a b known here, for a device's ceiling."""
+    if _is_ours(a, b) and a.dtype == torch.float32:
+        packed = pack_weight(b.t())
+        return lambda: gemm_packed(a, packed, None, b.shape[1])
+    # Into the same result each time: on a CPU new pages would cost more than a small product.
+    out = torch.zeros(a.shape[0], b.shape[1], dtype=a.dtype, device=a.device)
+    return lambda: out.addmm_(a, b)
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        needs_x, needs_weight = ctx.needs_input_grad[:2]
+        ctx.save_for_backward(x if needs_weight else None, weight if needs_x else None)
+        return gemm(x, weight.t(), bias)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, dy: Tensor):
+        x, weight = ctx.saved_tensors
+        needs_x, needs_weight, needs_bias = ctx.needs_input_grad
+        return (
+            gemm(dy, weight) if needs_x else None,
+            gemm(dy.t(), x) if needs_weight else None,
+            column_sum(dy) if needs_bias else None,
+        )
+
+
+def _is_ours(a: Tensor, b: Tensor) -> bool:
+    """Whether the product a b is computed by our kernels."""
+    if (
+        torch.compiler.is_compiling()
+        or not _library.HAS_CPP
+        or a.device.type != "cpu"
+        or a.dtype != b.dtype
+        or a.dim() != 2
+        or a.shape[1] == 0
+    ):
+        return False
+    if a.dtype == torch.bfloat16:
+        return emulates_bfloat16() or _reads_weight_once(a, b)
+    return a.dtype == torch.float32 and (ours_is_faster() or _reads_weight_once(a, b))
+
+
+def _reads_weight_once(a: Tensor, b: Tensor) -> bool:
+    return 0 < a.shape[0] <= FEW_ROWS and b.stride(0) == 1 and has_vectors()
+
+
+@cache
+def ours_is_faster() -> bool:
+    """On a processor with AVX-512 that MKL does not use it on; MKL's AVX2 code is as fast as AVX2 can be."""
+    return (
+        _library.HAS_CPP
+        and torch.backends.mkl.is_available()
+        and not (built := _library._C.build_info())["intel_processor"]
+        and built["instruction_set"] == "avx512"
+    )
+
+
+@cache
+def has_vectors() -> bool:
+    """On a processor for which the kernels have more than the baseline's instructions."""
+    return _library.HAS_CPP and _library._C.build_info()["instruction_set"] != "baseline"
+
+
+@cache
+def emulates_bfloat16() -> bool:
+    """On a processor that computes bfloat16 products by conversion; ours converts each operand once."""
+    return _library.HAS_CPP and not _library._C.build_info()["bfloat16_units"]
+
+
+_library.define(
+    "gemm(Tensor a, Tensor b, Tensor? bias) -> Tensor",
+    lambda a, b, bias: a.new_empty((a.shape[0], b.shape[1])),
+)
+_library.define("gemm_add_(Tensor(a!) c, Tensor a, Tensor b) -> ()", lambda c, a, b: None)
+
+
+def _fake_packed(weights: list[Tensor]) -> Tensor:
+    width = {"avx512": 64, "avx2": 16}.get(_library._C.build_info()["instruction_set"], 8)
+    columns = sum(weight.shape[0] for weight in weights)
+    return weights[0].new_empty(
+        (-(-columns // width), weights[0].shape[1], width), dtype=torch.float32
+    )
+
+
+_library.define("pack_weight(Tensor[] weights) -> Tensor", _fake_packed)
+_library.define(
+    "gemm_packed(Tensor a, Tensor packed, Tensor? bias, int columns) -> Tensor",
+    lambda a, packed, bias, columns: a.new_empty((a.shape[0], columns)),
+)

@@ -1,0 +1,256 @@
+"""A patched model that was changed computes what the changed model computes, and says so once."""
+
+import copy
+import functools
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+import fastenc
+from fastenc.integrations.transformers.live_model import new_of_same_class
+from tests.helpers.extension import needs_cpp
+from tests.helpers.families import model, padded_batch
+from tests.helpers.patching import assert_same_outputs
+
+pytestmark = needs_cpp
+
+
+class Doubled(nn.Linear):
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+class Shifted(nn.Embedding):
+    def forward(self, ids):
+        return super().forward(ids) + 1
+
+
+class Halved(nn.Dropout):
+    def forward(self, x):
+        return x / 2
+
+
+def replace(owner, name, module):
+    setattr(owner, name, module)
+
+
+def hook(module, inputs, output):
+    return output * 1.5
+
+
+def other_forward(module, factor):
+    own = module.forward
+    module.forward = lambda *args, **kwargs: own(*args, **kwargs) * factor
+
+
+# What transformers reads: module, constant, buffer, hook.
+CHANGES = {
+    "a linear layer of another class": lambda m: replace(
+        m.encoder.layer[0].attention.self, "query", Doubled(32, 32)
+    ),
+    "the activation": lambda m: replace(
+        m.encoder.layer[1].intermediate, "intermediate_act_fn", nn.ReLU()
+    ),
+    "eps of the first norm": lambda m: replace(
+        m.encoder.layer[0].attention.output.LayerNorm, "eps", 0.5
+    ),
+    "eps of the second norm": lambda m: replace(m.encoder.layer[1].output.LayerNorm, "eps", 0.5),
+    "eps of the embeddings' norm": lambda m: replace(m.embeddings.LayerNorm, "eps", 0.5),
+    "the scale of the scores": lambda m: replace(m.encoder.layer[0].attention.self, "scaling", 0.9),
+    "the heads of one layer": lambda m: (
+        replace(m.encoder.layer[0].attention.self, "num_attention_heads", 4),
+        replace(m.encoder.layer[0].attention.self, "attention_head_size", 8),
+    ),
+    "position ids in place": lambda m: m.embeddings.position_ids.copy_(
+        m.embeddings.position_ids.flip(1)
+    ),
+    "position ids by .data": lambda m: m.embeddings.position_ids.data.add_(1).remainder_(40),
+    "a buffer of token types": lambda m: replace(
+        m.embeddings, "token_type_ids", torch.ones_like(m.embeddings.token_type_ids)
+    ),
+    "a dropout of another class": lambda m: replace(
+        m.encoder.layer[0].output, "dropout", Halved(0.1)
+    ),
+    "no dropout": lambda m: replace(m.encoder.layer[0].output, "dropout", nn.Identity()),
+    "an embedding of another class": lambda m: replace(
+        m.embeddings, "position_embeddings", Shifted(40, 32)
+    ),
+    "a forward of the instance": lambda m: other_forward(
+        m.encoder.layer[0].attention.output.dense, 3.0
+    ),
+    "a method of the instance": lambda m: replace(
+        m.encoder.layer[0], "feed_forward_chunk", lambda x: x
+    ),
+    "one layer less": lambda m: replace(m.encoder, "layer", m.encoder.layer[:1]),
+    "layers in another order": lambda m: replace(
+        m.encoder,
+        "layer",
+        nn.ModuleList([*m.encoder.layer[1:], m.encoder.layer[0], m.encoder.layer[0]]),
+    ),
+    "a norm without its affine map": lambda m: replace(
+        m.encoder.layer[0].output, "LayerNorm", nn.LayerNorm(32, elementwise_affine=False)
+    ),
+    "a class changed in place": lambda m: replace(
+        m.encoder.layer[0].output.dense, "__class__", Doubled
+    ),
+    "a hook on a layer": lambda m: m.encoder.layer[1].register_forward_hook(
+        lambda module, inputs, output: output * 1.5
+    ),
+    "a hook on a dropout": lambda m: m.encoder.layer[0].output.dropout.register_forward_hook(hook),
+    "a hook on an activation": lambda m: m.encoder.layer[
+        0
+    ].intermediate.intermediate_act_fn.register_forward_hook(hook),
+    "a hook on the word embeddings": lambda m: m.embeddings.word_embeddings.register_forward_hook(
+        hook
+    ),
+    "a hook before a linear layer": lambda m: m.encoder.layer[
+        0
+    ].output.dense.register_forward_pre_hook(lambda module, inputs: (inputs[0] * 2,)),
+    "a parametrization": lambda m: nn.utils.parametrizations.weight_norm(
+        m.encoder.layer[0].output.dense
+    ),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+@pytest.mark.parametrize("when", ["before", "after the first call"])
+def test_a_changed_model_takes_its_own_forward_and_says_so_once(change, when):
+    theirs = model("bert")
+    ours, batch = copy.deepcopy(theirs), padded_batch("bert")
+    with torch.no_grad():
+        if when == "before":
+            torch.manual_seed(1), change(ours)
+            fastenc.patch(ours)
+        else:
+            fastenc.patch(ours)(**batch)
+            torch.manual_seed(1), change(ours)
+        torch.manual_seed(1), change(theirs)
+        with pytest.warns(UserWarning, match="BertModel takes its own forward, because"):
+            found = ours(**batch).last_hidden_state
+        assert torch.equal(found, theirs(**batch).last_hidden_state)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert torch.equal(ours(**batch).last_hidden_state, found)
+
+
+def test_what_changes_nothing_stays_fused():
+    theirs = model("bert")
+    ours, batch = fastenc.patch(copy.deepcopy(theirs)), padded_batch("bert")
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.filterwarnings("error", message="fastenc")
+        for m in (ours, theirs):
+            m(**batch)
+            # Transformers reads the module that was made of it.
+            m.config.hidden_act = "relu"
+            m.some_note = "by a user"
+            m.encoder.layer[0].label = 3
+            m.gradient_checkpointing_enable()
+            m.enable_input_require_grads()
+            m.resize_token_embeddings(120)
+            m.train(), m.eval()
+        torch.manual_seed(0)
+        ours.embeddings.word_embeddings.load_state_dict(
+            theirs.embeddings.word_embeddings.state_dict()
+        )
+        found = ours(**batch)
+        assert_same_outputs(found, theirs(**batch), batch["attention_mask"])
+        assert not found.last_hidden_state[batch["attention_mask"] == 0].any()
+
+
+def test_global_hooks_are_called():
+    theirs = model("bert")
+    ours, batch = fastenc.patch(copy.deepcopy(theirs)), padded_batch("bert")
+    seen = []
+    handle = nn.modules.module.register_module_forward_hook(
+        lambda module, inputs, output: seen.append(type(module).__name__)
+    )
+    try:
+        with pytest.warns(UserWarning, match="there are global module hooks"):
+            ours(**batch)
+    finally:
+        handle.remove()
+    assert seen.count("BertLayer") == 2
+    with torch.no_grad():
+        assert_same_outputs(ours(**batch), theirs(**batch), batch["attention_mask"])
+
+
+def test_probabilities_and_modes_are_read_at_every_call():
+    """One layer alone has dropout, as transformers would apply it."""
+    ours, batch = fastenc.patch(model("bert")), padded_batch("bert")
+    real = batch["attention_mask"].bool()
+    runs = lambda: [ours(**batch, output_hidden_states=True).hidden_states for _ in range(2)]
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ours.encoder.layer[1].train()
+        a, b = runs()
+        assert torch.equal(a[1][real], b[1][real]) and not torch.equal(a[2][real], b[2][real])
+        for module in ours.encoder.layer[1].modules():
+            if isinstance(module, nn.Dropout):
+                module.p = 0.0
+        a, b = runs()
+        assert torch.equal(a[2], b[2])
+    ours.encoder.layer[0].attention.train()
+    with pytest.warns(UserWarning, match="a part of encoder.layer.0 is in training mode"):
+        ours(**batch)
+
+
+@pytest.mark.parametrize("change", ["dense", "norm", "decoder"])
+def test_a_changed_masked_lm_head_takes_its_own_forward(change):
+    theirs = model("bert", "ForMaskedLM")
+    ours, batch = fastenc.patch(copy.deepcopy(theirs)), padded_batch("bert")
+    for m in (ours, theirs):
+        head = m.cls.predictions
+        if change == "dense":
+            head.transform.dense.register_forward_hook(hook)
+        if change == "norm":
+            head.transform.LayerNorm.eps = 0.5
+        if change == "decoder":
+            other_forward(head.decoder, 2.0)
+    with torch.no_grad(), pytest.warns(UserWarning, match="BertForMaskedLM takes its own forward"):
+        found = ours(**batch)
+    real = batch["attention_mask"].bool()
+    expected = theirs(**batch).logits[real]
+    torch.testing.assert_close(found.logits[real], expected, rtol=0, atol=1e-5)
+    assert torch.equal(found.logits[~real][0], found.logits[~real][-1])  # the encoder stays fused
+
+
+def test_a_new_model_has_buffers_and_no_other_memory_and_draws_nothing():
+    theirs, state = model("bert"), torch.get_rng_state()
+    new = new_of_same_class(theirs)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(parameter.is_meta for parameter in new.parameters())
+    assert torch.equal(new.embeddings.position_ids, theirs.embeddings.position_ids)
+
+
+def test_freezing_a_patched_model():
+    """Packed weights are used until something announces others."""
+    theirs = model("bert", hidden_size=64, num_attention_heads=4)
+    ours, batch = fastenc.patch(copy.deepcopy(theirs)), padded_batch("bert", (30,) * 12)
+    with torch.no_grad():
+        before = theirs(**batch)
+        fastenc.freeze(ours)
+        assert_same_outputs(ours(**batch), before, batch["attention_mask"])
+        for m in (ours, theirs):
+            for parameter in m.encoder.parameters():
+                parameter.mul_(1.5)
+        fastenc.unfreeze(ours)
+        assert_same_outputs(ours(**batch), theirs(**batch), batch["attention_mask"])
+        for announce in (
+            lambda: ours.train().eval(),
+            lambda: ours.load_state_dict(ours.state_dict()),
+            lambda: ours.to(torch.float32),
+        ):
+            fastenc.freeze(ours)
+            assert ours.fastenc_frozen._layers is not None
+            announce()
+            assert ours.fastenc_frozen._layers is None
+        assert copy.deepcopy(fastenc.freeze(ours)).fastenc_frozen._layers is None
+    ours(**batch)
+    assert ours.fastenc_frozen._layers is None
+    ours.encoder.layer[0].register_forward_hook(functools.partial(hook))
+    with pytest.raises(ValueError, match=r"takes its own: encoder.layer.0 has hooks"):
+        fastenc.freeze(ours)
+    with pytest.raises(ValueError, match=r"freeze needs .*fastenc.patch"):
+        fastenc.freeze(fastenc.unpatch(ours))

@@ -1,0 +1,142 @@
+"""PEFT's LoRA on patched models: the same numbers, still fused."""
+
+import copy
+import warnings
+
+import pytest
+import torch
+
+import fastenc
+from tests.helpers.adaptations import disturb
+from tests.helpers.extension import needs_cpp
+from tests.helpers.families import FAMILIES, model, padded_batch
+from tests.helpers.patching import assert_same_gradients, assert_same_outputs
+
+peft = pytest.importorskip("peft")
+pytestmark = needs_cpp
+
+
+def names_of(family, targets):
+    table = {
+        "query": "q_lin" if family == "distilbert" else "query",
+        "value": "v_lin" if family == "distilbert" else "value",
+        "attention_out": "out_lin" if family == "distilbert" else "attention.output.dense",
+        "up": "lin1" if family == "distilbert" else "intermediate.dense",
+        "down": "lin2" if family == "distilbert" else r"output.dense",
+    }
+    return [table[target] for target in targets]
+
+
+def with_lora(family="bert", targets=("query", "value"), **options):
+    settings = peft.LoraConfig(
+        task_type="SEQ_CLS", r=3, lora_alpha=5, target_modules=names_of(family, targets), **options
+    )
+    torch.manual_seed(0)
+    wrapped = peft.get_peft_model(model(family, "ForSequenceClassification"), settings)
+    disturb(wrapped)
+    return wrapped.eval()
+
+
+def agree(ours, theirs, batch):
+    """Outputs and every gradient, without a word; and the encoder is fused, which leaves padding 0."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        labels = torch.tensor([0, 1, 1, 0])
+        found, expected = ours(**batch, labels=labels), theirs(**batch, labels=labels)
+        torch.testing.assert_close(found.logits, expected.logits, rtol=1e-5, atol=1e-5)
+        found.loss.backward(), expected.loss.backward()
+        assert_same_gradients(ours, theirs)
+        hidden = ours.get_base_model().base_model(**batch).last_hidden_state
+        assert not hidden[batch["attention_mask"] == 0].any()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "targets", [("query", "value"), ("attention_out", "up", "down")], ids=["qv", "rest"]
+)
+@pytest.mark.parametrize("patched", ["before", "after"])
+def test_outputs_and_every_gradient_agree(family, targets, patched):
+    theirs = with_lora(family, targets)
+    batch = padded_batch(family)
+    if patched == "after":
+        ours = fastenc.patch(copy.deepcopy(theirs))
+    else:
+        plain = fastenc.patch(model(family, "ForSequenceClassification"))
+        settings = theirs.peft_config["default"]
+        ours = peft.get_peft_model(plain, copy.deepcopy(settings)).eval()
+        ours.load_state_dict(theirs.state_dict(), strict=False)
+    agree(ours, theirs, batch)
+
+
+def test_switches_of_adapters():
+    """Disabled, merged, scaled, another adapter: what PEFT computes, read at every call."""
+    theirs = with_lora()
+    theirs.add_adapter("other", peft.LoraConfig(r=2, target_modules=["key"], lora_alpha=8))
+    disturb(theirs)
+    ours = fastenc.patch(copy.deepcopy(theirs))
+    batch = padded_batch("bert")
+    same = lambda: assert_same_outputs(ours(**batch), theirs(**batch), batch["attention_mask"])
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.filterwarnings("error", message="fastenc")
+        warnings.filterwarnings("ignore", message="Already unmerged")
+        same()
+        with ours.disable_adapter(), theirs.disable_adapter():
+            same()
+        for m in (ours, theirs):
+            m.set_adapter("other")
+        same()
+        for m in (ours, theirs):
+            m.set_adapter("default")
+            m.base_model.merge_adapter()
+        same()
+        for m in (ours, theirs):
+            m.base_model.unmerge_adapter()
+            for module in m.modules():
+                if hasattr(module, "lora_A"):
+                    module.scale_layer(2.0)
+        same()
+
+
+def test_dropout_of_lora_is_applied_in_training():
+    ours = fastenc.patch(with_lora(lora_dropout=0.5))
+    batch = padded_batch("bert")
+    for module in ours.modules():
+        if isinstance(module, torch.nn.Dropout) and module.p != 0.5:
+            module.p = 0.0
+    runs = []
+    for seed in (0, 0, 1):
+        torch.manual_seed(seed)
+        runs.append(ours.train()(**batch).logits)
+    assert torch.equal(runs[0], runs[1]) and not torch.equal(runs[0], runs[2])
+
+
+@pytest.mark.parametrize("options", [{"use_dora": True}, {"lora_bias": True}])
+def test_variants(options):
+    theirs = with_lora(**options)
+    ours = fastenc.patch(copy.deepcopy(theirs))
+    batch = padded_batch("bert")
+    with torch.no_grad():
+        if "use_dora" in options:
+            with pytest.warns(UserWarning, match=r"the LoRA of .*query is a variant \(DoraLinear"):
+                found = ours(**batch)
+        else:
+            found = ours(**batch)
+        assert_same_outputs(found, theirs(**batch), batch["attention_mask"])
+
+
+def test_gradient_checkpointing_with_a_frozen_model():
+    theirs = with_lora()
+    ours = fastenc.patch(copy.deepcopy(theirs))
+    for m in (ours, theirs):
+        m.gradient_checkpointing_enable() if hasattr(m, "gradient_checkpointing_enable") else None
+        m.enable_input_require_grads()
+        for module in m.modules():
+            if isinstance(module, torch.nn.Dropout):
+                module.p = 0.0
+        m.train()
+    batch, labels = padded_batch("bert"), torch.tensor([0, 1, 1, 0])
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="fastenc")
+        for m in (ours, theirs):
+            m(**batch, labels=labels).loss.backward()
+    assert_same_gradients(ours, theirs)

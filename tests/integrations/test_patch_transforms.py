@@ -1,0 +1,139 @@
+"""Patched models under torch.compile, tracing, function transforms, fake tensors and the FLOP counter."""
+
+import copy
+import warnings
+
+import pytest
+import torch
+from torch._subclasses import FakeTensorMode
+from torch.func import functional_call
+from torch.utils.flop_counter import FlopCounterMode
+
+import fastenc
+from fastenc import DataCollatorWithSeqlens
+from tests.helpers.extension import needs_cpp
+from tests.helpers.families import model, padded_batch
+from tests.helpers.patching import assert_same_outputs
+
+pytestmark = needs_cpp
+
+
+def pair(task="Model", **changes):
+    theirs = model("bert", task, **changes)
+    return fastenc.patch(copy.deepcopy(theirs)), theirs
+
+
+@pytest.mark.parametrize("task", ["Model", "ForMaskedLM", "ForSequenceClassification"])
+def test_compile_of_one_graph_says_nothing(task):
+    ours, theirs = pair(task)
+    batch = padded_batch("bert")
+    compiled = torch.compile(ours, backend="eager", fullgraph=True)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.filterwarnings("error", message="fastenc")
+        for call in (batch, DataCollatorWithSeqlens(dict)(batch)):
+            found = compiled(**call)
+        assert_same_outputs(found, theirs(**batch), batch["attention_mask"])
+
+
+def loss_of(m, batch):
+    return lambda parameters: functional_call(m, parameters, (), batch)[0].square().mean()
+
+
+def test_gradients_of_functions():
+    ours, theirs = pair("ForSequenceClassification")
+    batch = padded_batch("bert")
+    detached = lambda m: {name: p.detach() for name, p in m.named_parameters()}
+    with pytest.warns(UserWarning, match="inside a function transform"):
+        found = torch.func.grad(loss_of(ours, batch))(detached(ours))
+    expected = torch.func.grad(loss_of(theirs, batch))(detached(theirs))
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, rtol=1e-4, atol=1e-6)
+
+
+def test_directional_derivatives():
+    ours, theirs = (
+        m.set_attn_implementation("eager") or m for m in pair("ForSequenceClassification")
+    )
+    batch = padded_batch("bert")
+    results = []
+    for m in (ours, theirs):
+        parameters = {name: p.detach() for name, p in m.named_parameters()}
+        tangents = {name: torch.ones_like(p) for name, p in parameters.items()}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            results.append(torch.func.jvp(loss_of(m, batch), (parameters,), (tangents,)))
+            with torch.autograd.forward_ad.dual_level():
+                dual = {
+                    name: torch.autograd.forward_ad.make_dual(p, tangents[name])
+                    for name, p in parameters.items()
+                }
+                loss = loss_of(m, batch)(dual)
+                results.append(torch.autograd.forward_ad.unpack_dual(loss))
+    for found, expected in zip(results[:2], results[2:], strict=True):
+        for a, b in zip(found, expected, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_vmap_over_models():
+    """An ensemble: one call of two models' stacked weights."""
+    ours, theirs = (
+        m.set_attn_implementation("eager") or m for m in pair("ForSequenceClassification")
+    )
+    batch = padded_batch("bert", (12, 12))
+    del batch["attention_mask"]
+    results = []
+    for m in (ours, theirs):
+        stacked = {
+            name: torch.stack([p.detach(), 0.5 * p.detach()]) for name, p in m.named_parameters()
+        }
+        call = lambda parameters, m=m: functional_call(m, parameters, (), batch)[0]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            results.append(torch.vmap(call)(stacked))
+    torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("task", ["Model", "ForMaskedLM", "ForSequenceClassification"])
+def test_fake_tensors(task):
+    ours, theirs = pair(task)
+    batch = padded_batch("bert")
+    shapes = []
+    for m in (ours, theirs):
+        with FakeTensorMode(allow_non_fake_inputs=True) as mode, warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            fake = {name: mode.from_tensor(value) for name, value in batch.items()}
+            shapes.append(m(**fake)[0].shape)
+    assert shapes[0] == shapes[1]
+
+
+def test_tracing():
+    ours, theirs = pair(attn_implementation="eager")
+    batch = padded_batch("bert")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        traced = torch.jit.trace(ours, (batch["input_ids"], batch["attention_mask"]), strict=False)
+    with torch.no_grad():
+        found = traced(batch["input_ids"], batch["attention_mask"])["last_hidden_state"]
+        expected = theirs(batch["input_ids"], batch["attention_mask"]).last_hidden_state
+    real = batch["attention_mask"].bool()
+    torch.testing.assert_close(found[real], expected[real], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("lengths", [(30,) * 12, (7,)])
+def test_flops_are_those_of_the_products(training, lengths):
+    """Without padding the products are those of the model itself, which the counter knows."""
+    ours, theirs = pair("ForMaskedLM", hidden_size=64, num_attention_heads=4)
+    theirs.set_attn_implementation("eager")
+    batch = padded_batch("bert", lengths)
+    batch["labels"] = batch["input_ids"]
+    counts = []
+    for m in (ours, theirs):
+        with torch.set_grad_enabled(training), FlopCounterMode(display=False) as counter:
+            loss = m(**batch).loss
+            if training:
+                loss.backward()
+        counts.append(counter.get_total_flops())
+    # Our backward forms the scores again, in each of the two layers.
+    again = 2 * 2 * 64 * sum(length**2 for length in lengths) if training else 0
+    assert counts[0] == counts[1] + again

@@ -1,0 +1,109 @@
+"""A layer without gradients on packed weights, beside torch's own functions."""
+
+import pytest
+import torch
+
+from fastenc.nn import packed_inference
+from fastenc.nn.layer import run_single_ops
+from fastenc.nn.packed_inference import pack, run_packed, unsupported_reason
+from fastenc.ops import _gemm
+from fastenc.testing import assert_within_budget
+from tests.helpers.attention_cases import EDGE_LENGTHS
+from tests.helpers.extension import needs_cpp
+from tests.helpers.layers import KINDS, Layer, kind, widened
+
+pytestmark = needs_cpp
+EVERY_KIND = pytest.mark.parametrize("name", KINDS)
+MANY = (20,) * 20
+
+
+@pytest.fixture(params=[1, 3])
+def threads(request):
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def emulated(monkeypatch):
+    """A processor that computes bfloat16 products by conversion."""
+    monkeypatch.setattr(_gemm, "emulates_bfloat16", lambda: True)
+
+
+def check(layer, **options):
+    with torch.no_grad():
+        results = layer.run(run_packed, **options)
+        plain, truth = layer.plain(), layer.plain(widened(layer.values))
+    for ours, theirs, exact in zip(results, plain, truth, strict=True):
+        assert ours.dtype == theirs.dtype
+        assert_within_budget(ours, theirs, exact)
+
+
+@EVERY_KIND
+@pytest.mark.parametrize("frozen", [False, True], ids=["packed in the call", "packed before"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("lengths", [MANY, (130, 7, 250)], ids=["many", "long"])
+def test_every_kind(name, frozen, dtype, lengths, emulated):
+    layer = Layer(KINDS[name], lengths, dtype)
+    check(layer, packed=pack(layer.weights()) if frozen else None)
+
+
+# 336 is more than the kernel keeps at a time, and no whole number of panels.
+@pytest.mark.parametrize(
+    ("activation", "inner", "gated"),
+    [("gelu", 96, False), ("gelu", 336, False), ("gelu_tanh", 336, False), ("silu", 336, True)],
+)
+@pytest.mark.parametrize(
+    "lengths", [EDGE_LENGTHS, (1,), (0,), (130, 7, 250), (3,) * 150, (0, 90, 0, 0, 40, 1, 0)]
+)
+def test_widths_and_lengths(lengths, activation, inner, gated, instruction_set, threads):
+    check(Layer(kind(activation, inner=inner, gated=gated), lengths))
+
+
+def test_rows_do_not_depend_on_those_beside_them(monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)  # sequences are shared out either way
+    layer = Layer(KINDS["bert"], (130, 7, 250), grad=False)
+    (whole,) = layer.run(run_packed)
+    layer.values["x"], layer.offsets = layer.values["x"][130:137], layer.offsets.new_tensor([0, 7])
+    layer.longest = 7
+    (alone,) = layer.run(run_packed)
+    assert torch.equal(whole[130:137], alone)
+
+
+@EVERY_KIND
+def test_agrees_with_single_ops(name):
+    layer = Layer(KINDS[name], MANY, grad=False)
+    for ours, theirs in zip(layer.run(run_packed), layer.run(run_single_ops), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
+def reason(layer, **options):
+    with torch.no_grad():
+        return unsupported_reason(*layer.call(), **options)
+
+
+def test_what_it_cannot_take_it_says(monkeypatch):
+    monkeypatch.setattr(_gemm, "has_vectors", lambda: True)
+    monkeypatch.setattr(_gemm, "emulates_bfloat16", lambda: False)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    layer = Layer(KINDS["bert"], MANY)
+    assert reason(layer) is None
+    assert unsupported_reason(*layer.call()) == "gradients are on"
+    assert "multiples of 16" in reason(Layer(kind(inner=40), MANY))
+    assert "float64" in reason(Layer(KINDS["bert"], MANY, torch.float64))
+    assert "multiplies bfloat16 faster" in reason(Layer(KINDS["bert"], MANY, torch.bfloat16))
+    few = Layer(KINDS["bert"], (20, 20))
+    assert "fewer than 192 rows" in reason(few)
+    assert reason(few, packed=pack(few.weights())) is None
+    monkeypatch.setattr(packed_inference, "packed_is_faster", lambda: False)
+    assert "AVX2" in reason(layer)
+
+
+@pytest.mark.parametrize("name", ["up", "down", "out_norm", "attention_norm"])
+def test_weights_of_another_size_are_refused(name):
+    layer = Layer(KINDS["bert"], MANY, grad=False)
+    wrong = layer.values[name][..., :32]
+    layer.values[name] = wrong
+    with pytest.raises(RuntimeError, match="encoder_layer"):
+        layer.run(run_packed)
