@@ -74,7 +74,7 @@ const float* checked_vector(const FloatVector& values, const std::optional<Tenso
 Tensor attention(
     Tensor x, std::vector<Tensor> qkv, std::optional<Tensor> qkv_bias, bool packed, Tensor cu_seqlens,
     int64_t max_seqlen, int64_t num_heads, int64_t head_dim, double scale, std::optional<Tensor> relative_bias,
-    int64_t window_left, int64_t window_right) {
+    std::optional<Tensor> rotary, int64_t window_left, int64_t window_right) {
   x = as_contiguous(x);
   const auto* x_rows = checked_rows(x, x.scalar_type());
   STD_TORCH_CHECK(
@@ -97,6 +97,12 @@ Tensor attention(
       !relative_bias || (relative_bias->dim() == 2 && relative_bias->size(0) == num_heads),
       "encoder_layer: relative_bias must be (num_heads, 2 * R + 1)");
   layer.terms.relative_bias = relative_values.data();
+  const FloatVector rotary_values(rotary);
+  STD_TORCH_CHECK(
+      !rotary || (rotary->dim() == 2 && rotary->size(0) >= max_seqlen && rotary->size(1) <= head_dim),
+      "encoder_layer: rotary must be (positions, rotary_dim)");
+  layer.terms.rotary = rotary_values.data();
+  layer.terms.rotary_dim = rotary ? rotary->size(1) : 0;
   layer.terms.relative_radius = relative_bias ? relative_bias->size(1) / 2 : 0;
   layer.offsets = checked_offsets(cu_seqlens, rows, max_seqlen);
   layer.max_seqlen = max_seqlen;

@@ -153,9 +153,9 @@ class _Attention(torch.autograd.Function):
         qkv = gemm(x, qkv_weight.t(), None if qkv_bias is None else qkv_bias.to(x.dtype))
         qkv = qkv.view(x.shape[0], 3, spec.num_heads, spec.head_dim)
         rng_state, dropout_p = _draw(x, dropout.attention)
-        rotary = () if inputs.rotary is None else (inputs.rotary,)
-        ctx.has_rotary = bool(rotary)
-        tensors = (inputs.cu_seqlens, None, rng_state, None, relative_bias, None, *rotary)
+        bias = None if relative_bias is None else relative_bias.float()
+        tensors = (inputs.cu_seqlens, None, rng_state, None, bias, None, inputs.rotary)
+        ctx.bias_dtype = None if relative_bias is None else relative_bias.dtype
         longest = inputs.max_seqlen
         ctx.attention = (longest, longest, dropout_p, spec.scale, *spec.window)
         attended, lse = torch.ops.fastenc.attention_fwd(*qkv.unbind(1), *tensors, *ctx.attention)
@@ -222,7 +222,7 @@ class _Attention(torch.autograd.Function):
             dx,
             dresidual,
             *weights,
-            drelative_bias if needs_relative_bias else None,
+            drelative_bias.to(ctx.bias_dtype) if needs_relative_bias else None,
             *(None,) * 4,
         )
 

@@ -2,7 +2,6 @@
 
 import math
 from functools import partial
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -114,7 +113,6 @@ def _attend(
         prefix = F.pad(prefix, (0, 0, 0, 0, 1, 0))
         qkv, cu_seqlens, rows = prepend_rows(qkv, cu_seqlens, prefix)
         max_seqlen += prefix.shape[0]
-    rotary: dict[str, Any] = {} if inputs.rotary is None else {"rotary": inputs.rotary}
     attended = attention(
         qkv,
         cu_seqlens,
@@ -123,7 +121,7 @@ def _attend(
         softmax_scale=spec.scale,
         window_size=spec.window,
         relative_bias=inputs.relative_bias,
-        **rotary,
+        rotary=inputs.rotary,
     )
     return (attended if rows is None else attended[rows]).flatten(1)
 

@@ -4,7 +4,7 @@ The weights are packed in each call, into memory that the thread keeps: nothing 
 call. :func:`fastenc.freeze` packs them once, on the user's promise that they do not change.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -121,7 +121,7 @@ def run_packed(
     x = state.x
     given = lambda name, plain: [getattr(packed, name)] if packed is not None else list(plain)
     check_cu_seqlens(inputs.cu_seqlens, x.shape[0], inputs.max_seqlen)
-    if inputs.rotary is None and _shares_sequences(x, inputs.max_seqlen):
+    if _shares_sequences(x, inputs.max_seqlen):
         attended = torch.ops.fastenc.encoder_layer_attention(
             x,
             given("qkv", w.qkv_weights),
@@ -133,6 +133,7 @@ def run_packed(
             a.head_dim,
             a.scale,
             inputs.relative_bias,
+            inputs.rotary,
             *a.window,
         )
     else:
@@ -182,7 +183,6 @@ def _attend(
         qkv = _gemm.gemm_packed(x.float(), packed.qkv, bias, columns)
     else:
         qkv = torch.ops.fastenc.gemm(x, stack(w.qkv_weights).t(), bias)
-    rotary: dict[str, Any] = {} if inputs.rotary is None else {"rotary": inputs.rotary}
     attended = attention_op(
         qkv.view(x.shape[0], 3, a.num_heads, a.head_dim),
         inputs.cu_seqlens,
@@ -190,6 +190,6 @@ def _attend(
         softmax_scale=a.scale,
         window_size=a.window,
         relative_bias=inputs.relative_bias,
-        **rotary,
+        rotary=inputs.rotary,
     )
     return attended.flatten(1).float()

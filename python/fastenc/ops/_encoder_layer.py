@@ -25,7 +25,8 @@ def _fake_after_attention(attended, residual, *arguments):
 # attended = Attention(x W_qkv + b_qkv), float32 (total_tokens, num_heads * head_dim); x float32 or bfloat16.
 _library.define(
     "encoder_layer_attention(Tensor x, Tensor[] qkv, Tensor? qkv_bias, bool packed, Tensor cu_seqlens, int max_seqlen,"
-    " int num_heads, int head_dim, float scale, Tensor? relative_bias, int window_left, int window_right) -> Tensor",
+    " int num_heads, int head_dim, float scale, Tensor? relative_bias, Tensor? rotary, int window_left,"
+    " int window_right) -> Tensor",
     _fake_attention,
 )
 # s = residual + attended W_out + b_out, h = Norm(s), y = Norm(r + FFN(h)); post-norm: r = h, and the second result is

@@ -1,7 +1,7 @@
 """Bytes and FLOPs of the ops that a step dispatches, and of a model by its sizes.
 
 An op's bytes are those of its distinct inputs and of its outputs, counted once each; views and allocations move none.
-FLOPs are those of matrix products, by torch's formulas and, for the project's ops, by those of :mod:`fastenc.ops._flops`.
+FLOPs are those of matrix products, by torch's formulas and those of :mod:`fastenc.ops._flops`.
 """
 
 import math
