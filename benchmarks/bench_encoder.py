@@ -13,14 +13,14 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from fastenc.nn.prepacked_linear import PrepackedLinear
 from torch import Tensor
 
 from benchmarks._harness import ON_GPU, compare, run_parts
 from benchmarks._peers import OnnxRuntime, OpenVino, export_onnx, hugging_face, padded
-from fastenc import patch
+from fastenc import freeze, patch
 from fastenc.demo.checkpoint import minilm_folder
 from fastenc.models import Encoder
+from fastenc.ops._gemm import gemm_packed, pack_weight
 from fastenc.packing import pack_sequences
 
 BATCH = 32
@@ -53,11 +53,11 @@ def batches(sequences, by_length):
 
 
 class Products:
-    """The matrix products of every layer, without anything between them, from reordered weights."""
+    """The matrix products of every layer, without anything between them, from weights packed before."""
 
     def __init__(self, encoder: Encoder):
         layers = [(a.qkv, a.attention_out, a.up, a.down) for a in encoder.layers]
-        self.layers = [[(linear, PrepackedLinear()) for linear in layer] for layer in layers]
+        self.layers = [[(each, pack_weight(each.weight)) for each in layer] for layer in layers]
 
     def __call__(self, tokens: int) -> None:
         x = torch.zeros(tokens, HIDDEN)
@@ -66,8 +66,8 @@ class Products:
             x = self._product(down, self._product(up, self._product(out, x)))
 
     def _product(self, layer, x: Tensor) -> Tensor:
-        linear, prepacked = layer
-        return prepacked(x, (linear.weight,), (linear.bias,))
+        linear, packed = layer
+        return gemm_packed(x, packed, linear.bias, linear.out_features)
 
 
 def main() -> None:
@@ -91,6 +91,11 @@ def main() -> None:
     model_bf16 = hugging_face(folder).bfloat16()
     patched = patch(hugging_face(folder))
     ours = Encoder.from_pretrained(folder).eval()
+    # Weights packed before, in the place of in every call.
+    frozen, patched_frozen = (
+        freeze(Encoder.from_pretrained(folder)),
+        freeze(patch(hugging_face(folder))),
+    )
     products = Products(ours)
     ours_bf16 = Encoder.from_pretrained(folder, dtype=torch.bfloat16).eval()
     with tempfile.TemporaryDirectory() as scratch:
@@ -128,7 +133,11 @@ def main() -> None:
             "Hugging Face, patched by fastenc": run_padded(
                 lambda x: patched(**x).last_hidden_state, plain
             ),
+            "Hugging Face, patched and frozen": run_padded(
+                lambda x: patched_frozen(**x).last_hidden_state, plain
+            ),
             "fastenc": run_packed(ours, packed),
+            "fastenc, frozen": run_packed(frozen, packed),
             "fastenc, sorted": run_packed(ours, packed_by_length),
             "Hugging Face sdpa bf16, sorted": run_padded(hf_bf16, by_length),
             "OpenVINO bf16, sorted": run_padded(openvino_bf16, by_length),

@@ -73,7 +73,7 @@ stage tests_tuned 560 tables "$PYTEST $XDIST tests/*/test_*_triton.py"
 stage tests_tuned_binaries 560 tables "$PYTEST tests/triton/test_triton_binaries.py -k 'budget and $GPU'"
 for file in benchmarks/bench_*.py; do
   name=$(basename "$file" .py)
-  case ${name#bench_} in models | encoder | matmul | mlm_step) ;; # one stage a model below; the others are for CPUs
+  case ${name#bench_} in models | encoder | gemm | mlm_step) ;; # one stage a model below; the others are for CPUs
     attention) for part in plain variants; do stage "${name}_$part" 560 gpu "$PYTHON -m benchmarks.$name $part"; done ;;
     *) stage "$name" 560 gpu "$PYTHON -m benchmarks.$name" ;;
   esac

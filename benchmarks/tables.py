@@ -389,7 +389,7 @@ SECTIONS = {
     "attention_variants": ops(
         "Attention with a window, with biases, and to other keys", "attention"
     ),
-    "matmul": ops("Float32 products and their gradients", "matmul"),
+    "gemm": ops("Float32 products and their gradients", "gemm"),
     "layer_norm": ops("LayerNorm(residual + x + bias) and RMSNorm(x)", "layer_norm"),
     "bias_gelu": ops("GELU(x + bias)", "bias_gelu"),
     "bias_glu": ops("GeGLU and SwiGLU of x + bias", "bias_glu"),

@@ -10,7 +10,7 @@ from torch import Tensor
 from fastenc.analysis.states import inner_tokens, visit_texts
 from fastenc.models.word_vectors import visit_states
 from fastenc.ops import head_statistics
-from fastenc.ops._matmul import linear
+from fastenc.ops._gemm import linear
 from fastenc.ops.head_statistics import NAMES, HeadStatistics
 from fastenc.packing import PackedBatch
 
@@ -87,7 +87,14 @@ def _statistics(
     targets: Tensor | None = None,
     skip_ends: bool = False,
 ) -> HeadStatistics:
-    """Of a layer, from its input."""
+    """Of a layer, from its input. Raises: ValueError where scores are more than products of q and k."""
+    spec = encoder.specs[layer]
+    plain = not (spec.pre_norm or encoder.rotary[layer] or encoder.relative_bias is not None)
+    if not plain or spec.attention.window != (-1, -1):
+        raise ValueError(
+            f"what heads look at is measured in post-norm layers without rotary positions, relative biases and "
+            f"windows, got a {encoder.config.family} model: take one like BERT"
+        )
     heads, width = encoder.config.num_heads, encoder.config.hidden_size
     qkv = encoder.layers[layer].qkv
     both = linear(state, qkv.weight[: 2 * width], qkv.bias[: 2 * width])

@@ -25,7 +25,7 @@ def measure(name: str, rows: int, inner: int, columns: int) -> dict[str, dict]:
     bias, dy = torch.randn(columns), torch.randn(rows, columns)
     cases = {"y": (x, weight.t(), bias), "dx": (dy, weight, None), "dW": (dy.t(), x, None)}
     torchs = lambda a, b, bias: F.linear(a, b.t(), bias)
-    ours = torch.ops.fastenc.matmul
+    ours = torch.ops.fastenc.gemm
     results = {}
     for case, given in cases.items():
         a, b, added = given
@@ -54,7 +54,7 @@ def main() -> None:
         return
     sizes = ((name, rows, *size) for name, size in SIZES.items() for rows in ROWS)
     with torch.inference_mode():
-        run_parts("matmul", {f"{n}, {r}": partial(measure, n, r, *size) for n, r, *size in sizes})
+        run_parts("gemm", {f"{n}, {r}": partial(measure, n, r, *size) for n, r, *size in sizes})
 
 
 if __name__ == "__main__":
