@@ -1,6 +1,19 @@
 // One row at a time, in cache: h is formed once into scratch, then two passes over it for exact
 // statistics. The last width % kLanes columns go through zero-filled vectors.
 
+// Sum over a row's columns of term(column, count), in four sums: additions to a single one would wait for each other.
+template <class Term>
+FASTENC_INLINE Vec sum_of_columns(int64_t width, Term term) {
+  Vec sums[4] = {};
+  int64_t c = 0;
+  for (; c + 4 * kLanes <= width; c += 4 * kLanes)
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) sums[i] += term(c + i * kLanes, kLanes);
+  for (; c + kLanes <= width; c += kLanes) sums[0] += term(c, kLanes);
+  if (c < width) sums[1] += term(c, (int)(width - c));
+  return (sums[0] + sums[1]) + (sums[2] + sums[3]);
+}
+
 struct RowStatistics {
   float mean, rstd;
 };
@@ -8,12 +21,11 @@ struct RowStatistics {
 // Of a row in scratch whose sum is known.
 FASTENC_INLINE RowStatistics row_statistics(const float* h, Vec total, int64_t width, float eps, bool rms) {
   const float mean = rms ? 0.f : sum(total) / (float)width;
-  Vec squares{};
-  auto deviate = [&](int64_t c, int n) __attribute__((always_inline)) {
-    Vec d = load_n(h + c, n, mean) - mean;
-    squares += d * d;
+  auto squared = [&](int64_t c, int n) __attribute__((always_inline)) {
+    const Vec d = load_n(h + c, n, mean) - mean;
+    return d * d;
   };
-  FASTENC_FOR_COLUMNS(width, deviate);
+  const Vec squares = sum_of_columns(width, squared);
   return {mean, 1.f / __builtin_sqrtf(sum(squares) / (float)width + eps)};
 }
 
@@ -30,12 +42,17 @@ static void layer_norm_forward_rows(const LayerNormForward& a, int64_t begin, in
   const int64_t width = a.width;
   float* h = scratch;
   float* keep = scratch + dropout_room(width);
+  const bool fused = a.x_bias || a.residual || a.h || a.dropout.threshold;
   for (int64_t row = begin; row < end; ++row) {
     const T* x = (const T*)a.x + row * width;
     const T* residual = a.residual ? (const T*)a.residual + row * width : nullptr;
     T* y = (T*)a.y + row * width;
     if (a.dropout.threshold) dropout_scales(a.dropout, 0, (uint32_t)row, width, keep);
-    Vec total{};
+    auto widen_row = [&](int64_t c, int n) __attribute__((always_inline)) {
+      const Vec v = load_n(x + c, n);
+      store_n(h + c, v, n);
+      return v;
+    };
     auto form = [&](int64_t c, int n) __attribute__((always_inline)) {
       Vec v = load_n(x + c, n);
       if (a.x_bias) v += load_n(a.x_bias + c, n);
@@ -49,9 +66,9 @@ static void layer_norm_forward_rows(const LayerNormForward& a, int64_t begin, in
         v = load_n((const T*)a.h + row * width + c, n);  // statistics of what the backward will read
       }
       store_n(h + c, v, n);
-      total += v;
+      return v;
     };
-    FASTENC_FOR_COLUMNS(width, form);
+    const Vec total = fused ? sum_of_columns(width, form) : sum_of_columns(width, widen_row);
     const RowStatistics s = row_statistics(h, total, width, a.eps, a.rms);
     auto write = [&](int64_t c, int n) __attribute__((always_inline)) {
       store_n(y + c, normalised(h, s, a.weight, a.bias, c, n), n);
@@ -69,16 +86,28 @@ FASTENC_INLINE void layer_norm_backward_row(
     const T* dy, const T* h, RowStatistics s, const float* weight, bool rms, int64_t width, float* dweight,
     float* dbias, Write write) {
   Vec sum_g{}, sum_gx{};
-  auto reduce = [&](int64_t c, int n) __attribute__((always_inline)) {
+  auto reduce = [&](int64_t c, int n, Vec& total_g, Vec& total_gx) __attribute__((always_inline)) {
     Vec xhat = (load_n(h + c, n, s.mean) - s.mean) * s.rstd;
     Vec d = load_n(dy + c, n);
     Vec g = weight ? d * load_n(weight + c, n) : d;
-    sum_g += g;
-    sum_gx += g * xhat;
+    total_g += g;
+    total_gx += g * xhat;
     if (dweight) store_n(dweight + c, load_n(dweight + c, n) + d * xhat, n);
     if (dbias) store_n(dbias + c, load_n(dbias + c, n) + d, n);
   };
-  FASTENC_FOR_COLUMNS(width, reduce);
+  Vec odd_g{}, odd_gx{};  // additions to a single sum would wait for each other
+  int64_t column = 0;
+  for (; column + 2 * kLanes <= width; column += 2 * kLanes) {
+    reduce(column, kLanes, sum_g, sum_gx);
+    reduce(column + kLanes, kLanes, odd_g, odd_gx);
+  }
+  if (column + kLanes <= width) {
+    reduce(column, kLanes, sum_g, sum_gx);
+    column += kLanes;
+  }
+  if (column < width) reduce(column, (int)(width - column), odd_g, odd_gx);
+  sum_g += odd_g;
+  sum_gx += odd_gx;
   const float mean_g = rms ? 0.f : sum(sum_g) / (float)width;
   const float mean_gx = sum(sum_gx) / (float)width;
   auto form = [&](int64_t c, int n) __attribute__((always_inline)) {
