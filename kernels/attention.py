@@ -21,18 +21,20 @@ from fastenc.kernels.attention_relative import config as relative_config
 from fastenc.kernels.attention_relative import relative_bias_gradient
 from fastenc.kernels.attention_tile import (
     LOG2_E,
-    drop_keep,
     head_rows,
     load_keys,
+    load_row_keys,
     load_rows,
     load_statistics,
     score_gradients,
+    score_unit,
     sequence_bounds,
     sequence_keys,
     store_rows,
     tile_scores,
 )
-from fastenc.kernels.launch import tunable
+from fastenc.kernels.dropout import is_kept, load_rng, row_keys, spread
+from fastenc.kernels.launch import architecture, tunable
 from fastenc.kernels.rotary import rotary as rotated
 from fastenc.kernels.rotary import rotate_into
 from fastenc.kernels.run import run
@@ -62,22 +64,27 @@ def _visible_blocks(
 
 @triton.jit
 def _forward_blocks(
-    acc, peak, total, q, rows, tokens, start, stop, keys, biases, dropout, qk_scale,
+    acc, peak, total, q, rows, start, stop, keys, biases, dropout, qk_scale,
     D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
     WINDOW: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The online softmax over keys from start to stop."""
+    """The online softmax over keys from start to stop; acc lacks dropout's scale."""
+    query_keys, threshold, _ = dropout
+    unit = score_unit(qk_scale, biases, WINDOW)
     for place in tl.range(start, stop, BLOCK_N):
         columns = place + tl.arange(0, BLOCK_N)
         k, v = load_keys(keys, columns, MASKED, D, BLOCK_D)
-        s = tile_scores(q, k, rows, columns, keys[4], qk_scale, biases, WINDOW, MASKED, PRECISION)
-        new_peak = tl.maximum(peak, tl.max(s, 1))
+        s = tl.dot(q, k.T, input_precision=PRECISION)
+        s = tile_scores(
+            s, rows[:, None], columns[None, :], keys[4], qk_scale, biases, WINDOW, MASKED
+        )
+        new_peak = tl.maximum(peak, tl.max(s, 1) * unit)
         base = tl.where(new_peak == float("-inf"), 0.0, new_peak)  # of a row that saw no key yet
-        p = tl.math.exp2(s - base[:, None])
+        p = tl.math.exp2(s * unit - base[:, None])
         rescale = tl.math.exp2(peak - base)
         total = total * rescale + tl.sum(p, 1)
-        if dropout[0] is not None:
-            p *= drop_keep(tokens[:, None], columns[None, :], dropout)
+        if query_keys is not None:
+            p = tl.where(is_kept(query_keys, spread(columns)[None, :], threshold), p, 0.0)
         acc = tl.dot(p.to(v.dtype), v, acc * rescale[:, None], input_precision=PRECISION)
         peak = new_peak
     return acc, peak, total
@@ -128,7 +135,6 @@ def _attention_fwd_kernel(
         return
     first_k, length_k = sequence_bounds(cu_seqlens_k_ptr, sequence)
     shift = length_k - length_q
-    dropout = (rng_ptr, head, threshold, drop_scale)
     keys = sequence_keys(
         k_ptr, v_ptr, stride_k_token, stride_k_head, stride_v_token, stride_v_head, first_k, length_k, head
     )  # fmt: skip
@@ -136,6 +142,9 @@ def _attention_fwd_kernel(
     offs_m = start_m + tl.arange(0, BLOCK_M)
     mask_m = offs_m < length_q
     rows, tokens = offs_m + shift, first_q + offs_m
+    dropout = (None, threshold, drop_scale)
+    if rng_ptr is not None:
+        dropout = (row_keys(load_rng(rng_ptr), head, tokens[:, None]), threshold, drop_scale)
     q_base = head_rows(q_ptr, first_q, stride_q_token, head, stride_q_head)
     q = load_rows(q_base, offs_m, stride_q_token, mask_m, D, BLOCK_D)
     peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
@@ -146,35 +155,43 @@ def _attention_fwd_kernel(
     if not WINDOW:
         whole = length_k // BLOCK_N * BLOCK_N
         acc, peak, total = _forward_blocks(
-            acc, peak, total, q, rows, tokens, start, whole, keys, biases, dropout, qk_scale,
+            acc, peak, total, q, rows, start, whole, keys, biases, dropout, qk_scale,
             D, BLOCK_D, BLOCK_N, WINDOW, False, PRECISION,
         )  # fmt: skip
         start = whole
     acc, peak, total = _forward_blocks(
-        acc, peak, total, q, rows, tokens, start, stop, keys, biases, dropout, qk_scale,
+        acc, peak, total, q, rows, start, stop, keys, biases, dropout, qk_scale,
         D, BLOCK_D, BLOCK_N, WINDOW, True, PRECISION,
     )  # fmt: skip
     dead = total == 0.0
     total = tl.where(dead, 1.0, total)
     out_base = out_ptr + first_q.to(tl.int64) * (H * D) + head * D
+    if rng_ptr is not None:
+        acc *= drop_scale
     store_rows(out_base, offs_m, H * D, mask_m, acc / total[:, None], D, BLOCK_D)
     lse = tl.where(dead, float("-inf"), (peak + tl.math.log2(total)) / LOG2_E)
     tl.store(lse_ptr + head.to(tl.int64) * total_q + tokens, lse, mask=mask_m)
 
 
-@triton.jit(do_not_specialize=["total_q"])
+@triton.jit(do_not_specialize=["total_q", "size"])
 def _attention_delta_kernel(
     out_ptr,
     dout_ptr,
     dlse_ptr,  # (H, total_q), float32, or None
     delta_ptr,  # (H, total_q), float32
+    keys_ptr,  # (2, H, total_q), int32: the queries' keys of dropout; None without
+    rng_ptr,
     total_q,
+    size,  # H * total_q
     H: tl.constexpr,
     D: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_M: tl.constexpr,
 ):
-    """delta[h, i] = sum_d out[i, h, d] * dout[i, h, d] - dlse[h, i]; the sum is sum_j p_ij dp_ij, dropout included."""
+    """delta[h, i] = sum_d out[i, h, d] * dout[i, h, d] - dlse[h, i]; the sum is sum_j p_ij dp_ij, dropout included.
+
+    And the keys of dropout, which every block of keys would form again.
+    """
     head = tl.program_id(1)
     offs_m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     mask_m = offs_m < total_q
@@ -185,6 +202,10 @@ def _attention_delta_kernel(
     if dlse_ptr is not None:
         delta -= tl.load(dlse_ptr + places, mask=mask_m, other=0.0)
     tl.store(delta_ptr + places, delta, mask=mask_m)
+    if keys_ptr is not None:
+        first, second = row_keys(load_rng(rng_ptr), head, offs_m)
+        tl.store(keys_ptr + places, first.to(tl.int32, bitcast=True), mask=mask_m)
+        tl.store(keys_ptr + size + places, second.to(tl.int32, bitcast=True), mask=mask_m)
 
 
 @triton.jit(do_not_specialize=VARYING)
@@ -200,7 +221,7 @@ def _attention_bwd_kv_kernel(
     delta_ptr,
     cu_seqlens_q_ptr,
     cu_seqlens_k_ptr,
-    rng_ptr,
+    keys_ptr,  # (2, H, total_q), int32, or None
     alibi_ptr,
     relative_ptr,
     key_bias_ptr,
@@ -234,7 +255,6 @@ def _attention_bwd_kv_kernel(
         return
     first_q, length_q = sequence_bounds(cu_seqlens_q_ptr, sequence)
     shift = length_k - length_q
-    dropout = (rng_ptr, head, threshold, drop_scale)
     keys = sequence_keys(
         k_ptr, v_ptr, stride_k_token, stride_k_head, stride_v_token, stride_v_head, first_k, length_k, head
     )  # fmt: skip
@@ -244,6 +264,9 @@ def _attention_bwd_kv_kernel(
     q_base = head_rows(q_ptr, first_q, stride_q_token, head, stride_q_head)
     dout_base = dout_ptr + first_q.to(tl.int64) * (H * D) + head * D
     statistics = head.to(tl.int64) * total_q + first_q
+    size = H * total_q.to(tl.int64)
+    qk_scale = scale * LOG2_E
+    unit = score_unit(qk_scale, biases, WINDOW)
     dk = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
     dv = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
     start, stop = _visible_blocks(start_n - shift, length_q, right, left, BLOCK_M, BLOCK_N, WINDOW)
@@ -253,17 +276,23 @@ def _attention_bwd_kv_kernel(
         q = load_rows(q_base, offs_m, stride_q_token, mask_m, D, BLOCK_D)
         dout = load_rows(dout_base, offs_m, H * D, mask_m, D, BLOCK_D)
         lse, delta = load_statistics(lse_ptr + statistics, delta_ptr + statistics, offs_m, mask_m)
+        dropout = (None, threshold, drop_scale)
+        if keys_ptr is not None:
+            found = load_row_keys(keys_ptr + statistics, size, offs_m, mask_m)
+            dropout = ((found[0][None, :], found[1][None, :]), threshold, drop_scale)
+        # Keys by queries: what the next products take on their left stays in registers.
+        s = tl.dot(k, q.T, input_precision=PRECISION)
         s = tile_scores(
-            q, k, offs_m + shift, columns, length_k, scale * LOG2_E, biases, WINDOW, True, PRECISION
+            s, (offs_m + shift)[None, :], columns[:, None], length_k, qk_scale, biases, WINDOW, True
         )
-        p, ds = score_gradients(
-            s, v, dout, lse, delta, first_q + offs_m, columns, dropout, PRECISION
-        )
-        dv = tl.dot(p.to(dout.dtype).T, dout, dv, input_precision=PRECISION)
+        p = tl.math.exp2(s * unit - lse[None, :])
+        dp = tl.dot(v, dout.T, input_precision=PRECISION)
+        kept, ds = score_gradients(p, dp, delta[None, :], columns[:, None], dropout)
+        dv = tl.dot(kept.to(dout.dtype), dout, dv, input_precision=PRECISION)
         ds = ds.to(q.dtype)
-        dk = tl.dot(ds.T, q, dk, input_precision=PRECISION)
+        dk = tl.dot(ds, q, dk, input_precision=PRECISION)
         if wide_dq_ptr is not None:
-            dq = tl.dot(ds, k, input_precision=PRECISION) * scale
+            dq = tl.dot(ds.T, k, input_precision=PRECISION) * scale
             offs_d = tl.arange(0, BLOCK_D)
             pointers = (
                 wide_dq_ptr
@@ -274,21 +303,29 @@ def _attention_bwd_kv_kernel(
             tl.atomic_add(pointers, dq, mask=mask_m[:, None] & (offs_d < D)[None, :], sem="relaxed")
     grad_start = first_k.to(tl.int64) * stride_grad + head * D
     mask_n = columns < length_k
+    if keys_ptr is not None:
+        dv *= drop_scale
     store_rows(dk_ptr + grad_start, columns, stride_grad, mask_n, dk * scale, D, BLOCK_D)
     store_rows(dv_ptr + grad_start, columns, stride_grad, mask_n, dv, D, BLOCK_D)
 
 
 @triton.jit
 def _query_gradient_blocks(
-    dq, q, dout, lse, delta, rows, tokens, start, stop, keys, biases, dropout, qk_scale,
+    dq, q, dout, lse, delta, rows, start, stop, keys, biases, dropout, qk_scale,
     D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
     WINDOW: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
+    unit = score_unit(qk_scale, biases, WINDOW)
     for place in tl.range(start, stop, BLOCK_N):
         columns = place + tl.arange(0, BLOCK_N)
         k, v = load_keys(keys, columns, MASKED, D, BLOCK_D)
-        s = tile_scores(q, k, rows, columns, keys[4], qk_scale, biases, WINDOW, MASKED, PRECISION)
-        _, ds = score_gradients(s, v, dout, lse, delta, tokens, columns, dropout, PRECISION)
+        s = tl.dot(q, k.T, input_precision=PRECISION)
+        s = tile_scores(
+            s, rows[:, None], columns[None, :], keys[4], qk_scale, biases, WINDOW, MASKED
+        )
+        p = tl.math.exp2(s * unit - lse[:, None])
+        dp = tl.dot(dout, v.T, input_precision=PRECISION)
+        _, ds = score_gradients(p, dp, delta[:, None], columns[None, :], dropout)
         dq = tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION)
     return dq
 
@@ -304,7 +341,7 @@ def _attention_bwd_q_kernel(
     delta_ptr,
     cu_seqlens_q_ptr,
     cu_seqlens_k_ptr,
-    rng_ptr,
+    keys_ptr,
     alibi_ptr,
     relative_ptr,
     key_bias_ptr,
@@ -338,32 +375,35 @@ def _attention_bwd_q_kernel(
         return
     first_k, length_k = sequence_bounds(cu_seqlens_k_ptr, sequence)
     shift = length_k - length_q
-    dropout = (rng_ptr, head, threshold, drop_scale)
     keys = sequence_keys(
         k_ptr, v_ptr, stride_k_token, stride_k_head, stride_v_token, stride_v_head, first_k, length_k, head
     )  # fmt: skip
     biases = (alibi_ptr, relative_ptr, key_bias_ptr, span, left, right, head, first_k)
     offs_m = start_m + tl.arange(0, BLOCK_M)
     mask_m = offs_m < length_q
-    rows, tokens = offs_m + shift, first_q + offs_m
+    rows = offs_m + shift
     q_base = head_rows(q_ptr, first_q, stride_q_token, head, stride_q_head)
     dout_base = dout_ptr + first_q.to(tl.int64) * (H * D) + head * D
     statistics = head.to(tl.int64) * total_q + first_q
     q = load_rows(q_base, offs_m, stride_q_token, mask_m, D, BLOCK_D)
     dout = load_rows(dout_base, offs_m, H * D, mask_m, D, BLOCK_D)
     lse, delta = load_statistics(lse_ptr + statistics, delta_ptr + statistics, offs_m, mask_m)
+    dropout = (None, threshold, drop_scale)
+    if keys_ptr is not None:
+        found = load_row_keys(keys_ptr + statistics, H * total_q.to(tl.int64), offs_m, mask_m)
+        dropout = ((found[0][:, None], found[1][:, None]), threshold, drop_scale)
     dq = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     start, stop = _visible_blocks(start_m + shift, length_k, left, right, BLOCK_N, BLOCK_M, WINDOW)
     qk_scale = scale * LOG2_E
     if not WINDOW:
         whole = length_k // BLOCK_N * BLOCK_N
         dq = _query_gradient_blocks(
-            dq, q, dout, lse, delta, rows, tokens, start, whole, keys, biases, dropout, qk_scale,
+            dq, q, dout, lse, delta, rows, start, whole, keys, biases, dropout, qk_scale,
             D, BLOCK_D, BLOCK_N, WINDOW, False, PRECISION,
         )  # fmt: skip
         start = whole
     dq = _query_gradient_blocks(
-        dq, q, dout, lse, delta, rows, tokens, start, stop, keys, biases, dropout, qk_scale,
+        dq, q, dout, lse, delta, rows, start, stop, keys, biases, dropout, qk_scale,
         D, BLOCK_D, BLOCK_N, WINDOW, True, PRECISION,
     )  # fmt: skip
     grad_base = dq_ptr + first_q.to(tl.int64) * stride_grad + head * D
@@ -378,13 +418,16 @@ def _attention_bwd_q_kernel(
     num_warps=(4, 8),
     num_stages=(1, 2, 3, 4),
 )
-def config(kernel: str, head_dim: int, precision: str, biased: bool) -> dict:
+def config(kernel: str, head_dim: int, precision: str, biased: bool, warp_groups: bool) -> dict:
     """Launch parameters of "forward", "backward_kv" or "backward_q" where no table has better ones.
 
-    precision: "half" or that of float32's products; biased: with a window or a bias.
-    64 query rows take 4 warps: 8 would form each softmax twice. The kv kernel keeps two accumulators and five operands,
-    so it takes 32 rows at a time; 64 spilled up to 800 bytes a thread.
+    precision: "half" or that of float32's products; biased: with a window or a bias; warp_groups: the device multiplies
+    by groups of four warps, which takes 64 rows on either side of a tile.
+    64 query rows take 4 warps: 8 would form each softmax twice. Elsewhere the kv kernel, which keeps two accumulators
+    and five operands, takes 32 rows at a time; 64 spill.
     """
+    if warp_groups and precision == "half" and head_dim <= 64 and not biased:
+        return _launch(64, 128 if kernel == "forward" else 64, 4)
     if precision == "ieee":
         # Fused multiply-adds instead of matrix instructions: larger tiles spill.
         if kernel == "backward_kv":
@@ -412,9 +455,10 @@ def _config(kernel: str, max_seqlen: int, arguments: dict) -> dict:
         arguments["D"],
         _precision(arguments),
         _biased(arguments),
+        architecture(arguments["q_ptr"].device) == "sm_90",
         like=arguments["q_ptr"],
         max_seqlen=max_seqlen,
-        dropout=arguments["rng_ptr"] is not None,
+        dropout=arguments["threshold"] > 0,
     )
 
 
@@ -434,6 +478,7 @@ def _is_short(max_seqlen: int, cu_seqlens_k: Tensor | None, arguments: dict) -> 
         and cu_seqlens_k is None
         and arguments["q_ptr"].element_size() == 2
         and not _biased(arguments)
+        and arguments["scale"] > 0
     )
 
 
@@ -588,7 +633,9 @@ def _backward(
         attention_short.backward(dout, dq, dk, dv, max_seqlen_q, arguments)
         return (*results, nothing())
     delta = torch.empty_like(lse)
-    arguments |= {"dout_ptr": dout, "lse_ptr": lse, "delta_ptr": delta}
+    rng_state = arguments.pop("rng_ptr")
+    keys = None if rng_state is None else q.new_empty((2, *lse.shape), dtype=torch.int32)
+    arguments |= {"dout_ptr": dout, "lse_ptr": lse, "delta_ptr": delta, "keys_ptr": keys}
     (total_q, heads, head_dim), batch = q.shape, call[0].shape[0] - 1
     if total_q and heads:
         run(
@@ -598,7 +645,10 @@ def _backward(
             dout,
             _contiguous(dlse),
             delta,
+            keys,
+            rng_state,
             total_q,
+            delta.numel(),
             **{name: arguments[name] for name in ("H", "D", "BLOCK_D")},
             BLOCK_M=64,
             num_warps=4,
@@ -644,7 +694,6 @@ def _backward(
         max_seqlen_k,
         batch=batch,
         launch=relative_config(head_dim, _precision(arguments)),
-        SAME_LENGTHS=call[1] is None,
         **arguments,
     )
     return (*results, drelative_bias)

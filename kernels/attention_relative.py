@@ -14,6 +14,7 @@ import triton.language as tl
 from fastenc.kernels.attention_tile import (
     LOG2_E,
     head_rows,
+    load_row_keys,
     load_rows,
     load_statistics,
     score_gradients,
@@ -40,7 +41,7 @@ def _attention_bwd_relative_kernel(
     delta_ptr,  # (H, total_q), float32
     cu_seqlens_q_ptr,
     cu_seqlens_k_ptr,
-    rng_ptr,
+    keys_ptr,  # (2, H, total_q), int32: the queries' keys of dropout, or None
     alibi_ptr,
     relative_ptr,
     key_bias_ptr,
@@ -64,20 +65,17 @@ def _attention_bwd_relative_kernel(
     BLOCK_D: tl.constexpr,
     BLOCK: tl.constexpr,
     WINDOW: tl.constexpr,
-    SAME_LENGTHS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """partial[..., 0, c]: sums for distance (band - 1) * BLOCK + c; partial[..., 1, c]: for band * BLOCK + c."""
     chunk, head = tl.program_id(1), tl.program_id(2)
     band = first_band + tl.program_id(0)
-    dropout = (rng_ptr, head, threshold, drop_scale)
     places = tl.arange(0, BLOCK)
     sums = tl.zeros([BLOCK, BLOCK], tl.float32)
     for sequence in tl.range(chunk, batch, tl.num_programs(1)):
         first_q, length_q = sequence_bounds(cu_seqlens_q_ptr, sequence)
         first_k, length_k = sequence_bounds(cu_seqlens_k_ptr, sequence)
-        # Not subtracted where it is known to be 0: dropout is cheap where the compiler sees that columns are aligned.
-        shift = 0 if SAME_LENGTHS else length_k - length_q
+        shift = length_k - length_q
         keys = sequence_keys(
             k_ptr,
             v_ptr,
@@ -110,21 +108,25 @@ def _attention_bwd_relative_kernel(
                 lse_ptr + statistics, delta_ptr + statistics, offs_m, mask_m
             )
             columns = tl.where(mask_n, offs_n, length_k)  # one that does not exist
+            s = tl.dot(q, k.T, input_precision=PRECISION)
             s = tile_scores(
-                q,
-                k,
-                offs_m + shift,
-                columns,
+                s,
+                (offs_m + shift)[:, None],
+                columns[None, :],
                 length_k,
                 scale * LOG2_E,
                 biases,
                 WINDOW,
                 True,
-                PRECISION,
             )
-            _, ds = score_gradients(
-                s, v, dout, lse, delta, first_q + offs_m, offs_n, dropout, PRECISION
-            )
+            p = tl.math.exp2(s - lse[:, None])  # a bias is there
+            dp = tl.dot(dout, v.T, input_precision=PRECISION)
+            dropout = (None, threshold, drop_scale)
+            if keys_ptr is not None:
+                size = H * total_q.to(tl.int64)
+                found = load_row_keys(keys_ptr + statistics, size, offs_m, mask_m)
+                dropout = ((found[0][:, None], found[1][:, None]), threshold, drop_scale)
+            _, ds = score_gradients(p, dp, delta[:, None], offs_n[None, :], dropout)
             sums += ds
     # Row m moved m places to the left: a column then holds distance c, or c - BLOCK in the rows that wrapped around.
     target = places[None, :] + places[:, None]

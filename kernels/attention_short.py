@@ -20,8 +20,8 @@ import triton
 import triton.language as tl
 from fastenc.kernels.attention_tile import LOG2_E, load_rows, store_rows
 from fastenc.kernels.device import shared_memory
-from fastenc.kernels.dropout import dropout_scale, load_rng
-from fastenc.kernels.launch import tunable
+from fastenc.kernels.dropout import is_kept, load_rng, row_keys, spread
+from fastenc.kernels.launch import architecture, tunable
 from fastenc.kernels.run import run
 from torch import Tensor
 
@@ -70,15 +70,21 @@ def _tile(starts_ptr, ends_ptr, total_tokens, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _probabilities(q, k, row_starts, starts, qk_scale, PRECISION: tl.constexpr):
-    """(probabilities, maxima and sums of exp2 of the scores); a row that is no token, with start -1, gets zeros."""
-    s = tl.dot(q, k.T, input_precision=PRECISION) * qk_scale
+def _softmax(q, k, row_starts, starts, qk_scale, PRECISION: tl.constexpr):
+    """(exp2 of the scores above their maxima, maxima, sums); a row that is no token, with start -1, gets zeros."""
+    s = tl.dot(q, k.T, input_precision=PRECISION)
     s = tl.where(row_starts[:, None] == starts[None, :], s, float("-inf"))
     exists = row_starts >= 0
-    peak = tl.where(exists, tl.max(s, 1), 0.0)
-    p = tl.math.exp2(s - peak[:, None])
-    total = tl.where(exists, tl.sum(p, 1), 1.0)
-    return p / total[:, None], peak, total
+    peak = tl.where(exists, tl.max(s, 1) * qk_scale, 0.0)
+    p = tl.math.exp2(s * qk_scale - peak[:, None])
+    return p, peak, tl.where(exists, tl.sum(p, 1), 1.0)
+
+
+@triton.jit
+def _is_kept(rng, head, tokens, row_starts, keys, threshold):
+    """(rows, keys); a column of the mask is a key's place in its sequence."""
+    columns = spread(keys)[None, :] - spread(row_starts)[:, None]
+    return is_kept(row_keys(rng, head, tokens[:, None]), columns, threshold)
 
 
 @triton.jit(do_not_specialize=["total_tokens", "threshold"])
@@ -125,11 +131,12 @@ def _attention_short_fwd_kernel(
         mask_m = tokens < last
         row_starts = tl.load(starts_ptr + tokens, mask=mask_m, other=-1)
         q = load_rows(q_ptr + wide_head * stride_q_head, tokens, stride_q_token, mask_m, D, BLOCK_D)
-        p, peak, total = _probabilities(q, k, row_starts, starts, scale * LOG2_E, PRECISION)
+        p, peak, total = _softmax(q, k, row_starts, starts, scale * LOG2_E, PRECISION)
+        factor = 1.0 / total
         if rng_ptr is not None:
-            columns = keys[None, :] - row_starts[:, None]
-            p *= dropout_scale(rng, head, tokens[:, None], columns, threshold, drop_scale)
-        out = tl.dot(p.to(v.dtype), v, input_precision=PRECISION)
+            p = tl.where(_is_kept(rng, head, tokens, row_starts, keys, threshold), p, 0.0)
+            factor *= drop_scale
+        out = tl.dot(p.to(v.dtype), v, input_precision=PRECISION) * factor[:, None]
         store_rows(out_ptr + head * D, tokens, H * D, mask_m, out, D, BLOCK_D)
         lse = (peak + tl.math.log2(total)) / LOG2_E
         tl.store(lse_ptr + head.to(tl.int64) * total_tokens + tokens, lse, mask=mask_m)
@@ -185,30 +192,37 @@ def _attention_short_bwd_kernel(
         row_starts = tl.load(starts_ptr + tokens, mask=mask_m, other=-1)
         q = load_rows(q_ptr + wide_head * stride_q_head, tokens, stride_q_token, mask_m, D, BLOCK_D)
         dout = load_rows(dout_ptr + head * D, tokens, H * D, mask_m, D, BLOCK_D)
-        p, _, _ = _probabilities(q, k, row_starts, starts, scale * LOG2_E, PRECISION)
+        p, _, total = _softmax(q, k, row_starts, starts, scale * LOG2_E, PRECISION)
+        p *= (1.0 / total)[:, None]
         dp = tl.dot(dout, v.T, input_precision=PRECISION)
         kept = p
         if rng_ptr is not None:
-            columns = keys[None, :] - row_starts[:, None]
-            keep = dropout_scale(rng, head, tokens[:, None], columns, threshold, drop_scale)
-            kept = p * keep
-            dp *= keep
+            keep = _is_kept(rng, head, tokens, row_starts, keys, threshold)
+            kept = tl.where(keep, p, 0.0)
+            dp = tl.where(keep, dp, 0.0) * drop_scale
         dv = tl.dot(kept.to(dout.dtype).T, dout, dv, input_precision=PRECISION)
         ds = (p * (dp - tl.sum(p * dp, 1)[:, None])).to(q.dtype)
         dk = tl.dot(ds.T, q, dk, input_precision=PRECISION)
         dq = tl.dot(ds, k, input_precision=PRECISION) * scale
         store_rows(dq_ptr + head * D, tokens, stride_grad, mask_m, dq, D, BLOCK_D)
     store_rows(dk_ptr + head * D, keys, stride_grad, valid, dk * scale, D, BLOCK_D)
+    if rng_ptr is not None:
+        dv *= drop_scale
     store_rows(dv_ptr + head * D, keys, stride_grad, valid, dv, D, BLOCK_D)
 
 
 @tunable("attention_short", bucketed=("max_seqlen",), ROWS=(16, 32, 64), num_warps=(4, 8, 16))
-def config(head_dim: int, max_seqlen: int, backward: bool) -> dict:
+def config(head_dim: int, max_seqlen: int, backward: bool, warp_groups: bool) -> dict:
     """Tiles of 64 tokens where every sequence fits in one: less of them is masked.
+
+    warp_groups: the device multiplies by groups of four warps, which takes 64 rows.
 
     As many query rows at a time as sm_80 takes without spills; the backward holds dk and dv beside them.
     """
     small = max_seqlen <= 64
+    if warp_groups and not backward and head_dim <= 64:
+        block = 64 if small else LONGEST
+        return {"BLOCK": block, "ROWS": 64, "num_warps": 4, "num_stages": 1}
     if head_dim <= 32 and (backward or not small):
         rows = 16  # narrow heads leave the compiler so much room that it unrolls past the registers
     elif backward:
@@ -269,6 +283,7 @@ def _launch(kernel, max_seqlen: int, arguments: dict, **own) -> None:
         arguments["D"],
         max_seqlen,
         kernel is _attention_short_bwd_kernel,
+        architecture(arguments["q_ptr"].device) == "sm_90",
         like=arguments["q_ptr"],
         dropout=arguments["rng_ptr"] is not None,
     )

@@ -1,16 +1,17 @@
-"""One tile of scores, queries by keys: what the attention kernels share.
+"""One tile of scores, queries by keys or keys by queries: what the attention kernels share.
 
-Scores are in units of log2 inside the kernels, for exp2. Arguments travel in tuples:
+Probabilities are exp2(score * unit - x), one multiply-add before the exponential: unit is the softmax scale * log2(e),
+or 1 where a bias has been added to scores in units of log2. Arguments travel in tuples:
 
     keys:     (k_base, v_base, stride_k_token, stride_v_token, length), from the sequence's first key
     biases:   (alibi_ptr, relative_ptr, key_bias_ptr, span, left, right, head, first key in the batch); a bias that is
               not there is None
-    dropout:  (rng_ptr or None, stream, threshold, drop_scale)
+    dropout:  (keys of the queries or None, threshold, drop_scale); keys are those of dropout.row_keys
 """
 
 import triton
 import triton.language as tl
-from fastenc.kernels.dropout import dropout_scale, load_rng
+from fastenc.kernels.dropout import is_kept, spread
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 
@@ -64,22 +65,33 @@ def load_keys(keys, columns, MASKED: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.
 
 
 @triton.jit
+def score_unit(qk_scale, biases, WINDOW: tl.constexpr):
+    """What tile_scores' results are multiplied by; not negative. qk_scale: softmax scale * log2(e)."""
+    alibi_ptr, relative_ptr, key_bias_ptr, _, _, _, _, _ = biases
+    unbiased: tl.constexpr = alibi_ptr is None and relative_ptr is None and key_bias_ptr is None
+    unit = qk_scale
+    if not unbiased or WINDOW:
+        unit = 1.0
+    return unit
+
+
+@triton.jit
 def tile_scores(
-    q,
-    k,
-    rows,  # of the queries, in the count of the sequence's keys
+    s,  # products of queries and keys
+    rows,  # of the queries, in the count of the sequence's keys; broadcasts with
     columns,  # of the keys
     length_k,
     qk_scale,
     biases,
     WINDOW: tl.constexpr,
     MASKED: tl.constexpr,  # whether columns may lie past the end
-    PRECISION: tl.constexpr,
 ):
-    """Scores in units of log2; -inf where a query does not see a key. qk_scale: softmax scale * log2(e)."""
+    """Scores / score_unit; -inf where a query does not see a key."""
     alibi_ptr, relative_ptr, key_bias_ptr, span, left, right, head, first_key = biases
-    s = tl.dot(q, k.T, input_precision=PRECISION) * qk_scale
-    distance = columns[None, :] - rows[:, None]
+    unbiased: tl.constexpr = alibi_ptr is None and relative_ptr is None and key_bias_ptr is None
+    if not unbiased or WINDOW:
+        s = s * qk_scale
+    distance = columns - rows
     if alibi_ptr is not None:
         s -= tl.load(alibi_ptr + head).to(tl.float32) * LOG2_E * tl.abs(distance).to(tl.float32)
     if relative_ptr is not None:
@@ -89,19 +101,12 @@ def tile_scores(
         bias = tl.load(
             key_bias_ptr + first_key + columns, mask=columns < length_k, other=float("-inf")
         )
-        s += (bias.to(tl.float32) * LOG2_E)[None, :]
+        s += bias.to(tl.float32) * LOG2_E
     elif MASKED:
-        s = tl.where((columns < length_k)[None, :], s, float("-inf"))
+        s = tl.where(columns < length_k, s, float("-inf"))
     if WINDOW:
         s = tl.where((distance >= -left) & (distance <= right), s, float("-inf"))
     return s
-
-
-@triton.jit
-def drop_keep(tokens, columns, dropout):
-    """Factors of dropout, 0 or drop_scale; tokens: the queries in the batch; columns: the keys in their sequence."""
-    rng_ptr, stream, threshold, drop_scale = dropout
-    return dropout_scale(load_rng(rng_ptr), stream, tokens, columns, threshold, drop_scale)
 
 
 @triton.jit
@@ -113,13 +118,24 @@ def load_statistics(lse_ptr, delta_ptr, rows, valid):
 
 
 @triton.jit
-def score_gradients(s, v, dout, lse, delta, tokens, columns, dropout, PRECISION: tl.constexpr):
-    """(probabilities after dropout, gradient of the scores) of a tile. delta: sum_j p_ij dp_ij - dlse_i of the rows."""
-    p = tl.math.exp2(s - lse[:, None])
-    dp = tl.dot(dout, v.T, input_precision=PRECISION)
+def load_row_keys(keys_ptr, size, rows, valid):
+    """Keys of dropout that the delta kernel stored, the second words `size` places behind the first."""
+    first = tl.load(keys_ptr + rows, mask=valid, other=0).to(tl.uint32, bitcast=True)
+    second = tl.load(keys_ptr + size + rows, mask=valid, other=0).to(tl.uint32, bitcast=True)
+    return first, second
+
+
+@triton.jit
+def score_gradients(p, dp, delta, columns, dropout):
+    """(probabilities after dropout / drop_scale, gradient of the scores) of a tile.
+
+    p: probabilities; dp: products of output gradients and values; delta: sum_j p_ij dp_ij - dlse_i of the queries. All
+    broadcast against each other, and dropout's keys with the columns.
+    """
+    query_keys, threshold, drop_scale = dropout
     kept = p
-    if dropout[0] is not None:
-        keep = drop_keep(tokens[:, None], columns[None, :], dropout)
-        kept = p * keep
-        dp *= keep
-    return kept, p * (dp - delta[:, None])
+    if query_keys is not None:
+        keep = is_kept(query_keys, spread(columns), threshold)
+        kept = tl.where(keep, p, 0.0)
+        dp = tl.where(keep, dp, 0.0) * drop_scale
+    return kept, p * (dp - delta)

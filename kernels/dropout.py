@@ -23,17 +23,17 @@ def row_keys(rng, stream, row):
 
 
 @triton.jit
-def is_kept(keys, column, threshold):
-    """Whether elements are kept; keys, by row_keys, and column broadcast against each other.
-
-    threshold: int32, an element is kept if its 16 bits are at least that.
-    """
-    h = (keys[0] ^ (column.to(tl.uint32) * 0x9E3779B1)) * 0x85EBCA6B
-    h = (h ^ (h >> 15) ^ keys[1]) * 0xC2B2AE35
-    return h >= (threshold.to(tl.uint32) << 16)
+def spread(column):
+    """A column's share of the hash; linear, modulo 2^32, so that differences of columns are differences of these."""
+    return column.to(tl.uint32) * 0x9E3779B1
 
 
 @triton.jit
-def dropout_scale(rng, stream, row, column, threshold, scale):
-    """scale or 0 for each element; row and column broadcast against each other."""
-    return tl.where(is_kept(row_keys(rng, stream, row), column, threshold), scale, 0.0)
+def is_kept(keys, spread_column, threshold):
+    """Whether elements are kept; keys, by row_keys, and spread columns broadcast against each other.
+
+    threshold: int32, an element is kept if its 16 bits are at least that.
+    """
+    h = (keys[0] ^ spread_column) * 0x85EBCA6B
+    h = (h ^ (h >> 15) ^ keys[1]) * 0xC2B2AE35
+    return h >= (threshold.to(tl.uint32) << 16)

@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 from fastenc.kernels import layer_norm
 from fastenc.kernels.device import persistent_programs
-from fastenc.kernels.dropout import is_kept, load_rng, row_keys
+from fastenc.kernels.dropout import is_kept, load_rng, row_keys, spread
 from fastenc.kernels.launch import tunable
 from fastenc.kernels.run import run
 from torch import Tensor
@@ -141,7 +141,7 @@ def _embedding_layer_norm_fwd_kernel(
         if HAS_BIAS:
             y += tl.load(bias_ptr + column, mask=mask, other=0.0).to(tl.float32)
         if HAS_DROPOUT:
-            y = tl.where(is_kept(keys, column, threshold), y * drop_scale, 0.0)
+            y = tl.where(is_kept(keys, spread(column), threshold), y * drop_scale, 0.0)
         place = row.to(tl.int64) * WIDTH + column
         tl.store(y_ptr + place, y.to(y_ptr.dtype.element_ty), mask=mask)
     if SAVE_STATISTICS:
@@ -211,7 +211,7 @@ def _embedding_layer_norm_bwd_kernel(
             # 0 where there is no element, and so is what it adds to any sum.
             dy = tl.load(dy_ptr + start + column, mask=mask, other=0.0).to(tl.float32)
             if HAS_DROPOUT:
-                dy = tl.where(is_kept(keys, column, threshold), dy * drop_scale, 0.0)
+                dy = tl.where(is_kept(keys, spread(column), threshold), dy * drop_scale, 0.0)
             xhat = (h - mean) * rstd
             g = dy
             if HAS_WEIGHT:

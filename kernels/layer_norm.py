@@ -19,7 +19,7 @@ import torch
 import triton
 import triton.language as tl
 from fastenc.kernels.device import persistent_programs
-from fastenc.kernels.dropout import is_kept, load_rng, row_keys
+from fastenc.kernels.dropout import is_kept, load_rng, row_keys, spread
 from fastenc.kernels.launch import tunable
 from fastenc.kernels.run import run
 from torch import Tensor
@@ -69,7 +69,7 @@ def _layer_norm_fwd_kernel(
         if HAS_X_BIAS:
             h += tl.load(x_bias_ptr + column, mask=mask, other=0.0).to(tl.float32)
         if HAS_DROPOUT:
-            h = tl.where(is_kept(keys, column, threshold), h * drop_scale, 0.0)
+            h = tl.where(is_kept(keys, spread(column), threshold), h * drop_scale, 0.0)
         if HAS_RESIDUAL:
             h += tl.load(residual_ptr + start + column, mask=mask, other=0.0).to(tl.float32)
         if SAVE_H:
@@ -185,7 +185,7 @@ def _layer_norm_bwd_kernel(
                 dx += sums.to(tl.float32)
             tl.store(dh_ptr + start + column, dx.to(dh_ptr.dtype.element_ty), mask=mask)
             if HAS_DROPOUT:
-                dx = tl.where(is_kept(keys, column, threshold), dx * drop_scale, 0.0)
+                dx = tl.where(is_kept(keys, spread(column), threshold), dx * drop_scale, 0.0)
                 tl.store(dx_ptr + start + column, dx.to(dx_ptr.dtype.element_ty), mask=mask)
             # Past the width it is no 0, but nobody reads that sum; past the rows rstd is.
             new_dx_biases = new_dx_biases + (dx_biases[c] + dx,)  # noqa: RUF005

@@ -49,7 +49,7 @@ FLOAT32_POINTERS = {"lse", "delta", "dlse", "wide_dq", "mean", "rstd", "partial"
 FLOAT32_POINTERS |= {"alibi", "relative", "key_bias", "table"}
 INTEGER_POINTERS = {
     **dict.fromkeys(("cu_seqlens", "cu_seqlens_q", "cu_seqlens_k", "starts", "ends"), "*i32"),
-    "argmax": "*i32",
+    **dict.fromkeys(("argmax", "keys"), "*i32"),
     **dict.fromkeys(("rng", "seed", "ids", "indices", "positions", "types", "order"), "*i64"),
     **dict.fromkeys(("choices", "corrupted", "cutoffs", "labels", "tags", "path"), "*i64"),
     **dict.fromkeys(("seqused", "last"), "*i32"),
@@ -80,7 +80,7 @@ def attention_constants(key: dict) -> dict:
         "BLOCK_D": triton.next_power_of_2(dim),
         "PRECISION": key["precision"] if key["dtype"] == "float32" else "ieee",
     }
-    return constants if key["dropout"] else {**constants, "rng_ptr": None}
+    return constants if key["dropout"] else {**constants, "rng_ptr": None, "keys_ptr": None}
 
 
 def attention_binaries(key: dict) -> Iterator[Binary]:
@@ -220,11 +220,12 @@ def keys() -> Iterator[tuple[str, dict]]:
                     yield op, {"width": width, "backward": backward, "dtype": dtype}
 
 
-def cases(table: Path) -> Iterator[tuple[str, object, str, dict]]:
+def cases(table: Path, capability: int = 90) -> Iterator[tuple[str, object, str, dict]]:
     """(name, kernel, element type, constants and launch parameters) of every rule and of the table's entries."""
     yield from untuned_cases()
     for op, key in keys():
         tunable = launch.registry[op]
+        key = {**key, "warp_groups": capability == 90} if "warp_groups" in tunable.names else key
         parameters = tunable.rule(*(key[name] for name in tunable.names))
         yield from variants(op, key, parameters, "")
     if table.is_file():
@@ -245,12 +246,12 @@ def untuned_cases() -> Iterator[tuple[str, object, str, dict]]:
         constants = {"H": 12, "D": dim, "BLOCK_D": triton.next_power_of_2(dim), "BLOCK_M": 64}
         constants |= {"num_warps": 4}
         yield f"delta {dim} bf16", attention._attention_delta_kernel, "bf16", constants
-        for precision, same in product(("half", "tf32", "ieee"), (True, False)):
+        for precision in ("half", "tf32", "ieee"):
             dtype = "bfloat16" if precision == "half" else "float32"
             key = {"head_dim": dim, "precision": precision, "dtype": dtype, "dropout": True}
-            constants = attention_constants(key) | {"WINDOW": True, "SAME_LENGTHS": same}
+            constants = attention_constants(key) | {"WINDOW": True}
             constants |= attention_relative.config(dim, precision)
-            name = f"attention backward_relative {dim} precision={precision} same={same}"
+            name = f"attention backward_relative {dim} precision={precision}"
             kernel = attention_relative._attention_bwd_relative_kernel
             yield name, kernel, ELEMENTS[dtype], constants
     constants = {"BLOCK": 256, "num_warps": 4}
@@ -295,6 +296,7 @@ def untuned_cases() -> Iterator[tuple[str, object, str, dict]]:
             yield f"{name} {kernel.__name__}", kernel, element, constants
 
 
+MATRIX = {"HMMA", "HGMMA", "UTCHMMA"}
 # Address, name and, of a branch, where it goes.
 INSTRUCTION = re.compile(
     r"^\s+/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+\s+)?([A-Z0-9]+)(?:[^;]*?`?\(?(0x[0-9a-f]+)\)?)?[^;]*;",
@@ -302,8 +304,9 @@ INSTRUCTION = re.compile(
 )
 
 
-def longest_loop(places, instructions, targets) -> list[str]:
-    """The instructions of the longest loop that holds no other."""
+def main_loop(places, instructions, targets) -> list[str]:
+    """The instructions of the loop that takes the time: of those that hold no other the shortest with matrix
+    instructions (a masked tail is longer), else the longest."""
     order = {int(place, 16): number for number, place in enumerate(places)}
     loops = []
     for number, (name, target) in enumerate(zip(instructions, targets, strict=True)):
@@ -311,20 +314,22 @@ def longest_loop(places, instructions, targets) -> list[str]:
         if begin is not None and begin < number:
             loops.append((begin, number + 1))
     inner = [
-        one
-        for one in loops
-        if not any(one != other and one[0] <= other[0] and other[1] <= one[1] for other in loops)
+        instructions[begin:end]
+        for begin, end in loops
+        if not any(
+            (begin, end) != other and begin <= other[0] and other[1] <= end for other in loops
+        )
     ]
-    begin, end = max(inner, key=lambda one: one[1] - one[0], default=(0, 0))
-    return list(instructions[begin:end])
+    multiplying = [loop for loop in inner if MATRIX & set(loop)]
+    return list(min(multiplying, key=len) if multiplying else max(inner, key=len, default=()))
 
 
 def compile_case(kernel, element: str, constants: dict, capability: int) -> dict:
     """Registers, stack bytes, local loads and stores (spills), shared memory and matrix instructions."""
     options = {"enable_fp_fusion": True}
     options |= {name: constants[name] for name in OPTIONS if name in constants}
-    values = {name: value for name, value in constants.items() if name not in OPTIONS}
     names = kernel.arg_names
+    values = {name: value for name, value in constants.items() if name in names}
     signature = {name: "constexpr" if name in values else type_of(name, element) for name in names}
     aligned = {
         (place,): [["tt.divisibility", 16]]
@@ -355,13 +360,13 @@ def compile_case(kernel, element: str, constants: dict, capability: int) -> dict
     number = lambda key: int(re.search(rf"{key}:(\d+)", usage)[1])
     places, instructions, targets = zip(*INSTRUCTION.findall(code), strict=True)
     count = lambda *wanted: sum(instruction in wanted for instruction in instructions)
-    loop = longest_loop(places, instructions, targets)
+    loop = main_loop(places, instructions, targets)
     return {
         "registers": number("REG"),
         "stack": number("STACK"),
         "spills": count("LDL", "STL"),
         "shared": compiled.metadata.shared,
-        "matrix": count("HMMA", "HGMMA", "UTCHMMA"),
+        "matrix": count(*MATRIX),
         "warp group matrix": count("HGMMA"),
         "loop": len(loop),
         "loop barriers": sum(instruction == "BAR" for instruction in loop),
@@ -370,7 +375,7 @@ def compile_case(kernel, element: str, constants: dict, capability: int) -> dict
 
 
 def compile_numbered(capability: int, table: Path, number: int) -> tuple[str, dict]:
-    name, *case = next(islice(cases(table), number, None))
+    name, *case = next(islice(cases(table, capability), number, None))
     return name, compile_case(*case, capability)
 
 
@@ -379,7 +384,7 @@ def main() -> None:
     table = Path(sys.argv[2]) if len(sys.argv) > 2 else launch.TABLES / f"sm_{capability}.json"
     # Less shared memory is what tells sm_89 from sm_80, and attention alone takes much of it.
     wanted = "attention" if capability == 89 else ""
-    names = [name for name, *_ in cases(table)]
+    names = [name for name, *_ in cases(table, capability)]
     numbers = [number for number, name in enumerate(names) if name.startswith(wanted)]
     with Pool() as pool:  # by number: kernels cannot be sent to another process
         found = pool.imap(partial(compile_numbered, capability, table), numbers)

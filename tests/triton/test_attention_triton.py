@@ -262,3 +262,22 @@ def test_relative_gradient_repeats_bit_for_bit(triton_target):
         torch.autograd.grad(out.sum(), [inputs.relative], retain_graph=True)[0] for _ in range(2)
     )
     assert torch.equal(one, two)
+
+
+@pytest.mark.parametrize("scale", [-0.3, 0.0])
+def test_a_scale_that_is_not_positive(triton_target, scale):
+    """The forward takes a row's maximum before it scales."""
+    for dtype in triton_target.dtypes:
+        qkv = torch.randn(25, 3, 2, 16, device=triton_target.device).to(dtype).requires_grad_()
+        offsets = torch.tensor([0, 20, 25], dtype=torch.int32, device=qkv.device)
+        dout = torch.randn(25, 2, 16, device=qkv.device).to(dtype)
+        ours = attention(qkv, offsets, 20, softmax_scale=scale, impl=triton_target.impl)
+        wide = qkv.detach().double().requires_grad_()
+        theirs = attention(wide, offsets, 20, softmax_scale=scale, impl="reference")
+        results = zip(
+            (ours, *gradients_of(ours, qkv, dout)),
+            (theirs, *gradients_of(theirs, wide, dout.double())),
+            strict=True,
+        )
+        for mine, truly in results:
+            torch.testing.assert_close(mine.double(), truly, rtol=2e-2, atol=2e-3)

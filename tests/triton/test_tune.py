@@ -159,6 +159,7 @@ def test_lengths_go_by_buckets(tables):
             "head_dim": 64,
             "precision": "half",
             "biased": False,
+            "warp_groups": False,
             "max_seqlen": 512,
             "dropout": False,
             "dtype": "float16",
@@ -167,7 +168,7 @@ def test_lengths_go_by_buckets(tables):
     }
     (tables / "sm_00.json").write_text(json.dumps({"entries": [entry]}))
     qkv = torch.empty(0, dtype=torch.float16)
-    kind = ("forward", 64, "half", False)
+    kind = ("forward", 64, "half", False, False)
     ask = lambda length, p: attention.config(*kind, like=qkv, max_seqlen=length, dropout=p)
     assert ask(512, False) == ask(257, False) == entry["launch"]
     assert ask(256, False) == ask(512, True) == attention.config(*kind)
@@ -245,8 +246,8 @@ def test_one_dtype_is_tuned_unless_another_is_named(tables, monkeypatch):
         (bias_glu.config, (768,)),
         (layer_norm.config, (768, 2, True)),
         (embedding_layer_norm.config, (768, 2, True)),
-        (attention.config, ("forward", 64, "half", False)),
-        (attention_short.config, (64, 64, True)),
+        (attention.config, ("forward", 64, "half", False, True)),
+        (attention_short.config, (64, 64, True, False)),
     ],
 )
 def test_only_parameters_that_the_rule_gives_are_tried(tunable, arguments):
