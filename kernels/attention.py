@@ -478,7 +478,6 @@ def _is_short(max_seqlen: int, cu_seqlens_k: Tensor | None, arguments: dict) -> 
         and cu_seqlens_k is None
         and arguments["q_ptr"].element_size() == 2
         and not _biased(arguments)
-        and arguments["scale"] > 0
     )
 
 
@@ -530,7 +529,8 @@ def _call(
         "H": heads,
         "D": head_dim,
         "BLOCK_D": max(16, triton.next_power_of_2(head_dim)),
-        "WINDOW": window_left >= 0 or window_right >= 0,
+        # With a window scores are scaled before their maximum and the mask; so a scale may be 0 or less.
+        "WINDOW": window_left >= 0 or window_right >= 0 or scale <= 0,
         "PRECISION": "tf32" if tf32 else "ieee",
     }
 

@@ -266,7 +266,7 @@ def test_relative_gradient_repeats_bit_for_bit(triton_target):
 
 @pytest.mark.parametrize("scale", [-0.3, 0.0])
 def test_a_scale_that_is_not_positive(triton_target, scale):
-    """The forward takes a row's maximum before it scales."""
+    """Maxima and masks come before the scale, but for such ones."""
     for dtype in triton_target.dtypes:
         qkv = torch.randn(25, 3, 2, 16, device=triton_target.device).to(dtype).requires_grad_()
         offsets = torch.tensor([0, 20, 25], dtype=torch.int32, device=qkv.device)
