@@ -1,6 +1,10 @@
 """The quick visit's script at small sizes, so that no mistake in it costs a visit."""
 
+import importlib.util
 import json
+import re
+import subprocess
+from pathlib import Path
 
 import pytest
 import torch
@@ -50,3 +54,22 @@ def test_without_a_gpu_it_says_so(monkeypatch, capsys):
     with pytest.raises(SystemExit):
         gpu_quick.main([])
     assert "torch sees no GPU here: --small" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("part", "123")
+def test_the_commands_of_each_part_name_what_there_is(part):
+    root = Path(__file__).parents[2]
+    script = str(root / "benchmarks" / "gpu_parts.sh")
+    command = ["bash", script, "--dry-run", part]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith(f"build_{part}: at most")
+    for module in set(re.findall(r"-m ((?:benchmarks|fastenc|tests)[.\w]*)", done.stdout)):
+        assert importlib.util.find_spec(module), module
+    for path in set(re.findall(r"tests/[\w/.]+", done.stdout)):
+        assert (root / path).exists(), path
+
+
+def test_without_a_part_it_explains_itself():
+    script = Path(__file__).parents[2] / "benchmarks" / "gpu_parts.sh"
+    done = subprocess.run(["bash", str(script)], capture_output=True, text=True)
+    assert done.returncode == 2 and "three parts" in done.stderr
