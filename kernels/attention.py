@@ -438,7 +438,7 @@ def config(kernel: str, head_dim: int, precision: str, biased: bool, warp_groups
     if kernel == "backward_kv" and head_dim > 64:
         return _launch(32, 64, 8) if head_dim > 96 else _launch(32, 32, 4)
     if kernel == "backward_kv":
-        return _launch(32, 64, 4)
+        return _launch(32, 32 if precision == "tf32" and head_dim > 32 else 64, 4)
     # A bias and TF32 take registers as a wider head does.
     if head_dim > 64 or (head_dim > 32) + biased + (precision == "tf32") >= 2:
         return _launch(64, 32, 4)
