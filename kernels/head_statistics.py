@@ -123,8 +123,12 @@ def _head_statistics_kernel(
     tl.store(strongest_ptr + token * heads + head, strongest, mask=mask_m)
 
 
-def config(head_dim: int) -> dict:
-    """Launch parameters; not tuned on a device yet. A block of scores fits the registers of 4 warps."""
+def config(head_dim: int, itemsize: int) -> dict:
+    """Launch parameters; not tuned on a device yet. A block of scores fits the registers of 4 warps. Float32 products,
+    without matrix instructions, hold their operands there, too.
+    """
+    if itemsize == 4:
+        return {"BLOCK_M": 16, "BLOCK_N": 16 if head_dim > 64 else 32, "num_warps": 4}
     return {"BLOCK_M": 64, "BLOCK_N": 32 if head_dim > 64 else 64, "num_warps": 4}
 
 
@@ -144,7 +148,7 @@ def head_statistics(
     statistics = q.new_empty((total, heads, COUNT.value), dtype=torch.float32)
     strongest = q.new_empty((total, heads), dtype=torch.int32)
     if strongest.numel():
-        launch = config(dim)
+        launch = config(dim, q.element_size())
         grid = (triton.cdiv(max_seqlen, launch["BLOCK_M"]), heads, cu_seqlens.shape[0] - 1)
         run(
             _head_statistics_kernel,

@@ -58,6 +58,8 @@ def compiled(capability: int, *table: Path) -> dict[str, dict]:
 
 
 def takes_matrix_instructions(name: str) -> bool:
+    if name.startswith("head statistics"):
+        return "fp32" not in name
     return name.startswith("attention") and "precision=ieee" not in name
 
 
