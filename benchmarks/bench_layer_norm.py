@@ -94,9 +94,36 @@ def rms_norm_cases(name: str, width: int, dtype: torch.dtype) -> dict[str, dict]
     )
 
 
+def pre_norm_cases(name: str, width: int, dtype: torch.dtype) -> dict[str, dict]:
+    """The norms of two pre-norm sublayers, nothing between them: the residual sum goes past the first one."""
+    x, residual, dy = (torch.randn(ROWS, width, device=DEVICE).to(dtype) for _ in range(3))
+    weight = torch.randn(width, device=DEVICE).to(dtype)
+    one = ROWS * width * dtype.itemsize
+
+    def plain(x, residual, weight):
+        h = residual + x
+        return F.layer_norm(
+            h + F.layer_norm(h, weight.shape, weight, None, EPS), weight.shape, weight, None, EPS
+        )
+
+    def ours(x, residual, weight):
+        y, h = layer_norm(x, weight, residual=residual, eps=EPS, return_residual_sum=True)
+        return layer_norm(y, weight, residual=h, eps=EPS)
+
+    return compare_functions(
+        name,
+        {"fastenc": ours, "eager": plain, "torch.compile": compiled(plain)},
+        tuple(value.requires_grad_() for value in (x, residual, weight)),
+        dy,
+        forward=Work(3 * one, dtype=dtype),  # x and residual read, the last norm written
+        backward=Work(3 * one, dtype=dtype),  # dy and one residual sum read, dx written
+    )
+
+
 def main() -> None:
     parts = {}
-    for prefix, make in (("", layer_norm_cases), ("RMSNorm, ", rms_norm_cases)):
+    kinds = (("", layer_norm_cases), ("RMSNorm, ", rms_norm_cases), ("pre-norm, ", pre_norm_cases))
+    for prefix, make in kinds:
         for model, width in WIDTHS.items():
             for dtype in (torch.float32, torch.bfloat16):
                 name = f"{prefix}{model} {ROWS:,} x {width:,} {dtype_name(dtype)}"
