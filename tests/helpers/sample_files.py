@@ -30,6 +30,10 @@ def write_sample_files(folder: Path) -> None:
     table("pairs.tsv", ("sentence1", "sentence2"), pairs)
     scored = [(*pair, str(i / 16)) for i, pair in enumerate(pairs)]
     table("stsb.tsv", ("sentence1", "sentence2", "score"), scored)
+    (folder / "data").mkdir()
+    table("data/stsb.tsv", ("sentence1", "sentence2", "score"), scored)
+    uses = [("bank", "1", "shore", "the bank of the river"), ("bank", "1", "money", "a bank lends")]
+    table("senses.tsv", ("word", "index", "sense", "sentence"), uses * 4)
     tagged = "Ada B-PER O\nmet O O\nBerlin B-ORG B-LOC\nUniversity I-ORG O\n\n" * 8
     (folder / "german.conll").write_text(tagged, encoding="utf-8")
     for name in ("train.conll", "dev.conll"):
