@@ -40,6 +40,7 @@ struct Tables {
     }
     if (token_type) {
       check_table(*token_type);
+      STD_TORCH_CHECK(token_type->size(0) > 0, "fastenc: token_type must have a row");
       rows.token_type = token_type->const_data_ptr();
       if (token_type_ids) rows.token_type_ids = checked_ids(*token_type_ids, count, 0, *token_type);
     }

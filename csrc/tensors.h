@@ -49,12 +49,13 @@ inline Tensor empty(std::initializer_list<int64_t> sizes, ScalarType dtype) {
   return torch::stable::empty(torch::headeronly::IntHeaderOnlyArrayRef(sizes.begin(), sizes.size()), dtype);
 }
 
-// Sums, weights and biases are float inside the kernels; a bfloat16 one is widened here once.
+// Sums, weights and biases are float inside the kernels; one of another dtype is converted here once.
 class FloatVector {
  public:
   explicit FloatVector(const std::optional<Tensor>& t) {
     if (!t) return;
-    held_ = as_contiguous(*t);
+    const bool known = t->scalar_type() == ScalarType::Float || t->scalar_type() == ScalarType::BFloat16;
+    held_ = as_contiguous(known ? *t : torch::stable::to(*t, ScalarType::Float));
     if (!is_bfloat16(*held_)) {
       data_ = static_cast<const float*>(held_->const_data_ptr());
       return;

@@ -56,8 +56,6 @@ class PackedBatch:
                     f"{name} must be int64 of shape {expected}, got {value.dtype} of shape "
                     f"{tuple(value.shape)}: {BUILD}"
                 )
-        if type(self.max_seqlen) is bool or self.max_seqlen < 0:
-            raise ValueError(f"max_seqlen must be an integer of at least 0, got {self.max_seqlen}")
         if self.hidden is not None and (self.hidden.dim() != 2 or self.hidden.shape[:1] != tokens):
             raise ValueError(
                 f"hidden must have one row for each of the {tokens[0]} tokens, got shape {tuple(self.hidden.shape)}"
@@ -305,6 +303,8 @@ def check_cu_seqlens(
             f"cu_seqlens{suffix} must be int32 of shape (batch+1,), got {cu_seqlens.dtype} of shape "
             f"{tuple(cu_seqlens.shape)}: build it with fastenc.packing.pack"
         )
+    if max_seqlen < 0:
+        raise ValueError(f"max_seqlen{suffix} must be at least 0, got {max_seqlen}")
     if cu_seqlens.device.type != "cpu" or torch.compiler.is_compiling():
         return
     offsets = cu_seqlens.tolist()

@@ -399,3 +399,19 @@ def test_parameters_of_another_dtype_than_the_emissions():
     emissions, *parameters = low
     path, _ = crf_decode(emissions, cu_seqlens, *parameters)
     assert torch.equal(path, crf_decode(emissions, cu_seqlens, *same[1:])[0])
+
+
+@pytest.mark.parametrize("impl", ["cpp", "reference"])
+def test_marginals_of_no_tokens(impl):
+    (emissions, start, end, transitions), *_ = inputs(5)
+    no_tokens = torch.zeros(3, dtype=torch.int32)
+    found = crf_marginals(emissions[:0], no_tokens, start, end, transitions, impl=impl)
+    assert found.shape == (0, 5) and found.dtype == torch.float32
+
+
+def test_transitions_in_double_precision_find_the_same_paths():
+    (emissions, *others), _, cu_seqlens = inputs(5)
+    wide = [value.double() for value in others]
+    ours = crf_decode_nbest(emissions, cu_seqlens, *wide, 3)
+    theirs = crf_decode_nbest(emissions, cu_seqlens, *others, 3)
+    assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))

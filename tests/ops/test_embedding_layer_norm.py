@@ -286,3 +286,11 @@ def test_a_table_laid_out_by_columns_gets_its_rows_gradient(table):
     by_columns = tables[table].T.contiguous().T.requires_grad_()
     assert not by_columns.is_contiguous()
     torch.testing.assert_close(gradient(by_columns), gradient(by_rows), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("impl", ["cpp", "reference"])
+def test_a_type_table_without_rows_is_an_error(impl):
+    with pytest.raises(ValueError, match="token_type must have at least one row, got none"):
+        embedding_layer_norm(
+            torch.tensor([1]), torch.ones(3, 8), token_type=torch.ones(0, 8), impl=impl
+        )

@@ -219,3 +219,17 @@ def test_an_explicit_request_never_falls_back():
         layer_norm(torch.ones(2, 8).double(), impl="cpp")
     with pytest.raises(ValueError, match="one dimension"):
         fnn.LayerNorm((4, 8))
+
+
+@needs_cpp
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
+def test_weights_of_another_dtype(dtype):
+    x, weight, bias = torch.randn(4, 16), torch.randn(16).to(dtype), torch.randn(16).to(dtype)
+    ours, theirs = (layer_norm(x, weight, bias, impl=impl) for impl in ("cpp", "reference"))
+    torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("eps", [-1e-5, float("nan"), float("inf")])
+def test_eps_is_a_number_of_at_least_zero(eps):
+    with pytest.raises(ValueError, match="layer_norm: eps must be a finite number of at least 0"):
+        layer_norm(torch.ones(2, 8), eps=eps)

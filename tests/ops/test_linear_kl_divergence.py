@@ -172,3 +172,9 @@ def test_bad_input_is_named():
         linear_kl_divergence(*values, temperature=0)
     with pytest.raises(ValueError, match="max_logits_bytes must be positive, got 0"):
         linear_kl_divergence(*values, max_logits_bytes=0)
+
+
+def test_a_weight_of_another_dtype_is_named():
+    x, weight = torch.randn(2, 8), torch.randn(5, 8)
+    with pytest.raises(ValueError, match="teacher_bias must have teacher_hidden's dtype"):
+        linear_kl_divergence(x, weight, None, x, weight, torch.zeros(5).double())

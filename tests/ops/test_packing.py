@@ -143,7 +143,7 @@ def test_a_batch_whose_fields_disagree_is_named():
         (dict(cu_seqlens=torch.tensor([0, 5])), "cu_seqlens must be int32"),
         (dict(cu_seqlens=torch.tensor([0, 2, 4]).int()), "must run from 0 to .* 5, got 0 to 4"),
         (dict(max_seqlen=2), "max_seqlen must be at least the longest sequence, got 2"),
-        (dict(max_seqlen=-1), "max_seqlen must be an integer of at least 0, got -1"),
+        (dict(max_seqlen=-1), "max_seqlen must be at least 0, got -1"),
         (dict(hidden=torch.ones(4, 8)), r"hidden must have one row .* got shape \(4, 8\)"),
         (
             dict(hidden=torch.ones(5, 8, device="meta")),

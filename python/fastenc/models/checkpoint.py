@@ -72,6 +72,11 @@ def read_config(folder: Path) -> dict[str, Any]:
         raise ValueError(f"{path} is not valid JSON: {error}") from error
     if not isinstance(values, dict):
         raise ValueError(f"{path} must hold a JSON object, got {type(values).__name__}")
+    if not isinstance(values.get("model_type", ""), str):
+        raise ValueError(f"{path}: model_type must be a name, got {values['model_type']!r}")
+    architectures = values.get("architectures") or []
+    if not isinstance(architectures, list) or not all(isinstance(n, str) for n in architectures):
+        raise ValueError(f"{path}: architectures must be a list of names, got {architectures!r}")
     return values
 
 
@@ -188,11 +193,14 @@ def _shards(folder: Path) -> list[Path]:
     index = folder / INDEX
     try:
         names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-        return [member(folder, name, index) for name in sorted(names)]
+        files = [member(folder, name, index) for name in sorted(names)]
     except (KeyError, TypeError, AttributeError, json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ValueError(
             f"{index} is not an index of weights ({error!r}): write the checkpoint again"
         ) from error
+    if folder in files:
+        raise ValueError(f"{index} names no file for some weights: write the checkpoint again")
+    return files
 
 
 def write_tensors(folder: Path, tensors: dict[str, Tensor]) -> None:

@@ -77,14 +77,14 @@ class EncoderConfig:
             object.__setattr__(self, "head_dim", self.hidden_size // self.num_heads)
         if type(self.head_dim) is not int or self.head_dim < 1:
             raise ValueError(f"head_dim must be a positive integer, got {self.head_dim!r}")
-        if self.activation not in ACTIVATIONS:
+        if not isinstance(self.activation, str) or self.activation not in ACTIVATIONS:
             raise ValueError(
                 f"activation must be one of {sorted(ACTIVATIONS)}, got {self.activation!r}"
             )
         for name in ("hidden_dropout_p", "attention_dropout_p", "classifier_dropout_p"):
             p = getattr(self, name)
-            if p is not None and not 0 <= p < 1:
-                raise ValueError(f"{name} must be in [0, 1), got {p}")
+            if p is not None and not (isinstance(p, int | float) and 0 <= p < 1):
+                raise ValueError(f"{name} must be in [0, 1), got {p!r}")
 
     @property
     def architecture(self) -> Architecture:
@@ -110,6 +110,9 @@ class EncoderConfig:
         ]
         if missing:
             raise ValueError(f"config.json must give {', '.join(missing)}: is the file complete?")
+        pad = values.get("pad_token_id")
+        if pad is not None and type(pad) is not int:
+            raise ValueError(f"config.json: pad_token_id must be an integer, got {pad!r}")
         known = {*names.values(), "pad_token_id", "model_type"}
         extra = {key: value for key, value in values.items() if key not in known}
         return cls(**architecture.read(values), family=architecture.name, extra=extra)

@@ -117,8 +117,13 @@ class PretrainedModel(nn.Module):
         config = EncoderConfig.from_hf(values)
         tensors = checkpoint.read_tensors(folder)
         _check_depth(config, tensors, folder)
-        with torch.device("meta"):
-            model = cls.build(config, values, **options)
+        try:
+            with torch.device("meta"):
+                model = cls.build(config, values, **options)
+        except RuntimeError as error:
+            raise ValueError(
+                f"{folder / checkpoint.CONFIG} describes a model that cannot be built ({error}): is it damaged?"
+            ) from error
         state = model._to_canonical(tensors, folder)
         model.load_state_dict(state, strict=False, assign=True)
         missing = [name for name, value in model.named_parameters() if value.is_meta]
@@ -249,6 +254,11 @@ class PretrainedModel(nn.Module):
                     raise ValueError(
                         f"{checkpoint.weights_file(folder)}: {name} has shape {tuple(found[name].shape)}, but "
                         f"config.json asks for {expected}: do the two files belong together?"
+                    )
+                if not found[name].is_floating_point():
+                    raise ValueError(
+                        f"{checkpoint.weights_file(folder)}: {name} must be floating point, got {found[name].dtype}: "
+                        "write the checkpoint again, without quantization"
                     )
             several = [found[name] for name in theirs]
             state[ours] = torch.cat(several) if len(several) > 1 else several[0]

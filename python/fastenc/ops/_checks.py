@@ -1,5 +1,7 @@
 """Argument checks that the ops share; each raises ValueError with rule, received value and remedy."""
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -56,6 +58,11 @@ def check_floating(op: str, x: Tensor) -> None:
 def check_dropout(op: str, dropout_p: float) -> None:
     if not 0.0 <= dropout_p < 1.0:
         raise ValueError(f"{op}: dropout_p must be in [0, 1), got {dropout_p}")
+
+
+def check_eps(op: str, eps: float) -> None:
+    if not 0.0 <= eps < math.inf:
+        raise ValueError(f"{op}: eps must be a finite number of at least 0, got {eps}")
 
 
 def draw_rng_state(device: torch.device) -> Tensor:

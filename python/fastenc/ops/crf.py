@@ -88,6 +88,8 @@ def crf_marginals(
         tags = torch.zeros(emissions.shape[:1], dtype=torch.int64, device=emissions.device)
         parameters = (start.detach(), end.detach(), transitions.detach())
         likelihood = crf_log_likelihood(leaf, tags, cu_seqlens, *parameters, impl=impl)
+        if not leaf.numel():  # no token, no gradient
+            return leaf.detach()
         (gradient,) = torch.autograd.grad(likelihood.sum(), leaf)
     marginals = -gradient
     marginals[:, 0] += 1
@@ -145,9 +147,8 @@ def crf_decode_nbest(
     if choose("crf", impl, emissions, triton_limit=limit) == "reference":
         return reference.decode_nbest(emissions, cu_seqlens, start, end, transitions, n)
     with torch.no_grad():
-        return torch.ops.fastenc.crf_nbest(
-            emissions.float(), cu_seqlens, start, end, transitions, n
-        )
+        parameters = (value.float() for value in (start, end, transitions))
+        return torch.ops.fastenc.crf_nbest(emissions.float(), cu_seqlens, *parameters, n)
 
 
 def _choose(impl: str, emissions: Tensor) -> str:

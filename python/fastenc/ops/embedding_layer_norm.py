@@ -110,6 +110,7 @@ def tied_embedding_layer_norm(
     """
     _check(input_ids, word, weight, bias, position_ids, position, token_type_ids, token_type)
     _checks.check_dropout(OP, dropout_p)
+    _checks.check_eps(OP, eps)
     _check_padding("padding_idx", padding_idx, word)
     _check_padding("position_padding_idx", position_padding_idx, position)
     limit = None if word.shape[1] <= 4096 else f"width must be at most 4096, got {word.shape[1]}"
@@ -350,6 +351,8 @@ def _check(input_ids, word, weight, bias, position_ids, position, token_type_ids
                 f"got {table.dtype} of shape {tuple(table.shape)}"
             )
         _checks.check_device(OP, name, table, word)
+    if token_type is not None and not token_type.shape[0]:
+        raise ValueError(f"{OP}: token_type must have at least one row, got none: leave it out")
     for name, vector in (("weight", weight), ("bias", bias)):
         _checks.check_vector(OP, name, vector, word)
 

@@ -47,7 +47,7 @@ def layer_norm(
     Numerics: fp32 statistics. Deterministic: yes. Differentiable: x, weight, bias, residual, x_bias.
     Source: Ba et al. 2016, arXiv:1607.06450.
     """
-    _check("layer_norm", x, weight, bias, residual, x_bias, dropout_p)
+    _check("layer_norm", x, weight, bias, residual, x_bias, dropout_p, eps)
     rng_state = _checks.draw_rng_state(x.device) if dropout_p > 0 else None
     if choose("layer_norm", impl, x, triton_limit=_triton_limit(x)) == "reference":
         return reference.layer_norm(
@@ -84,7 +84,7 @@ def rms_norm(
     Arguments, result, errors and numerics as :func:`layer_norm`.
     Source: Zhang and Sennrich 2019, arXiv:1910.07467.
     """
-    _check("rms_norm", x, weight, None, residual, x_bias, dropout_p)
+    _check("rms_norm", x, weight, None, residual, x_bias, dropout_p, eps)
     rng_state = _checks.draw_rng_state(x.device) if dropout_p > 0 else None
     if choose("rms_norm", impl, x, triton_limit=_triton_limit(x)) == "reference":
         return reference.rms_norm(
@@ -106,12 +106,13 @@ def _triton_limit(x: Tensor) -> str | None:
     return None if x.shape[-1] <= 8192 else f"hidden_size must be at most 8192, got {x.shape[-1]}"
 
 
-def _check(op, x, weight, bias, residual, x_bias, dropout_p):
+def _check(op, x, weight, bias, residual, x_bias, dropout_p, eps):
     _checks.check_floating(op, x)
     for name, value in (("weight", weight), ("bias", bias), ("x_bias", x_bias)):
         _checks.check_vector(op, name, value, x)
     _checks.check_like(op, "residual", residual, x)
     _checks.check_dropout(op, dropout_p)
+    _checks.check_eps(op, eps)
 
 
 def _run(return_residual_sum, *arguments):

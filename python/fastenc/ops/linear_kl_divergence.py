@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fastenc.ops import _checks
-from fastenc.ops._dispatch import declare
+from fastenc.ops._dispatch import autocast_dtype, declare
 from fastenc.reference import linear_kl_divergence as reference
 
 declare("linear_kl_divergence")
@@ -67,6 +67,8 @@ def linear_kl_divergence(
             f"{op}: mask must be bool of shape ({hidden.shape[0]},), one for each row, got {mask.dtype} of shape "
             f"{tuple(mask.shape)}"
         )
+    if mask is not None:
+        _checks.check_device(op, "mask", mask, hidden)
     device = hidden.device.type
     tensors: list[Any] = [hidden, weight, bias, teacher_hidden, teacher_weight, teacher_bias]
     if torch.is_autocast_enabled(device):
@@ -94,6 +96,11 @@ def _check_model(op: str, prefix: str, hidden: Tensor, weight: Tensor, bias: Ten
     for name, value in (("weight", weight), ("bias", bias)):
         if value is not None:
             _checks.check_device(op, prefix + name, value, hidden)
+            if value.dtype != hidden.dtype and autocast_dtype(hidden.device.type) is None:
+                raise ValueError(
+                    f"{op}: {prefix}{name} must have {prefix}hidden's dtype {hidden.dtype}, got {value.dtype}: "
+                    "cast one of them"
+                )
 
 
 class _LinearKLDivergence(torch.autograd.Function):

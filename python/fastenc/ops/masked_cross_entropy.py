@@ -1,5 +1,7 @@
 """Softmax cross-entropy over the labelled rows of a logits matrix."""
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -85,8 +87,8 @@ def reduce_losses(losses: Tensor, reduction: str, count: Tensor) -> Tensor:
 def check_loss_options(op: str, label_smoothing: float, z_loss: float, reduction: str) -> None:
     if not 0.0 <= label_smoothing <= 1.0:
         raise ValueError(f"{op}: label_smoothing must be in [0, 1], got {label_smoothing}")
-    if z_loss < 0:
-        raise ValueError(f"{op}: z_loss must not be negative, got {z_loss}")
+    if not 0.0 <= z_loss < math.inf:
+        raise ValueError(f"{op}: z_loss must be a finite number of at least 0, got {z_loss}")
     if reduction not in ("mean", "sum", "none"):
         raise ValueError(f"{op}: reduction must be 'mean', 'sum' or 'none', got {reduction!r}")
 

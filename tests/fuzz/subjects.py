@@ -1,0 +1,25 @@
+"""What is fuzzed, by name."""
+
+from functools import partial
+from random import Random
+
+from tests.fuzz import batches, broken_calls, checkpoints, valid_calls
+from tests.fuzz.op_calls import CALLS
+from tests.fuzz.trials import Subject
+
+
+def _valid(op: str, rng: Random) -> None:
+    valid_calls.check(CALLS[op](rng), rng)
+
+
+def _broken(op: str, rng: Random) -> None:
+    broken_calls.check_refused(CALLS[op](rng), rng)
+
+
+VALID: dict[str, Subject] = {f"valid/{op}": partial(_valid, op) for op in CALLS}
+BROKEN: dict[str, Subject] = {f"broken/{op}": partial(_broken, op) for op in CALLS}
+OTHERS: dict[str, Subject] = {
+    "batches": batches.check,
+    "checkpoints": checkpoints.check,
+}
+SUBJECTS = {**VALID, **BROKEN, **OTHERS}

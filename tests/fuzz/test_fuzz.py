@@ -1,0 +1,35 @@
+"""A thousand random trials; FASTENC_FUZZ_SEED=N takes others, `python -m tests.fuzz --hours 1` takes more."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.fuzz.op_calls import CALLS
+from tests.helpers import ROOT
+from tests.helpers.extension import needs_cpp
+
+
+@needs_cpp
+@pytest.mark.parametrize(
+    "subject, trials, seed",
+    [("valid", 25, 11), ("broken", 25, 11), ("batches", 90, 5), ("checkpoints", 90, 5)],
+)
+def test_random_trials_keep_the_promises(subject, trials, seed):
+    """In a process of its own, which a segmentation fault ends."""
+    seed = os.environ.get("FASTENC_FUZZ_SEED", str(seed))
+    options = ["--trials", str(trials), "--seed", seed]
+    command = [sys.executable, "-W", "ignore", "-m", "tests.fuzz", subject, *options]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode in (0, 1), done.stderr[-3000:]
+    found = json.loads(done.stdout)
+    assert found["trials"] >= trials
+    assert not found["broken"], "\n\n".join(found["broken"][:5])
+
+
+def test_every_public_op_is_fuzzed():
+    from fastenc import ops
+
+    assert set(CALLS) == set(ops.__all__)
