@@ -1,5 +1,8 @@
 """Small random models of every supported Hugging Face family, for the tests."""
 
+import importlib
+from dataclasses import dataclass, field
+
 import torch
 
 SIZES = dict(
@@ -10,41 +13,126 @@ SIZES = dict(
     intermediate_size=48,
     max_position_embeddings=40,
 )
-FAMILIES = ("bert", "roberta", "xlm-roberta", "distilbert", "electra")
-CLASSES = {
-    "bert": "Bert",
-    "roberta": "Roberta",
-    "xlm-roberta": "XLMRoberta",
-    "distilbert": "DistilBert",
-    "electra": "Electra",
-    "camembert": "Camembert",
-    "data2vec-text": "Data2VecText",
+
+
+# What PEFT calls the layers to which LoRA is added.
+BERT_LINEARS = dict(
+    query="query",
+    value="value",
+    attention_out="attention.output.dense",
+    up="intermediate.dense",
+    down="output.dense",
+)
+DISTILBERT_LINEARS = dict(
+    query="q_lin", value="v_lin", attention_out="out_lin", up="lin1", down="lin2"
+)
+ALBERT_LINEARS = BERT_LINEARS | dict(attention_out="attention.dense", up="ffn", down="ffn_output")
+MPNET_LINEARS = BERT_LINEARS | dict(query="attn.q", value="attn.v", attention_out="attn.o")
+
+
+@dataclass(frozen=True)
+class Family:
+    """Fields:
+    classes: what the names of its classes in transformers begin with.
+    sizes: of its configuration.
+    config_class: where it is another family's.
+    bare_class: of the encoder alone.
+    linears: names of the layers to which LoRA is added.
+    token_types: whether a batch of it has them.
+    no_heads: why it has no heads, "" where it has all of them.
+    no_prefix: why a prefix cannot be added, by PEFT or here, "" where it can.
+    sees_distances: whether tokens see how far apart they are, so that padding between two of them counts.
+    no_positions: why a call cannot choose the positions, "" where it can.
+    """
+
+    classes: str
+    sizes: dict = field(default_factory=lambda: SIZES)
+    config_class: str = ""
+    bare_class: str = "Model"
+    linears: dict = field(default_factory=lambda: BERT_LINEARS)
+    token_types: bool = False
+    no_heads: str = ""
+    no_prefix: str = ""
+    sees_distances: bool = False
+    no_positions: str = ""
+
+
+ROBERTA_SIZES = SIZES | dict(pad_token_id=1, bos_token_id=0, eos_token_id=2, type_vocab_size=1)
+DISTILBERT_SIZES = dict(
+    vocab_size=97, dim=32, n_layers=2, n_heads=2, hidden_dim=48, max_position_embeddings=40
+)
+T5_SIZES = dict(vocab_size=97, d_model=32, d_kv=24, num_layers=2, num_heads=2, d_ff=48)
+T5_ENTRY: dict = dict(
+    bare_class="EncoderModel",
+    sees_distances=True,
+    no_heads="transformers' heads read the decoder",
+    no_positions="its forward takes none",
+)
+ALBERT_SIZES = SIZES | dict(
+    embedding_size=16, num_hidden_layers=3, num_hidden_groups=2, inner_group_num=2
+)
+BART_SIZES = dict(
+    vocab_size=97,
+    d_model=32,
+    encoder_layers=2,
+    decoder_layers=3,
+    encoder_attention_heads=2,
+    decoder_attention_heads=2,
+    encoder_ffn_dim=48,
+    decoder_ffn_dim=48,
+    max_position_embeddings=40,
+)
+BART_ENTRY: dict = dict(
+    bare_class="Encoder",
+    no_heads="transformers' heads read the decoder",
+    no_positions="its forward takes none",
+)
+BY_NAME = {
+    "bert": Family("Bert", token_types=True),
+    "roberta": Family("Roberta", ROBERTA_SIZES),
+    "xlm-roberta": Family("XLMRoberta", ROBERTA_SIZES),
+    "distilbert": Family(
+        "DistilBert", DISTILBERT_SIZES, linears=DISTILBERT_LINEARS, no_prefix="PEFT has none for it"
+    ),
+    "electra": Family("Electra", SIZES | {"embedding_size": 16}, token_types=True),
+    "mpnet": Family(
+        "MPNet", SIZES, linears=MPNET_LINEARS, no_prefix="relative bias", sees_distances=True
+    ),
+    "t5": Family("T5", T5_SIZES, **T5_ENTRY),
+    "t5-gated": Family("T5", T5_SIZES | {"feed_forward_proj": "gated-gelu"}, **T5_ENTRY),
+    "mt5": Family("MT5", T5_SIZES | {"feed_forward_proj": "gated-gelu"}, **T5_ENTRY),
+    "albert": Family(
+        "Albert", ALBERT_SIZES, linears=ALBERT_LINEARS, token_types=True, no_prefix="shared layers"
+    ),
+    "bart": Family("Bart", BART_SIZES, **BART_ENTRY),
+    "mbart": Family("MBart", BART_SIZES | {"scale_embedding": True}, **BART_ENTRY),
+    "camembert": Family("Camembert", ROBERTA_SIZES),
+    "data2vec-text": Family("Data2VecText", ROBERTA_SIZES),
 }
-# RoBERTa under another name: position and padding as RoBERTa has them.
-ROBERTA_LIKE = ("roberta", "xlm-roberta", "camembert", "data2vec-text")
+# RoBERTa's classes under other names: the tests of patch, which compare classes, suffice.
+OTHER_NAMES = ("camembert", "data2vec-text")
+ENCODERS = tuple(name for name in BY_NAME if name not in OTHER_NAMES)
+# Those with every head.
+FAMILIES = tuple(name for name in ENCODERS if not BY_NAME[name].no_heads)
+CLASSES = {name: family.classes for name, family in BY_NAME.items()}
 
 
 def config(family: str, **changes):
     import transformers
 
-    if family == "distilbert":
-        sizes = dict(vocab_size=97, dim=32, n_layers=2, n_heads=2, hidden_dim=48)
-        sizes["max_position_embeddings"] = 40
-    else:
-        sizes = dict(SIZES)
-        if family in ROBERTA_LIKE:
-            sizes |= dict(pad_token_id=1, bos_token_id=0, eos_token_id=2, type_vocab_size=1)
-        if family == "electra":
-            sizes["embedding_size"] = 16
-    return getattr(transformers, f"{CLASSES[family]}Config")(**(sizes | changes))
+    entry = BY_NAME[family]
+    name = entry.config_class or f"{entry.classes}Config"
+    return getattr(transformers, name)(**(entry.sizes | changes))
 
 
 def model(family: str, task: str = "Model", **changes):
     """A random model; weights wide enough that a mistake shows, every bias away from 0."""
-    import transformers
-
     torch.manual_seed(0)
-    result = getattr(transformers, CLASSES[family] + task)(config(family, **changes))
+    entry, settings = BY_NAME[family], config(family, **changes)
+    name = entry.classes + (entry.bare_class if task == "Model" else task)
+    # Beside the configuration: transformers does not export BART's encoder.
+    place = type(settings).__module__.replace("configuration_", "modeling_")
+    result = getattr(importlib.import_module(place), name)(settings)
     with torch.no_grad():
         for parameter in result.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
@@ -57,9 +145,9 @@ def padded_batch(family: str, lengths=(5, 17, 1, 30), seed: int = 0) -> dict[str
     rows, length = len(lengths), max(lengths)
     mask = (torch.arange(length) < torch.tensor(lengths)[:, None]).long()
     ids = torch.randint(5, 97, (rows, length), generator=generator)
-    pad = 1 if family in ROBERTA_LIKE else 0
+    pad = config(family).pad_token_id
     batch = {"input_ids": torch.where(mask.bool(), ids, pad), "attention_mask": mask}
-    if family in ("bert", "electra"):
+    if BY_NAME[family].token_types:
         types = torch.randint(0, 2, (rows, length), generator=generator)
         batch["token_type_ids"] = types * mask
     return batch

@@ -7,7 +7,15 @@ import torch
 
 import fastenc
 from tests.helpers.extension import needs_cpp
-from tests.helpers.families import FAMILIES, config, model, padded_batch
+from tests.helpers.families import (
+    BY_NAME,
+    ENCODERS,
+    FAMILIES,
+    OTHER_NAMES,
+    config,
+    model,
+    padded_batch,
+)
 from tests.helpers.patching import assert_same_gradients, assert_same_outputs, labels_for
 
 pytestmark = needs_cpp
@@ -17,6 +25,7 @@ TASKS = {
     "ForTokenClassification": ("logits",),
     "ForQuestionAnswering": ("start_logits", "end_logits"),
 }
+EVERY_ENCODER = pytest.mark.parametrize("family", ENCODERS)
 EVERY_FAMILY = pytest.mark.parametrize("family", FAMILIES)
 
 
@@ -25,8 +34,13 @@ def task_model(family, task, **changes):
     return model(family, name, **changes)
 
 
-@pytest.mark.parametrize("family", [*FAMILIES, "camembert", "data2vec-text"])
-@pytest.mark.parametrize("task", ["Model", *TASKS])
+@pytest.mark.parametrize(
+    ("family", "task"),
+    [
+        *((family, "Model") for family in (*ENCODERS, *OTHER_NAMES)),
+        *((family, task) for family in (*FAMILIES, *OTHER_NAMES) for task in TASKS),
+    ],
+)
 @pytest.mark.parametrize("padding", [True, False], ids=["padded", "full"])
 def test_outputs_and_every_gradient_agree(family, task, padding):
     theirs = task_model(family, task)
@@ -69,19 +83,26 @@ def test_labelled_logits_only_gives_the_same_loss_and_gradients(family):
     assert_same_outputs(ours(**batch), theirs(**batch), batch["attention_mask"])
 
 
-@EVERY_FAMILY
+@EVERY_ENCODER
 def test_masks_with_holes_positions_and_embeddings(family):
     theirs = model(family)
     ours = fastenc.patch(copy.deepcopy(theirs))
-    batch = padded_batch(family)
-    batch["attention_mask"][1, 3:6] = 0
-    mask = batch["attention_mask"]
-    calls = [batch, {**batch, "position_ids": torch.arange(30).flip(0)[None] + 2}]
+    entry, batch = BY_NAME[family], padded_batch(family)
     embeds = theirs.get_input_embeddings()(batch["input_ids"])
-    calls.append({k: v for k, v in batch.items() if k != "input_ids"} | {"inputs_embeds": embeds})
-    with torch.no_grad():
+    by_embeds = {k: v for k, v in batch.items() if k != "input_ids"} | {"inputs_embeds": embeds}
+    calls = [batch, by_embeds]
+    if not entry.no_positions:
+        calls.append({**batch, "position_ids": torch.arange(30).flip(0)[None] + 2})
+    holes = batch["attention_mask"].clone()
+    holes[1, 3:6] = 0
+    calls += [{**call, "attention_mask": holes} for call in calls]
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        if entry.sees_distances:
+            warnings.filterwarnings("ignore", message=".*a row has padding between tokens")
+            warnings.filterwarnings("ignore", message=".*called with position_ids")
         for call in calls:
-            assert_same_outputs(ours(**call), theirs(**call), mask)
+            assert_same_outputs(ours(**call), theirs(**call), call["attention_mask"])
 
 
 def test_tuples_positional_arguments_and_config_switches():
@@ -411,7 +432,7 @@ def test_unsupported_models_are_refused():
 
     tiny = GPT2Model(GPT2Config(n_layer=1, n_embd=8, n_head=1, vocab_size=10))
     with pytest.raises(
-        ValueError, match=r"patch supports BertModel, .*got GPT2Model over GPT2Model"
+        ValueError, match=r"patch supports .*, BertModel, .*got GPT2Model over GPT2Model"
     ):
         fastenc.patch(tiny)
     with pytest.raises(ValueError, match="is_decoder must be False, got True"):

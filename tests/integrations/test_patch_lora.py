@@ -9,27 +9,17 @@ import torch
 import fastenc
 from tests.helpers.adaptations import disturb
 from tests.helpers.extension import needs_cpp
-from tests.helpers.families import FAMILIES, model, padded_batch
+from tests.helpers.families import BY_NAME, FAMILIES, model, padded_batch
 from tests.helpers.patching import assert_same_gradients, assert_same_outputs
 
 peft = pytest.importorskip("peft")
 pytestmark = needs_cpp
 
 
-def names_of(family, targets):
-    table = {
-        "query": "q_lin" if family == "distilbert" else "query",
-        "value": "v_lin" if family == "distilbert" else "value",
-        "attention_out": "out_lin" if family == "distilbert" else "attention.output.dense",
-        "up": "lin1" if family == "distilbert" else "intermediate.dense",
-        "down": "lin2" if family == "distilbert" else r"output.dense",
-    }
-    return [table[target] for target in targets]
-
-
 def with_lora(family="bert", targets=("query", "value"), **options):
+    names = [BY_NAME[family].linears[target] for target in targets]
     settings = peft.LoraConfig(
-        task_type="SEQ_CLS", r=3, lora_alpha=5, target_modules=names_of(family, targets), **options
+        task_type="SEQ_CLS", r=3, lora_alpha=5, target_modules=names, **options
     )
     torch.manual_seed(0)
     wrapped = peft.get_peft_model(model(family, "ForSequenceClassification"), settings)

@@ -16,7 +16,7 @@ from fastenc.packing import pack
 from fastenc.tasks import task_of
 from tests.helpers.adaptations import disturb
 from tests.helpers.commands import run
-from tests.helpers.families import CLASSES, FAMILIES, model, padded_batch
+from tests.helpers.families import BY_NAME, CLASSES, FAMILIES, model, padded_batch
 
 peft = pytest.importorskip("peft")
 
@@ -28,7 +28,7 @@ HEADS = {
 }
 by_task = pytest.mark.parametrize("task", HEADS)
 # DistilBERT's class in transformers takes no keys from outside.
-PREFIXED = [family for family in FAMILIES if family != "distilbert"]
+PREFIXED = [family for family in FAMILIES if not BY_NAME[family].no_prefix]
 
 
 def batch_of(family: str, task: str) -> dict[str, torch.Tensor]:
@@ -125,7 +125,7 @@ def trained_by_peft(family, task, method, folder):
     model(family).save_pretrained(folder / "base")
     base = transformers_model(family, task, folder / "base", **labels(task))
     if method == "lora":
-        names = ["q_lin", "v_lin"] if family == "distilbert" else ["query", "value"]
+        names = [BY_NAME[family].linears[name] for name in ("query", "value")]
         settings = peft.LoraConfig(task_type=task, target_modules=names)
     else:
         settings = peft.PrefixTuningConfig(task_type=task, num_virtual_tokens=4)

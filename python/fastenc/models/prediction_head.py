@@ -14,10 +14,17 @@ class PredictionHead(nn.ModuleDict):
     """logits = dropout(Norm(act(dropout(x) W + b))) W_out + b_out, of which a HeadSpec names what there is.
 
     Modules: "dense", "norm" and "out".
+    Raises: ValueError for a family that has no such head.
     """
 
-    def __init__(self, config: EncoderConfig, spec: HeadSpec, outputs: int, dropout_p: float):
+    def __init__(
+        self, config: EncoderConfig, spec: HeadSpec | None, outputs: int, dropout_p: float
+    ):
         super().__init__()
+        if spec is None:
+            raise ValueError(
+                f"{config.family} has no head of this kind: take a model of another family"
+            )
         self.spec, self.dropout_p = spec, dropout_p
         width = config.hidden_size
         if "dense" in spec.names:

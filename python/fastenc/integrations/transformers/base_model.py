@@ -149,8 +149,7 @@ def run(
         # A pre-norm layer's output is the sum; the norm after it belongs to the next layer, or ends the stack.
         if number < last:
             kept.append(state.residual.to(dtype) if number + 1 in wanted else None)
-    p = live.kind.final_dropout_p(live.config) if model.training else 0.0
-    x = F.dropout(state.x, p).to(dtype)
+    x = F.dropout(state.x, parts.final_dropout_p).to(dtype)
     return PackedRun(x, (*kept, x if last + 1 in wanted else None), batch, word_table)
 
 
@@ -161,7 +160,7 @@ def output(
     hidden = packed.padded(packed.last)
     fields: dict[str, Any] = {"last_hidden_state": hidden}
     if getattr(model, "pooler", None) is not None:
-        fields["pooler_output"] = model.pooler(hidden)
+        fields["pooler_output"] = live.kind.live_pooled(model, hidden)
     states = padded_states(packed, hidden, wanted)
     if states is not None:
         fields["hidden_states"] = states

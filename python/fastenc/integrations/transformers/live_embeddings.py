@@ -52,11 +52,14 @@ def embed(
         )
     else:
         table = word.weight
-        x = word(batch.input_ids) * scale if inputs_embeds is None else take(inputs_embeds)
+        # By the weights: BART's modules scale and shift by themselves.
+        look_up = lambda module, rows: F.embedding(rows, module.weight, module.padding_idx)
+        ids = batch.input_ids
+        x = look_up(word, ids) * scale if inputs_embeds is None else take(inputs_embeds)
         if token_type is not None:
-            x = x + token_type(torch.zeros_like(batch.input_ids) if types is None else types)
+            x = x + look_up(token_type, torch.zeros_like(ids) if types is None else types)
         if position is not None:
-            x = x + position(positions)
+            x = x + look_up(position, positions)
         if spec is not None:
             x = normalise(x, norm.weight, getattr(norm, "bias", None), spec)
         x = F.dropout(x, parts.embedding_dropout_p)

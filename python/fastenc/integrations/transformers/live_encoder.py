@@ -75,13 +75,14 @@ class Reading(NamedTuple):
     Fields:
         layers: one for each module that computes layers.
         modules: those outside the layers, by our names; None for one that the model lacks.
-        embedding_dropout_p: 0 in evaluation.
+        embedding_dropout_p, final_dropout_p: 0 in evaluation.
     """
 
     unsupported_reason: str | None
     layers: tuple[LiveLayer, ...] = ()
     modules: Mapping[str, Any] = MappingProxyType({})
     embedding_dropout_p: float = 0.0
+    final_dropout_p: float = 0.0
 
 
 class LiveEncoder:
@@ -151,7 +152,13 @@ class LiveEncoder:
             for name, paths in self._names.items()
             if not name.startswith("layers.")
         }
-        return Reading(None, tuple(layers), outside, self._embedding_dropout_p(model))
+        return Reading(
+            None,
+            tuple(layers),
+            outside,
+            self._dropout_p(model, "embeddings", self.kind.embedding_dropout_p(self.config)),
+            self._dropout_p(model, "final", self.kind.final_dropout_p(self.config)),
+        )
 
     def _is_partly_training(self, layer: nn.Module, path: str) -> bool:
         """Whether the modules of a layer are of two modes; a linear layer, which may have LoRA in it, has none."""
@@ -159,10 +166,10 @@ class LiveEncoder:
         names = [name for name, module in inner if not isinstance(module, nn.Linear)]
         return len({layer.get_submodule(name).training for name in names}) > 1
 
-    def _embedding_dropout_p(self, model: Any) -> float:
-        path = self._dropouts.get("embeddings")
+    def _dropout_p(self, model: Any, name: str, described: float) -> float:
+        path = self._dropouts.get(name)
         if path is None:
-            return self.kind.embedding_dropout_p(self.config) if model.training else 0.0
+            return described if model.training else 0.0
         module = model.get_submodule(path)
         return module.p if module.training else 0.0
 

@@ -1,14 +1,32 @@
 """The architectures, by config.json's model_type."""
 
+from fastenc.models.architectures.albert import Albert
+from fastenc.models.architectures.bart import Bart, MBart
 from fastenc.models.architectures.base import Architecture
 from fastenc.models.architectures.bert import Bert
 from fastenc.models.architectures.distilbert import DistilBert
 from fastenc.models.architectures.electra import Electra
+from fastenc.models.architectures.mpnet import MPNet
 from fastenc.models.architectures.roberta import Camembert, Data2VecText, Roberta, XlmRoberta
+from fastenc.models.architectures.t5 import MT5, T5
 
 ARCHITECTURES: dict[str, Architecture] = {
     kind.name: kind()
-    for kind in (Bert, Roberta, XlmRoberta, Camembert, Data2VecText, DistilBert, Electra)
+    for kind in (
+        Bert,
+        Roberta,
+        XlmRoberta,
+        Camembert,
+        Data2VecText,
+        DistilBert,
+        Electra,
+        MPNet,
+        T5,
+        MT5,
+        Albert,
+        Bart,
+        MBart,
+    )
 }
 
 

@@ -95,7 +95,7 @@ class Architecture:
         config_names: our field → config.json's.
         defaults: our fields that config.json may leave out.
         new_config: fields of a new model that differ from EncoderConfig's defaults.
-        lm_head, classifier: the heads; None where the family has none.
+        lm_head, classifier, token_classifier, question_answerer: the heads; None where the family has none.
     """
 
     name: ClassVar[str]
@@ -112,8 +112,10 @@ class Architecture:
     lm_head: ClassVar[HeadSpec | None] = None
     lm_head_activation: ClassVar[str | None] = None  # None: the configuration's
     classifier: ClassVar[HeadSpec | None] = None
-    token_classifier: ClassVar[HeadSpec] = HeadSpec({"out": "classifier"})
-    question_answerer: ClassVar[HeadSpec] = HeadSpec({"out": "qa_outputs"}, dropout_after=False)
+    token_classifier: ClassVar[HeadSpec | None] = HeadSpec({"out": "classifier"})
+    question_answerer: ClassVar[HeadSpec | None] = HeadSpec(
+        {"out": "qa_outputs"}, dropout_after=False
+    )
     supported: ClassVar[dict[str, Any]] = {
         "position_embedding_type": "absolute",
         "is_decoder": False,
@@ -215,6 +217,10 @@ class Architecture:
         """Of the last layer's output."""
         return 0.0
 
+    def live_pooled(self, model: Any, hidden: Tensor) -> Tensor:
+        """What a live base model's pooler makes of (batch, length, hidden_size)."""
+        return model.pooler(hidden)
+
     def decoder_bias(self, config: EncoderConfig) -> bool:
         """Whether the masked-LM head has a bias for each token of the vocabulary."""
         return True
@@ -245,7 +251,7 @@ class Architecture:
         raise NotImplementedError
 
     def dropout_names(self, config: EncoderConfig) -> dict[str, str]:
-        """Where a live model keeps its dropout modules: "embeddings" and the layers' ("layers.0.down") → path.
+        """Where a live model keeps its dropout modules: "embeddings", "final" and the layers' ("layers.0.down") → path.
 
         A module that is not named has the configuration's probability.
         """

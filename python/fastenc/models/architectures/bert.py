@@ -1,5 +1,7 @@
 """BERT. Source: Devlin et al. 2018, arXiv:1810.04805."""
 
+from typing import ClassVar
+
 from fastenc.models.architectures.base import (
     BERT_EMBEDDINGS,
     Architecture,
@@ -28,7 +30,7 @@ class Bert(Architecture):
     name = "bert"
     class_prefix = "Bert"
     prefix = "bert"
-    layers_path = "encoder.layer"
+    layers_path: ClassVar[str | None] = "encoder.layer"
     lm_head = HeadSpec(
         {
             "dense": "cls.predictions.transform.dense",

@@ -1,0 +1,114 @@
+"""ALBERT: BERT with narrow embeddings and layers that share their weights. Source: Lan et al. 2019, arXiv:1909.11942.
+
+Layer i of L is computed by group floor(i G / L) of G; the layers of a group run one after another. transformers counts
+the groups' runs in ``num_hidden_layers``; here every inner layer is a layer.
+"""
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from fastenc.models.architectures.base import (
+    BERT_CONFIG,
+    BERT_EMBEDDINGS,
+    HeadSpec,
+    Names,
+    dropouts_in_layers,
+    in_layers,
+)
+from fastenc.models.architectures.bert import Bert
+from fastenc.nn.layer_spec import LayerDropout
+
+
+class Albert(Bert):
+    name = "albert"
+    class_prefix = "Albert"
+    prefix = "albert"
+    layers_path: ClassVar[str | None] = None  # a module computes several layers
+    config_names = {
+        **BERT_CONFIG,
+        "embedding_size": "embedding_size",
+        "classifier_dropout_p": "classifier_dropout_prob",
+    }
+    new_config = {
+        "embedding_size": 128,
+        "activation": "gelu_new",
+        "hidden_dropout_p": 0.0,
+        "attention_dropout_p": 0.0,
+        "classifier_dropout_p": 0.1,
+    }
+    defaults = {"eps": 1e-12, "pad_token_id": 0, **new_config}
+    lm_head = HeadSpec(
+        {
+            "dense": "predictions.dense",
+            "norm": "predictions.LayerNorm",
+            "decoder": "predictions.decoder",
+            "bias": "predictions.bias",
+        }
+    )
+
+    def read(self, values: dict[str, Any]) -> dict[str, Any]:
+        fields = super().read(values)
+        fields["num_layers"] *= values.get("inner_group_num", 1)
+        return fields
+
+    def write(self, config) -> dict[str, Any]:
+        written = super().write(config)
+        written["num_hidden_layers"] //= config.extra.get("inner_group_num", 1)
+        return written
+
+    def layer_dropout(self, config) -> LayerDropout:
+        # transformers has a dropout module in its feed-forward layer, and does not call it.
+        return LayerDropout(config.attention_dropout_p, config.hidden_dropout_p)
+
+    def live_pooled(self, model: Any, hidden: Tensor) -> Tensor:
+        return model.pooler_activation(
+            model.pooler(hidden[:, 0])
+        )  # the pooler is a bare linear layer
+
+    def module_of_layer(self, config, number: int) -> int:
+        inner = config.extra.get("inner_group_num", 1)
+        runs = config.num_layers // inner
+        groups = config.extra.get("num_hidden_groups", 1)
+        # In floating point, as transformers computes it, where the groups do not divide the layers.
+        group = int(number // inner / (runs / groups))
+        return group * inner + number % inner
+
+    def names(self, config) -> Names:
+        layer: Names = {
+            "qkv": ("attention.query", "attention.key", "attention.value"),
+            "attention_out": "attention.dense",
+            "attention_norm": "attention.LayerNorm",
+            "up": "ffn",
+            "down": "ffn_output",
+            "out_norm": "full_layer_layer_norm",
+        }
+        return {
+            **BERT_EMBEDDINGS,
+            "embeddings.projection": "encoder.embedding_hidden_mapping_in",
+            **_in_groups(config, lambda path: in_layers(1, path, layer)),
+            "pooler": "pooler",
+        }
+
+    def dropout_names(self, config) -> dict[str, str]:
+        names = {
+            "attention": "attention.attention_dropout",
+            "attention_out": "attention.output_dropout",
+        }
+        layers = _in_groups(config, lambda path: dropouts_in_layers(1, path, names))
+        return {"embeddings": "embeddings.dropout", **layers}
+
+
+def _in_groups(config, names_at: Callable[[str], dict[str, Any]]) -> dict[str, Any]:
+    """The names of every module that computes layers, from those of one module at a path."""
+    inner = config.extra.get("inner_group_num", 1)
+    count = config.extra.get("num_hidden_groups", 1) * inner
+    paths = [
+        f"encoder.albert_layer_groups.{i // inner}.albert_layers.{i % inner}" for i in range(count)
+    ]
+    return {
+        name.replace("layers.0.", f"layers.{i}.", 1): theirs
+        for i, path in enumerate(paths)
+        for name, theirs in names_at(path).items()
+    }

@@ -1,0 +1,157 @@
+"""The encoders of T5 (v1.0 and v1.1, Flan) and mT5. Sources: Raffel et al. 2020, arXiv:1910.10683; Shazeer 2020,
+arXiv:2002.05202 (gated layers); Xue et al. 2021, arXiv:2010.11934 (mT5).
+
+Pre-norm with RMSNorm, no bias in any layer, scores that are not scaled, no position table. The checkpoint of a whole
+T5 is read as its encoder; the decoder's weights stay unread.
+"""
+
+from typing import Any
+
+from torch import Tensor
+
+from fastenc.models.architectures.base import (
+    Architecture,
+    Biases,
+    Names,
+    dropouts_in_layers,
+    in_layers,
+)
+from fastenc.nn.layer_spec import (
+    ACTIVATIONS,
+    AttentionSpec,
+    FeedForwardSpec,
+    LayerDropout,
+    LayerSpec,
+    NormSpec,
+)
+from fastenc.nn.relative_bias import RelativeBiasSpec
+
+# Where texts are cut, without a table of positions: the length of pretraining.
+PRETRAINED_LENGTH = 512
+SHARED, IN_ENCODER = "shared.weight", "encoder.embed_tokens.weight"
+
+
+class T5(Architecture):
+    name = "t5"
+    class_prefix = "T5"
+    prefix = ""
+    bare_class = "EncoderModel"
+    config_names = {
+        "vocab_size": "vocab_size",
+        "hidden_size": "d_model",
+        "num_layers": "num_layers",
+        "num_heads": "num_heads",
+        "head_dim": "d_kv",
+        "intermediate_size": "d_ff",
+        "eps": "layer_norm_epsilon",
+        "hidden_dropout_p": "dropout_rate",
+        "classifier_dropout_p": "classifier_dropout",
+    }
+    defaults = {"eps": 1e-6, "pad_token_id": 0, "max_positions": PRETRAINED_LENGTH}
+    new_config = {"type_vocab_size": 0, "eps": 1e-6, "pooler": False, "activation": "relu"}
+    feed_forward_default = "relu"
+    # transformers' heads for T5 read its decoder.
+    token_classifier = None
+    question_answerer = None
+    has_pooler = False
+    has_token_types = False
+    layers_path = "encoder.block"
+    supported = {"is_decoder": False}
+
+    def read(self, values: dict[str, Any]) -> dict[str, Any]:
+        fields = super().read(values)
+        _, fields["activation"] = self._feed_forward(values)
+        fields["attention_dropout_p"] = fields.get("hidden_dropout_p", 0.1)
+        return fields
+
+    def _feed_forward(self, values: dict[str, Any]) -> tuple[bool, str]:
+        """Whether the layer is gated, and its activation; "gated-gelu" stands for the approximation by tanh."""
+        kind = values.get("feed_forward_proj", self.feed_forward_default)
+        return kind.startswith("gated-"), (
+            "gelu_new" if kind == "gated-gelu" else kind.removeprefix("gated-")
+        )
+
+    def layer(self, config, number: int) -> LayerSpec:
+        gated, _ = self._feed_forward(config.extra)
+        norm = NormSpec("rms", config.eps)
+        return LayerSpec(
+            AttentionSpec(config.num_heads, config.head_dim, 1.0),
+            FeedForwardSpec(config.intermediate_size, ACTIVATIONS[config.activation], gated),
+            norm,
+            norm,
+            pre_norm=True,
+        )
+
+    def layer_dropout(self, config) -> LayerDropout:
+        p = config.hidden_dropout_p
+        return LayerDropout(p, p, p, p)
+
+    def biases(self, config) -> Biases:
+        return Biases(*[False] * 6)
+
+    def relative_bias(self, config) -> RelativeBiasSpec:
+        return RelativeBiasSpec(
+            config.extra.get("relative_attention_num_buckets", 32),
+            config.extra.get("relative_attention_max_distance", 128),
+        )
+
+    def first_norm(self, config) -> bool:
+        return True
+
+    def embedding_norm(self, config) -> None:
+        return None
+
+    def position_table(self, config) -> bool:
+        return False
+
+    def final_dropout_p(self, config) -> float:
+        return config.hidden_dropout_p
+
+    def names(self, config) -> Names:
+        gated, _ = self._feed_forward(config.extra)
+        attention, inner = "0.SelfAttention", "1.DenseReluDense"
+        layer: Names = {
+            "qkv": tuple(f"{attention}.{name}" for name in "qkv"),
+            "attention_out": f"{attention}.o",
+            "attention_norm": "1.layer_norm",
+            "up": (f"{inner}.wi_0", f"{inner}.wi_1") if gated else f"{inner}.wi",
+            "down": f"{inner}.wo",
+        }
+        count, path = config.num_layers, "encoder.block.{i}.layer"
+        names = in_layers(count, path, layer)
+        # A layer ends with the norm that the next one begins with.
+        names |= {
+            f"layers.{i}.out_norm": f"encoder.block.{i + 1}.layer.0.layer_norm"
+            for i in range(count - 1)
+        }
+        return {
+            "embeddings.word": "encoder.embed_tokens",
+            "first_norm": "encoder.block.0.layer.0.layer_norm",
+            **names,
+            f"layers.{count - 1}.out_norm": "encoder.final_layer_norm",
+            "relative_bias": "encoder.block.0.layer.0.SelfAttention.relative_attention_bias",
+        }
+
+    def dropout_names(self, config) -> dict[str, str]:
+        names = {
+            "attention_out": "0.dropout",
+            "inner": "1.DenseReluDense.dropout",
+            "down": "1.dropout",
+        }
+        layers = dropouts_in_layers(config.num_layers, "encoder.block.{i}.layer", names)
+        # transformers uses this module after the last layer too.
+        return {"embeddings": "encoder.dropout", "final": "encoder.dropout", **layers}
+
+    def modernised(self, tensors: dict[str, Tensor], config) -> dict[str, Tensor]:
+        # The encoder's table is the decoder's, and most files hold it once.
+        return {IN_ENCODER if key == SHARED else key: value for key, value in tensors.items()}
+
+    def written(self, tensors: dict[str, Tensor], config) -> dict[str, Tensor]:
+        return {SHARED if key == IN_ENCODER else key: value for key, value in tensors.items()}
+
+
+class MT5(T5):
+    name = "mt5"
+    class_prefix = "MT5"
+    feed_forward_default = "gated-gelu"
+    new_config = T5.new_config | {"activation": "gelu_new"}
