@@ -63,6 +63,7 @@ DISTILBERT_SIZES = dict(
 )
 T5_SIZES = dict(vocab_size=97, d_model=32, d_kv=24, num_layers=2, num_heads=2, d_ff=48)
 T5_ENTRY: dict = dict(
+    linears=dict(query="q", value="v", attention_out="o", down="wo"),
     bare_class="EncoderModel",
     sees_distances=True,
     no_heads="transformers' heads read the decoder",
@@ -83,6 +84,7 @@ BART_SIZES = dict(
     max_position_embeddings=40,
 )
 BART_ENTRY: dict = dict(
+    linears=dict(query="q_proj", value="v_proj", attention_out="out_proj", down="fc2"),
     bare_class="Encoder",
     no_heads="transformers' heads read the decoder",
     no_positions="its forward takes none",

@@ -142,6 +142,9 @@ class LiveEncoder:
                 (*self._names[f"layers.{place}.qkv"], *self._names[f"layers.{place}.up"])
             )
             module = model.get_submodule(path)
+            if isinstance(module, nn.ModuleList):  # T5 keeps a layer's two halves in a list
+                path = path.rpartition(".")[0]
+                module = model.get_submodule(path)
             if self._is_partly_training(module, path):
                 return Reading(f"a part of {path} is in training mode, and a part is not")
             dropout = self._dropout(model, place) if module.training else NO_DROPOUT

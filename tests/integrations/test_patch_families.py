@@ -1,0 +1,72 @@
+"""What patch does for every family's encoder in training, with LoRA, and against float64."""
+
+import copy
+import warnings
+
+import pytest
+import torch
+
+import fastenc
+from fastenc.integrations.transformers import base_model
+from tests.helpers.extension import needs_cpp
+from tests.helpers.families import BY_NAME, ENCODERS, config, model, padded_batch
+from tests.helpers.patching import assert_same_gradients
+
+pytestmark = needs_cpp
+EVERY_ENCODER = pytest.mark.parametrize("family", ENCODERS)
+
+
+def loss(model, batch):
+    weight = torch.linspace(-1, 1, 32) * batch["attention_mask"][..., None]
+    return (model(**batch).last_hidden_state * weight).sum()
+
+
+@EVERY_ENCODER
+def test_float32_is_as_near_to_float64_as_the_models_own(family):
+    theirs, batch = model(family), padded_batch(family)
+    mask = batch["attention_mask"].bool()
+    ours, exact = fastenc.patch(copy.deepcopy(theirs)), copy.deepcopy(theirs).double()
+    with torch.no_grad():
+        found, plain, wanted = (m(**batch).last_hidden_state[mask] for m in (ours, theirs, exact))
+    assert (found - wanted).abs().max() <= 4 * (plain - wanted).abs().max() + 1e-6
+
+
+@EVERY_ENCODER
+def test_lora_of_peft(family):
+    peft = pytest.importorskip("peft")
+    names = [BY_NAME[family].linears[name] for name in ("query", "value", "attention_out", "down")]
+    torch.manual_seed(0)
+    theirs = peft.get_peft_model(
+        model(family), peft.LoraConfig(r=3, target_modules=names, init_lora_weights=False)
+    ).eval()
+    ours, batch = fastenc.patch(copy.deepcopy(theirs)), padded_batch(family)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        a, b = loss(ours, batch), loss(theirs, batch)
+    torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+    a.backward(), b.backward()
+    assert_same_gradients(ours, theirs)
+
+
+@EVERY_ENCODER
+@pytest.mark.parametrize("checkpointing", [False, True], ids=["kept", "recomputed"])
+def test_training_without_dropout(family, checkpointing, monkeypatch):
+    recomputed = []
+    own = base_model.checkpoint
+    counted = lambda *call, **options: (recomputed.append(1), own(*call, **options))[1]
+    monkeypatch.setattr(base_model, "checkpoint", counted)
+    settings = config(family).to_dict()
+    off = {name: 0.0 for name, p in settings.items() if "dropout" in name and p is not None}
+    theirs = model(family, **off).train()
+    ours, batch = fastenc.patch(copy.deepcopy(theirs)), padded_batch(family)
+    if checkpointing and not ours.supports_gradient_checkpointing:
+        checkpointing = False
+    if checkpointing:
+        ours.gradient_checkpointing_enable()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        a, b = loss(ours, batch), loss(theirs, batch)
+    torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+    a.backward(), b.backward()
+    assert_same_gradients(ours, theirs)
+    assert bool(recomputed) == checkpointing
