@@ -61,7 +61,7 @@ ROBERTA_SIZES = SIZES | dict(pad_token_id=1, bos_token_id=0, eos_token_id=2, typ
 DISTILBERT_SIZES = dict(
     vocab_size=97, dim=32, n_layers=2, n_heads=2, hidden_dim=48, max_position_embeddings=40
 )
-T5_SIZES = dict(vocab_size=97, d_model=32, d_kv=24, num_layers=2, num_heads=2, d_ff=48)
+T5_SIZES = dict(vocab_size=97, d_model=32, d_kv=32, num_layers=2, num_heads=2, d_ff=48)
 T5_ENTRY: dict = dict(
     linears=dict(query="q", value="v", attention_out="o", down="wo"),
     bare_class="EncoderModel",
