@@ -217,14 +217,8 @@ class _Attention(torch.autograd.Function):
                 elif needs_x:
                     dx = gemm(dqkv, qkv_weight)
         weights = _cast((dqkv_weight, dqkv_bias, dout_weight, *dnorm), ctx.dtypes)
-        dresidual = dresidual if needs[1] else None
-        return (
-            dx,
-            dresidual,
-            *weights,
-            drelative_bias.to(ctx.bias_dtype) if needs_relative_bias else None,
-            *(None,) * 4,
-        )
+        (dbias,) = _cast((drelative_bias if needs_relative_bias else None,), (ctx.bias_dtype,))
+        return dx, dresidual if needs[1] else None, *weights, dbias, *(None,) * 4
 
 
 class _FeedForward(torch.autograd.Function):
