@@ -45,14 +45,15 @@ class MaskedLMHead(nn.Module):
             raise ValueError(
                 f"{config.family} has no masked-LM head: take a model of another family"
             )
-        self.names = kind.lm_head.names
-        self.dense = nn.Linear(config.hidden_size, width, bias=kind.lm_head.dense_bias)
+        spec = kind.head(config, kind.lm_head)
+        self.names = spec.names
+        self.dense = nn.Linear(config.hidden_size, width, bias=spec.dense_bias)
         self.norm = make_norm(NormSpec("layer", config.eps), width, kind.biases(config).norm)
         tied = config.extra.get("tie_word_embeddings", True)
         self.decoder = None if tied else nn.Linear(width, config.vocab_size, bias=False)
         has_bias = kind.decoder_bias(config)
         self.bias = nn.Parameter(torch.zeros(config.vocab_size)) if has_bias else None
-        self.activation = ACTIVATIONS[kind.lm_head_activation or config.activation]
+        self.activation = ACTIVATIONS[spec.activation or config.activation]
 
     def transform(self, hidden: Tensor) -> Tensor:
         inner = linear(hidden, self.dense.weight)

@@ -7,7 +7,8 @@ from torch import Tensor, nn
 from fastenc.models.architectures.base import HeadSpec
 from fastenc.models.config import EncoderConfig
 from fastenc.nn.embeddings import make_norm
-from fastenc.nn.layer_spec import NormSpec
+from fastenc.nn.layer import activate_plain
+from fastenc.nn.layer_spec import ACTIVATIONS, NormSpec
 
 
 class PredictionHead(nn.ModuleDict):
@@ -25,7 +26,9 @@ class PredictionHead(nn.ModuleDict):
             raise ValueError(
                 f"{config.family} has no head of this kind: take a model of another family"
             )
+        spec = config.architecture.head(config, spec)
         self.spec, self.dropout_p = spec, dropout_p
+        self.activation = ACTIVATIONS.get(spec.activation or config.activation, "tanh")
         width = config.hidden_size
         if "dense" in spec.names:
             self["dense"] = nn.Linear(width, width, bias=spec.dense_bias)
@@ -39,7 +42,11 @@ class PredictionHead(nn.ModuleDict):
         drop = lambda x: F.dropout(x, self.dropout_p, self.training)
         if "dense" in self:
             x = self["dense"](drop(x) if spec.dropout_before else x)
-            x = torch.tanh(x) if spec.activation == "tanh" else getattr(F, spec.activation)(x)
+            x = (
+                torch.tanh(x)
+                if self.activation == "tanh"
+                else activate_plain(x, None, self.activation)
+            )
         if "norm" in self:
             x = self["norm"](x)
         return self["out"](drop(x) if spec.dropout_after else x)

@@ -115,7 +115,7 @@ class PretrainedModel(nn.Module):
     ) -> Model:
         """The model that a config.json's ``values`` describe, with the folder's weights."""
         config = EncoderConfig.from_hf(values)
-        tensors = checkpoint.read_tensors(folder)
+        tensors = _under_present_names(config, checkpoint.read_tensors(folder))
         _check_depth(config, tensors, folder)
         try:
             with torch.device("meta"):
@@ -231,11 +231,8 @@ class PretrainedModel(nn.Module):
             table[key] = tuple(f"{prefix}{name}.{leaf}" for name in several)
         return table
 
-    def _to_canonical(self, tensors: dict[str, Tensor], folder: Path) -> dict[str, Tensor]:
+    def _to_canonical(self, found: dict[str, Tensor], folder: Path) -> dict[str, Tensor]:
         kind = self.config.architecture
-        prefix = f"{kind.prefix}." if kind.prefix else ""
-        plain = {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
-        found = kind.modernised(plain, self.config)
         state, missing = {}, []
         read: set[str] = set()
         own, heads = self.state_dict(), self.head_names()
@@ -300,14 +297,22 @@ def architecture_of(hf_config: dict[str, Any]) -> str:
     return "Model" if name == kind.bare_class else name
 
 
+def _under_present_names(config: EncoderConfig, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """A checkpoint's tensors under the names that the architecture knows, without the prefix."""
+    kind = config.architecture
+    prefix = f"{kind.prefix}." if kind.prefix else ""
+    plain = {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
+    return kind.modernised(plain, config)
+
+
 def _check_depth(config: EncoderConfig, tensors: dict[str, Tensor], folder: Path) -> None:
     """Compare the number of layers before any is built, which takes as long as config.json wants."""
     kind = config.architecture
     path = kind.layers_path
     if path is None:
         return
-    layer = re.compile(rf"(^|\.){re.escape(path)}\.(\d+)\.")
-    found = [int(match[2]) + 1 for match in map(layer.search, tensors) if match]
+    layer = re.compile(rf"{re.escape(path)}\.(\d+)\.")
+    found = [int(match[1]) + 1 for match in map(layer.match, tensors) if match]
     if max(found, default=0) != config.num_layers:
         raise ValueError(
             f"{checkpoint.weights_file(folder)} has {max(found, default=0)} layers, but config.json says "

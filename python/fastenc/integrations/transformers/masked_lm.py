@@ -115,7 +115,8 @@ def _transform(model: Any, live: LiveEncoder, hidden: Tensor) -> Tensor:
     """LayerNorm(act(x W + b)), of which the norm may be missing."""
     kind, config = live.kind, live.config
     dense, norm = _module(model, live, "dense"), _module(model, live, "norm")
-    name = ACTIVATIONS[kind.lm_head_activation or config.activation]
+    assert kind.lm_head is not None  # is_masked_lm() has seen it
+    name = ACTIVATIONS[kind.head(config, kind.lm_head).activation or config.activation]
     x = activate_plain(linear(hidden, dense.weight), dense.bias, name)
     if norm is None:
         return x

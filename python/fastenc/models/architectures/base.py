@@ -69,14 +69,14 @@ class HeadSpec:
 
     Fields:
         names: "dense", "norm" and "out" (or "decoder" and "bias") → the checkpoint's names, without the prefix.
-        activation: a name of ``torch.nn.functional``, of the kernels, or "tanh".
+        activation: a name of the kernels, or "tanh"; None: the configuration's.
         dense_bias: whether the dense layer has one.
         dropout_before, dropout_after: whether dropout precedes the dense layer, and the last one.
         pooler: the head reads the encoder's pooler in place of a token's vector.
     """
 
     names: dict[str, str]
-    activation: str = "gelu"
+    activation: str | None = "gelu"
     dense_bias: bool = True
     dropout_before: bool = False
     dropout_after: bool = True
@@ -110,7 +110,6 @@ class Architecture:
     has_token_types: ClassVar[bool] = True
     positions_after_padding: ClassVar[bool] = False
     lm_head: ClassVar[HeadSpec | None] = None
-    lm_head_activation: ClassVar[str | None] = None  # None: the configuration's
     classifier: ClassVar[HeadSpec | None] = None
     token_classifier: ClassVar[HeadSpec | None] = HeadSpec({"out": "classifier"})
     question_answerer: ClassVar[HeadSpec | None] = HeadSpec(
@@ -220,6 +219,10 @@ class Architecture:
     def live_pooled(self, model: Any, hidden: Tensor) -> Tensor:
         """What a live base model's pooler makes of (batch, length, hidden_size)."""
         return model.pooler(hidden)
+
+    def head(self, config: EncoderConfig, spec: HeadSpec) -> HeadSpec:
+        """A head as the configuration settles it."""
+        return spec
 
     def decoder_bias(self, config: EncoderConfig) -> bool:
         """Whether the masked-LM head has a bias for each token of the vocabulary."""

@@ -37,7 +37,8 @@ class Bert(Architecture):
             "norm": "cls.predictions.transform.LayerNorm",
             "decoder": "cls.predictions.decoder",
             "bias": "cls.predictions.bias",
-        }
+        },
+        activation=None,
     )
     classifier = HeadSpec({"out": "classifier"}, pooler=True)
 

@@ -42,7 +42,8 @@ class DistilBert(Architecture):
             "norm": "vocab_layer_norm",
             "decoder": "vocab_projector",
             "bias": "vocab_projector.bias",
-        }
+        },
+        activation=None,
     )
     classifier = HeadSpec({"dense": "pre_classifier", "out": "classifier"}, activation="relu")
     question_answerer = HeadSpec({"out": "qa_outputs"})

@@ -27,7 +27,6 @@ class Electra(Architecture):
             "bias": "generator_lm_head.bias",
         }
     )
-    lm_head_activation = "gelu"  # whatever the layers have
     classifier = HeadSpec(
         {"dense": "classifier.dense", "out": "classifier.out_proj"},
         activation="gelu",

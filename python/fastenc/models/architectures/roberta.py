@@ -22,7 +22,6 @@ class Roberta(Bert):
             "bias": "lm_head.bias",
         }
     )
-    lm_head_activation = "gelu"
     classifier = HeadSpec(
         {"dense": "classifier.dense", "out": "classifier.out_proj"},
         activation="tanh",

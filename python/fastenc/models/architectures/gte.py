@@ -1,0 +1,83 @@
+"""GTE's "new" encoders: NomicBERT's layers with GeGLU and biases. Source: Zhang et al. 2024, arXiv:2407.19669.
+
+Files of the hub's remote code have ``attention.qkv_proj`` and ``mlp.up_gate_proj``, whose second half is the one that
+is activated.
+"""
+
+import re
+
+from torch import Tensor
+
+from fastenc.models.architectures.base import (
+    BERT_CONFIG,
+    Biases,
+    HeadSpec,
+    dropouts_in_layers,
+)
+from fastenc.models.architectures.nomic_bert import NomicBert
+from fastenc.nn.layer_spec import LayerDropout
+
+# The remote code's names in a layer → transformers'.
+HUB_LAYER = {
+    "attention.o_proj": "self_attn.o_proj",
+    "attn_ln": "post_attention_layernorm",
+    "mlp_ln": "post_mlp_layernorm",
+}
+
+
+class Gte(NomicBert):
+    name = "gte"
+    class_prefix = "Gte"
+    prefix = "gte"
+    config_names = BERT_CONFIG
+    defaults = {
+        "eps": 1e-12,
+        "pad_token_id": 1,
+        "activation": "gelu",
+        "hidden_dropout_p": 0.1,
+        "attention_dropout_p": 0.0,
+        "max_positions": 8192,
+    }
+    new_config = {"type_vocab_size": 1, "pad_token_id": 1}
+    theta = 160_000.0
+    lm_head = HeadSpec(
+        {
+            "dense": "lm_head.dense",
+            "norm": "lm_head.layer_norm",
+            "decoder": "lm_head.decoder",
+            "bias": "lm_head.decoder.bias",
+        }
+    )
+
+    def layer_dropout(self, config) -> LayerDropout:
+        p = config.hidden_dropout_p
+        return LayerDropout(config.attention_dropout_p, p, p, p)
+
+    def biases(self, config) -> Biases:
+        return Biases(up=False)
+
+    def dropout_names(self, config) -> dict[str, str]:
+        inner = dropouts_in_layers(config.num_layers, "layers.{i}", {"inner": "mlp.dropout"})
+        return {**super().dropout_names(config), **inner}
+
+    def modernised(self, tensors: dict[str, Tensor], config) -> dict[str, Tensor]:
+        found: dict[str, Tensor] = {}
+        for key, value in tensors.items():
+            key = key.removeprefix("new.").replace("encoder.layer.", "layers.")
+            key = key.replace("lm_head.norm.", "lm_head.layer_norm.")
+            in_layer = re.match(r"(layers\.\d+)\.(.+)\.(weight|bias)$", key)
+            if in_layer and in_layer[2] == "attention.qkv_proj":
+                parts = zip("qkv", value.chunk(3), strict=True)
+                found |= {f"{in_layer[1]}.self_attn.{x}_proj.{in_layer[3]}": v for x, v in parts}
+                continue
+            if in_layer and in_layer[2] == "mlp.up_gate_proj":
+                up, gate = value.chunk(2)
+                found |= {
+                    f"{in_layer[1]}.mlp.up_proj.{in_layer[3]}": up,
+                    f"{in_layer[1]}.mlp.gate_proj.{in_layer[3]}": gate,
+                }
+                continue
+            if in_layer and in_layer[2] in HUB_LAYER:
+                key = f"{in_layer[1]}.{HUB_LAYER[in_layer[2]]}.{in_layer[3]}"
+            found[key] = value
+        return found

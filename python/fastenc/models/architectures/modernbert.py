@@ -1,0 +1,153 @@
+"""ModernBERT, and the checkpoints built on it. Source: Warner et al. 2024, arXiv:2412.13663.
+
+Pre-norm without a first norm, gated, rotary; most layers see a window, every third one everything. Each value differs
+between checkpoints and is read from the configuration; older files name the angles and the layers' kinds otherwise.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+from fastenc.models.architectures.base import (
+    BERT_CONFIG,
+    Architecture,
+    Biases,
+    HeadSpec,
+    Names,
+    dropouts_in_layers,
+    in_layers,
+)
+from fastenc.nn.layer_spec import (
+    ACTIVATIONS,
+    AttentionSpec,
+    FeedForwardSpec,
+    LayerDropout,
+    LayerSpec,
+    NormSpec,
+)
+from fastenc.nn.rotary import RotarySpec
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+# Kind of layer → an older file's name of its theta, and the default.
+OLD_THETA = {FULL: ("global_rope_theta", 160_000.0), SLIDING: ("local_rope_theta", 10_000.0)}
+HEAD = {"dense": "head.dense", "norm": "head.norm"}
+
+
+class ModernBert(Architecture):
+    name = "modernbert"
+    class_prefix = "ModernBert"
+    prefix = "model"
+    layers_path = "layers"
+    config_names = {
+        **{ours: theirs for ours, theirs in BERT_CONFIG.items() if ours != "type_vocab_size"},
+        "activation": "hidden_activation",
+        "eps": "norm_eps",
+        "hidden_dropout_p": "embedding_dropout",
+        "attention_dropout_p": "attention_dropout",
+    }
+    defaults = {
+        "eps": 1e-5,
+        "pad_token_id": 50283,
+        "activation": "gelu",
+        "max_positions": 8192,
+        "hidden_dropout_p": 0.0,
+        "attention_dropout_p": 0.0,
+        "classifier_dropout_p": 0.0,
+    }
+    new_config = {"type_vocab_size": 0, "eps": 1e-5, "max_positions": 8192}
+    has_pooler = False
+    has_token_types = False
+    lm_head = HeadSpec({**HEAD, "decoder": "decoder", "bias": "decoder.bias"})
+    classifier = HeadSpec({**HEAD, "out": "classifier"})
+    token_classifier = HeadSpec({**HEAD, "out": "classifier"})
+    question_answerer = HeadSpec({**HEAD, "out": "qa_outputs"})
+
+    def read(self, values: dict[str, Any]) -> dict[str, Any]:
+        fields = super().read(values)
+        if "norm_eps" not in values and "layer_norm_eps" in values:
+            fields["eps"] = values["layer_norm_eps"]
+        return fields
+
+    def check_supported(self, values: dict[str, Any]) -> None:
+        super().check_supported(values)
+        for kind, given in (values.get("rope_parameters") or {}).items():
+            rope_type = (given or {}).get("rope_type", "default")
+            if rope_type != "default":
+                raise ValueError(
+                    f"config.json: rope_type of {kind} must be 'default', got {rope_type!r}: angles that are scaled "
+                    "with the length are not computed here"
+                )
+
+    def layer(self, config, number: int) -> LayerSpec:
+        side = int(config.extra.get("local_attention", 128)) // 2
+        window = (side, side) if self._kind(config, number) == SLIDING else (-1, -1)
+        norm = NormSpec("layer", config.eps)
+        activation = ACTIVATIONS[config.activation]
+        return LayerSpec(
+            AttentionSpec(config.num_heads, config.head_dim, config.head_dim**-0.5, window),
+            FeedForwardSpec(config.intermediate_size, activation, gated=True),
+            norm,
+            norm,
+            pre_norm=True,
+        )
+
+    def layer_dropout(self, config) -> LayerDropout:
+        p, inner = config.attention_dropout_p, float(config.extra.get("mlp_dropout", 0.0))
+        return LayerDropout(p, p, inner, 0.0)
+
+    def biases(self, config) -> Biases:
+        given = lambda key: bool(config.extra.get(key, False))
+        attention, mlp, norm = given("attention_bias"), given("mlp_bias"), given("norm_bias")
+        return Biases(attention, attention, mlp, mlp, norm, norm)
+
+    def rotary(self, config, number: int) -> RotarySpec:
+        kind = self._kind(config, number)
+        given = (config.extra.get("rope_parameters") or {}).get(kind) or {}
+        old, default = OLD_THETA[kind]
+        theta = given.get("rope_theta", config.extra.get(old, default))
+        return RotarySpec(config.head_dim, float(theta))
+
+    def position_table(self, config) -> bool:
+        return False
+
+    def head(self, config, spec: HeadSpec) -> HeadSpec:
+        activation = config.extra.get("classifier_activation", "gelu")
+        bias = bool(config.extra.get("classifier_bias", False))
+        return replace(spec, activation=ACTIVATIONS[activation], dense_bias=bias)
+
+    def decoder_bias(self, config) -> bool:
+        return bool(config.extra.get("decoder_bias", True))
+
+    def classifier_pooling(self, config) -> str:
+        return config.extra.get("classifier_pooling", "cls")
+
+    def question_answerer_dropout_p(self, config) -> float:
+        return config.classifier_dropout_p or 0.0
+
+    def dropout_names(self, config) -> dict[str, str]:
+        inner = dropouts_in_layers(config.num_layers, "layers.{i}", {"inner": "mlp.drop"})
+        return {"embeddings": "embeddings.drop", **inner}
+
+    def names(self, config) -> Names:
+        layer: Names = {
+            "qkv": "attn.Wqkv",
+            "attention_out": "attn.Wo",
+            "attention_norm": "mlp_norm",
+            "up": "mlp.Wi",
+            "down": "mlp.Wo",
+        }
+        names = in_layers(config.num_layers, "layers.{i}", layer)
+        for i in range(config.num_layers):
+            names[f"layers.{i}.out_norm"] = f"layers.{i + 1}.attn_norm"
+        names[f"layers.{config.num_layers - 1}.out_norm"] = "final_norm"
+        return {
+            "embeddings.word": "embeddings.tok_embeddings",
+            "embeddings.norm": "embeddings.norm",
+            **names,
+        }
+
+    def _kind(self, config, number: int) -> str:
+        kinds = config.extra.get("layer_types")
+        if kinds:
+            return kinds[number]
+        every = int(config.extra.get("global_attn_every_n_layers", 3))
+        return SLIDING if number % every else FULL

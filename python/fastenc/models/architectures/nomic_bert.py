@@ -1,0 +1,158 @@
+"""NomicBERT: BERT with rotary positions and SwiGLU, without biases in its linear layers.
+
+Source: Nussbaum et al. 2024, arXiv:2402.01613. Files of the hub's remote code (``n_embd``, ``attn.Wqkv``, ``mlp.fc11``)
+are read under these names and written in transformers' own; the version with a mixture of experts is refused.
+"""
+
+import re
+from typing import Any
+
+from torch import Tensor
+
+from fastenc.models.architectures.base import (
+    BERT_CONFIG,
+    BERT_EMBEDDINGS,
+    Architecture,
+    Biases,
+    HeadSpec,
+    Names,
+    dropouts_in_layers,
+    in_layers,
+)
+from fastenc.nn.layer_spec import (
+    ACTIVATIONS,
+    AttentionSpec,
+    FeedForwardSpec,
+    LayerSpec,
+    NormSpec,
+)
+from fastenc.nn.rotary import RotarySpec
+
+# The remote code's names of configuration values → transformers'.
+HUB_CONFIG = {
+    "n_embd": "hidden_size",
+    "n_head": "num_attention_heads",
+    "n_layer": "num_hidden_layers",
+    "n_inner": "intermediate_size",
+    "n_positions": "max_position_embeddings",
+    "layer_norm_epsilon": "layer_norm_eps",
+    "resid_pdrop": "hidden_dropout_prob",
+    "attn_pdrop": "attention_probs_dropout_prob",
+}
+# The remote code's names in a layer → transformers'.
+HUB_LAYER = {
+    "attn.out_proj": "self_attn.o_proj",
+    "mlp.fc11": "mlp.up_proj",
+    "mlp.fc12": "mlp.gate_proj",
+    "mlp.fc2": "mlp.down_proj",
+    "norm1": "post_attention_layernorm",
+    "norm2": "post_mlp_layernorm",
+}
+
+
+class NomicBert(Architecture):
+    name = "nomic_bert"
+    class_prefix = "NomicBert"
+    prefix = "nomic_bert"
+    layers_path = "layers"
+    config_names = {**BERT_CONFIG, "head_dim": "head_dim"}
+    defaults = {
+        "eps": 1e-12,
+        "pad_token_id": 0,
+        "activation": "silu",
+        "head_dim": 0,
+        "hidden_dropout_p": 0.0,
+        "attention_dropout_p": 0.0,
+        "max_positions": 2048,
+    }
+    new_config = {"activation": "silu"}
+    has_pooler = False  # but under the classifier
+    theta = 1000.0
+    lm_head = HeadSpec(
+        {
+            "dense": "cls.predictions.transform.dense",
+            "norm": "cls.predictions.transform.layer_norm",
+            "decoder": "cls.predictions.decoder",
+            "bias": "cls.predictions.bias",
+        },
+        activation=None,
+    )
+    classifier = HeadSpec({"out": "classifier"}, pooler=True)
+
+    def check_supported(self, values: dict[str, Any]) -> None:
+        super().check_supported(values)
+        if values.get("num_experts") or values.get("moe_every_n_layers"):
+            raise ValueError(
+                "config.json describes a mixture of experts, which is not computed here: take a dense model, such as "
+                "nomic-embed-text-v1.5"
+            )
+        rope = values.get("rope_parameters") or {}
+        if rope.get("rope_type", "default") != "default" or values.get("rope_scaling"):
+            raise ValueError(
+                f"config.json: rope_type must be 'default', got {rope or values['rope_scaling']!r}: angles that are "
+                "scaled with the length are not computed here"
+            )
+        if values.get("rotary_emb_fraction", 1.0) != 1.0:
+            raise ValueError(
+                f"config.json: rotary_emb_fraction must be 1.0, got {values['rotary_emb_fraction']!r}"
+            )
+
+    def read(self, values: dict[str, Any]) -> dict[str, Any]:
+        renamed = {HUB_CONFIG.get(key, key): value for key, value in values.items()}
+        renamed = {key: value for key, value in renamed.items() if value is not None}
+        return super().read(renamed)
+
+    def layer(self, config, number: int) -> LayerSpec:
+        norm = NormSpec("layer", config.eps)
+        activation = ACTIVATIONS[config.activation]
+        return LayerSpec(
+            AttentionSpec(config.num_heads, config.head_dim, config.head_dim**-0.5),
+            FeedForwardSpec(config.intermediate_size, activation, gated=True),
+            norm,
+            norm,
+        )
+
+    def biases(self, config) -> Biases:
+        return Biases(qkv=False, attention_out=False, up=False, down=False)
+
+    def rotary(self, config, number: int) -> RotarySpec:
+        given = config.extra.get("rope_parameters") or {}
+        theta = given.get("rope_theta", config.extra.get("rotary_emb_base", self.theta))
+        return RotarySpec(config.head_dim, float(theta))
+
+    def position_table(self, config) -> bool:
+        return False
+
+    def dropout_names(self, config) -> dict[str, str]:
+        names = {"attention_out": "post_attention_dropout", "down": "post_mlp_dropout"}
+        return {
+            "embeddings": "embeddings.dropout",
+            **dropouts_in_layers(config.num_layers, "layers.{i}", names),
+        }
+
+    def names(self, config) -> Names:
+        layer: Names = {
+            "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+            "attention_out": "self_attn.o_proj",
+            "attention_norm": "post_attention_layernorm",
+            "up": ("mlp.gate_proj", "mlp.up_proj"),
+            "down": "mlp.down_proj",
+            "out_norm": "post_mlp_layernorm",
+        }
+        names = {**BERT_EMBEDDINGS, **in_layers(config.num_layers, "layers.{i}", layer)}
+        del names["embeddings.position"]
+        return {**names, "pooler": "pooler.dense"}
+
+    def modernised(self, tensors: dict[str, Tensor], config) -> dict[str, Tensor]:
+        found: dict[str, Tensor] = {}
+        for key, value in tensors.items():
+            key = key.replace("emb_ln.", "embeddings.LayerNorm.").removeprefix("encoder.")
+            in_layer = re.match(r"(layers\.\d+)\.(.+)\.(weight|bias)$", key)
+            if in_layer and in_layer[2] == "attn.Wqkv":
+                parts = zip("qkv", value.chunk(3), strict=True)
+                found |= {f"{in_layer[1]}.self_attn.{x}_proj.{in_layer[3]}": v for x, v in parts}
+                continue
+            if in_layer and in_layer[2] in HUB_LAYER:
+                key = f"{in_layer[1]}.{HUB_LAYER[in_layer[2]]}.{in_layer[3]}"
+            found[key] = value
+        return found
