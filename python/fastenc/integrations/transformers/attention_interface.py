@@ -15,7 +15,7 @@ class _Sequences(NamedTuple):
     """The real tokens of a padded batch.
 
     Fields:
-        indices: int64 (total_tokens,), places in the flattened batch; None where all tokens are real.
+        indices: int64 (total_tokens,), positions in the flattened batch; None where all tokens are real.
         cu_seqlens, max_seqlen: as in :func:`fastenc.ops.attention`.
     """
 
@@ -78,13 +78,13 @@ def attention_forward(
     max_length_k: int | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """What transformers calls in the place of its own attention.
+    """What transformers calls for its own attention.
 
     Args:
         query: (batch, num_heads, length, head_dim); key, value: (batch, num_key_value_heads, length, head_dim).
         attention_mask: of :func:`padding_mask`.
         sliding_window: a token sees sliding_window - 1 tokens on each side; padding between two tokens does not count.
-    Returns: (batch, length, num_heads, head_dim), 0 for padding tokens, and None in the place of the probabilities.
+    Returns: (batch, length, num_heads, head_dim), 0 for padding tokens, and None for the probabilities.
     Raises: ValueError for a call that the kernel does not compute.
     """
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal

@@ -134,12 +134,12 @@ def run(
     state, attention_inputs = _first_state(live, parts, x), _attention_inputs(live, parts, batch)
     packed = live.frozen.current(model)
     last = live.config.num_layers - 1
-    for number, (place, spec) in enumerate(zip(live.places, live.specs, strict=True)):
-        layer = parts.layers[place]
+    for number, (index, spec) in enumerate(zip(live.module_of_layer, live.specs, strict=True)):
+        layer = parts.layers[index]
         call = (state, attention_inputs(number), layer.weights(), spec, layer.dropout)
         options: dict[str, Any] = {
             "adaptation": layer.adaptation(),
-            "packed": None if packed is None else packed[place],
+            "packed": None if packed is None else packed[index],
         }
         recompute = layer.module.training and getattr(layer.module, "gradient_checkpointing", False)
         if recompute and torch.is_grad_enabled():

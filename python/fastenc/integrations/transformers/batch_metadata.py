@@ -94,7 +94,7 @@ def take_metadata(arguments: dict) -> BatchMetadata | None:
 
 
 def read_metadata(mask: Tensor | None, labels: Tensor | None) -> BatchMetadata | None:
-    """Read them; on an accelerator this is the one place of a forward that waits for it.
+    """Read them; on an accelerator this is the one point of a forward that waits for it.
 
     Args:
         mask: (batch, length), non-zero at real tokens. None, or another shape: there is nothing to read.

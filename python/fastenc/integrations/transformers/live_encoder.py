@@ -91,7 +91,7 @@ class LiveEncoder:
     Attributes:
         config: the live configuration in our fields, as it was at patch time.
         specs: each layer's description.
-        places: the module of each layer, by its place among those of a :class:`Reading`.
+        module_of_layer: for each layer, which of a :class:`Reading`'s layers computes it.
         output_class: what the model's own forward returns.
         frozen: the packed weights of :func:`fastenc.freeze`.
     """
@@ -100,12 +100,14 @@ class LiveEncoder:
         self.config = EncoderConfig.from_hf(model.config.to_dict())
         kind, count = self.config.architecture, self.config.num_layers
         self.specs = [kind.layer(self.config, i) for i in range(count)]
-        self.places = [kind.module_of_layer(self.config, i) for i in range(count)]
+        self.module_of_layer = [kind.module_of_layer(self.config, i) for i in range(count)]
         self.frozen = FrozenWeights()
         self._names = {ours: _several(theirs) for ours, theirs in kind.names(self.config).items()}
         self._dropouts = kind.dropout_names(self.config)
         linears = [
-            self._names[f"layers.{place}.{name}"] for place in set(self.places) for name in LINEARS
+            self._names[f"layers.{index}.{name}"]
+            for index in set(self.module_of_layer)
+            for name in LINEARS
         ]
         self._allowed = Allowed(
             frozenset({POOLER}),
@@ -133,13 +135,13 @@ class LiveEncoder:
 
     def _parts_of(self, model: Any) -> Reading:
         layers = []
-        for place in sorted(set(self.places)):
+        for index in sorted(set(self.module_of_layer)):
             modules = {
-                name: tuple(map(model.get_submodule, self._names[f"layers.{place}.{name}"]))
+                name: tuple(map(model.get_submodule, self._names[f"layers.{index}.{name}"]))
                 for name in (*LINEARS, "attention_norm", "out_norm")
             }
             path = _common_parent(
-                (*self._names[f"layers.{place}.qkv"], *self._names[f"layers.{place}.up"])
+                (*self._names[f"layers.{index}.qkv"], *self._names[f"layers.{index}.up"])
             )
             module = model.get_submodule(path)
             if isinstance(module, nn.ModuleList):  # T5 keeps a layer's two halves in a list
@@ -147,7 +149,7 @@ class LiveEncoder:
                 module = model.get_submodule(path)
             if self._is_partly_training(module, path):
                 return Reading(f"a part of {path} is in training mode, and a part is not")
-            dropout = self._dropout(model, place) if module.training else NO_DROPOUT
+            dropout = self._dropout(model, index) if module.training else NO_DROPOUT
             plain = {name: tuple(map(base_linear, some)) for name, some in modules.items()}
             layers.append(LiveLayer(module, plain, dropout, _added(modules)))
         outside = {
@@ -176,11 +178,11 @@ class LiveEncoder:
         module = model.get_submodule(path)
         return module.p if module.training else 0.0
 
-    def _dropout(self, model: Any, place: int) -> LayerDropout:
+    def _dropout(self, model: Any, index: int) -> LayerDropout:
         described = self.kind.layer_dropout(self.config)
         read = {}
         for field in LayerDropout._fields:
-            path = self._dropouts.get(f"layers.{place}.{field}")
+            path = self._dropouts.get(f"layers.{index}.{field}")
             if path is not None:
                 read[field] = model.get_submodule(path).p
         return described._replace(**read)
@@ -207,8 +209,8 @@ class FrozenOwner:
                 f"{reading.unsupported_reason}"
             )
         return [
-            (layer.weights(), live.specs[live.places.index(place)])
-            for place, layer in enumerate(reading.layers)
+            (layer.weights(), live.specs[live.module_of_layer.index(index)])
+            for index, layer in enumerate(reading.layers)
         ]
 
 
