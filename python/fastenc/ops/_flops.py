@@ -17,9 +17,7 @@ from fastenc.ops import _encoder_layer, _gemm  # noqa: F401
 Formula = Callable[[dict[str, Any]], float]
 
 
-def _pairs(
-    queries: Tensor, keys: Tensor | None, longest: tuple[int, int], window: int = 0
-) -> float:
+def _pairs(queries: Tensor, keys: Tensor | None, longest: tuple[int, int], window: int) -> float:
     """Pairs of a query and a key that it sees, in one head.
 
     Args:
@@ -36,12 +34,15 @@ def _pairs(
     return float((queries.diff().double() * seen).sum())
 
 
+def _window(a: dict[str, Any]) -> int:
+    left, right = a["window_left"], a["window_right"]
+    return 0 if min(left, right) < 0 else left + right + 1
+
+
 def _attention(products: int) -> Formula:
     def flops(a: dict[str, Any]) -> float:
-        left, right = a["window_left"], a["window_right"]
-        window = 0 if min(left, right) < 0 else left + right + 1
         longest = a["max_seqlen_q"], a["max_seqlen_k"]
-        pairs = _pairs(a["cu_seqlens_q"], a["cu_seqlens_k"], longest, window)
+        pairs = _pairs(a["cu_seqlens_q"], a["cu_seqlens_k"], longest, _window(a))
         return 2 * products * a["q"].shape[1] * a["q"].shape[2] * pairs
 
     return flops
@@ -49,7 +50,7 @@ def _attention(products: int) -> Formula:
 
 def _layer_attention(a: dict[str, Any]) -> float:
     width = a["num_heads"] * a["head_dim"]
-    pairs = _pairs(a["cu_seqlens"], None, (a["max_seqlen"],) * 2)
+    pairs = _pairs(a["cu_seqlens"], None, (a["max_seqlen"],) * 2, _window(a))
     return 2 * a["x"].numel() * 3 * width + 4 * width * pairs
 
 
