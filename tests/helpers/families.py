@@ -28,6 +28,10 @@ DISTILBERT_LINEARS = dict(
 )
 ALBERT_LINEARS = BERT_LINEARS | dict(attention_out="attention.dense", up="ffn", down="ffn_output")
 MPNET_LINEARS = BERT_LINEARS | dict(query="attn.q", value="attn.v", attention_out="attn.o")
+ROTARY_LINEARS = dict(
+    query="q_proj", value="v_proj", attention_out="o_proj", up="up_proj", down="down_proj"
+)
+MODERNBERT_LINEARS = dict(qkv="attn.Wqkv", attention_out="attn.Wo", up="mlp.Wi", down="mlp.Wo")
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,7 @@ class Family:
     no_prefix: why a prefix cannot be added, by PEFT or here, "" where it can.
     sees_distances: whether tokens see how far apart they are, so that padding between two of them counts.
     no_positions: why a call cannot choose the positions, "" where it can.
+    no_answers: why it has no head for question answering, "" where it has one.
     """
 
     classes: str
@@ -55,11 +60,21 @@ class Family:
     no_prefix: str = ""
     sees_distances: bool = False
     no_positions: str = ""
+    no_answers: str = ""
 
 
 ROBERTA_SIZES = SIZES | dict(pad_token_id=1, bos_token_id=0, eos_token_id=2, type_vocab_size=1)
 DISTILBERT_SIZES = dict(
     vocab_size=97, dim=32, n_layers=2, n_heads=2, hidden_dim=48, max_position_embeddings=40
+)
+MODERNBERT_SIZES = SIZES | dict(
+    num_hidden_layers=4,
+    local_attention=8,
+    pad_token_id=0,
+    cls_token_id=1,
+    bos_token_id=1,
+    sep_token_id=2,
+    eos_token_id=2,
 )
 T5_SIZES = dict(vocab_size=97, d_model=32, d_kv=32, num_layers=2, num_heads=2, d_ff=48)
 T5_ENTRY: dict = dict(
@@ -108,6 +123,30 @@ BY_NAME = {
     ),
     "bart": Family("Bart", BART_SIZES, **BART_ENTRY),
     "mbart": Family("MBart", BART_SIZES | {"scale_embedding": True}, **BART_ENTRY),
+    "modernbert": Family(
+        "ModernBert",
+        MODERNBERT_SIZES,
+        linears=MODERNBERT_LINEARS,
+        no_prefix="rotary positions",
+        sees_distances=True,
+    ),
+    "nomic_bert": Family(
+        "NomicBert",
+        SIZES,
+        linears=ROTARY_LINEARS,
+        token_types=True,
+        no_prefix="rotary positions",
+        sees_distances=True,
+        no_answers="transformers has no class for it",
+    ),
+    "gte": Family(
+        "Gte",
+        SIZES | dict(pad_token_id=1, hidden_dropout_prob=0.1),
+        linears=ROTARY_LINEARS,
+        no_prefix="rotary positions",
+        sees_distances=True,
+        no_answers="transformers has no class for it",
+    ),
     "camembert": Family("Camembert", ROBERTA_SIZES),
     "data2vec-text": Family("Data2VecText", ROBERTA_SIZES),
 }
@@ -116,6 +155,8 @@ OTHER_NAMES = ("camembert", "data2vec-text")
 ENCODERS = tuple(name for name in BY_NAME if name not in OTHER_NAMES)
 # Those with every head.
 FAMILIES = tuple(name for name in ENCODERS if not BY_NAME[name].no_heads)
+# Those with a head for question answering.
+ANSWERERS = tuple(name for name in FAMILIES if not BY_NAME[name].no_answers)
 CLASSES = {name: family.classes for name, family in BY_NAME.items()}
 
 

@@ -29,6 +29,12 @@ EVERY_ENCODER = pytest.mark.parametrize("family", ENCODERS)
 EVERY_FAMILY = pytest.mark.parametrize("family", FAMILIES)
 
 
+def with_heads(*families):
+    """Each family with each of its heads."""
+    lacks = lambda family, task: task == "ForQuestionAnswering" and BY_NAME[family].no_answers
+    return [(family, task) for family in families for task in TASKS if not lacks(family, task)]
+
+
 def task_model(family, task, **changes):
     name = "ForMaskedLM" if task == "MaskedLM" else task
     return model(family, name, **changes)
@@ -38,7 +44,7 @@ def task_model(family, task, **changes):
     ("family", "task"),
     [
         *((family, "Model") for family in (*ENCODERS, *OTHER_NAMES)),
-        *((family, task) for family in (*FAMILIES, *OTHER_NAMES) for task in TASKS),
+        *with_heads(*FAMILIES, *OTHER_NAMES),
     ],
 )
 @pytest.mark.parametrize("padding", [True, False], ids=["padded", "full"])
@@ -302,8 +308,7 @@ def test_works_under_the_trainer(tmp_path, smoothing):
         torch.testing.assert_close(found, own, rtol=1e-3, atol=1e-4)
 
 
-@EVERY_FAMILY
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize(("family", "task"), with_heads(*FAMILIES))
 def test_calls_with_sizes_noted_by_the_collator(family, task):
     theirs = task_model(family, task)
     ours = fastenc.patch(copy.deepcopy(theirs))

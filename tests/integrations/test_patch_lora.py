@@ -17,7 +17,8 @@ pytestmark = needs_cpp
 
 
 def with_lora(family="bert", targets=("query", "value"), **options):
-    names = [BY_NAME[family].linears[target] for target in targets]
+    linears = BY_NAME[family].linears
+    names = [linears[target] for target in targets if target in linears] or [linears["qkv"]]
     settings = peft.LoraConfig(
         task_type="SEQ_CLS", r=3, lora_alpha=5, target_modules=names, **options
     )

@@ -125,7 +125,11 @@ def trained_by_peft(family, task, method, folder):
     model(family).save_pretrained(folder / "base")
     base = transformers_model(family, task, folder / "base", **labels(task))
     if method == "lora":
-        names = [BY_NAME[family].linears[name] for name in ("query", "value")]
+        names = [
+            BY_NAME[family].linears[name]
+            for name in ("query", "value", "qkv")
+            if name in BY_NAME[family].linears
+        ]
         settings = peft.LoraConfig(task_type=task, target_modules=names)
     else:
         settings = peft.PrefixTuningConfig(task_type=task, num_virtual_tokens=4)

@@ -13,10 +13,10 @@ from fastenc.tasks import QuestionAnswering, task_of
 from fastenc.tasks.squad import squad_metrics
 from fastenc.train import TrainConfig, task_trainer
 from tests.helpers.commands import run
-from tests.helpers.families import FAMILIES, model, padded_batch
+from tests.helpers.families import ANSWERERS, model, padded_batch
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ANSWERERS)
 def test_logits_loss_and_gradients_are_transformers(family, tmp_path):
     theirs = model(family, "ForQuestionAnswering")
     theirs.save_pretrained(tmp_path)

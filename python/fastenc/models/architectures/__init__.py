@@ -6,9 +6,9 @@ from fastenc.models.architectures.base import Architecture
 from fastenc.models.architectures.bert import Bert
 from fastenc.models.architectures.distilbert import DistilBert
 from fastenc.models.architectures.electra import Electra
-from fastenc.models.architectures.mpnet import MPNet
 from fastenc.models.architectures.gte import Gte
 from fastenc.models.architectures.modernbert import ModernBert
+from fastenc.models.architectures.mpnet import MPNet
 from fastenc.models.architectures.nomic_bert import NomicBert
 from fastenc.models.architectures.roberta import Camembert, Data2VecText, Roberta, XlmRoberta
 from fastenc.models.architectures.t5 import MT5, T5

@@ -45,7 +45,8 @@ class Albert(Bert):
             "norm": "predictions.LayerNorm",
             "decoder": "predictions.decoder",
             "bias": "predictions.bias",
-        }
+        },
+        activation=None,
     )
 
     def read(self, values: dict[str, Any]) -> dict[str, Any]:

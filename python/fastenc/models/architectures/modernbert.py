@@ -59,7 +59,7 @@ class ModernBert(Architecture):
     lm_head = HeadSpec({**HEAD, "decoder": "decoder", "bias": "decoder.bias"})
     classifier = HeadSpec({**HEAD, "out": "classifier"})
     token_classifier = HeadSpec({**HEAD, "out": "classifier"})
-    question_answerer = HeadSpec({**HEAD, "out": "qa_outputs"})
+    question_answerer = HeadSpec({**HEAD, "out": "classifier"})
 
     def read(self, values: dict[str, Any]) -> dict[str, Any]:
         fields = super().read(values)

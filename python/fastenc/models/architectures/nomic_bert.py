@@ -78,6 +78,7 @@ class NomicBert(Architecture):
         activation=None,
     )
     classifier = HeadSpec({"out": "classifier"}, pooler=True)
+    question_answerer = None
 
     def check_supported(self, values: dict[str, Any]) -> None:
         super().check_supported(values)
