@@ -34,7 +34,8 @@ def test_float32_is_as_near_to_float64_as_the_models_own(family):
 @EVERY_ENCODER
 def test_lora_of_peft(family):
     peft = pytest.importorskip("peft")
-    names = [BY_NAME[family].linears[name] for name in ("query", "value", "attention_out", "down")]
+    linears = BY_NAME[family].linears
+    names = [linears[n] for n in ("query", "value", "qkv", "attention_out", "down") if n in linears]
     torch.manual_seed(0)
     theirs = peft.get_peft_model(
         model(family), peft.LoraConfig(r=3, target_modules=names, init_lora_weights=False)
