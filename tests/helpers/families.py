@@ -47,6 +47,7 @@ class Family:
     no_prefix: why a prefix cannot be added, by PEFT or here, "" where it can.
     sees_distances: whether tokens see how far apart they are, so that padding between two of them counts.
     no_positions: why a call cannot choose the positions, "" where it can.
+    no_head_in_peft: why PEFT does not save its heads whole unless told to, "" where it does.
     no_answers: why it has no head for question answering, "" where it has one.
     """
 
@@ -61,6 +62,7 @@ class Family:
     sees_distances: bool = False
     no_positions: str = ""
     no_answers: str = ""
+    no_head_in_peft: str = ""
 
 
 ROBERTA_SIZES = SIZES | dict(pad_token_id=1, bos_token_id=0, eos_token_id=2, type_vocab_size=1)
@@ -129,6 +131,7 @@ BY_NAME = {
         linears=MODERNBERT_LINEARS,
         no_prefix="rotary positions",
         sees_distances=True,
+        no_head_in_peft="it looks for 'classifier', not for 'head'",
     ),
     "nomic_bert": Family(
         "NomicBert",
@@ -138,6 +141,7 @@ BY_NAME = {
         no_prefix="rotary positions",
         sees_distances=True,
         no_answers="transformers has no class for it",
+        no_head_in_peft="it looks for 'classifier', not for 'pooler'",
     ),
     "gte": Family(
         "Gte",
@@ -146,6 +150,7 @@ BY_NAME = {
         no_prefix="rotary positions",
         sees_distances=True,
         no_answers="transformers has no class for it",
+        no_head_in_peft="it looks for 'classifier', not for 'pooler'",
     ),
     "camembert": Family("Camembert", ROBERTA_SIZES),
     "data2vec-text": Family("Data2VecText", ROBERTA_SIZES),
