@@ -26,8 +26,9 @@ setup: .stamps/build
 demo: setup
 	$(BIN)/python -m fastenc.demo
 
+# Two processes of one thread each; what runs several threads sets their number itself.
 test: setup
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
 lint: setup
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy

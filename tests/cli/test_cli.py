@@ -23,6 +23,7 @@ from fastenc.testing import CASES
 from fastenc.train import TrainConfig
 from tests.helpers import ROOT
 from tests.helpers.commands import failure, run
+from tests.helpers.families import model
 
 WORDS = ["good", "fine", "nice", "happy"], ["bad", "poor", "sad", "awful"]
 
@@ -559,3 +560,11 @@ def test_long_document_errors(folder, pretrained, reviews, tmp_path, capsys):
         capsys, "predict", tmp_path / "model", reviews, "-o", tmp_path / "x.tsv", "--max-chunks", 9
     )
     assert "transformer has 3 positions: give --max-chunks of 3 or less" in text and "text " in text
+
+
+def test_info_says_how_each_layer_of_a_model_runs(tmp_path, capsys):
+    model("bert").save_pretrained(tmp_path / "bert")
+    run("info", "--model", tmp_path / "bert")
+    printed = capsys.readouterr().out
+    assert "Layers in inference" in printed and "0 to 1" in printed
+    assert "not fused sublayers: gradients are" in printed

@@ -3,10 +3,11 @@
 import os
 import platform
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from itertools import groupby
+from pathlib import Path
 
 import torch
 
@@ -15,6 +16,7 @@ from fastenc import ops
 from fastenc._extras import require
 from fastenc._options import option
 from fastenc.cli.options import Command
+from fastenc.models import Encoder
 from fastenc.ops import _library
 from fastenc.ops._dispatch import DECLARED, choose
 from fastenc.ops._gemm import ours_is_faster
@@ -43,7 +45,15 @@ class Info(Command):
         "Also measure each op's error against float64 on this device; an error beyond the budget exits with 1.",
     )
 
+    model: Path | None = option(
+        None, "A model's folder: also how each of its layers runs, and why not in a faster way."
+    )
+
     def run(self) -> None:
+        if self.model is not None:
+            for mode, rows in ways_of_layers(self.model).items():
+                _print(_table(f"Layers in {mode}, 512 tokens", rows))
+            return
         for title, rows in (
             ("Here", here()),
             ("Extension", extension()),
@@ -60,6 +70,29 @@ class Info(Command):
             print(f"Not measured, for lack of a case: {', '.join(missing)}")
         if not all(row.holds for row in report):
             raise SystemExit(1)
+
+
+def ways_of_layers(folder: Path) -> dict[str, dict[str, str]]:
+    """Mode → layers → the way that they take, and why not the faster ones."""
+    encoder = Encoder.from_pretrained(folder)
+    with torch.no_grad():
+        inference = encoder.layer_ways()
+    training = encoder.train().layer_ways()
+    return {"inference": _by_layers(inference), "training": _by_layers(training)}
+
+
+def _by_layers(layers: Sequence[Mapping[str, str | None]]) -> dict[str, str]:
+    rows, first = {}, 0
+    for reasons, group in groupby(layers):
+        count = len(list(group))
+        taken = next(way for way, reason in reasons.items() if reason is None)
+        skipped = [f"not {way}: {reason}" for way, reason in reasons.items() if reason is not None]
+        # Ways after the one that is taken are not asked for.
+        before = skipped[: list(reasons).index(taken)]
+        numbers = f"{first}" if count == 1 else f"{first} to {first + count - 1}"
+        rows[numbers] = "; ".join([taken, *before])
+        first += count
+    return rows
 
 
 def numerics_table(rows: Sequence[NumericsRow]):

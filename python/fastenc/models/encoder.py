@@ -1,7 +1,7 @@
 """The encoder: embeddings and layers over packed tokens."""
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ from fastenc.nn.layer_spec import (
     LayerState,
     LayerWeights,
 )
-from fastenc.nn.layer_ways import run_layer
+from fastenc.nn.layer_ways import run_layer, unsupported_reasons
 from fastenc.nn.packed_inference import PackedWeights
 from fastenc.nn.pooling import LAST_LAYERS, pool, pool_layers
 from fastenc.nn.prepend import prepend_rows
@@ -268,6 +268,33 @@ class Encoder(PretrainedModel):
             return AttentionInputs(cu_seqlens, max_seqlen, table, bias)
 
         return of_layer
+
+    def layer_ways(self, tokens: int = 512) -> list[Mapping[str, str | None]]:
+        """For each layer, the ways of running it → why a call of this mode cannot take one, or None.
+
+        The mode is this moment's: training or evaluation, with gradients or without (:mod:`fastenc.nn.layer_ways`).
+        """
+        modules = [layer for layer in self.layers if isinstance(layer, EncoderLayer)]
+        x = modules[0].down.weight.new_zeros((tokens, self.config.hidden_size))
+        length = min(32, self.config.max_positions)
+        offsets = torch.arange(0, tokens + 1, length, dtype=torch.int32, device=x.device)
+        inputs, frozen = self._inputs(x, offsets, length), self.frozen.current(self)
+        found = []
+        for number, spec in enumerate(self.specs):
+            place = self.module_of_layer[number]
+            layer = modules[place]
+            found.append(
+                unsupported_reasons(
+                    LayerState(x, x),
+                    inputs(number),
+                    layer.weights(),
+                    spec,
+                    layer.dropout(),
+                    adaptation=layer.adapted(),
+                    packed=None if frozen is None else frozen[place],
+                )
+            )
+        return found
 
     def layer_weights(self) -> list[tuple[LayerWeights, LayerSpec]]:
         """The weights and a description of every module of ``layers``."""
