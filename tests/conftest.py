@@ -53,6 +53,8 @@ def ours(request, monkeypatch):
     if wanted and _C is None:
         pytest.skip("the compiled extension is not available")
     monkeypatch.setattr(_gemm, "ours_is_faster", lambda: wanted)
+    if not wanted:  # nor for few rows
+        monkeypatch.setattr(_gemm, "has_vectors", lambda: False)
     return wanted
 
 

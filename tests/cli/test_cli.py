@@ -562,9 +562,11 @@ def test_long_document_errors(folder, pretrained, reviews, tmp_path, capsys):
     assert "transformer has 3 positions: give --max-chunks of 3 or less" in text and "text " in text
 
 
-def test_info_says_how_each_layer_of_a_model_runs(tmp_path, capsys):
+def test_info_says_how_each_layer_of_a_model_runs(tmp_path):
     model("bert").save_pretrained(tmp_path / "bert")
-    run("info", "--model", tmp_path / "bert")
-    printed = capsys.readouterr().out
-    assert "Layers in inference" in printed and "0 to 1" in printed
-    assert "not fused sublayers: gradients are" in printed
+    ways = info.ways_of_layers(tmp_path / "bert")
+    assert set(ways) == {"inference", "training"}
+    (inference,), (training,) = (rows.values() for rows in ways.values())
+    assert "not fused sublayers: gradients are off" in inference
+    assert training.split(";")[0] in ("fused sublayers", "single ops")
+    assert list(ways["inference"]) == ["0 to 1"]

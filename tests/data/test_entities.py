@@ -84,7 +84,7 @@ def test_nesting():
         ('{"tokens": ["a"], "entities": [[0, 1, ""]]}', "line 1: an entity must be"),
         ('{"tokens": ["a"], "entities": [[false, true, "X"]]}', "line 1: an entity must be"),
         ('{"tokens": ["a"], "entities": [[0, 2, "X"]]}', r"the entity \[0, 2, 'X'\] does not lie"),
-        ('{"tokens": ["a"], "entities": [[0, 0, "X"]]}', "end is the place after the last word"),
+        ('{"tokens": ["a"], "entities": [[0, 0, "X"]]}', "end is the index after the last word"),
         ('{"tokens": ["a"], "entities": [[-1, 1, "X"]]}', "does not lie in the sentence's 1 words"),
         ('{"tokens": ["a"], "entities": []}', "a.jsonl: there is no entity to learn from"),
         ('{"tokens": ["a"], ', "line 1: not valid JSON"),

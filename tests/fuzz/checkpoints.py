@@ -91,4 +91,5 @@ def check(rng: Random) -> None:
             return
         written = json.loads((folder / CONFIG).read_text())
         layers = written.get("num_hidden_layers", written.get("n_layers"))
-        assert loaded.config.num_layers == layers
+        if loaded.config.architecture.layers_path is not None:  # ALBERT's files do not tell
+            assert loaded.config.num_layers == layers

@@ -132,6 +132,21 @@ def segment_pool(dtype):
 
 
 @case
+def rotary(dtype):
+    for head_dim, rotary_dim in ((32, 32), (64, 32)):
+        table = torch.randn(max(LENGTHS), rotary_dim)
+        x = leaf(TOKENS, 2, head_dim, dtype=dtype)
+        ops.rotary(x, table, offsets(), max(LENGTHS)).sum().backward()
+
+
+@case
+def head_statistics(dtype):
+    for head_dim in (32, 40, 128):
+        q, k = (torch.randn(TOKENS, 2, head_dim, dtype=dtype) for _ in range(2))
+        ops.head_statistics(q, k, offsets(), max(LENGTHS))
+
+
+@case
 def attention(dtype):
     for head_dim, lengths in itertools.product((32, 40, 64, 128), (LENGTHS, SHORT, (33,) * 5)):
         qkv = leaf(sum(lengths), 3, 2, head_dim, dtype=dtype)

@@ -677,7 +677,7 @@ def test_the_peer_of_tag_sequences_is_trained_on_the_same_scores():
     ours = task.load(minilm_folder(), data).eval()
     kind = TagsWithCrf(task, data, transformers.AutoTokenizer.from_pretrained(minilm_folder()))
     theirs = kind.model().eval()
-    theirs.tagger.classifier.load_state_dict(ours.classifier.state_dict())
+    theirs.tagger.classifier.load_state_dict(ours.head["out"].state_dict())
     theirs.crf.load_state_dict(ours.crf.state_dict())
     batch = kind.collator()(kind.rows(data))
     examples = task.encode(data, ours)

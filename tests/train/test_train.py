@@ -35,7 +35,7 @@ def test_loss_falls_and_the_best_model_is_left(uninterrupted):
     assert len(checkpoints.checkpoints(folder)) in (2, 3)
     assert (folder / "curves.png").stat().st_size > 5000
     files = {path.suffix for path in folder.rglob("*") if path.is_file()}
-    assert files == {".safetensors", ".json", ".jsonl", ".png"}, "no pickles"
+    assert files == {".safetensors", ".json", ".jsonl", ".png", ".md"}, "no pickles"
 
 
 def test_the_log_counts_passes_that_are_done(tmp_path):

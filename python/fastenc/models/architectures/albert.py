@@ -49,6 +49,13 @@ class Albert(Bert):
         activation=None,
     )
 
+    def check_supported(self, values: dict[str, Any]) -> None:
+        super().check_supported(values)
+        for key in ("num_hidden_groups", "inner_group_num"):
+            value = values.get(key, 1)
+            if type(value) is not int or value < 1:
+                raise ValueError(f"config.json: {key} must be a positive integer, got {value!r}")
+
     def read(self, values: dict[str, Any]) -> dict[str, Any]:
         fields = super().read(values)
         fields["num_layers"] *= values.get("inner_group_num", 1)
