@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test lint docs bench wheel clean setup
+.PHONY: demo test test-all lint docs bench wheel clean setup
 setup: .stamps/build
 
 # What building takes; seqeval, which comes as source alone, asks for setuptools-scm.
@@ -29,6 +29,10 @@ demo: setup
 # Two processes of one thread each; what runs several threads sets their number itself.
 test: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
+
+# Also compiles every kernel ahead of time for every architecture, of which `make test` takes a sample.
+test-all: setup
+	FASTENC_EVERY_BINARY=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
 lint: setup
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy

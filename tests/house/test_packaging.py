@@ -58,8 +58,11 @@ def fresh_environment(folder, wheel):
 
 
 def source_modules(root):
+    """The modules that an installation has: all but the demo's."""
     names = {
-        path.relative_to(root / "python").as_posix() for path in (root / "python").rglob("*.py")
+        path.relative_to(root / "python").as_posix()
+        for path in (root / "python").rglob("*.py")
+        if path.parent.name != "demo"
     }
     return names | {f"fastenc/kernels/{path.name}" for path in (root / "kernels").glob("*.py")}
 
@@ -73,6 +76,7 @@ def test_wheel_holds_every_module_and_the_extension(checkout, tmp_path):
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
     assert source_modules(checkout) <= names
+    assert not [name for name in names if name.startswith("fastenc/demo")]
     assert "fastenc/kernels/tuned/sm_00.json" in names
     recipes = (checkout / "python/fastenc/train/recipes").glob("*.toml")
     shipped = {f"fastenc/train/recipes/{path.name}" for path in recipes}
@@ -111,6 +115,7 @@ def test_sdist_holds_what_a_build_needs(checkout, tmp_path):
         for folder in ("csrc", "kernels", "python")
         for path in (checkout / folder).rglob("*")
         if path.suffix in {".cpp", ".h", ".inc", ".cu", ".cuh", ".py", ".toml"}
+        and path.parent.name != "demo"
     }
     assert wanted <= names
     assert {"csrc/cuda/masked_cross_entropy.cu", "csrc/cuda/vector.cuh"} <= wanted
