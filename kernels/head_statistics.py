@@ -129,7 +129,7 @@ def config(head_dim: int, itemsize: int) -> dict:
     """
     if itemsize == 4:
         return {"BLOCK_M": 16, "BLOCK_N": 16 if head_dim > 64 else 32, "num_warps": 4}
-    return {"BLOCK_M": 64, "BLOCK_N": 32 if head_dim > 64 else 64, "num_warps": 4}
+    return {"BLOCK_M": 64, "BLOCK_N": 32, "num_warps": 4}
 
 
 def head_statistics(
