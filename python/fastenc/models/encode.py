@@ -1,7 +1,7 @@
 """Texts to vectors: tokenizing, batches of similar lengths, pooling."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -13,13 +13,10 @@ from fastenc.nn.evaluation_mode import without_dropout
 from fastenc.nn.pooling import check_pooling
 from fastenc.packing import pack_sequences
 
-if TYPE_CHECKING:
-    from fastenc.models.encoder import Encoder
-
 
 @torch.inference_mode()
 def encode(
-    encoder: "Encoder",
+    encoder: Any,
     texts: str | Sequence[str],
     *,
     batch_size: int = 32,
@@ -33,6 +30,7 @@ def encode(
     The encoder's weights are taken as frozen for the length of the call: another thread must not change them.
 
     Args:
+        encoder: a :class:`fastenc.Encoder`.
         texts: one text or several; each is cut to the model's positions, or where the checkpoint declares it.
         batch_size: sequences a batch; batches are formed by length, the result is in the order given.
         pooling: "mean", "cls" or "max" over a text's tokens, special tokens included, or "last-four", the mean over

@@ -57,14 +57,14 @@ class TrainConfig:
 
     output: str = option(REQUIRED, "Folder for checkpoints, log, curves and the model.", "-o")
     epochs: int = option(3, "Passes over the data.")
-    max_steps: int | None = option(None, "Optimiser steps; counts instead of the epochs.")
+    max_steps: int | None = option(None, "Optimiser steps; replaces the epochs.")
     batch_size: int | None = option(32, "Most sequences of a micro-batch.")
     batch_tokens: int | None = option(
         None, "Most tokens of a micro-batch, which may then have fewer sequences."
     )
     accumulation: int = option(1, "Micro-batches of an optimiser step on each process.")
     global_batch_size: int | None = option(
-        None, "Sequences of an optimiser step on all processes; counts instead of the accumulation."
+        None, "Sequences of an optimiser step on all processes; replaces the accumulation."
     )
     learning_rate: float | None = option(
         None,
@@ -73,7 +73,7 @@ class TrainConfig:
         "--lr",
     )
     warmup: float = option(0.06, "Share of the steps with rising learning rate.")
-    warmup_steps: int | None = option(None, "Their number; counts instead of the share.")
+    warmup_steps: int | None = option(None, "Their number; replaces the share.")
     layer_decay: float = option(
         1.0, "Factor on the learning rate from each layer to the one below it."
     )

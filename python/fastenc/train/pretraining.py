@@ -39,7 +39,7 @@ class PretrainConfig(TrainConfig):
 
     batch_size: int | None = option(16, "Most sequences of a micro-batch.")
     batch_tokens: int | None = option(
-        None, "Most tokens of a micro-batch; counts instead of the batch size."
+        None, "Most tokens of a micro-batch; replaces the batch size."
     )
     learning_rate: float | None = option(5e-4, "Peak learning rate of AdamW.", "--lr")
 
