@@ -88,7 +88,7 @@ def test_wheel_holds_every_module_and_the_extension(checkout, tmp_path):
     ]
     python, site = fresh_environment(tmp_path / "environment", wheel)
     code = (
-        "import fastenc, fastenc._C, fastenc.kernels, torch\n"
+        "import torch, fastenc, fastenc._C, fastenc.kernels\n"  # the extension needs torch's libraries
         f"assert fastenc.__file__.startswith({str(site)!r}), fastenc.__file__\n"
         f"assert fastenc._C.__file__.startswith({str(site)!r})\n"
         "fastenc.ops.layer_norm(torch.ones(2, 8), impl='cpp')\n"
