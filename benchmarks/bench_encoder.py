@@ -13,19 +13,17 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from benchmarks._harness import ON_GPU, compare, run_parts
 from benchmarks._peers import OnnxRuntime, OpenVino, export_onnx, hugging_face, padded
+from benchmarks._products import FLOOR, Products
 from fastenc import freeze, patch
 from fastenc.demo.checkpoint import minilm_folder
 from fastenc.models import Encoder
-from fastenc.ops._gemm import gemm_packed, pack_weight
 from fastenc.packing import pack_sequences
 
 BATCH = 32
 HEADS, HIDDEN = 12, 384
-FLOOR = "the packed tokens' matrix products alone, float32"
 
 
 def sst2_lengths(tokenizer) -> list[list[int]] | None:
@@ -50,24 +48,6 @@ def uniform_lengths(low: int, high: int, count: int) -> list[list[int]]:
 def batches(sequences, by_length):
     order = sorted(sequences, key=len) if by_length else sequences
     return [order[start : start + BATCH] for start in range(0, len(order), BATCH)]
-
-
-class Products:
-    """The matrix products of every layer, without anything between them, from weights packed before."""
-
-    def __init__(self, encoder: Encoder):
-        layers = [(a.qkv, a.attention_out, a.up, a.down) for a in encoder.layers]
-        self.layers = [[(each, pack_weight(each.weight)) for each in layer] for layer in layers]
-
-    def __call__(self, tokens: int) -> None:
-        x = torch.zeros(tokens, HIDDEN)
-        for qkv, out, up, down in self.layers:
-            self._product(qkv, x)
-            x = self._product(down, self._product(up, self._product(out, x)))
-
-    def _product(self, layer, x: Tensor) -> Tensor:
-        linear, packed = layer
-        return gemm_packed(x, packed, linear.bias, linear.out_features)
 
 
 def main() -> None:

@@ -374,6 +374,12 @@ SECTIONS = {
         for name in MODELS
         for mode in ("inference", "training")
     },
+    "families": ops(
+        "Inference: encoders of base size, random weights",
+        "families",
+        "Batches of 32 texts in the corpus's order, float32. Hugging Face runs sdpa, MPNet, which has none, eager. The "
+        "last column runs the matrix products of the packed tokens and nothing else. ",
+    ),
     "masked_cross_entropy": masked_cross_entropy,
     "linear_masked_cross_entropy": ops(
         "Masked-LM head: product and loss, 15 % labelled, with gradients",

@@ -1,0 +1,33 @@
+"""A floor of inference on a CPU: the matrix products of an encoder's layers and nothing between them."""
+
+import torch
+
+from fastenc.models import Encoder
+from fastenc.ops._gemm import gemm_packed, pack_weight
+
+FLOOR = "the packed tokens' matrix products alone, float32"
+
+
+ROWS = 256  # of a product: their inputs and outputs stay in the cache, as in a fused layer
+
+
+class Products:
+    """The products of every layer, from weights packed before, for ROWS tokens at a time."""
+
+    def __init__(self, encoder: Encoder):
+        linears = [
+            linear
+            for layer in (encoder.layers[i] for i in encoder.module_of_layer)
+            for linear in (layer.qkv, layer.attention_out, layer.up, layer.down)
+        ]
+        packed = {linear: pack_weight(linear.weight) for linear in set(linears)}
+        self.linears = [(linear, packed[linear]) for linear in linears]
+
+    def __call__(self, tokens: int) -> None:
+        inputs = {
+            k: torch.zeros(ROWS, k) for k in {linear.in_features for linear, _ in self.linears}
+        }
+        for linear, packed in self.linears:
+            for start in range(0, tokens, ROWS):
+                x = inputs[linear.in_features][: tokens - start]
+                gemm_packed(x, packed, linear.bias, linear.out_features)

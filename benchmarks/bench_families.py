@@ -1,0 +1,125 @@
+"""Whole encoders of the families on a CPU: batches of 32 texts of real lengths, float32, random weights of base size.
+
+Speed does not depend on the weights' values. Hugging Face runs with its "sdpa" attention, or "eager" where the family
+has no other, as MPNet; batches come in the corpus's order. Results are compared with Hugging Face's at every real token
+before anything is timed.
+"""
+
+import tempfile
+from functools import partial
+
+import torch
+
+from benchmarks._harness import ON_GPU, compare, run_parts
+from benchmarks._peers import padded
+from benchmarks._products import FLOOR, Products
+from benchmarks.lengths import lengths
+from fastenc import patch
+from fastenc.models import Encoder
+from fastenc.packing import pack_sequences
+
+BATCH = 32
+TEXTS = 2 * BATCH
+# (class, class of its configuration, what differs from the configuration's defaults), each as its base checkpoint
+BASE = {
+    "bert": ("BertModel", "BertConfig", {}),
+    "mpnet": ("MPNetModel", "MPNetConfig", {"max_position_embeddings": 514}),
+    "albert": (
+        "AlbertModel",
+        "AlbertConfig",
+        dict(hidden_size=768, num_attention_heads=12, intermediate_size=3072),
+    ),
+    "t5": ("T5EncoderModel", "T5Config", dict(d_model=768, d_ff=3072, num_layers=12, num_heads=12)),
+    "modernbert": ("ModernBertModel", "ModernBertConfig", {}),
+}
+LONG = ("modernbert",)  # families that read 2,048 tokens
+
+
+def transformers_model(family: str) -> torch.nn.Module:
+    """A model with random weights, the same at every call."""
+    import transformers
+
+    model_class, config_class, sizes = BASE[family]
+    torch.manual_seed(0)
+    config = getattr(transformers, config_class)(**sizes)
+    for attention in ("sdpa", "eager"):
+        config._attn_implementation = attention
+        try:
+            return getattr(transformers, model_class)(config).eval()
+        except ValueError:  # the family has no sdpa
+            continue
+    raise RuntimeError(f"{model_class} takes neither sdpa nor eager attention")
+
+
+def random_lengths(low: int, high: int, count: int) -> list[int]:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(low, high + 1, (count,), generator=generator).tolist()
+
+
+def corpora(family: str) -> dict[str, list[int]]:
+    """Lengths of the texts of each corpus."""
+    sst2 = lengths("SST-2", 16 * TEXTS)[:TEXTS]
+    found = {"lengths of SST-2": sst2, "lengths 10 to 256": random_lengths(10, 256, BATCH)}
+    if family in LONG:
+        found["lengths 10 to 2048"] = random_lengths(10, 2048, BATCH // 4)
+    return found
+
+
+def measure(family: str) -> dict[str, dict]:
+    model, patched = transformers_model(family), patch(transformers_model(family))
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        encoder = Encoder.from_pretrained(folder).eval()
+    products = Products(encoder)
+    return {
+        f"{family}, {corpus}": measure_corpus(model, patched, encoder, products, sizes)
+        for corpus, sizes in corpora(family).items()
+    }
+
+
+def measure_corpus(model, patched, encoder, products, sizes: list[int]) -> dict[str, dict]:
+    generator = torch.Generator().manual_seed(0)
+    draw = lambda n: torch.randint(1000, 30000, (n,), generator=generator).tolist()
+    sequences = [draw(size) for size in sizes]
+    chunks = [sequences[i : i + BATCH] for i in range(0, len(sequences), BATCH)]
+    inputs = [padded(chunk) for chunk in chunks]
+    for each in inputs:
+        del each["token_type_ids"]
+    packed = [pack_sequences(chunk) for chunk in chunks]
+    real = [each["attention_mask"].bool() for each in inputs]
+
+    def run_padded(model):
+        outputs = (model(**each).last_hidden_state for each in inputs)
+        return torch.cat([y[mask] for y, mask in zip(outputs, real, strict=True)])
+
+    providers = {
+        "Hugging Face": lambda: run_padded(model),
+        "Hugging Face, patched by fastenc": lambda: run_padded(patched),
+        "fastenc": lambda: torch.cat([encoder(each).last_hidden_state for each in packed]),
+        FLOOR: lambda: [products(each.total_tokens) for each in packed],
+    }
+    with torch.inference_mode():
+        truth = run_padded(model)
+
+        def check(name, result):
+            if name == FLOOR:
+                return None
+            error = ((result - truth).norm() / truth.norm()).item()
+            return None if error < 1e-4 else f"relative error {error:.2g}"
+
+        rows = compare(providers, baseline="Hugging Face", check=check, seconds=20, min_rounds=3)
+    for row in rows.values():
+        if "median_ms" in row:
+            row["tokens_per_s"] = sum(sizes) / row["median_ms"] * 1e3
+    return rows
+
+
+def main() -> None:
+    if ON_GPU:
+        print("a benchmark of CPUs: models measures whole models on a GPU")
+        return
+    run_parts("families", {family: partial(measure, family) for family in BASE})
+
+
+if __name__ == "__main__":
+    main()
