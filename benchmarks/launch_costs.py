@@ -3,14 +3,18 @@
     python -m benchmarks.launch_costs [--seconds 0.2]
 
 Kernels are compiled for sm_90 and everything of a call happens but the launches themselves (_stub_driver.py). Prints
-JSON: each op's best time of a call, its launches and how many variants of its kernels were compiled for the sizes of a
-few batches; and whether every kernel uses fused multiply-adds. A call's time includes the allocation of its results.
+JSON: medians of the time of an op's call, which includes the allocation of its results, and of each of its launches
+alone; and how many variants of each kernel were compiled for the sizes of a few batches, with whether each uses fused
+multiply-adds.
 """
 
 import argparse
 import json
+import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
 from fastenc.kernels import (
@@ -74,7 +78,7 @@ def calls(tokens: int) -> Iterator[tuple[str, Callable]]:
     for name, longest in (("short ", 128), ("", 512)):
         if name and tokens > longest:
             continue
-        call = (offsets, None, RNG, None, None, None, None, longest, longest, 0.1, 0.125, -1, -1)
+        call = (offsets, None, RNG, *[None] * 5, longest, longest, 0.1, 0.125, -1, -1)
         out, lse = attention.attention_forward(q, k, v, *call)
         yield (
             f"{name}attention forward",
@@ -87,32 +91,60 @@ def calls(tokens: int) -> Iterator[tuple[str, Callable]]:
         )
 
 
-def best_time(call: Callable, seconds: float) -> float:
-    """Of batches of ten calls, the fastest; in seconds a call."""
-    end, best = time.perf_counter() + seconds, float("inf")
-    while time.perf_counter() < end:
+def launches_of(call: Callable) -> list[tuple[str, Callable]]:
+    """(kernel, its launch alone) of what a call launches."""
+    found = []
+
+    def noting(kernel, *arguments, **named):
+        found.append((kernel.__name__, partial(launches.run, kernel, *arguments, **named)))
+        launches.run(kernel, *arguments, **named)
+
+    modules = [m for name, m in sys.modules.items() if name.startswith("fastenc.kernels.")]
+    importing = [
+        m for m in modules if getattr(m, "run", None) is launches.run and m is not launches
+    ]
+    for module in importing:
+        module.run = noting
+    call()
+    for module in importing:
+        module.run = launches.run
+    return found
+
+
+def median_time(call: Callable, seconds: float) -> float:
+    """Of batches of ten calls; in microseconds a call."""
+    end, times = time.perf_counter() + seconds, []
+    while not times or time.perf_counter() < end:
         start = time.perf_counter()
         for _ in range(10):
             call()
-        best = min(best, (time.perf_counter() - start) / 10)
-    return best
+        times.append((time.perf_counter() - start) / 10)
+    return round(statistics.median(times) * 1e6, 1)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--seconds", type=float, default=0.2, help="of timing an op")
     seconds = parser.parse_args().seconds
-    costs = {}
+    costs, bare = {}, {}
     for tokens in TOKENS:
         for name, call in calls(tokens):
             call()
             if tokens == 64:
-                costs[name] = round(best_time(call, seconds) * 1e6, 1)
+                costs[name] = median_time(call, seconds)
+                for kernel, launch in launches_of(call):
+                    bare[kernel] = median_time(launch, seconds)
     compiled = {
         signature.kernel: [found.metadata.enable_fp_fusion for found in signature.compiled.values()]
         for signature in launches.signatures()
     }
-    print(json.dumps({"microseconds a call": costs, "variants": compiled}, indent=1))
+    report = {
+        "microseconds a call": costs,
+        "microseconds a launch": bare,
+        "median launch": statistics.median(bare.values()),
+        "variants": compiled,
+    }
+    print(json.dumps(report, indent=1))
 
 
 if __name__ == "__main__":

@@ -121,8 +121,9 @@ struct Call {
 std::tuple<Tensor, Tensor> forward(
     Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, std::optional<Tensor> cu_seqlens_k,
     std::optional<Tensor> rng_state, std::optional<Tensor> alibi_slopes, std::optional<Tensor> relative_bias,
-    std::optional<Tensor> key_bias, std::optional<Tensor> rotary, int64_t max_seqlen_q, int64_t max_seqlen_k,
-    double dropout_p, double scale, int64_t window_left, int64_t window_right) {
+    std::optional<Tensor> key_bias, std::optional<Tensor> rotary, std::optional<Tensor> /*bounds*/,
+    int64_t max_seqlen_q, int64_t max_seqlen_k, double dropout_p, double scale, int64_t window_left,
+    int64_t window_right) {
   Call call(
       q, k, v, cu_seqlens_q, cu_seqlens_k, rng_state, alibi_slopes, relative_bias, key_bias, rotary, max_seqlen_q,
       max_seqlen_k, dropout_p, scale, window_left, window_right);
@@ -178,8 +179,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(
     Tensor dout, std::optional<Tensor> dlse, Tensor /*out*/, Tensor lse, Tensor q, Tensor k, Tensor v,
     Tensor cu_seqlens_q, std::optional<Tensor> cu_seqlens_k, std::optional<Tensor> rng_state,
     std::optional<Tensor> alibi_slopes, std::optional<Tensor> relative_bias, std::optional<Tensor> key_bias,
-    std::optional<Tensor> rotary, int64_t max_seqlen_q, int64_t max_seqlen_k, double dropout_p, double scale,
-    int64_t window_left, int64_t window_right, bool packed, bool wants_relative_bias) {
+    std::optional<Tensor> rotary, std::optional<Tensor> /*bounds*/, int64_t max_seqlen_q, int64_t max_seqlen_k,
+    double dropout_p, double scale, int64_t window_left, int64_t window_right, bool packed,
+    bool wants_relative_bias) {
   Call call(
       q, k, v, cu_seqlens_q, cu_seqlens_k, rng_state, alibi_slopes, relative_bias, key_bias, rotary, max_seqlen_q,
       max_seqlen_k, dropout_p, scale, window_left, window_right);

@@ -491,6 +491,7 @@ def _call(
     alibi_slopes: Tensor | None,
     relative_bias: Tensor | None,
     key_bias: Tensor | None,
+    bounds: Tensor | None,
     max_seqlen_q: int,
     max_seqlen_k: int,
     dropout_p: float,
@@ -540,14 +541,14 @@ def _contiguous(x: Tensor | None) -> Tensor | None:
 
 
 def attention_forward(q: Tensor, k: Tensor, v: Tensor, *call) -> tuple[Tensor, Tensor]:
-    """(out (total_q, H, D), lse (H, total_q) float32); call: see _call, with a table of angles before the lengths."""
+    """(out (total_q, H, D), lse (H, total_q) float32); call: see _call, with a table of angles before the bounds."""
     q, k, call = _rotated(q, k, call)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     lse = q.new_empty((q.shape[1], q.shape[0]), dtype=torch.float32)
     arguments = _call(q, k, v, *call)
-    cu_seqlens_q, max_seqlen_q = call[0], call[6]
+    cu_seqlens_q, bounds, max_seqlen_q = call[0], call[6], call[7]
     if _is_short(max_seqlen_q, call[1], arguments):
-        attention_short.forward(out, lse, max_seqlen_q, arguments)
+        attention_short.forward(out, lse, bounds, max_seqlen_q, arguments)
         return out, lse
     launch = _config("forward", max_seqlen_q, arguments)
     blocks = triton.cdiv(max_seqlen_q, launch["BLOCK_M"])
@@ -567,7 +568,7 @@ def attention_forward(q: Tensor, k: Tensor, v: Tensor, *call) -> tuple[Tensor, T
 
 def _rotated(q: Tensor, k: Tensor, call: tuple) -> tuple[Tensor, Tensor, tuple]:
     """Queries and keys by the angles of their positions, and the call without its table of them."""
-    cu_seqlens, cu_seqlens_k, table, max_seqlen = call[0], call[1], call[6], call[7]
+    cu_seqlens, cu_seqlens_k, table, max_seqlen = call[0], call[1], call[6], call[8]
     call = call[:6] + call[7:]
     if table is None:
         return q, k, call
@@ -591,9 +592,9 @@ def attention_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """(dq, dk, dv, drelative_bias), or (dqkv, two empty, drelative_bias) if packed; contiguous.
 
-    rest: see _call, with a table of angles before the lengths; then packed and wants_relative_bias.
+    rest: see _call, with a table of angles before the bounds; then packed and wants_relative_bias.
     """
-    cu_seqlens, table, max_seqlen = rest[0], rest[6], rest[7]
+    cu_seqlens, table, max_seqlen = rest[0], rest[6], rest[8]
     q, k, rest = _rotated(q, k, rest)
     results = _backward(dout, dlse, out, lse, q, k, v, *rest)
     if table is not None:
@@ -627,10 +628,10 @@ def _backward(
         results = (dq, dk, dv)
     arguments = _call(q, k, v, *call)
     dout = dout.contiguous()
-    max_seqlen_q, max_seqlen_k = call[6:8]
+    bounds, max_seqlen_q, max_seqlen_k = call[6:9]
     fits = attention_short.backward_fits(q.shape[2], max_seqlen_q, q.device)
     if dlse is None and fits and _is_short(max_seqlen_q, call[1], arguments):
-        attention_short.backward(dout, dq, dk, dv, max_seqlen_q, arguments)
+        attention_short.backward(dout, dq, dk, dv, bounds, max_seqlen_q, arguments)
         return (*results, nothing())
     delta = torch.empty_like(lse)
     rng_state = arguments.pop("rng_ptr")

@@ -29,10 +29,9 @@ LONGEST = 128  # tokens of a sequence
 
 
 @triton.jit(do_not_specialize=["total_tokens", "batch", "steps", "max_seqlen"])
-def _sequence_ends_kernel(
+def _sequence_bounds_kernel(
     cu_seqlens_ptr,  # (batch+1,), int32
-    starts_ptr,  # (total_tokens,), int32: where the token's sequence begins
-    ends_ptr,  # (total_tokens,), int32: and ends
+    bounds_ptr,  # (2, total_tokens), int32: where the token's sequence begins and ends
     total_tokens,
     batch,
     steps,  # 2 ** steps > batch
@@ -51,8 +50,8 @@ def _sequence_ends_kernel(
     start, end = tl.load(cu_seqlens_ptr + low), tl.load(cu_seqlens_ptr + low + 1)
     tl.device_assert(end - start <= max_seqlen, "a sequence is longer than max_seqlen", mask=mask)
     tl.device_assert(tokens < end, "cu_seqlens ends before the last token", mask=mask)
-    tl.store(starts_ptr + tokens, start, mask=mask)
-    tl.store(ends_ptr + tokens, end, mask=mask)
+    tl.store(bounds_ptr + tokens, start, mask=mask)
+    tl.store(bounds_ptr + total_tokens + tokens, end, mask=mask)
 
 
 @triton.jit
@@ -94,8 +93,7 @@ def _attention_short_fwd_kernel(
     v_ptr,
     out_ptr,  # (total_tokens, H, D), contiguous
     lse_ptr,  # (H, total_tokens), float32
-    starts_ptr,  # (total_tokens,), int32
-    ends_ptr,  # (total_tokens,), int32
+    bounds_ptr,  # (2, total_tokens), int32: by _sequence_bounds_kernel
     rng_ptr,  # (2,), int64: seed and offset, or None
     stride_q_token,
     stride_q_head,
@@ -114,6 +112,7 @@ def _attention_short_fwd_kernel(
     ROWS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
+    starts_ptr, ends_ptr = bounds_ptr, bounds_ptr + total_tokens
     first, last = _tile(starts_ptr, ends_ptr, total_tokens, BLOCK)
     if first >= last:
         return
@@ -151,8 +150,7 @@ def _attention_short_bwd_kernel(
     dq_ptr,  # (total_tokens, H, D), heads next to each other
     dk_ptr,
     dv_ptr,
-    starts_ptr,
-    ends_ptr,
+    bounds_ptr,
     rng_ptr,
     stride_q_token,
     stride_q_head,
@@ -172,6 +170,7 @@ def _attention_short_bwd_kernel(
     ROWS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
+    starts_ptr, ends_ptr = bounds_ptr, bounds_ptr + total_tokens
     first, last = _tile(starts_ptr, ends_ptr, total_tokens, BLOCK)
     if first >= last:
         return
@@ -239,16 +238,46 @@ def backward_fits(head_dim: int, max_seqlen: int, device: torch.device) -> bool:
     return head_dim <= 64 or max_seqlen <= 64 or shared_memory(device) >= 108 * 1024
 
 
-def forward(out: Tensor, lse: Tensor, max_seqlen: int, arguments: dict) -> None:
-    _launch(_attention_short_fwd_kernel, max_seqlen, arguments, out_ptr=out, lse_ptr=lse)
+def sequence_bounds(cu_seqlens: Tensor, total_tokens: int, max_seqlen: int) -> Tensor:
+    """(2, total_tokens), int32: where the sequence of each token begins and ends."""
+    cu_seqlens, batch = cu_seqlens.contiguous(), cu_seqlens.shape[0] - 1
+    bounds = cu_seqlens.new_empty((2, total_tokens))
+    if total_tokens:
+        run(
+            _sequence_bounds_kernel,
+            (triton.cdiv(total_tokens, 256),),
+            cu_seqlens,
+            bounds,
+            total_tokens,
+            batch,
+            batch.bit_length(),
+            max_seqlen,
+            BLOCK=256,
+            num_warps=4,
+        )
+    return bounds
+
+
+def forward(
+    out: Tensor, lse: Tensor, bounds: Tensor | None, max_seqlen: int, arguments: dict
+) -> None:
+    """bounds: by sequence_bounds, or None to form them here."""
+    _launch(_attention_short_fwd_kernel, bounds, max_seqlen, arguments, out_ptr=out, lse_ptr=lse)
 
 
 def backward(
-    dout: Tensor, dq: Tensor, dk: Tensor, dv: Tensor, max_seqlen: int, arguments: dict
+    dout: Tensor,
+    dq: Tensor,
+    dk: Tensor,
+    dv: Tensor,
+    bounds: Tensor | None,
+    max_seqlen: int,
+    arguments: dict,
 ) -> None:
     """dq, dk and dv have one stride of tokens."""
     _launch(
         _attention_short_bwd_kernel,
+        bounds,
         max_seqlen,
         arguments,
         dout_ptr=dout,
@@ -259,26 +288,13 @@ def backward(
     )
 
 
-def _launch(kernel, max_seqlen: int, arguments: dict, **own) -> None:
+def _launch(kernel, bounds: Tensor | None, max_seqlen: int, arguments: dict, **own) -> None:
     """arguments: those of the kernels for any length, of which these take what they name."""
-    cu_seqlens = arguments["cu_seqlens_q_ptr"]
-    batch, total_tokens = cu_seqlens.shape[0] - 1, arguments["total_q"]
+    total_tokens = arguments["total_q"]
     if total_tokens == 0:
         return
-    starts, ends = (cu_seqlens.new_empty(total_tokens) for _ in range(2))
-    run(
-        _sequence_ends_kernel,
-        (triton.cdiv(total_tokens, 256),),
-        cu_seqlens,
-        starts,
-        ends,
-        total_tokens,
-        batch,
-        batch.bit_length(),
-        max_seqlen,
-        BLOCK=256,
-        num_warps=4,
-    )
+    if bounds is None:
+        bounds = sequence_bounds(arguments["cu_seqlens_q_ptr"], total_tokens, max_seqlen)
     launch = config(
         arguments["D"],
         max_seqlen,
@@ -292,8 +308,7 @@ def _launch(kernel, max_seqlen: int, arguments: dict, **own) -> None:
     run(
         kernel,
         grid,
-        starts_ptr=starts,
-        ends_ptr=ends,
+        bounds_ptr=bounds,
         total_tokens=total_tokens,
         **own,
         **shared,

@@ -18,8 +18,9 @@ class _Signature(NamedTuple):
 
     Fields:
         pointers: how many parameters are pointers; a pointer that is None is a constant to Triton.
-        specialised: places of numbers of which Triton may compile in that they are 1 or a multiple of 16.
-        varying: places of integers of which only the width matters.
+        specialised: of the numbers of which Triton may compile in that they are 1 or a multiple of 16.
+        varying: of the integers of which only the width matters.
+        constants: where they begin.
         compiled: what was looked up → the kernel.
     """
 
@@ -28,6 +29,7 @@ class _Signature(NamedTuple):
     pointers: int
     specialised: tuple[int, ...]
     varying: tuple[int, ...]
+    constants: int
     compiled: dict
 
 
@@ -40,19 +42,17 @@ def signatures() -> Iterable[_Signature]:
 
 
 def signature_of(kernel: JITFunction) -> _Signature:
-    found = _signatures.get(id(kernel))
-    if found is None:
-        pointers = [p.num for p in kernel.params if p.name.endswith("_ptr")]
-        numbers = [p for p in kernel.params[len(pointers) :] if not p.is_constexpr]
-        found = _signatures[id(kernel)] = _Signature(
-            kernel.__name__,
-            tuple(kernel.arg_names),
-            len(pointers),
-            tuple(p.num for p in numbers if not p.do_not_specialize),
-            tuple(p.num for p in numbers if p.do_not_specialize),
-            {},
-        )
-    return found
+    pointers = [p.num for p in kernel.params if p.name.endswith("_ptr")]
+    numbers = [p for p in kernel.params[len(pointers) :] if not p.is_constexpr]
+    return _Signature(
+        kernel.__name__,
+        tuple(kernel.arg_names),
+        len(pointers),
+        tuple(p.num for p in numbers if not p.do_not_specialize),
+        tuple(p.num for p in numbers if p.do_not_specialize),
+        len(pointers) + len(numbers),
+        {},
+    )
 
 
 def run(kernel, grid: Sequence[int], *arguments, **named) -> None:
@@ -62,23 +62,39 @@ def run(kernel, grid: Sequence[int], *arguments, **named) -> None:
         grid: one to three numbers of programs.
         arguments, named: the kernel's arguments and its launch parameters.
     """
-    if not isinstance(kernel, JITFunction):  # interpreted
-        kernel[grid](*arguments, **named)
-        return
-    signature = signature_of(kernel)
-    values = [*arguments, *[named[name] for name in signature.names[len(arguments) :]]]
-    pointers = values[: signature.pointers]
-    key = (
-        values[0].get_device(),
-        *[p if p is None else (p.dtype, p.data_ptr() % 16 == 0) for p in pointers],
-        *[None if values[n].__class__ is float else values[n] for n in signature.specialised],
-        *[values[n] >> 31 for n in signature.varying],
-        *values[signature.pointers + len(signature.specialised) + len(signature.varying) :],
-        *[named.get(name) for name in OPTIONS],
+    signature = _signatures.get(id(kernel))
+    if signature is None:
+        if not isinstance(kernel, JITFunction):  # interpreted
+            kernel[grid](*arguments, **named)
+            return
+        signature = _signatures[id(kernel)] = signature_of(kernel)
+    values = (*arguments, *[named[name] for name in signature.names[len(arguments) :]])
+    key: list = []
+    addresses = width = 0
+    for pointer in values[: signature.pointers]:
+        if pointer is None:
+            key.append(None)
+        else:
+            key.append(pointer.dtype)
+            addresses |= pointer.data_ptr()
+    # Where not all are aligned, which of them are.
+    key.append(
+        addresses % 16 == 0
+        or tuple(p is None or p.data_ptr() % 16 == 0 for p in values[: signature.pointers])
     )
-    compiled = signature.compiled.get(key)
+    for n in signature.specialised:
+        value = values[n]
+        key.append(None if value.__class__ is float else value)
+    for n in signature.varying:
+        width |= values[n]
+    key.append(width >> 31 and tuple(values[n] >> 31 for n in signature.varying))
+    key += values[signature.constants :]
+    key += [named.get(name) for name in OPTIONS]
+    key.append(values[0].get_device())
+    place = tuple(key)
+    compiled = signature.compiled.get(place)
     if compiled is not None:
         compiled[(*grid, 1, 1)[:3]](*values)
         return
     # Triton 3.10 leaves fused multiply-adds out unless they are asked for.
-    signature.compiled[key] = kernel[grid](*arguments, **named, enable_fp_fusion=True)
+    signature.compiled[place] = kernel[grid](*arguments, **named, enable_fp_fusion=True)

@@ -48,7 +48,7 @@ TOOLS = Path(triton.__file__).parent / "backends/nvidia/bin"
 FLOAT32_POINTERS = {"lse", "delta", "dlse", "wide_dq", "mean", "rstd", "partial"}
 FLOAT32_POINTERS |= {"alibi", "relative", "key_bias", "table"}
 INTEGER_POINTERS = {
-    **dict.fromkeys(("cu_seqlens", "cu_seqlens_q", "cu_seqlens_k", "starts", "ends"), "*i32"),
+    **dict.fromkeys(("cu_seqlens", "cu_seqlens_q", "cu_seqlens_k", "bounds"), "*i32"),
     **dict.fromkeys(("argmax", "keys"), "*i32"),
     **dict.fromkeys(("rng", "seed", "ids", "indices", "positions", "types", "order"), "*i64"),
     **dict.fromkeys(("choices", "corrupted", "cutoffs", "labels", "tags", "path"), "*i64"),
@@ -255,7 +255,7 @@ def untuned_cases() -> Iterator[tuple[str, object, str, dict]]:
             kernel = attention_relative._attention_bwd_relative_kernel
             yield name, kernel, ELEMENTS[dtype], constants
     constants = {"BLOCK": 256, "num_warps": 4}
-    yield "sequence ends", attention_short._sequence_ends_kernel, "bf16", constants
+    yield "sequence bounds", attention_short._sequence_bounds_kernel, "bf16", constants
     for element in ELEMENTS.values():
         parameters = segment_pool.config(768)
         for mode in ("cls", "mean", "max"):

@@ -247,7 +247,7 @@ def test_registration_passes_opcheck():
     (qkv,) = inputs.qkv
     rotary = torch.randn(6, 8)
     biases = (inputs.slopes, inputs.relative, inputs.key_bias)
-    tensors = (inputs.cu_seqlens[0], None, None, *biases, rotary)
+    tensors = (inputs.cu_seqlens[0], None, None, *biases, rotary, None)
     call = [x if x is None else x.detach() for x in (*qkv.unbind(1), *tensors)]
     call += [6, 6, 0.0, 0.25, *case.window]
     torch.library.opcheck(torch.ops.fastenc.attention_fwd.default, call)

@@ -25,6 +25,28 @@ def test_each_kernel_is_compiled_once_for_every_number_of_tokens_and_with_fused_
     assert [name for name, found in variants.items() if found != [True]] == []
 
 
+LOOK_UPS = """
+import torch
+from benchmarks import _stub_driver
+from fastenc.kernels import column_sum, run
+
+x = torch.randn(65, 64)
+for rows in (x, x[1:], x.flatten()[1:-63].view(64, 64), x.flatten()[2:-62].view(64, 64), x, x.half()):
+    column_sum.column_sum(rows)
+    print(*(len(signature.compiled) for signature in run.signatures()))
+"""
+
+
+def test_a_launch_is_looked_up_by_dtype_and_alignment():
+    """A pointer that is not aligned is compiled for once more, another one like it is not."""
+    root = Path(__file__).parents[2]
+    compiling = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-c", LOOK_UPS]
+    done = subprocess.run(command, cwd=root, env=compiling, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.split() == ["1", "1", "2", "2", "2", "3"]
+
+
 @pytest.fixture
 def debugging(monkeypatch):
     """The interpreter with device assertions, as compiled kernels have them under TRITON_DEBUG=1."""
@@ -52,6 +74,6 @@ def test_offsets_that_do_not_fit_are_asserted_when_debugging(
     q = torch.randn(70, 1, 16, dtype=dtype)
     offsets = torch.tensor(offsets, dtype=torch.int32)
     longest = longest if dtype == torch.float16 else min(longest, 32) if longest < 40 else longest
-    call = (offsets, None, None, None, None, None, None, longest, longest, 0.0, 0.25, -1, -1)
+    call = (offsets, *[None] * 7, longest, longest, 0.0, 0.25, -1, -1)
     with pytest.raises(Exception, match=message):
         attention.attention_forward(q, q, q, *call)

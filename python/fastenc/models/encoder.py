@@ -19,6 +19,7 @@ from fastenc.models.pretrained import PretrainedModel
 from fastenc.models.sentence_files import SentenceSettings, read_settings, write_settings
 from fastenc.models.word_vectors import WordVectors, embed_words
 from fastenc.nn.adaptation import LayerAdaptation
+from fastenc.nn.cast_weights import cast_weights
 from fastenc.nn.embeddings import Embeddings, make_norm
 from fastenc.nn.evaluation_mode import trains
 from fastenc.nn.frozen_weights import FrozenWeights
@@ -26,10 +27,12 @@ from fastenc.nn.layer import start
 from fastenc.nn.layer_spec import (
     NO_DROPOUT,
     AttentionInputs,
+    CastWeights,
     LayerDropout,
     LayerSpec,
     LayerState,
     LayerWeights,
+    with_rng_states,
 )
 from fastenc.nn.layer_ways import run_layer, unsupported_reasons
 from fastenc.nn.packed_inference import PackedWeights
@@ -37,6 +40,7 @@ from fastenc.nn.pooling import LAST_LAYERS, pool, pool_layers
 from fastenc.nn.prepend import prepend_rows
 from fastenc.nn.relative_bias import relative_bias
 from fastenc.nn.rotary import rotary_table
+from fastenc.ops.attention import sequence_bounds
 from fastenc.packing import PackedBatch, check_cu_seqlens
 
 # Gets the number of a state, 0 for the embeddings' output, and the state, which it must not change.
@@ -113,16 +117,19 @@ class EncoderLayer(nn.Module):
         state: LayerState,
         inputs: AttentionInputs,
         spec: LayerSpec,
+        dropout: LayerDropout | None = None,
         packed: PackedWeights | None = None,
+        cast: CastWeights | None = None,
     ) -> LayerState:
         return run_layer(
             state,
             inputs,
             self.weights(),
             spec,
-            self.dropout(),
+            self.dropout() if dropout is None else dropout,
             adaptation=self.adapted(),
             packed=packed,
+            cast=cast,
         )
 
 
@@ -229,15 +236,21 @@ class Encoder(PretrainedModel):
         yield state.residual
         inputs = self._inputs(x, cu_seqlens, max_seqlen)
         frozen = self.frozen.current(self)
+        modules = self._modules_of_layers()
+        dropouts = [modules[place].dropout() for place in self.module_of_layer]
+        dropouts = with_rng_states(dropouts, x.device)
+        recomputes = self.gradient_checkpointing and torch.is_grad_enabled() and self.training
+        # Recomputed layers cast their weights again instead of keeping them.
+        cast = cast_weights(x, [] if recomputes else [module.weights() for module in modules])
         last = self.config.num_layers - 1
         for number, spec in enumerate(self.specs):
             place = self.module_of_layer[number]
-            layer = self.layers[place]
-            packed = None if frozen is None else frozen[place]
-            if self.gradient_checkpointing and torch.is_grad_enabled() and self.training:
-                state = checkpoint(layer, state, inputs(number), spec, use_reentrant=False)
+            call = (state, inputs(number), spec, dropouts[number])
+            if recomputes:
+                state = checkpoint(self.layers[place], *call, use_reentrant=False)
             else:
-                state = layer(state, inputs(number), spec, packed)
+                packed = None if frozen is None else frozen[place]
+                state = self.layers[place](*call, packed, cast[place])
             # A pre-norm layer's output is the sum; the norm after it belongs to the next layer, or ends the stack.
             yield F.dropout(state.x, self._final_p()) if number == last else state.residual
 
@@ -253,7 +266,7 @@ class Encoder(PretrainedModel):
         self, x: Tensor, cu_seqlens: Tensor, max_seqlen: int
     ) -> Callable[[int], AttentionInputs]:
         """What the attention of each layer needs of the batch, formed once for all that share it."""
-        bias = None
+        bias, bounds = None, sequence_bounds(x, cu_seqlens, max_seqlen)
         if self.relative_bias is not None and self.relative_bias_spec is not None:
             bias = relative_bias(self.relative_bias.weight, self.relative_bias_spec)
         tables = {
@@ -265,7 +278,7 @@ class Encoder(PretrainedModel):
         def of_layer(number: int) -> AttentionInputs:
             spec = self.rotary[number]
             table = None if spec is None else tables[spec]
-            return AttentionInputs(cu_seqlens, max_seqlen, table, bias)
+            return AttentionInputs(cu_seqlens, max_seqlen, table, bias, bounds)
 
         return of_layer
 
@@ -274,7 +287,7 @@ class Encoder(PretrainedModel):
 
         The mode is this moment's: training or evaluation, with gradients or without (:mod:`fastenc.nn.layer_ways`).
         """
-        modules = [layer for layer in self.layers if isinstance(layer, EncoderLayer)]
+        modules = self._modules_of_layers()
         x = modules[0].down.weight.new_zeros((tokens, self.config.hidden_size))
         length = min(32, self.config.max_positions)
         offsets = torch.arange(0, tokens + 1, length, dtype=torch.int32, device=x.device)
@@ -298,11 +311,13 @@ class Encoder(PretrainedModel):
 
     def layer_weights(self) -> list[tuple[LayerWeights, LayerSpec]]:
         """The weights and a description of every module of ``layers``."""
-        modules = [layer for layer in self.layers if isinstance(layer, EncoderLayer)]
         return [
             (layer.weights(), self.specs[self.module_of_layer.index(place)])
-            for place, layer in enumerate(modules)
+            for place, layer in enumerate(self._modules_of_layers())
         ]
+
+    def _modules_of_layers(self) -> list[EncoderLayer]:
+        return [layer for layer in self.layers if isinstance(layer, EncoderLayer)]
 
     def _check_length(self, batch: PackedBatch) -> None:
         positions, taken = self.config.max_positions, self.adapted.first_position

@@ -8,14 +8,17 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fastenc._transfer import staged
+from fastenc.models.graph_recording import (
+    CudaGraphRecorder,
+    Recorder,
+    WeightAddresses,
+    copied,
+    overwrite,
+)
 from fastenc.models.pretrained import PretrainedModel
 from fastenc.models.token_buckets import Bucket, bucket_of, cut_to, pad_to
 from fastenc.ops import _dispatch
 from fastenc.packing import PackedBatch
-
-# A recorder runs the function once or more, and returns its result and what computes that again in the same tensors.
-Recorder = Callable[[Callable[[], Any]], tuple[Any, Callable[[], None]]]
 
 
 class _Recording(NamedTuple):
@@ -38,7 +41,7 @@ class InferenceRunner:
         self.max_tokens, self.max_graphs = max_tokens, max_graphs
         self._recorder = recorder
         self._recordings: OrderedDict[tuple, _Recording] = OrderedDict()
-        self._places: list[tuple[dict, str, Tensor, int]] = []
+        self._addresses = WeightAddresses(model)
 
     def __call__(self, batch: PackedBatch, **options: Any) -> Any:
         """Raises: ValueError in training mode, and what the model raises; RuntimeError if it cannot be recorded."""
@@ -58,38 +61,22 @@ class InferenceRunner:
             if self._recorder is None or bucket is None:
                 # Enough work to keep the device busy, or an error that is the model's to raise.
                 return model(batch.to(device), **options)
-            if self._weights_moved():
+            if self._addresses.changed():
                 self.reset()
             padded = pad_to(batch, bucket, model.config.pad_token_id)
             recording = self._recording(self._recorder, bucket, padded, device, options)
-            for name, value in vars(padded).items():
-                if isinstance(value, Tensor):
-                    own = getattr(recording.batch, name)
-                    own.copy_(staged(value, device), non_blocking=True)
+            overwrite(recording.batch, padded)
             recording.replay()
             return _cut(recording.output, bucket, batch)
 
     def reset(self) -> None:
         """Forget every recording, as after a module of the model was replaced."""
         self._recordings.clear()
-        self._places = [
-            (table, name, tensor, tensor.data_ptr())
-            for module in self.model.modules()
-            for table in (module._parameters, module._buffers)
-            for name, tensor in table.items()
-            if tensor is not None
-        ]
+        self._addresses = WeightAddresses(self.model)
 
     def __len__(self) -> int:
         """The number of recordings."""
         return len(self._recordings)
-
-    def _weights_moved(self) -> bool:
-        """Whether a weight is another tensor, or in another place, than when the first recording was made."""
-        return not self._places or any(
-            table.get(name) is not tensor or tensor.data_ptr() != address
-            for table, name, tensor, address in self._places
-        )
 
     def _recording(
         self,
@@ -104,12 +91,7 @@ class InferenceRunner:
         if key in self._recordings:
             self._recordings.move_to_end(key)
             return self._recordings[key]
-        own: dict[str, Any] = {
-            name: value.to(device, copy=True)
-            for name, value in vars(padded).items()
-            if isinstance(value, Tensor)
-        }
-        static = replace(padded, **own)
+        static = copied(padded, device)
 
         def run() -> Any:
             # Autocast's cache would hand the graph casts of weights that it frees on its exit.
@@ -153,41 +135,8 @@ def compile_inference(
         if value < 1:
             raise ValueError(f"{name} must be at least 1, got {value}")
     device = next(model.parameters()).device
-    recorder = CudaGraphRecorder(device) if device.type == "cuda" else None
+    recorder = CudaGraphRecorder(device, "the model's forward") if device.type == "cuda" else None
     return InferenceRunner(model, max_tokens, max_graphs, recorder)
-
-
-class CudaGraphRecorder:
-    """Records a function as a CUDA graph; all graphs share one memory pool.
-
-    That is safe because replays follow one another on one stream, and because inputs and outputs stay allocated while
-    their graph lives: what a later recording may reuse is only what an earlier one needed in between.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._pool: Any = torch.cuda.graph_pool_handle()
-
-    def __call__(self, run: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
-        with torch.cuda.device(self._device):
-            return self._record(run)
-
-    def _record(self, run: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            # Compiles kernels and makes libraries allocate their workspaces, neither of which can be recorded.
-            run(), run()
-        torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        try:
-            with torch.cuda.graph(graph, pool=self._pool):
-                output = run()
-        except RuntimeError as error:
-            raise RuntimeError(
-                f"the model's forward cannot be recorded as a CUDA graph ({error}): call the model itself"
-            ) from error
-        return output, graph.replay
 
 
 def _cut(output: Any, bucket: Bucket, batch: PackedBatch) -> Any:

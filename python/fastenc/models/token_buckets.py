@@ -21,39 +21,52 @@ class Bucket(NamedTuple):
     max_seqlen: int
 
 
-def sizes() -> Iterator[int]:
-    """2, 3, 4, 6, 8, 12, 16, …: a size is at most 1.5 times the one before."""
-    size = 2
+def sizes(per_doubling: int = 2) -> Iterator[int]:
+    """So many sizes from a power of two to the next: 2, 3, 4, 6, 8, 12, 16, …, or 8, 9, …, 15, 16, 18, …"""
+    size = per_doubling
     while True:
-        yield size
-        yield size + size // 2
+        yield from range(size, 2 * size, size // per_doubling)
         size *= 2
 
 
-def bucket_of(batch: PackedBatch, max_seqlen: int, max_tokens: int) -> Bucket | None:
+def bucket_of(
+    batch: PackedBatch,
+    max_seqlen: int,
+    max_tokens: int,
+    *,
+    per_doubling: int = 2,
+    may_be_full: bool = False,
+) -> Bucket | None:
     """The smallest bucket that holds the batch and at least one sequence of padding, or None beyond max_tokens.
 
     The padding is sequences of its own, none of them empty and none longer than ``max_seqlen``, the longest that the
     model takes. There are more tokens than sequences, which tells results a token from results a sequence.
+
+    Args:
+        per_doubling: sizes of tokens from one power of two to the next.
+        may_be_full: a batch of a bucket's very size takes it without padding.
     """
     tokens, sequences = batch.total_tokens, batch.num_sequences
     for capacity in sizes():
         extra = capacity - sequences
-        if extra < 1:
+        if extra < 0 or (extra == 0 and not may_be_full):
             continue
         least = max(tokens + extra, capacity + 1)
         if least > max_tokens:
             return None
-        room = min(max_tokens, _at_least(max(least, LEAST_TOKENS)))
-        longest = max(batch.max_seqlen, -(-(room - tokens) // extra))
+        room = min(max_tokens, at_least(max(least, LEAST_TOKENS), per_doubling))
+        if extra == 0 and room != tokens:
+            continue
+        longest = max(batch.max_seqlen, -(-(room - tokens) // max(extra, 1)))
         if longest <= max_seqlen:
-            length = min(max_seqlen, _at_least(max(longest, LEAST_LENGTH)))
+            length = min(max_seqlen, at_least(max(longest, LEAST_LENGTH)))
             return Bucket(room, capacity, length)
     raise AssertionError("sizes() has no end")
 
 
-def _at_least(number: int) -> int:
-    return next(size for size in sizes() if size >= number)
+def at_least(number: int, per_doubling: int = 2) -> int:
+    """The smallest size that holds the number."""
+    return next(size for size in sizes(per_doubling) if size >= number)
 
 
 def pad_to(batch: PackedBatch, bucket: Bucket, pad_token_id: int) -> PackedBatch:
@@ -61,7 +74,7 @@ def pad_to(batch: PackedBatch, bucket: Bucket, pad_token_id: int) -> PackedBatch
     more_tokens = bucket.total_tokens - batch.total_tokens
     more_sequences = bucket.num_sequences - batch.num_sequences
     steps = torch.arange(1, more_sequences + 1, device=batch.cu_seqlens.device)
-    ends = batch.total_tokens + steps * more_tokens // more_sequences
+    ends = batch.total_tokens + steps * more_tokens // max(more_sequences, 1)
     fill = lambda values, value: F.pad(values, (0, more_tokens), value=value)
     types = batch.token_type_ids
     return PackedBatch(

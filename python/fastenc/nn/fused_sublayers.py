@@ -14,6 +14,7 @@ from fastenc.nn.layer import drop, in_autocast_dtype
 from fastenc.nn.layer_spec import (
     AttentionInputs,
     AttentionSpec,
+    CastWeights,
     FeedForwardSpec,
     LayerDropout,
     LayerSpec,
@@ -39,18 +40,23 @@ def unsupported_reason(
 ) -> str | None:
     """Why the layer cannot run as fused autograd nodes, or None."""
     x = state.x
+    given = (x, state.residual, inputs.relative_bias, *weights.tensors())
+    if not any(tensor is not None and tensor.requires_grad for tensor in given):
+        return "nothing requires a gradient"
+    return mode_reason() or shape_reason(x, spec)
+
+
+def mode_reason() -> str | None:
+    """Why no layer can run as fused autograd nodes where the program is, or None."""
     if torch.compiler.is_compiling():
         return "torch.compile sees through single ops only"
     if not torch.is_grad_enabled():
         return "gradients are off"
-    given = (x, state.residual, inputs.relative_bias, *weights.tensors())
-    if not any(tensor is not None and tensor.requires_grad for tensor in given):
-        return "nothing requires a gradient"
     if torch._C._functorch.maybe_current_level() is not None:
         return "function transforms see through single ops only"
     if torch.autograd.forward_ad._current_level >= 0:
         return "forward-mode differentiation sees through single ops only"
-    return shape_reason(x, spec)
+    return None
 
 
 def shape_reason(x: Tensor, spec: LayerSpec) -> str | None:
@@ -71,8 +77,12 @@ def run_fused_sublayers(
     weights: LayerWeights,
     spec: LayerSpec,
     dropout: LayerDropout,
+    cast: CastWeights | None = None,
 ) -> LayerState:
-    """:func:`fastenc.nn.layer.run_single_ops`, which draws the same dropout masks from the same generator."""
+    """:func:`fastenc.nn.layer.run_single_ops`, which draws the same dropout masks from the same generator.
+
+    Args: cast: the weights that products take, in autocast's dtype; without it each is cast here.
+    """
     state = in_autocast_dtype(state)
     w, x = weights, state.x
     _checks.check_device("encoder_layer", "cu_seqlens", inputs.cu_seqlens, x)
@@ -90,6 +100,7 @@ def run_fused_sublayers(
         spec.attention,
         (spec.attention_norm, spec.pre_norm),
         dropout,
+        cast,
     )
     h = _state(h, spec)
     y = _FeedForward.apply(
@@ -103,6 +114,7 @@ def run_fused_sublayers(
         spec.feed_forward,
         (spec.out_norm, spec.pre_norm),
         dropout,
+        cast,
     )
     return _state(y, spec)
 
@@ -116,10 +128,10 @@ def _state(results, spec: LayerSpec) -> LayerState:
     return LayerState(*results) if spec.pre_norm else LayerState(results, results)
 
 
-def _draw(x: Tensor, dropout_p: float) -> tuple[Tensor | None, float]:
+def _mask(x: Tensor, dropout_p: float, state: Tensor | None) -> tuple[Tensor | None, float]:
     """(seed and offset of a mask, probability); None without dropout."""
     _checks.check_dropout("encoder_layer", dropout_p)
-    return (_checks.draw_rng_state(x.device) if dropout_p > 0 else None), dropout_p
+    return _checks.mask_rng_state("encoder_layer", state, dropout_p, x), dropout_p
 
 
 class _Attention(torch.autograd.Function):
@@ -144,23 +156,39 @@ class _Attention(torch.autograd.Function):
         spec: AttentionSpec,
         norm: tuple[NormSpec, bool],
         dropout: LayerDropout,
+        cast: CastWeights | None,
     ):
         needs = ctx.needs_input_grad
         needs_x, needs_qkv, needs_qkv_bias, needs_out = needs[0], needs[2], needs[3], needs[4]
         needs_attention = needs_x or needs_qkv or needs_qkv_bias or needs[8]
         ctx.dtypes = _dtypes(qkv_weight, qkv_bias, out_weight, out_bias, norm_weight, norm_bias)
+        if cast is not None:
+            qkv_weight, qkv_bias, out_weight = (
+                cast.qkv_weight,
+                cast.qkv_bias,
+                cast.attention_out_weight,
+            )
         qkv_weight, out_weight = qkv_weight.to(x.dtype), out_weight.to(x.dtype)
         qkv = gemm(x, qkv_weight.t(), None if qkv_bias is None else qkv_bias.to(x.dtype))
         qkv = qkv.view(x.shape[0], 3, spec.num_heads, spec.head_dim)
-        rng_state, dropout_p = _draw(x, dropout.attention)
+        rng_state, dropout_p = _mask(x, dropout.attention, dropout.rng_states[0])
         bias = None if relative_bias is None else relative_bias.float()
-        tensors = (inputs.cu_seqlens, None, rng_state, None, bias, None, inputs.rotary)
+        tensors = (
+            inputs.cu_seqlens,
+            None,
+            rng_state,
+            None,
+            bias,
+            None,
+            inputs.rotary,
+            inputs.bounds,
+        )
         ctx.bias_dtype = None if relative_bias is None else relative_bias.dtype
         longest = inputs.max_seqlen
         ctx.attention = (longest, longest, dropout_p, spec.scale, *spec.window)
         attended, lse = torch.ops.fastenc.attention_fwd(*qkv.unbind(1), *tensors, *ctx.attention)
         projected = gemm(attended.flatten(1), out_weight.t())
-        out_dropout = _draw(x, dropout.attention_out)
+        out_dropout = _mask(x, dropout.attention_out, dropout.rng_states[1])
         ctx.norm, ctx.dropout_p = norm, out_dropout[1]
         results, saved = _norm_forward(
             projected, x if residual is None else residual, out_bias, norm_weight, norm_bias,
@@ -218,7 +246,7 @@ class _Attention(torch.autograd.Function):
                     dx = gemm(dqkv, qkv_weight)
         weights = _cast((dqkv_weight, dqkv_bias, dout_weight, *dnorm), ctx.dtypes)
         (dbias,) = _cast((drelative_bias if needs_relative_bias else None,), (ctx.bias_dtype,))
-        return dx, dresidual if needs[1] else None, *weights, dbias, *(None,) * 4
+        return dx, dresidual if needs[1] else None, *weights, dbias, *(None,) * 5
 
 
 class _FeedForward(torch.autograd.Function):
@@ -238,18 +266,21 @@ class _FeedForward(torch.autograd.Function):
         spec: FeedForwardSpec,
         norm: tuple[NormSpec, bool],
         dropout: LayerDropout,
+        cast: CastWeights | None,
     ):
         needs = ctx.needs_input_grad
         needs_x, needs_up, needs_up_bias, needs_down = needs[0], needs[2], needs[3], needs[4]
         needs_inner = needs_x or needs_up or needs_up_bias
         ctx.dtypes = _dtypes(up_weight, up_bias, down_weight, down_bias, norm_weight, norm_bias)
+        if cast is not None:
+            up_weight, down_weight = cast.up_weight, cast.down_weight
         up_weight, down_weight = up_weight.to(x.dtype), down_weight.to(x.dtype)
         up = gemm(x, up_weight.t())
         _checks.check_vector("encoder_layer", "up_bias", up_bias, up)
         inner, mask = drop(_activate(up, up_bias, spec), dropout.inner)
         projected = gemm(inner, down_weight.t())
         ctx.spec, ctx.inner_dropout_p = spec, dropout.inner
-        down_dropout = _draw(x, dropout.down)
+        down_dropout = _mask(x, dropout.down, dropout.rng_states[2])
         ctx.norm, ctx.dropout_p = norm, down_dropout[1]
         results, saved = _norm_forward(
             projected, x if residual is None else residual, down_bias, norm_weight, norm_bias,
@@ -294,7 +325,7 @@ class _FeedForward(torch.autograd.Function):
                     dx = gemm(dup, up_weight)
         dup_bias = dup_bias if needs_up_bias else None
         weights = _cast((dup_weight, dup_bias, ddown_weight, *dnorm), ctx.dtypes)
-        return dx, dresidual if needs[1] else None, *weights, *(None,) * 3
+        return dx, dresidual if needs[1] else None, *weights, *(None,) * 4
 
 
 def _activate(up: Tensor, bias: Tensor | None, spec: FeedForwardSpec) -> Tensor:
@@ -376,4 +407,12 @@ def _dtypes(*tensors):
 
 
 def _cast(gradients, dtypes):
-    return (None if g is None else g.to(dtype) for g, dtype in zip(gradients, dtypes, strict=True))
+    """Gradients in the dtypes of what they belong to, cast together."""
+    cast = list(gradients)
+    others = [i for i, g in enumerate(cast) if g is not None and g.dtype != dtypes[i]]
+    copies = [torch.empty_like(cast[i], dtype=dtypes[i]) for i in others]
+    if copies:
+        torch._foreach_copy_(copies, [cast[i] for i in others])
+    for i, copy in zip(others, copies, strict=True):
+        cast[i] = copy
+    return cast

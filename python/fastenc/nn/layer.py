@@ -49,7 +49,7 @@ def run_single_ops(
     if torch.compiler.is_compiling():
         spec, dropout = _with_used_floats(spec, dropout)
     added = adaptation or LayerAdaptation()
-    attended = _attend(state.x, inputs, weights, spec.attention, dropout.attention, added)
+    attended = _attend(state.x, inputs, weights, spec.attention, dropout, added)
     blocks = 1
     plain = not (torch.is_grad_enabled() or torch.compiler.is_compiling())
     if plain and attended.device.type == "cpu":
@@ -71,7 +71,9 @@ def _with_used_floats(spec: LayerSpec, dropout: LayerDropout) -> tuple[LayerSpec
     attention = AttentionSpec(heads.num_heads, heads.head_dim, heads.scale + 0.0, heads.window)
     norms = used(spec.attention_norm), used(spec.out_norm)
     copy = LayerSpec(attention, spec.feed_forward, *norms, spec.pre_norm)
-    return copy, LayerDropout(*(p + 0.0 for p in dropout))
+    p = dropout
+    rates = p.attention + 0.0, p.attention_out + 0.0, p.inner + 0.0, p.down + 0.0
+    return copy, LayerDropout(*rates, p.rng_states)
 
 
 def in_autocast_dtype(state: LayerState) -> LayerState:
@@ -101,23 +103,26 @@ def _attend(
     inputs: AttentionInputs,
     w: LayerWeights,
     spec: AttentionSpec,
-    dropout_p: float,
+    dropout: LayerDropout,
     added: LayerAdaptation,
 ) -> Tensor:
     qkv = linear(x, stack(w.qkv_weights), stack_biases(w.qkv_biases, w.qkv_weights))
     qkv = added.to_output("qkv", qkv, x).view(x.shape[0], 3, spec.num_heads, spec.head_dim)
     cu_seqlens, max_seqlen, rows = inputs.cu_seqlens, inputs.max_seqlen, None
+    bounds = inputs.bounds
     if added.prefix is not None:
         # The prefix has no queries: zeros stand for them, and their results are dropped.
         prefix = added.prefix.view(added.prefix.shape[0], 2, *qkv.shape[2:])
         prefix = F.pad(prefix, (0, 0, 0, 0, 1, 0))
         qkv, cu_seqlens, rows = prepend_rows(qkv, cu_seqlens, prefix)
-        max_seqlen += prefix.shape[0]
+        max_seqlen, bounds = max_seqlen + prefix.shape[0], None
     attended = attention(
         qkv,
         cu_seqlens,
         max_seqlen,
-        dropout_p=dropout_p,
+        dropout_p=dropout.attention,
+        rng_state=dropout.rng_states[0],
+        bounds=bounds,
         softmax_scale=spec.scale,
         window_size=spec.window,
         relative_bias=inputs.relative_bias,
@@ -142,7 +147,7 @@ def _after_attention(
         (w.attention_out_bias, w.attention_norm_weight, w.attention_norm_bias),
         spec.attention_norm,
         spec.pre_norm,
-        dropout.attention_out,
+        (dropout.attention_out, dropout.rng_states[1]),
         added.after_attention,
     )
     up = added.to_output("up", linear(h.x, stack(w.up_weights)), h.x)
@@ -156,7 +161,7 @@ def _after_attention(
         (w.down_bias, w.out_norm_weight, w.out_norm_bias),
         spec.out_norm,
         spec.pre_norm,
-        dropout.down,
+        (dropout.down, dropout.rng_states[2]),
         added.after_feed_forward,
     )
 
@@ -195,11 +200,11 @@ def _end_sublayer(
     affine: tuple[Tensor | None, Tensor, Tensor | None],
     norm: NormSpec,
     pre_norm: bool,
-    dropout_p: float,
+    dropout: tuple[float, Tensor | None],
     bottleneck: Bottleneck | None,
 ) -> LayerState:
     """Norm(residual + dropout(y + x_bias)), and what the next sublayer adds to."""
-    x_bias, weight, bias = affine
+    (x_bias, weight, bias), (dropout_p, rng_state) = affine, dropout
     if bottleneck is not None:
         biased = y if x_bias is None else y + x_bias.to(y.dtype)
         y = bottleneck(F.dropout(biased, dropout_p)).to(residual.dtype)
@@ -211,6 +216,7 @@ def _end_sublayer(
         residual=residual,
         x_bias=x_bias,
         dropout_p=dropout_p,
+        rng_state=rng_state,
         eps=norm.eps,
         return_residual_sum=pre_norm,
     )

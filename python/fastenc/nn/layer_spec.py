@@ -6,12 +6,14 @@ that norm's sublayer adds its output to differs, the normalised vector (post-nor
 ``out_norm`` of a pre-norm layer is the first norm of the layer after it, or the stack's last norm.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from fastenc.ops import _checks
 
 # Name in a configuration → name in the kernels.
 ACTIVATIONS: dict[str, str] = {
@@ -101,16 +103,41 @@ class LayerWeights(NamedTuple):
         return [tensor for tensor in (*several, *rest) if tensor is not None]
 
 
+class CastWeights(NamedTuple):
+    """What a layer's products take, in autocast's dtype; q, k and v, and a gated layer's two halves, as one tensor."""
+
+    qkv_weight: Tensor
+    qkv_bias: Tensor | None
+    attention_out_weight: Tensor
+    up_weight: Tensor
+    down_weight: Tensor
+
+
 class LayerDropout(NamedTuple):
-    """Probabilities; 0 in evaluation. ``inner`` is that of the feed-forward layer's activations."""
+    """Probabilities; 0 in evaluation. ``inner`` is that of the feed-forward layer's activations.
+
+    ``rng_states`` are the seeds and offsets of the masks of ``attention``, ``attention_out`` and ``down``, as
+    :func:`with_rng_states` draws them for all layers at once. None: each mask draws its own.
+    """
 
     attention: float = 0.0
     attention_out: float = 0.0
     inner: float = 0.0
     down: float = 0.0
+    rng_states: tuple[Tensor | None, ...] = (None, None, None)
 
 
 NO_DROPOUT = LayerDropout()
+
+
+def with_rng_states(dropouts: Sequence[LayerDropout], device: torch.device) -> list[LayerDropout]:
+    """Layers' dropout, with the random states of all masks from one draw: a GPU launches a kernel for each."""
+    if not any(p > 0 for dropout in dropouts for p in dropout[:4]):
+        return list(dropouts)
+    states = _checks.draw_rng_states(device, 3 * len(dropouts))
+    return [
+        dropout._replace(rng_states=states[3 * i : 3 * i + 3]) for i, dropout in enumerate(dropouts)
+    ]
 
 
 class AttentionInputs(NamedTuple):
@@ -120,12 +147,14 @@ class AttentionInputs(NamedTuple):
         cu_seqlens, max_seqlen: as in :func:`fastenc.ops.attention`.
         rotary: float32 (positions, rotary_dim), cosines beside sines, as :func:`fastenc.ops.rotary` takes them.
         relative_bias: (num_heads, 2 R + 1), as :func:`fastenc.ops.attention` takes it.
+        bounds: (2, total_tokens), as :func:`fastenc.ops.attention.sequence_bounds` forms them once for all layers.
     """
 
     cu_seqlens: Tensor
     max_seqlen: int
     rotary: Tensor | None = None
     relative_bias: Tensor | None = None
+    bounds: Tensor | None = None
 
 
 class LayerState(NamedTuple):

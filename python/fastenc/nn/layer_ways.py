@@ -7,6 +7,7 @@ from fastenc.nn.adaptation import LayerAdaptation
 from fastenc.nn.layer import run_single_ops
 from fastenc.nn.layer_spec import (
     AttentionInputs,
+    CastWeights,
     LayerDropout,
     LayerSpec,
     LayerState,
@@ -26,18 +27,20 @@ def run_layer(
     *,
     adaptation: LayerAdaptation | None = None,
     packed: PackedWeights | None = None,
+    cast: CastWeights | None = None,
 ) -> LayerState:
     """One layer in the first way that can take the call: fused, on packed weights, or in single ops.
 
     Args:
         adaptation: what :mod:`fastenc.adapt` adds to the layer; single ops alone take it.
         packed: the weights packed before (:func:`fastenc.freeze`).
+        cast: the weights in autocast's dtype (:func:`fastenc.nn.cast_weights.cast_weights`).
     """
     call = (state, inputs, weights, spec, dropout)
     if adaptation is not None:
         return run_single_ops(*call, adaptation)
     if fused_sublayers.unsupported_reason(*call) is None:
-        return fused_sublayers.run_fused_sublayers(*call)
+        return fused_sublayers.run_fused_sublayers(*call, cast)
     if packed_inference.unsupported_reason(*call, packed) is None:
         return packed_inference.run_packed(*call, packed)
     return run_single_ops(*call)

@@ -65,6 +65,24 @@ def check_eps(op: str, eps: float) -> None:
         raise ValueError(f"{op}: eps must be a finite number of at least 0, got {eps}")
 
 
-def draw_rng_state(device: torch.device) -> Tensor:
-    """Philox seed and offset of a dropout mask, from the device's default generator: int64 (2,), on that device."""
-    return torch.randint(2**62, (2,), device=device)
+def draw_rng_states(device: torch.device, masks: int) -> tuple[Tensor, ...]:
+    """Philox seeds and offsets of so many dropout masks, in one draw from the device's default generator.
+
+    Returns: for each mask int64 (2,), on that device.
+    """
+    return torch.randint(2**62, (masks, 2), device=device).unbind()
+
+
+def mask_rng_state(op: str, rng_state: Tensor | None, dropout_p: float, x: Tensor) -> Tensor | None:
+    """The state given, or one that is drawn; None without dropout."""
+    if dropout_p == 0:
+        return None
+    if rng_state is None:
+        return draw_rng_states(x.device, 1)[0]
+    if rng_state.dtype != torch.int64 or rng_state.shape != (2,):
+        raise ValueError(
+            f"{op}: rng_state must be int64 of shape (2,), seed and offset, got {rng_state.dtype} of shape "
+            f"{tuple(rng_state.shape)}"
+        )
+    check_device(op, "rng_state", rng_state, x)
+    return rng_state

@@ -29,6 +29,8 @@ def attention(
     relative_bias: Tensor | None = None,
     key_bias: Tensor | None = None,
     rotary: Tensor | None = None,
+    bounds: Tensor | None = None,
+    rng_state: Tensor | None = None,
     return_lse: bool = False,
     impl: str = "auto",
 ) -> Any:
@@ -48,7 +50,7 @@ def attention(
             max_seqlen, or offsets that end before the last token, the rows left out are undefined. Under
             TRITON_DEBUG=1 the kernels assert both.
         dropout_p: probability of dropping a softmax weight, rounded to a multiple of 2^-16. Applied whenever
-            positive: pass 0 in evaluation. The mask comes from the device's default generator.
+            positive: pass 0 in evaluation.
         softmax_scale: head_dim ** -0.5 if None.
         window_size: (left, right): a token sees so many tokens on each side of itself; -1 is no limit.
         alibi_slopes: floating point (num_heads,).
@@ -57,6 +59,10 @@ def attention(
             ``weight[bucket(torch.arange(-R, R + 1))].T`` for ``weight`` (num_buckets, num_heads).
         key_bias: floating point (total_tokens,), added to every score of a key; -inf hides it.
         rotary: float32 (positions, rotary_dim), the table of :func:`rotary`, by which queries and keys are rotated.
+        bounds: int32 (2, total_tokens), by :func:`sequence_bounds`, for calls over the same sequences; None forms them
+            where a kernel needs them.
+        rng_state: int64 (2,), seed and offset of dropout's mask, on qkv's device; None draws them from the device's
+            default generator.
         return_lse: return softmax_lse too, the natural logarithm of sum_j exp(s[i, j]); -inf without a key.
         impl: "auto", "cpp" (head_dim a multiple of 16 up to 128), "triton" (head_dim up to 128) or "reference".
     Returns: (total_tokens, num_heads, head_dim), dtype of qkv; with return_lse also softmax_lse
@@ -87,7 +93,7 @@ def attention(
         softmax_scale,
         window_size,
         (alibi_slopes, relative_bias, key_bias),
-        rotary,
+        (rotary, bounds, rng_state),
         return_lse,
         impl,
     )
@@ -159,7 +165,7 @@ def cross_attention(
         softmax_scale,
         window_size,
         (alibi_slopes, relative_bias, key_bias),
-        None,
+        (None, None, None),
         return_lse,
         impl,
     )
@@ -176,11 +182,12 @@ def _attend(
     softmax_scale: float | None,
     window_size: tuple[int, int],
     biases: tuple[Tensor | None, Tensor | None, Tensor | None],
-    rotary: Tensor | None,
+    shared: tuple[Tensor | None, Tensor | None, Tensor | None],  # rotary, bounds, rng_state
     return_lse: bool,
     impl: str,
 ) -> Any:
     q, k, v = _split(qkv)
+    rotary, bounds, rng_state = shared
     heads, head_dim = q.shape[1:]
     _checks.check_dropout(op, dropout_p)
     if len(window_size) != 2 or min(window_size) < -1:
@@ -191,6 +198,8 @@ def _attend(
     _check_biases(op, *biases, heads, k)
     if rotary is not None:
         check_table(op, "rotary", rotary, q, max_seqlens[0])
+    if bounds is not None:
+        _check_bounds(op, bounds, q)
     cpp_limit = triton_limit = None
     if head_dim % 16 or not 0 < head_dim <= 128:
         cpp_limit = f"head_dim must be a multiple of 16 up to 128, got {head_dim}"
@@ -204,7 +213,7 @@ def _attend(
         triton_limit=triton_limit,
         reference_cost="whose time and memory grow with the square of the longest sequence",
     )
-    rng_state = _checks.draw_rng_state(q.device) if dropout_p > 0 else None
+    rng_state = _checks.mask_rng_state(op, rng_state, dropout_p, q)
     scale = head_dim**-0.5 if softmax_scale is None else softmax_scale
     if chosen == "reference":
         if rotary is not None:
@@ -227,7 +236,7 @@ def _attend(
         )
         return (out, lse) if return_lse else out
     alibi_slopes, relative_bias, key_bias = (x if x is None else x.float() for x in biases)
-    tensors = (*cu_seqlens, rng_state, alibi_slopes, relative_bias, key_bias, rotary)
+    tensors = (*cu_seqlens, rng_state, alibi_slopes, relative_bias, key_bias, rotary, bounds)
     numbers = (*max_seqlens, dropout_p, scale, *window_size)
     wants_grad = torch.is_grad_enabled() and any(
         x is not None and x.requires_grad for x in (*qkv, relative_bias)
@@ -237,6 +246,26 @@ def _attend(
     else:
         out, lse = torch.ops.fastenc.attention_fwd(q, k, v, *tensors, *numbers)
     return (out, lse) if return_lse else out
+
+
+def sequence_bounds(x: Tensor, cu_seqlens: Tensor, max_seqlen: int) -> Tensor | None:
+    """Where the sequence of each token begins and ends, for all calls of :func:`attention` over one batch.
+
+    Args: x: (total_tokens, ...), whose device and dtype say which kernel takes the calls.
+    Returns: int32 (2, total_tokens), or None where that kernel needs none.
+    """
+    if choose("attention", "auto", x) != "triton":
+        return None
+    return torch.ops.fastenc.sequence_bounds(cu_seqlens, x.shape[0], max_seqlen)
+
+
+def _check_bounds(op: str, bounds: Tensor, q: Tensor) -> None:
+    if bounds.dtype != torch.int32 or bounds.shape != (2, q.shape[0]):
+        raise ValueError(
+            f"{op}: bounds must be int32 of shape (2, {q.shape[0]}), got {bounds.dtype} of shape "
+            f"{tuple(bounds.shape)}: make them with sequence_bounds"
+        )
+    _checks.check_device(op, "bounds", bounds, q)
 
 
 def _check_biases(
@@ -287,11 +316,11 @@ def _split(qkv: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
 
 
 class _Attention(torch.autograd.Function):
-    """Arguments: seven tensors, six numbers (the schema's, in its order), then qkv or q, k, v."""
+    """Arguments: eight tensors, six numbers (the schema's, in its order), then qkv or q, k, v."""
 
     @staticmethod
     def forward(ctx, *arguments):
-        tensors, numbers, qkv = arguments[:7], arguments[7:13], arguments[13:]
+        tensors, numbers, qkv = arguments[:8], arguments[8:14], arguments[14:]
         out, lse = torch.ops.fastenc.attention_fwd(*_split(qkv), *tensors, *numbers)
         # The backward forms the probabilities again.
         ctx.save_for_backward(out, lse, *tensors, *qkv)
@@ -303,7 +332,7 @@ class _Attention(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx, dout, dlse):
         out, lse, *rest = ctx.saved_tensors
-        tensors, qkv = rest[:7], rest[7:]
+        tensors, qkv = rest[:8], rest[8:]
         wants_relative_bias = ctx.needs_input_grad[4]
         *grads, drelative_bias = torch.ops.fastenc.attention_bwd(
             torch.zeros_like(out) if dout is None else dout,
@@ -316,16 +345,21 @@ class _Attention(torch.autograd.Function):
             len(qkv) == 1,
             wants_relative_bias,
         )
-        unused = [None] * 13
+        unused = [None] * 14
         if wants_relative_bias:
             unused[4] = drelative_bias
         return (*unused, *grads[: len(qkv)])
 
 
+define(
+    "sequence_bounds(Tensor cu_seqlens, SymInt total_tokens, SymInt max_seqlen) -> Tensor",
+    lambda cu_seqlens, total_tokens, max_seqlen: cu_seqlens.new_empty((2, total_tokens)),
+    triton="attention_short.sequence_bounds",
+)
 _CALL = (
     "Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? rng_state, Tensor? alibi_slopes, "
-    "Tensor? relative_bias, Tensor? key_bias, Tensor? rotary, SymInt max_seqlen_q, SymInt max_seqlen_k, "
-    "float dropout_p, float scale, SymInt window_left, SymInt window_right"
+    "Tensor? relative_bias, Tensor? key_bias, Tensor? rotary, Tensor? bounds, SymInt max_seqlen_q, "
+    "SymInt max_seqlen_k, float dropout_p, float scale, SymInt window_left, SymInt window_right"
 )
 
 

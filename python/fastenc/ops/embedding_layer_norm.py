@@ -116,7 +116,7 @@ def tied_embedding_layer_norm(
     limit = None if word.shape[1] <= 4096 else f"width must be at most 4096, got {word.shape[1]}"
     chosen = choose(OP, impl, word, triton_limit=limit)
     every = (input_ids, word, position_ids, position, token_type_ids, token_type, position_offset)
-    rng_state = _checks.draw_rng_state(word.device) if dropout_p > 0 else None
+    rng_state = _checks.mask_rng_state(OP, None, dropout_p, word)
     if chosen == "reference":
         if word.device.type == "cpu" and not torch.compiler.is_compiling():
             _check_values(*every)

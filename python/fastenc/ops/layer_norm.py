@@ -22,6 +22,7 @@ def layer_norm(
     residual: Tensor | None = None,
     x_bias: Tensor | None = None,
     dropout_p: float = 0.0,
+    rng_state: Tensor | None = None,
     eps: float = 1e-5,
     return_residual_sum: bool = False,
     impl: str = "auto",
@@ -37,7 +38,9 @@ def layer_norm(
         residual: x's shape and dtype, or None.
         x_bias: (hidden_size,) or None, the bias of the linear layer that made x.
         dropout_p: probability of zeroing an element, rounded to a multiple of 2^-16. Applied whenever
-            positive: pass 0 in evaluation. The mask comes from the device's default generator.
+            positive: pass 0 in evaluation.
+        rng_state: int64 (2,), seed and offset of the mask, on x's device; None draws them from the device's default
+            generator.
         eps: added to the variance.
         return_residual_sum: return h too, as a pre-norm layer needs it: h is the residual of the next sum. Its gradient
             is added to h's own in the same pass.
@@ -48,7 +51,7 @@ def layer_norm(
     Source: Ba et al. 2016, arXiv:1607.06450.
     """
     _check("layer_norm", x, weight, bias, residual, x_bias, dropout_p, eps)
-    rng_state = _checks.draw_rng_state(x.device) if dropout_p > 0 else None
+    rng_state = _checks.mask_rng_state("layer_norm", rng_state, dropout_p, x)
     if choose("layer_norm", impl, x, triton_limit=_triton_limit(x)) == "reference":
         return reference.layer_norm(
             x,
@@ -73,6 +76,7 @@ def rms_norm(
     residual: Tensor | None = None,
     x_bias: Tensor | None = None,
     dropout_p: float = 0.0,
+    rng_state: Tensor | None = None,
     eps: float = 1e-6,
     return_residual_sum: bool = False,
     impl: str = "auto",
@@ -85,7 +89,7 @@ def rms_norm(
     Source: Zhang and Sennrich 2019, arXiv:1910.07467.
     """
     _check("rms_norm", x, weight, None, residual, x_bias, dropout_p, eps)
-    rng_state = _checks.draw_rng_state(x.device) if dropout_p > 0 else None
+    rng_state = _checks.mask_rng_state("rms_norm", rng_state, dropout_p, x)
     if choose("rms_norm", impl, x, triton_limit=_triton_limit(x)) == "reference":
         return reference.rms_norm(
             x,

@@ -11,13 +11,15 @@ from torch.utils.checkpoint import checkpoint
 from fastenc.integrations.transformers.batch_metadata import BatchMetadata
 from fastenc.integrations.transformers.hooks import has_global_hooks
 from fastenc.integrations.transformers.live_embeddings import embed
-from fastenc.integrations.transformers.live_encoder import LiveEncoder, Reading
+from fastenc.integrations.transformers.live_encoder import LiveEncoder, LiveLayer, Reading
+from fastenc.nn.cast_weights import cast_weights
 from fastenc.nn.layer import start
-from fastenc.nn.layer_spec import AttentionInputs, LayerState
+from fastenc.nn.layer_spec import AttentionInputs, LayerState, with_rng_states
 from fastenc.nn.layer_ways import run_layer
 from fastenc.nn.relative_bias import relative_bias
 from fastenc.nn.rotary import rotary_table
 from fastenc.ops import _dispatch, unpack
+from fastenc.ops.attention import sequence_bounds
 from fastenc.packing import PackedBatch, check_cu_seqlens, pack
 
 INPUTS = ("input_ids", "attention_mask", "token_type_ids", "position_ids", "inputs_embeds")
@@ -131,18 +133,24 @@ def run(
     x, word_table = embed(live, parts, arguments, batch)
     kept: list[Tensor | None] = [x if 0 in wanted else None]
     dtype = _stream_dtype(x)
-    state, attention_inputs = _first_state(live, parts, x), _attention_inputs(live, parts, batch)
+    state, attention_inputs = _first_state(live, parts, x), _attention_inputs(live, parts, batch, x)
     packed = live.frozen.current(model)
+    weights = [layer.weights() for layer in parts.layers]
+    dropouts = [parts.layers[index].dropout for index in live.module_of_layer]
+    dropouts = with_rng_states(dropouts, x.device)
+    recomputes = torch.is_grad_enabled() and any(map(_recomputes, parts.layers))
+    # Recomputed layers cast their weights again instead of keeping them.
+    cast = cast_weights(x, [] if recomputes else weights)
     last = live.config.num_layers - 1
     for number, (index, spec) in enumerate(zip(live.module_of_layer, live.specs, strict=True)):
         layer = parts.layers[index]
-        call = (state, attention_inputs(number), layer.weights(), spec, layer.dropout)
+        call = (state, attention_inputs(number), weights[index], spec, dropouts[number])
         options: dict[str, Any] = {
             "adaptation": layer.adaptation(),
             "packed": None if packed is None else packed[index],
+            "cast": None if recomputes else cast[index],
         }
-        recompute = layer.module.training and getattr(layer.module, "gradient_checkpointing", False)
-        if recompute and torch.is_grad_enabled():
+        if torch.is_grad_enabled() and _recomputes(layer):
             state = checkpoint(run_layer, *call, use_reentrant=False, **options)
         else:
             state = run_layer(*call, **options)
@@ -227,6 +235,10 @@ def _reads_distances(live: LiveEncoder) -> bool:
     )
 
 
+def _recomputes(layer: LiveLayer) -> bool:
+    return layer.module.training and getattr(layer.module, "gradient_checkpointing", False)
+
+
 def _first_state(live: LiveEncoder, parts: Reading, x: Tensor) -> LayerState:
     norm = parts.modules.get("first_norm")
     weights = None if norm is None else (norm.weight, getattr(norm, "bias", None))
@@ -234,10 +246,11 @@ def _first_state(live: LiveEncoder, parts: Reading, x: Tensor) -> LayerState:
 
 
 def _attention_inputs(
-    live: LiveEncoder, parts: Reading, batch: PackedBatch
+    live: LiveEncoder, parts: Reading, batch: PackedBatch, x: Tensor
 ) -> Callable[[int], AttentionInputs]:
     """What the attention of each layer needs of the batch, formed once for all that share it."""
     kind, config, bias = live.kind, live.config, None
+    bounds = sequence_bounds(x, batch.cu_seqlens, batch.max_seqlen)
     spec = kind.relative_bias(config)
     if spec is not None:
         bias = relative_bias(parts.modules["relative_bias"].weight, spec)
@@ -246,7 +259,7 @@ def _attention_inputs(
     def of_layer(number: int) -> AttentionInputs:
         rotary = kind.rotary(config, number)
         table = None if rotary is None else rotary_table(rotary, positions, batch.cu_seqlens.device)
-        return AttentionInputs(batch.cu_seqlens, batch.max_seqlen, table, bias)
+        return AttentionInputs(batch.cu_seqlens, batch.max_seqlen, table, bias, bounds)
 
     return of_layer
 

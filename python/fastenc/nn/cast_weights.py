@@ -1,0 +1,53 @@
+"""Casts of all layers' weights at once."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from fastenc.nn.fused_sublayers import mode_reason
+from fastenc.nn.layer_spec import CastWeights, LayerWeights, stack_biases
+from fastenc.ops import _dispatch
+
+
+def cast_weights(x: Tensor, layers: Sequence[LayerWeights]) -> Sequence[CastWeights | None]:
+    """Copies in autocast's dtype of what the fused sublayers multiply by: on a GPU each cast alone is a launch.
+
+    None for every layer outside autocast, where nothing is trained, and where weights are sharded or of several dtypes.
+    """
+    none = [None] * len(layers)
+    dtype = _dispatch.autocast_dtype(x.device.type)
+    if dtype is None or mode_reason() is not None:
+        return none
+    tensors = [tensor for weights in layers for tensor in weights.tensors()]
+    if not x.requires_grad and not any(tensor.requires_grad for tensor in tensors):
+        return none
+    if any(type(tensor) not in (Tensor, torch.nn.Parameter) for tensor in tensors):
+        return none
+    if len({tensor.dtype for tensor in tensors}) > 1 or tensors[0].dtype == dtype:
+        return none
+    copies: list[Tensor] = []
+    sources: list[Tensor] = []
+
+    def cast(*parts: Tensor) -> Tensor:
+        rows = [part.shape[0] for part in parts]
+        whole = parts[0].new_empty((sum(rows), *parts[0].shape[1:]), dtype=dtype)
+        copies.extend(whole.split(rows))
+        sources.extend(parts)
+        return whole
+
+    with torch.no_grad():
+        found = []
+        for w in layers:
+            bias = stack_biases(w.qkv_biases, w.qkv_weights)
+            found.append(
+                CastWeights(
+                    cast(*w.qkv_weights),
+                    None if bias is None else cast(bias),
+                    cast(w.attention_out_weight),
+                    cast(*w.up_weights),
+                    cast(w.down_weight),
+                )
+            )
+        torch._foreach_copy_(copies, sources)
+    return found
