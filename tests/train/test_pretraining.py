@@ -1,10 +1,12 @@
 """The Python door of pretraining, and its options."""
 
 import pytest
+import torch
 
 import fastenc
 from fastenc.data import LabelledData
 from fastenc.objectives import MlmCollator, evaluate_objective
+from fastenc.packing import pack_sequences
 from fastenc.tasks import SequenceClassification
 from fastenc.train import (
     NewModel,
@@ -16,6 +18,7 @@ from fastenc.train import (
     objective_trainer,
     task_trainer,
 )
+from fastenc.train.pretraining import FAMILIES
 from tests.helpers.training_run import assert_bitwise_equal, documents, weights, word_tokenizer
 
 OPTIONS = ObjectiveOptions(block_size=32, probability=0.3)
@@ -94,3 +97,27 @@ def test_batch_tokens_count_instead_of_the_batch_size():
 def test_dir_lists_what_is_imported_at_first_use():
     assert set(fastenc.__all__) <= set(dir(fastenc))
     assert {"Encoder", "patch"} <= set(dir(fastenc))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_transformers_loads_a_new_model_of_every_family(family, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    tokenizer = word_tokenizer()
+    new = NewModel(layers=2, hidden=32, dropout=0.0, family=family)
+    model = new.make(OPTIONS, tokenizer).eval()
+    model.save_pretrained(tmp_path)
+    theirs, loading = transformers.AutoModelForMaskedLM.from_pretrained(
+        tmp_path, output_loading_info=True, attn_implementation="eager"
+    )
+    assert not loading["missing_keys"] and not loading["unexpected_keys"]
+    special = tokenizer.token_to_id("[CLS]"), tokenizer.token_to_id("[SEP]")
+    assert (theirs.config.bos_token_id, theirs.config.eos_token_id) == special
+    ids = tokenizer.encode(documents(1)[0]).ids[:20]
+    with torch.no_grad():
+        expected = theirs.eval()(torch.tensor([ids])).logits[0]
+        torch.testing.assert_close(model(pack_sequences([ids])).logits, expected)
+
+
+def test_a_new_model_has_a_family_with_a_masked_lm_head():
+    with pytest.raises(ValueError, match=r"family must be one of bert, roberta, .* got t5"):
+        NewModel(family="t5")

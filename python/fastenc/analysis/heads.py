@@ -89,7 +89,7 @@ def _statistics(
 ) -> HeadStatistics:
     """Of a layer, from its input. Raises: ValueError where scores are more than products of q and k."""
     spec = encoder.specs[layer]
-    plain = not (spec.pre_norm or encoder.rotary[layer] or encoder.relative_bias_spec is not None)
+    plain = not (spec.pre_norm or encoder.rotary[layer] or encoder.relative_bias is not None)
     if not plain or spec.attention.window != (-1, -1):
         raise ValueError(
             f"what heads look at is measured in post-norm layers without rotary positions, relative biases and "

@@ -73,7 +73,7 @@ class MaskedLM(PretrainedModel):
         super().__init__(config)
         self.encoder = Encoder(config.replace(pooler=self.has_pooler))
         self.head = MaskedLMHead(config)
-        self.init_modules(self.head)
+        self.head.apply(self.init_weights)
 
     def forward(
         self, batch: PackedBatch, labels: Tensor | None = None, max_labels: int | None = None

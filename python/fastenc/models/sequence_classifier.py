@@ -68,14 +68,14 @@ class SequenceClassifier(PretrainedModel):
         p = config.classifier_dropout_p
         p = config.hidden_dropout_p if p is None else p
         self.head = PredictionHead(config, spec, num_labels, p)
-        self.init_modules(self.head)
+        self.head.apply(self.init_weights)
         self.pooling = config.architecture.classifier_pooling(config)
         if not isinstance(long_texts, LongTexts):
             long_texts = LongTexts(**(long_texts or {}))
         self.long_texts, self.aggregator = long_texts, None
         if long_texts.chunks is not None:
             self.aggregator = chunk_aggregator(long_texts.chunks, config, long_texts.max_chunks)
-            self.init_modules(self.aggregator)
+            self.aggregator.apply(self.init_weights)
 
     @classmethod
     def build(

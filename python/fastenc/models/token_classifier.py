@@ -47,7 +47,7 @@ class TokenClassifier(PretrainedModel):
         kind = config.architecture
         p = kind.token_classifier_dropout_p(config)
         self.head = PredictionHead(config, kind.token_classifier, len(self.label_names), p)
-        self.init_modules(self.head)
+        self.head.apply(self.init_weights)
         self.crf = CRF(len(self.label_names)) if crf else None
 
     @classmethod

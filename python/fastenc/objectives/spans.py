@@ -205,7 +205,7 @@ class SpanMaskedLM(MaskedLM):
     def __init__(self, config: EncoderConfig):
         super().__init__(config)
         self.boundary = SpanBoundaryHead(config)
-        self.init_modules(self.boundary)
+        self.boundary.apply(self.init_weights)
 
     def forward(
         self,

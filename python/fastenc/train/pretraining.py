@@ -13,7 +13,7 @@ from fastenc.data.languages import ALPHA
 from fastenc.data.store import HELD_OUT_ONE_IN, MANIFEST, file_checksum
 from fastenc.data.tokenizer_training import KINDS
 from fastenc.models import EncoderConfig, load_tokenizer, special_tokens
-from fastenc.models.architectures import architecture_named
+from fastenc.models.architectures import ARCHITECTURES, architecture_named
 from fastenc.models.pretrained import PretrainedModel
 from fastenc.objectives import (
     OBJECTIVES,
@@ -30,6 +30,8 @@ from fastenc.train.processes import on_main_process
 
 # Width of an attention head of a new model, where their number is not given.
 HEAD_WIDTH = 32
+# Families of a new model: those with a masked-LM head.
+FAMILIES = tuple(name for name, kind in ARCHITECTURES.items() if kind.lm_head is not None)
 
 
 @documented
@@ -114,7 +116,7 @@ class ObjectiveOptions:
 class NewModel:
     """A model with random weights, and the tokenizer that is trained for it.
 
-    Raises: ValueError where the heads cannot share the width equally.
+    Raises: ValueError where the heads cannot share the width equally, and for a family without a masked-LM head.
     """
 
     tokenizer: str = option(
@@ -127,7 +129,7 @@ class NewModel:
         "Train a vocabulary of small letters without accents. Default: for wordpiece.",
     )
     family: str | None = option(
-        None, "bert, roberta, xlm-roberta, distilbert or electra. Default: the objective's."
+        None, f"Architecture: {', '.join(FAMILIES)}. Default: the objective's."
     )
     layers: int = option(6, "Layers of a new model.")
     hidden: int = option(384, "Width of a new model.")
@@ -138,7 +140,7 @@ class NewModel:
         None, "Inner width of a new model's layers. Default: 4 times the width."
     )
     embedding_size: int | None = option(
-        None, "Width of a new ELECTRA's embeddings. Default: the model's width."
+        None, "Width of a new ELECTRA's or ALBERT's embeddings. Default: the width; 128 for ALBERT."
     )
     generator_size: float | None = option(
         None, "A new ELECTRA's generator, as a share of its width. Default: 0.25."
@@ -157,6 +159,8 @@ class NewModel:
                 f"{self._default_heads()}"
             )
         object.__setattr__(self, "heads", self.heads or self._default_heads())
+        if self.family is not None and self.family not in FAMILIES:
+            raise ValueError(f"family must be one of {', '.join(FAMILIES)}, got {self.family}")
 
     def _default_heads(self) -> int:
         most = max(1, self.hidden // HEAD_WIDTH)
@@ -176,8 +180,15 @@ class NewModel:
         """A model of the objective with random weights."""
         torch.manual_seed(seed)
         positions = max(512, options.block_size)
-        pad = special_tokens(tokenizer).pad
-        model = self.build(options.definition, tokenizer.get_vocab_size(), pad, positions)
+        special = special_tokens(tokenizer)
+        model = self.build(options.definition, tokenizer.get_vocab_size(), special.pad, positions)
+        # Under both pairs of names: families' classes in transformers read one or the other.
+        model.config.extra.update(
+            cls_token_id=special.cls,
+            sep_token_id=special.sep,
+            bos_token_id=special.cls,
+            eos_token_id=special.sep,
+        )
         model.tokenizer = tokenizer
         return model
 
@@ -188,22 +199,26 @@ class NewModel:
         family = architecture_named(self.family or objective.family)
         if self.embedding_size is not None and "embedding_size" not in family.config_names:
             raise ValueError(
-                f"embedding_size is of ELECTRA's family, got {self.embedding_size}: leave it out"
+                f"embedding_size is of ELECTRA's and ALBERT's families, got {self.embedding_size}: leave it out"
             )
         if self.generator_size is not None and objective is not OBJECTIVES["electra"]:
             raise ValueError(
                 f"generator_size is for the objective electra, got {self.generator_size}: leave it out"
             )
+        new = family.new_config
         config = EncoderConfig(
             vocab_size=vocab_size,
             hidden_size=self.hidden,
             num_layers=self.layers,
             num_heads=self.heads or self._default_heads(),
             intermediate_size=self.intermediate or 4 * self.hidden,
-            embedding_size=self.embedding_size or self.hidden,
+            embedding_size=self.embedding_size or new.get("embedding_size", self.hidden),
             max_positions=positions,
-            position_offset=pad_token_id + 1 if family.positions_after_padding else 0,
-            type_vocab_size=family.new_config.get("type_vocab_size", 2),
+            position_offset=family.padding_row(pad_token_id) + 1
+            if family.positions_after_padding
+            else 0,
+            type_vocab_size=new.get("type_vocab_size", 2),
+            activation=new.get("activation", "gelu"),
             eps=self.norm_eps,
             hidden_dropout_p=self.dropout,
             attention_dropout_p=self.dropout,

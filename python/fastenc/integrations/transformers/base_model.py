@@ -16,7 +16,7 @@ from fastenc.nn.cast_weights import cast_weights
 from fastenc.nn.layer import start
 from fastenc.nn.layer_spec import AttentionInputs, LayerState, with_rng_states
 from fastenc.nn.layer_ways import run_layer
-from fastenc.nn.relative_bias import layer_biases
+from fastenc.nn.relative_bias import relative_bias
 from fastenc.nn.rotary import rotary_table
 from fastenc.ops import _dispatch, unpack
 from fastenc.ops.attention import sequence_bounds
@@ -96,9 +96,6 @@ def arguments_reason(
     if metadata is not None and metadata.leading_padding:
         # Heads and poolers read a row's first token, where only the padded computation has a vector.
         return "a row starts with padding"
-    positions = live.config.max_positions
-    if inputs.shape[1] > positions and any(spec and spec.bounded for spec in live.rotary):
-        return f"rotary angles of more than {positions} tokens depend on the batch"
     if _reads_distances(live):
         if metadata is not None and metadata.gaps:
             return "a row has padding between tokens"
@@ -230,9 +227,10 @@ def inputs_of(arguments: dict) -> Any:
 
 def _reads_distances(live: LiveEncoder) -> bool:
     """Whether tokens see how far apart they are, so that padding between two of them counts."""
+    kind, config = live.kind, live.config
     return (
-        live.kind.relative_bias(live.config) is not None
-        or any(spec is not None for spec in live.rotary)
+        kind.relative_bias(config) is not None
+        or any(kind.rotary(config, i) is not None for i in range(config.num_layers))
         or any(spec.attention.window != (-1, -1) for spec in live.specs)
     )
 
@@ -251,18 +249,17 @@ def _attention_inputs(
     live: LiveEncoder, parts: Reading, batch: PackedBatch, x: Tensor
 ) -> Callable[[int], AttentionInputs]:
     """What the attention of each layer needs of the batch, formed once for all that share it."""
-    kind, config = live.kind, live.config
+    kind, config, bias = live.kind, live.config, None
     bounds = sequence_bounds(x, batch.cu_seqlens, batch.max_seqlen)
-    biases = [
-        parts.modules[f"relative_biases.{i}"].weight for i in range(kind.relative_biases(config))
-    ]
-    bias = layer_biases(biases, kind.relative_bias(config))
+    spec = kind.relative_bias(config)
+    if spec is not None:
+        bias = relative_bias(parts.modules["relative_bias"].weight, spec)
     positions = max(config.max_positions, batch.max_seqlen)
 
     def of_layer(number: int) -> AttentionInputs:
-        rotary = live.rotary[number]
+        rotary = kind.rotary(config, number)
         table = None if rotary is None else rotary_table(rotary, positions, batch.cu_seqlens.device)
-        return AttentionInputs(batch.cu_seqlens, batch.max_seqlen, table, bias(number), bounds)
+        return AttentionInputs(batch.cu_seqlens, batch.max_seqlen, table, bias, bounds)
 
     return of_layer
 
