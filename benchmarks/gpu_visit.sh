@@ -53,7 +53,7 @@ for file in tests/*/test_gpu_*.py tests/*/test_*_cuda.py; do
   name=$(basename "$file" .py) name=${name#test_}
   stage "tests_gpu_${name#gpu_}" 560 gpu "$PYTEST $XDIST $file"
 done
-for file in tests/*/test_*_triton.py tests/ops/test_strided_inputs.py tests/triton/test_tune.py; do
+for file in tests/*/test_*_triton.py tests/models/test_once_a_batch.py tests/ops/test_strided_inputs.py tests/triton/test_tune.py; do
   name=$(basename "$file" .py)
   stage "tests_${name#test_}" 560 - "$PYTEST $XDIST $file"
 done
@@ -73,7 +73,7 @@ stage tests_tuned 560 tables "$PYTEST $XDIST tests/*/test_*_triton.py"
 stage tests_tuned_binaries 560 tables "$PYTEST tests/triton/test_triton_binaries.py -k 'budget and $GPU'"
 for file in benchmarks/bench_*.py; do
   name=$(basename "$file" .py)
-  case ${name#bench_} in models | encoder | gemm | mlm_step) ;; # one stage a model below; the others are for CPUs
+  case ${name#bench_} in models | encoder | families | gemm | mlm_step) ;; # one stage a model below; the others are for CPUs
     attention) for part in plain variants; do stage "${name}_$part" 560 gpu "$PYTHON -m benchmarks.$name $part"; done ;;
     *) stage "$name" 560 gpu "$PYTHON -m benchmarks.$name" ;;
   esac

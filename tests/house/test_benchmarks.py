@@ -488,6 +488,7 @@ def test_a_visits_dry_run_accounts_for_every_stage(tmp_path):
     assert wanted - set(names) == {
         "bench_models",
         "bench_encoder",
+        "bench_families",
         "bench_gemm",
         "bench_mlm_step",
         "bench_attention",
