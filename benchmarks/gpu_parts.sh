@@ -45,7 +45,7 @@ case $PART in
     ;;
   2)
     stage tests 300 "$PYTHON -m pytest -q -p no:cacheprovider -n $(nproc) tests/triton tests/cuda tests/models/test_gpu_models.py -k 'not budget and not binaries'"
-    stage quick_again 170 "$QUICK check time step"
+    stage quick_again 170 "$QUICK check time step graphs"
     ;;
   3)
     for model in minilm bert-base; do

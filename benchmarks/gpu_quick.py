@@ -1,6 +1,6 @@
 """The first eight minutes on a GPU: are the kernels right, how fast are they, beside whom, and what does a step take?
 
-    python -m benchmarks.gpu_quick [prewarm] [check] [time] [sweep] [peers] [step] [--output FOLDER] [--small]
+    python -m benchmarks.gpu_quick [prewarm] [check] [time] [sweep] [peers] [step] [graphs] [--output FOLDER] [--small]
 
 Sections run in this order, all of them by default:
 
@@ -10,6 +10,7 @@ Sections run in this order, all of them by default:
     sweep     launch parameters of the large ops, for two minutes; writes kernels/tuned/
     peers     PyTorch's and cuDNN's attention, F.layer_norm, F.cross_entropy on the same sizes
     step      masked-LM steps: milliseconds, tokens a second, the host's time
+    graphs    the steps of smaller batches as CUDA graphs
 
 Every section is written to FOLDER/gpu_quick.json when it ends and prints a line a case; one that fails does not stop
 the next. No torch.compile. Without a GPU --small runs all but the sweep at small sizes, on whatever kernels there are:
@@ -25,6 +26,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -66,7 +68,8 @@ class Size(NamedTuple):
         return 64 * self.heads
 
 
-REAL = Size(16384, 12, 30522, (64, 128, 512), ("bert-base", "minilm"), ((16384, 128), (65536, 512)))
+STEPS = ((4096, 128), (16384, 128), (65536, 512))
+REAL = Size(16384, 12, 30522, (64, 128, 512), ("bert-base", "minilm"), STEPS)
 SMALL = Size(128, 1, 50, (64, 128), ("minilm",), ((32, 16),))
 
 
@@ -344,32 +347,33 @@ def varlen_attention(offsets: Tensor, length: int, module) -> Callable[[Tensor],
     return run
 
 
-def step(size: Size) -> dict[str, Any]:
+def step(size: Size, graph: bool = False) -> dict[str, Any]:
+    """graph: recorded as CUDA graphs, which large batches do not need."""
     found = {}
-    for name in size.models:
-        for tokens, length in size.batches:
-            model = models.load(name, training=True).to(DEVICE)
-            run = models.training_step(model, [length] * (tokens // length), DEVICE, autocast=True)
-            for _ in range(3):
-                run()
-            synchronize(DEVICE)
-            repeats = 10 if ON_GPU else 1
-            start = time.perf_counter()
-            for _ in range(repeats):
-                run()
-            host = (time.perf_counter() - start) / repeats
-            synchronize(DEVICE)
-            seconds = (time.perf_counter() - start) / repeats
-            case = f"{name}, {tokens} tokens in sequences of {length}"
-            found[case] = {
-                "ms": seconds * 1e3,
-                "host_ms": host * 1e3,
-                "tokens_per_s": tokens / seconds,
-            }
-            print(
-                f"  {case}: {seconds * 1e3:.1f} ms, host {host * 1e3:.1f} ms, {tokens / seconds:,.0f} tokens/s"
-            )
-            del model, run
+    for name, (tokens, length) in product(size.models, size.batches[: 2 if graph else None]):
+        model = models.load(name, training=True).to(DEVICE)
+        lengths = [length] * (tokens // length)
+        run = models.training_step(model, lengths, DEVICE, autocast=True, graph=graph)
+        for _ in range(3):
+            run()
+        synchronize(DEVICE)
+        repeats = 10 if ON_GPU else 1
+        start = time.perf_counter()
+        for _ in range(repeats):
+            run()
+        host = (time.perf_counter() - start) / repeats
+        synchronize(DEVICE)
+        seconds = (time.perf_counter() - start) / repeats
+        case = f"{name}, {tokens} tokens in sequences of {length}"
+        found[case] = {
+            "ms": seconds * 1e3,
+            "host_ms": host * 1e3,
+            "tokens_per_s": tokens / seconds,
+        }
+        print(
+            f"  {case}: {seconds * 1e3:.1f} ms, host {host * 1e3:.1f} ms, {tokens / seconds:,.0f} tokens/s"
+        )
+        del model, run
     return found
 
 
@@ -380,6 +384,7 @@ SECTIONS = {
     "sweep": sweep,
     "peers": peers,
     "step": step,
+    "graphs": partial(step, graph=True),
 }
 
 

@@ -9,6 +9,7 @@ import fastenc
 from fastenc.models import (
     Encoder,
     EncoderConfig,
+    MaskedLM,
     QuestionAnswerer,
     SequenceClassifier,
     SpanClassifier,
@@ -251,6 +252,32 @@ def test_recorded_graphs_give_the_models_results():
         runner(a_batch(6, 2))
         assert torch.equal(first, kept)
         assert len(runner) == 3
+
+
+def test_recorded_steps_are_those_of_a_plain_loop():
+    ours = MaskedLM(CONFIG).to(CUDA).train()
+    theirs = copy.deepcopy(ours)
+    new = lambda m: torch.optim.AdamW(m.parameters(), lr=0.01, eps=1e-3, fused=True)
+    runner, optimizer = fastenc.compile_training(ours, new(ours), max_grad_norm=1.0), new(theirs)
+    for seed, lengths in enumerate([(5, 3), (4, 4), (2, 6), (40, 40, 40), (5, 3), (7, 2)]):
+        batch = a_batch(*lengths, seed=seed)
+        arguments = {"batch": batch, "labels": batch.input_ids, "max_labels": batch.total_tokens}
+        for several in (False, True):
+            micro_batches = [arguments] * (1 + several)
+            torch.manual_seed(seed)
+            result = runner(*micro_batches)
+            torch.manual_seed(seed)
+            for each in micro_batches:
+                (theirs(**each).loss / len(micro_batches)).backward()
+            norm = torch.nn.utils.clip_grad_norm_(theirs.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+            torch.testing.assert_close(result.grad_norm, norm.double(), rtol=1e-2, atol=1e-4)
+            for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+                torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
+    assert len(runner) > 3
+    with no_waiting():
+        runner(arguments)
 
 
 def test_a_model_compiles_as_one_dynamic_graph():

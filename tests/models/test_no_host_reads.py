@@ -5,6 +5,7 @@ library's checks of values are for CPU tensors only, so on meta everything takes
 fake in its place.
 """
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -146,6 +147,19 @@ def test_masked_lm_with_labels(max_labels):
     m = on_meta(MaskedLM).train()
     m(a_batch(), torch.zeros(8, dtype=torch.long, device=META), max_labels).loss.backward()
     assert all(p.grad is not None for p in m.parameters())
+
+
+def test_a_step_that_is_recorded(monkeypatch):
+    """AdamW's kernel has no form for meta tensors and is left out; nor is there autocast."""
+    monkeypatch.setattr(torch, "autocast", lambda *_, **__: nullcontext())
+    m = on_meta(MaskedLM).train()
+    optimizer = torch.optim.AdamW(m.parameters(), fused=True)
+    monkeypatch.setattr(optimizer, "step", lambda: None)
+    step = fastenc.compile_training(m, optimizer, max_grad_norm=1.0)
+    labels = torch.zeros(8, dtype=torch.long, device=META)
+    arguments = {"batch": a_batch(), "labels": labels, "max_labels": 5}
+    for micro_batches in ([arguments], [arguments] * 2):
+        assert step(*micro_batches).loss.device == META
 
 
 @pytest.mark.parametrize("kind", ["ranking", "cosent", "cosine"])

@@ -3,6 +3,7 @@
 from fastenc.models.config import EncoderConfig
 from fastenc.models.encoder import Encoder, EncoderOutput
 from fastenc.models.graph_inference import InferenceRunner, compile_inference
+from fastenc.models.graph_training import TrainingResult, TrainingRunner, compile_training
 from fastenc.models.long_texts import LongTexts
 from fastenc.models.masked_lm import MaskedLM
 from fastenc.models.outputs import LossTerm, ModelOutput
@@ -30,8 +31,11 @@ __all__ = [
     "SpanClassifier",
     "SpecialTokens",
     "TokenClassifier",
+    "TrainingResult",
+    "TrainingRunner",
     "WordSenseModel",
     "compile_inference",
+    "compile_training",
     "load_tokenizer",
     "save_tokenizer",
     "special_tokens",

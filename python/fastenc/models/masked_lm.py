@@ -68,6 +68,7 @@ class MaskedLM(PretrainedModel):
 
     architecture = "ForMaskedLM"
     has_pooler: ClassVar[bool] = False
+    loss_ignores_padding = True
 
     def __init__(self, config: EncoderConfig):
         super().__init__(config)

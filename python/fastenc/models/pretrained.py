@@ -35,7 +35,8 @@ class PretrainedModel(nn.Module):
 
     ``tokenizer`` is the folder's tokenizer (a ``tokenizers.Tokenizer``), or None where there is none; it is
     saved with the model. ``base`` is the folder that the weights came from, if any, and ``first_weights`` names the
-    parameters that it did not have. ``task_options`` are those of the task that the model was trained for
+    parameters that it did not have. ``loss_ignores_padding`` says that the loss is a mean over the items whose label is
+    not -100, whatever else the batch holds. ``task_options`` are those of the task that the model was trained for
     (:mod:`fastenc.tasks`), kept in config.json.
     """
 
@@ -44,6 +45,7 @@ class PretrainedModel(nn.Module):
     tokenizer: Any = None
     base: str | None = None
     first_weights: frozenset[str] = frozenset()
+    loss_ignores_padding: bool = False
 
     def __init__(self, config: EncoderConfig):
         super().__init__()

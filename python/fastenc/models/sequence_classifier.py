@@ -73,6 +73,8 @@ class SequenceClassifier(PretrainedModel):
         if not isinstance(long_texts, LongTexts):
             long_texts = LongTexts(**(long_texts or {}))
         self.long_texts, self.aggregator = long_texts, None
+        single = problem_type == "single_label_classification"
+        self.loss_ignores_padding = single and long_texts.chunks is None
         if long_texts.chunks is not None:
             self.aggregator = chunk_aggregator(long_texts.chunks, config, long_texts.max_chunks)
             self.aggregator.apply(self.init_weights)
@@ -94,8 +96,9 @@ class SequenceClassifier(PretrainedModel):
         documents: Documents | None = None,
     ) -> ModelOutput:
         """Args:
-            labels: int64 (batch,) classes, floating (batch,) targets of a regression, or floating
-                (batch, num_labels), 1 at a sequence's labels and 0 elsewhere, with several labels a sequence.
+            labels: int64 (batch,) classes, -100 where there is nothing to learn; floating (batch,) targets of a
+                regression; or floating (batch, num_labels), 1 at a sequence's labels and 0 elsewhere, with several
+                labels a sequence.
             documents: whose chunks the sequences are; then batch is the number of documents above and below. None:
                 each sequence is a document.
 
@@ -138,7 +141,7 @@ class SequenceClassifier(PretrainedModel):
                 f"got {labels.dtype} of shape {tuple(labels.shape)}"
             )
         if labels.device.type == "cpu" and not torch.compiler.is_compiling() and labels.numel():
-            low, high = (int(value) for value in labels.aminmax())
+            low, high = (int(value) for value in labels.where(labels != -100, 0).aminmax())
             if low < 0 or high >= logits.shape[1]:
                 raise ValueError(
                     f"labels must be in [0, {logits.shape[1]}), got {low if low < 0 else high}: "

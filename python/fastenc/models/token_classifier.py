@@ -49,6 +49,7 @@ class TokenClassifier(PretrainedModel):
         self.head = PredictionHead(config, kind.token_classifier, len(self.label_names), p)
         self.head.apply(self.init_weights)
         self.crf = CRF(len(self.label_names)) if crf else None
+        self.loss_ignores_padding = not crf
 
     @classmethod
     def build(

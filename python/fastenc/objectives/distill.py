@@ -47,6 +47,8 @@ class DistilledLM(MaskedLM):
     Source: Sanh et al. 2019, arXiv:1910.01108, and its code's README.
     """
 
+    loss_ignores_padding = False
+
     def __init__(self, config: EncoderConfig, teacher: MaskedLM | None = None):
         super().__init__(config)
         if teacher is not None:

@@ -202,6 +202,8 @@ class SpanMaskedLM(MaskedLM):
     Source: Joshi et al. 2019, arXiv:1907.10529.
     """
 
+    loss_ignores_padding = False
+
     def __init__(self, config: EncoderConfig):
         super().__init__(config)
         self.boundary = SpanBoundaryHead(config)

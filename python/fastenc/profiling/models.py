@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from fastenc.models import Encoder, EncoderConfig, MaskedLM
+from fastenc.models import Encoder, EncoderConfig, MaskedLM, compile_training
 from fastenc.packing import pack_sequences
 
 # Speed does not depend on the weights' values.
@@ -66,9 +66,13 @@ def inference_step(
 
 
 def training_step(
-    model: MaskedLM, lengths: Sequence[int], device: torch.device, autocast: bool
+    model: MaskedLM,
+    lengths: Sequence[int],
+    device: torch.device,
+    autocast: bool,
+    graph: bool = False,
 ) -> Callable[[], object]:
-    """A masked-LM step: forward, backward and AdamW, with bfloat16 autocast if ``autocast``."""
+    """A masked-LM step: forward, backward and AdamW, with bfloat16 autocast if ``autocast``; ``graph``: recorded."""
     model.train()
     batch = pack_sequences(random_sequences(model.config, lengths)).to(device)
     generator = torch.Generator().manual_seed(1)
@@ -76,6 +80,14 @@ def training_step(
     labels = torch.where(chosen.to(device), batch.input_ids, -100)
     max_labels = int(chosen.sum())
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    if graph:
+        runner = compile_training(model, optimizer, max_tokens=2 * len(labels))
+
+        def recorded() -> object:
+            with torch.autocast(device.type, torch.bfloat16, enabled=autocast):
+                return runner({"batch": batch, "labels": labels, "max_labels": max_labels}).loss
+
+        return recorded
 
     def step() -> object:
         with torch.autocast(device.type, torch.bfloat16, enabled=autocast):

@@ -14,7 +14,7 @@ PARALLEL = ("ddp", "fsdp")
 # Fields that a resumed run may change, because no weight depends on them.
 NOT_IN_FINGERPRINT = {"output", "log_every", "save_every", "keep_checkpoints", "track", "device"}
 # How a step's work is split. Its result depends on ``micro_batches`` * processes alone, but for rounding and dropout.
-SPLIT = {"accumulation", "global_batch_size", "parallel"}
+SPLIT = {"accumulation", "global_batch_size", "parallel", "graph"}
 # Epochs with at least this many optimiser steps are evaluated and checkpointed four times instead of once. Dodge et al.
 # 2020 (arXiv:2002.06305) evaluate ten times in each; four keep the cost low where the dev set is large.
 LONG_EPOCH = 500
@@ -86,6 +86,11 @@ class TrainConfig:
     parallel: str = option(
         "ddp",
         "What each process holds: ddp, the whole model, or fsdp, a shard of weights, gradients and moments.",
+    )
+    graph: bool = option(
+        False,
+        "On a GPU, run steps as CUDA graphs, one for each bucket of batch sizes: for models and batches so small that "
+        "launching their kernels takes the time. One process; objectives and tasks with one label a token or sequence.",
     )
     precision: str = option("fp32", "fp32, or bf16 for autocast over fp32 weights.")
     device: str | None = option(None, "cpu or cuda. Default: a GPU if there is one.")

@@ -6,7 +6,7 @@ import signal
 import sys
 import time
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import partial
 from itertools import count, islice
@@ -24,6 +24,7 @@ from fastenc._transfer import send, send_arguments
 from fastenc.data import BatchSampler, Group
 from fastenc.data.prefetch import prefetch
 from fastenc.models import LossTerm
+from fastenc.models.graph_training import RecordedSteps, training_recorder
 from fastenc.models.pretrained import PretrainedModel
 from fastenc.objectives.loss_terms import count_items, loss_terms, weighted_sum
 from fastenc.train import checkpoint as checkpoints
@@ -105,6 +106,8 @@ class Trainer:
             mixed_precision="bf16" if config.precision == "bf16" else "no",
             log_with=list(config.track) or None,
             project_dir=config.output,
+            # The cache would hand a graph casts of weights that it frees on its exit.
+            kwargs_handlers=[accelerate.utils.AutocastKwargs(cache_enabled=not config.graph)],
         )
         self.learning_rate = config.learning_rate or fine_tuning_lr(model.config.hidden_size)
         config = replace(config, learning_rate=self.learning_rate)
@@ -138,6 +141,7 @@ class Trainer:
         device = self.accelerator.device
         # AdamW's kernel changes nothing while this is 1. torch's GradScaler skips a step in the same way.
         self.found_inf = self.adamw.found_inf = torch.zeros((), device=device)  # type: ignore[attr-defined]
+        self.recorded_steps = self._record_steps() if config.graph else None
         self.reads_every_step = device.type == "cpu"  # where it costs nothing
         self.step = 0
         self._epoch = self._epoch_start = 0
@@ -154,6 +158,18 @@ class Trainer:
             "micro-batches a step (accumulation * processes)": self.micro_batches,
         }
         self.fingerprint = json.loads(json.dumps(fingerprint))
+
+    def _record_steps(self) -> RecordedSteps:
+        if self.processes > 1:
+            raise ValueError(
+                f"a CUDA graph holds the steps of one process, got graph=True and {self.processes} processes: leave it "
+                "out, or start one"
+            )
+        parts = (self._micro_batch, self._finish_gradient)
+        recorder = training_recorder(self.accelerator.device)
+        steps = RecordedSteps(self.plain_model, self.adamw, *parts, recorder)
+        self.found_inf = steps.found_inf
+        return steps
 
     @property
     def plain_model(self) -> PretrainedModel:
@@ -214,7 +230,7 @@ class Trainer:
                 self._write(
                     f"left {_duration(self._time_left())}",
                     epoch=epoch + done / steps,
-                    learning_rate=max(group["lr"] for group in self.optimizer.param_groups),
+                    learning_rate=max(float(group["lr"]) for group in self.optimizer.param_groups),
                     **line,
                 )
             if evaluates:
@@ -328,7 +344,7 @@ class Trainer:
 
     def _optimiser_step(self, batches: list[tuple[dict[str, Any], bool]]) -> None:
         """One update; the statistics get its losses, gradient norm and number of tokens, over all processes."""
-        config, accelerator = self.config, self.accelerator
+        accelerator = self.accelerator
         items, tokens = [], 0
         for arguments, counted in batches:
             counts = count_items(self.collate, arguments)
@@ -344,35 +360,56 @@ class Trainer:
             factor = lr_factor(self.step, self.warmup_steps, self.total_steps)
             group["lr"] = self.learning_rate * group["lr_scale"] * factor
         self.model.train()
-        shares = self.processes / totals[:-2].clamp(min=1)
-        means = torch.zeros_like(shares)
-        for number, ((arguments, _), counts) in enumerate(zip(batches, items, strict=True)):
-            arguments = send_arguments(arguments, device)
-            with self.parallel.gradient_sync(number + 1 == len(batches)):
-                with accelerator.autocast():
-                    terms = loss_terms(self.model(**arguments))
-                scaled = {
-                    name: LossTerm(terms[name].mean * (counts[name] * share), terms[name].weight)
-                    for name, share in zip(names, shares.unbind(), strict=True)
-                }
-                # accelerator.backward would divide by the launcher's own accumulation setting
-                weighted_sum(scaled).backward()
-            means += torch.stack([part.mean for part in scaled.values()]).detach()
-        means = accelerator.reduce(means, "mean")
-        weights = [part.weight for part in scaled.values()]
-        # Products by host numbers: a tensor of the weights would be copied to the device, and waited for.
-        loss = torch.stack([m * w for m, w in zip(means.unbind(), weights, strict=True)]).sum()
-        limit = config.max_grad_norm or math.inf
-        norm = accelerator.clip_grad_norm_(self.model.parameters(), limit)
-        if isinstance(norm, DTensor):
-            norm = norm.full_tensor()
-        figures = torch.stack((loss, norm.double(), *totals[-2:].unbind(), *means.unbind()))
-        self.found_inf.logical_or_(~figures.isfinite().all())
-        self.statistics.add(self.step + 1, names, figures)
+        self.terms = names
+        numbers = torch.tensor([list(counts.values()) for counts in items], dtype=torch.float64)
+        # Each micro-batch's share of each term's items.
+        factors = send(numbers, device) * (self.processes / totals[:-2].clamp(min=1))
+        of_micro_batches = [arguments for arguments, _ in batches]
+        if self.recorded_steps is not None:
+            figures = self.recorded_steps(of_micro_batches, factors)
+        else:
+            means = torch.zeros_like(factors[0])
+            for number, (arguments, row) in enumerate(zip(of_micro_batches, factors, strict=True)):
+                arguments = send_arguments(arguments, device)
+                with self.parallel.gradient_sync(number + 1 == len(batches)):
+                    means += self._micro_batch(arguments, row)
+            figures = self._finish_gradient(accelerator.reduce(means, "mean"))
+        loss_and_norm, means = figures[:2], figures[2:]
+        self.statistics.add(self.step + 1, names, torch.cat((loss_and_norm, totals[-2:], means)))
         if self.reads_every_step:
             self._read_statistics()
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        if self.recorded_steps is None:
+            self.optimizer.step()
+            self.optimizer.zero_grad(set_to_none=True)
+
+    def _micro_batch(self, arguments: Mapping[str, Any], factors: torch.Tensor) -> torch.Tensor:
+        """Add a micro-batch's gradient; returns the mean of each term of its loss times its factor."""
+        with self.accelerator.autocast():
+            terms = loss_terms(self.model(**arguments))
+        scaled = {
+            name: LossTerm(terms[name].mean * factor, terms[name].weight)
+            for name, factor in zip(self.terms, factors.unbind(), strict=True)
+        }
+        # accelerator.backward would divide by the launcher's own accumulation setting
+        weighted_sum(scaled).backward()
+        self.term_weights = [part.weight for part in scaled.values()]
+        return torch.stack([part.mean for part in scaled.values()]).detach()
+
+    def _finish_gradient(self, means: torch.Tensor) -> torch.Tensor:
+        """Clip the gradient, and forbid updates where it or the loss is not finite.
+
+        Returns: float64 (loss, gradient norm, each term's loss).
+        """
+        # Products by host numbers: a tensor of the weights would be copied to the device, and waited for.
+        pairs = zip(means.unbind(), self.term_weights, strict=True)
+        loss = torch.stack([mean * weight for mean, weight in pairs]).sum()
+        limit = self.config.max_grad_norm or math.inf
+        norm = self.accelerator.clip_grad_norm_(self.model.parameters(), limit)
+        if isinstance(norm, DTensor):
+            norm = norm.full_tensor()
+        figures = torch.cat((torch.stack((loss, norm.double())), means))
+        self.found_inf.logical_or_(~figures.isfinite().all())
+        return figures
 
     def _read_statistics(self) -> None:
         """Read the losses of the steps since the last reading: on a GPU the one place that waits for it.

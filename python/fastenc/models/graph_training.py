@@ -1,0 +1,437 @@
+"""Optimiser steps by CUDA graphs: one launch in the place of a thousand."""
+
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fastenc._transfer import send_arguments, staged
+from fastenc.models.graph_recording import (
+    CudaGraphRecorder,
+    Recorder,
+    WeightAddresses,
+    copied,
+    overwrite,
+)
+from fastenc.models.pretrained import PretrainedModel
+from fastenc.models.token_buckets import Bucket, at_least, bucket_of, pad_to
+from fastenc.ops import _dispatch
+from fastenc.packing import PackedBatch
+
+# Padding is computed like real tokens; with eight sizes from a power of two to the next it is an eighth at most.
+SIZES_PER_DOUBLING = 8
+MAX_TOKENS, MAX_GRAPHS = 32_768, 64
+IGNORED = -100  # a label that losses leave out
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+Arguments = Mapping[str, Any]  # a model's: "batch", "labels" and others
+# (arguments, factors) → sums, float64: runs the backward of a micro-batch's loss, whose terms ``factors`` weigh.
+MicroBatch = Callable[[Arguments, Tensor], Tensor]
+# The sums of all micro-batches → what a step returns: clips the gradient; sets ``found_inf`` where it is not finite.
+Finish = Callable[[Tensor], Tensor]
+
+
+class TrainingResult(NamedTuple):
+    """What a step computed, as float64 scalars on the model's device: reading them waits for it."""
+
+    loss: Tensor
+    grad_norm: Tensor
+
+
+class _Recording(NamedTuple):
+    arguments: dict[str, Any]  # what the graph reads
+    factors: Tensor
+    output: Tensor | None  # what it writes after the last micro-batch
+    replay: Callable[[], None]
+
+
+class RecordedSteps:
+    """Runs optimiser steps through recordings of their micro-batches, one for each bucket of batch shapes.
+
+    The recording of a step's last micro-batch ends with the update, so that a step of one micro-batch is one graph.
+    Random numbers are drawn as without graphs, from the device's default generator, which every replay advances.
+
+    Args:
+        optimizer: a fused Adam or AdamW, whose kernel changes nothing while ``found_inf``, a float32 scalar, is 1: so
+            that recording, which runs the step, does not train. Its learning rates become tensors.
+        micro_batch, finish: the parts of a step. ``finish`` may set ``found_inf``, and not reset it.
+        recorder: None runs every step as it is.
+    Raises: ValueError for a model or an optimiser that cannot be recorded.
+    """
+
+    def __init__(
+        self,
+        model: PretrainedModel,
+        optimizer: torch.optim.Optimizer,
+        micro_batch: MicroBatch,
+        finish: Finish,
+        recorder: Recorder | None,
+        max_tokens: int = MAX_TOKENS,
+        max_graphs: int = MAX_GRAPHS,
+    ) -> None:
+        _check_model(model)
+        _check_optimizer(model, optimizer)
+        self.model, self.optimizer = model, optimizer
+        self.max_tokens, self.max_graphs = max_tokens, max_graphs
+        self._micro_batch, self._finish, self._recorder = micro_batch, finish, recorder
+        self._recordings: OrderedDict[tuple, _Recording] = OrderedDict()
+        self._device = device = next(model.parameters()).device
+        self.found_inf = torch.zeros((), device=device)
+        optimizer.found_inf = self.found_inf  # type: ignore[attr-defined]
+        self._rates = torch.zeros(len(optimizer.param_groups), device=device).unbind()
+        for group in optimizer.param_groups:
+            group["capturable"] = True  # as fused kernels are; torch asks for it
+        self._sums: Tensor | None = None
+        # Where several micro-batches add up their gradients: one place for all graphs. A single one needs none.
+        self._gradients: dict[nn.Parameter, Tensor] = {}
+        self._addresses = WeightAddresses(model)
+
+    def __call__(self, micro_batches: Sequence[Arguments], factors: Tensor) -> Tensor:
+        """One step.
+
+        Args:
+            micro_batches: the model's arguments of each, on the host or the device.
+            factors: float64 (micro-batches, n), a row for each call of ``micro_batch``.
+        Returns: a copy of what ``finish`` returned.
+        Raises: ValueError for a model in evaluation mode or with hooks, and for arguments that cannot be padded;
+            RuntimeError if the step cannot be recorded.
+        """
+        if not self.model.training:
+            raise ValueError("a training step needs a model in training mode: call model.train()")
+        if self._addresses.changed():
+            self.reset()
+        for group, rate in zip(self.optimizer.param_groups, self._rates, strict=True):
+            if group["lr"] is not rate:
+                rate.fill_(group["lr"])
+                group["lr"] = rate
+        factors = staged(factors, self._device).to(self._device, non_blocking=True)
+        if self._sums is None:
+            self._sums = torch.zeros_like(factors[0])
+        if len(micro_batches) > 1 and not self._gradients:
+            self._find_gradients(micro_batches[0], factors[0])
+        last = len(micro_batches) - 1
+        for number, (arguments, row) in enumerate(zip(micro_batches, factors, strict=True)):
+            output = self._run(arguments, row, number == 0, number == last)
+        assert output is not None
+        return output.clone()
+
+    def reset(self) -> None:
+        """Forget every recording, as after a module of the model was replaced."""
+        self._recordings.clear()
+        self._gradients.clear()
+        self._addresses = WeightAddresses(self.model)
+
+    def __len__(self) -> int:
+        """The number of recordings."""
+        return len(self._recordings)
+
+    def _run(self, arguments: Arguments, factors: Tensor, first: bool, last: bool) -> Tensor | None:
+        bucket = None if self._recorder is None else self._bucket(arguments["batch"])
+        if self._recorder is None or bucket is None:
+            return self._compute(send_arguments(arguments, self._device), factors, first, last)
+        padded = _pad(arguments, bucket, self.model.config.pad_token_id)
+        recording = self._recording(self._recorder, bucket, padded, factors, first, last)
+        for name, value in padded.items():
+            if isinstance(value, PackedBatch):
+                overwrite(recording.arguments[name], value)
+            elif isinstance(value, Tensor):
+                source = staged(value, self._device)
+                recording.arguments[name].copy_(source, non_blocking=True)
+        recording.factors.copy_(factors)
+        recording.replay()
+        return recording.output
+
+    def _bucket(self, batch: PackedBatch) -> Bucket | None:
+        """None for a batch that runs as it is: it needs no graph, cannot be padded, or is the model's to refuse."""
+        longest, tokens = self.model.positions, batch.total_tokens
+        if tokens == batch.num_sequences or batch.hidden is not None or batch.max_seqlen > longest:
+            return None
+        return bucket_of(
+            batch, longest, self.max_tokens, per_doubling=SIZES_PER_DOUBLING, may_be_full=True
+        )
+
+    def _compute(
+        self, arguments: Arguments, factors: Tensor, first: bool, last: bool
+    ) -> Tensor | None:
+        alone, sums = first and last, self._sums
+        assert sums is not None
+        for parameter in self._parameters():
+            parameter.grad = None if alone else self._gradients.get(parameter)
+        if first and not alone:
+            torch._foreach_zero_(list(self._gradients.values()))
+        sums.add_(self._micro_batch(arguments, factors))
+        if not last:
+            return None
+        output = self._finish(sums)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        sums.zero_()
+        return output
+
+    def _find_gradients(self, arguments: Arguments, factors: Tensor) -> None:
+        """Make room for the gradients of the parameters that get one."""
+        self.optimizer.zero_grad(set_to_none=True)
+        with self._same_random_numbers():
+            self._micro_batch(send_arguments(arguments, self._device), factors)
+        self._gradients = {
+            p: torch.zeros_like(p.grad) for p in self._parameters() if p.grad is not None
+        }
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def _recording(
+        self,
+        recorder: Recorder,
+        bucket: Bucket,
+        padded: dict[str, Any],
+        factors: Tensor,
+        first: bool,
+        last: bool,
+    ) -> _Recording:
+        precision = _dispatch.autocast_dtype(self._device.type)
+        types = padded["batch"].token_type_ids is None
+        rest = [
+            (name, value.shape if isinstance(value, Tensor) else value)
+            for name, value in padded.items()
+            if name != "batch"
+        ]
+        left_out = ("params", "lr", "initial_lr")
+        constants = [
+            {name: value for name, value in group.items() if name not in left_out}
+            for group in self.optimizer.param_groups
+        ]
+        key = (bucket, types, precision, first, last, *rest, repr(constants))
+        if key in self._recordings:
+            self._recordings.move_to_end(key)
+            return self._recordings[key]
+        _check_recordable(self.model)
+        place: dict[type, Callable[[Any], Any]] = {
+            PackedBatch: lambda batch: copied(batch, self._device),
+            Tensor: lambda tensor: tensor.to(self._device, copy=True),
+        }
+        own = {name: place.get(type(v), lambda v: v)(v) for name, v in padded.items()}
+        own_factors = factors.clone()
+        while len(self._recordings) >= self.max_graphs:
+            self._recordings.popitem(last=False)
+        with self._unchanged():
+            output, replay = recorder(partial(self._compute, own, own_factors, first, last))
+        self._recordings[key] = _Recording(own, own_factors, output, replay)
+        return self._recordings[key]
+
+    @contextmanager
+    def _unchanged(self) -> Iterator[None]:
+        """Within, steps leave no trace: the optimiser's kernel changes nothing, and the rest is put back at the end."""
+        assert self._sums is not None
+        tensors = [self.found_inf, self._sums, *self._gradients.values()]
+        values = [tensor.clone() for tensor in tensors]
+        self.found_inf.fill_(1)
+        try:
+            with self._same_random_numbers():
+                yield
+        finally:
+            for tensor, value in zip(tensors, values, strict=True):
+                tensor.copy_(value)
+
+    def _same_random_numbers(self):
+        return torch.random.fork_rng([self._device] if self._device.type == "cuda" else [])
+
+    def _parameters(self) -> list[nn.Parameter]:
+        return [p for group in self.optimizer.param_groups for p in group["params"]]
+
+
+class TrainingRunner:
+    """Optimiser steps of a model; see :func:`compile_training`, which makes it."""
+
+    def __init__(
+        self,
+        model: PretrainedModel,
+        optimizer: torch.optim.Optimizer,
+        max_grad_norm: float | None,
+        recorder: Recorder | None,
+        max_tokens: int,
+        max_graphs: int,
+    ) -> None:
+        self.model, self.max_grad_norm = model, max_grad_norm
+        parts = (self._micro_batch, self._finish, recorder)
+        self.steps = RecordedSteps(model, optimizer, *parts, max_tokens, max_graphs)
+
+    def __call__(
+        self, *micro_batches: Arguments, weights: Sequence[float] | None = None
+    ) -> TrainingResult:
+        """One step: the gradient of the micro-batches' weighted losses, clipped, and the optimiser's update.
+
+        Args:
+            micro_batches: the model's arguments of each, with labels, as a collator makes them.
+            weights: of the losses; None: one by their number each. Where micro-batches differ in labelled items, their
+                shares of all of them make the loss the mean over the items.
+        Raises: ValueError for a model in evaluation mode or with hooks, and for arguments that cannot be padded;
+            RuntimeError if the step cannot be recorded.
+        """
+        if not micro_batches:
+            raise ValueError("a step needs at least one micro-batch, got none")
+        if weights is None:
+            weights = [1 / len(micro_batches)] * len(micro_batches)
+        if len(weights) != len(micro_batches):
+            raise ValueError(
+                f"weights must be one for each of the {len(micro_batches)} micro-batches, got {len(weights)}"
+            )
+        self.steps.found_inf.zero_()
+        factors = torch.tensor(weights, dtype=torch.float64).unsqueeze(1)
+        return TrainingResult(*self.steps(micro_batches, factors).unbind())
+
+    def reset(self) -> None:
+        """Forget every recording, as after a module of the model was replaced."""
+        self.steps.reset()
+
+    def __len__(self) -> int:
+        """The number of recordings."""
+        return len(self.steps)
+
+    def _micro_batch(self, arguments: Arguments, factors: Tensor) -> Tensor:
+        device = factors.device.type
+        precision = _dispatch.autocast_dtype(device)
+        # Autocast's cache would hand a graph casts of weights that it frees on its exit.
+        with torch.autocast(device, precision, precision is not None, cache_enabled=False):
+            loss = self.model(**arguments).loss
+        if loss is None:
+            raise ValueError("the model returned no loss: its arguments must hold labels")
+        with torch.autocast(device, enabled=False):
+            loss = loss.double() * factors
+            loss.backward()
+        return loss.detach()
+
+    def _finish(self, sums: Tensor) -> Tensor:
+        limit = math.inf if self.max_grad_norm is None else self.max_grad_norm
+        norm = nn.utils.clip_grad_norm_(self.model.parameters(), limit)
+        figures = torch.cat((sums, norm.double().unsqueeze(0)))
+        self.steps.found_inf.logical_or_(~figures.isfinite().all())
+        return figures
+
+
+def compile_training(
+    model: PretrainedModel,
+    optimizer: torch.optim.Optimizer,
+    *,
+    max_grad_norm: float | None = None,
+    max_tokens: int = MAX_TOKENS,
+    max_graphs: int = MAX_GRAPHS,
+) -> TrainingRunner:
+    """Optimiser steps of small batches, whose time is otherwise that of launching their kernels.
+
+        step = fastenc.compile_training(model, torch.optim.AdamW(model.parameters(), fused=True), max_grad_norm=1.0)
+        for arguments in batches:  # {"batch": PackedBatch, "labels": Tensor, ...}
+            with torch.autocast("cuda", torch.bfloat16):
+                loss, grad_norm = step(arguments)
+
+    The first batch of a bucket records forward, backward, clipping and update as one CUDA graph; the next ones are
+    copied into its inputs and replay it. A bucket is a number of tokens (of eight sizes from a power of two to the
+    next), of sequences and a longest length (two sizes each), and the number of labelled tokens (eight). The padding is
+    sequences of its own with the label -100. ``step(a, b)`` takes several micro-batches to one step, a graph each. A
+    step whose loss or gradient is not finite changes no weights. Learning rates may change from step to step, also by
+    torch's schedulers; a weight that was replaced, moved or frozen drops the recordings, and so must you by ``reset()``
+    after replacing a module or switching a part of the model to evaluation. Evaluate between steps as you like.
+
+    Args:
+        model: one of fastenc's models whose loss is a mean over labelled items: ``MaskedLM``, ``TokenClassifier``
+            without a CRF, ``SequenceClassifier`` with one label and without chunks.
+        optimizer: torch's Adam or AdamW with ``fused=True`` over the model's parameters.
+        max_grad_norm: the gradient is scaled down to this Euclidean norm; None leaves it as it is.
+        max_tokens: micro-batches of more tokens, padding included, run without a graph.
+        max_graphs: recordings to keep; the one not used for longest makes room. All share one memory pool.
+    Returns: a :class:`TrainingRunner`. On a CPU, which launches no kernels, it runs each step as it is.
+    Raises: ValueError for another model or optimiser, or a limit below 1.
+    Numerics: those of the same steps without graphs; a product of another number of rows may add in another order.
+    Memory: a bucket's inputs; once for all buckets what the largest of them needs in between; for steps of several
+        micro-batches the gradients.
+    """
+    if not isinstance(model, PretrainedModel):
+        raise ValueError(
+            f"compile_training takes fastenc's own models, got {type(model).__name__}: load the checkpoint with a "
+            "model of fastenc.models"
+        )
+    for name, value in (("max_tokens", max_tokens), ("max_graphs", max_graphs)):
+        if value < 1:
+            raise ValueError(f"{name} must be at least 1, got {value}")
+    recorder = training_recorder(next(model.parameters()).device)
+    return TrainingRunner(model, optimizer, max_grad_norm, recorder, max_tokens, max_graphs)
+
+
+def training_recorder(device: torch.device) -> Recorder | None:
+    return CudaGraphRecorder(device, "the training step") if device.type == "cuda" else None
+
+
+def _check_model(model: PretrainedModel) -> None:
+    if not model.loss_ignores_padding:
+        raise ValueError(
+            f"recorded steps pad batches, which would change the loss of this {type(model).__name__}, a mean over more "
+            "than labelled items: train it without graphs"
+        )
+
+
+def _check_optimizer(model: PretrainedModel, optimizer: torch.optim.Optimizer) -> None:
+    groups = optimizer.param_groups
+    fused = all(group.get("fused") for group in groups)
+    if not isinstance(optimizer, torch.optim.Adam | torch.optim.AdamW) or not fused:
+        raise ValueError(
+            "a recorded step needs torch's Adam or AdamW with fused=True, got "
+            f"{type(optimizer).__name__}{'' if fused else ' without it'}"
+        )
+    known = set(map(id, model.parameters()))
+    if any(id(parameter) not in known for group in groups for parameter in group["params"]):
+        raise ValueError(
+            "the optimiser must be of the model's parameters, got others too: make it from model.parameters()"
+        )
+
+
+def _check_recordable(model: PretrainedModel) -> None:
+    """Raises: ValueError naming what would run at the recording alone, or cannot be recorded."""
+    for name, module in model.named_modules():
+        if any(getattr(module, hooks) for hooks in HOOKS):
+            raise ValueError(
+                f"a recorded step would run the hooks of module {name or 'model'!r} once only: remove them, or train "
+                "without graphs"
+            )
+        if getattr(module, "gradient_checkpointing", False):
+            raise ValueError(
+                f"module {name or 'model'!r} has gradient_checkpointing on, which reads the random state on the host: "
+                "turn it off, or train without graphs"
+            )
+    for name, parameter in model.named_parameters():
+        if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
+            raise ValueError(
+                f"a recorded step would run the hooks of parameter {name!r} once only: remove them, or train without "
+                "graphs"
+            )
+
+
+def _pad(arguments: Arguments, bucket: Bucket, pad_token_id: int) -> dict[str, Any]:
+    """The arguments of a batch that fills its bucket; padding is labelled as ignored.
+
+    Raises: ValueError naming an argument that cannot be padded.
+    """
+    batch = arguments["batch"]
+    rows = {
+        batch.total_tokens: bucket.total_tokens,
+        batch.num_sequences: bucket.num_sequences,
+    }
+    padded: dict[str, Any] = {"batch": pad_to(batch, bucket, pad_token_id)}
+    for name, value in arguments.items():
+        if name == "max_labels" and value is not None:
+            padded[name] = min(bucket.total_tokens, at_least(value, SIZES_PER_DOUBLING))
+        elif isinstance(value, Tensor):
+            counts = name.endswith("labels") and value.dtype == torch.int64 and value.dim() == 1
+            if not counts or value.shape[0] not in rows:
+                raise ValueError(
+                    "a recorded step pads labels alone, int64 and one for each token or each sequence, got "
+                    f"{name}, {value.dtype} of shape {tuple(value.shape)}: train without graphs"
+                )
+            missing = rows[value.shape[0]] - value.shape[0]
+            padded[name] = F.pad(value, (0, missing), value=IGNORED)
+        elif name != "batch":
+            padded[name] = value
+    return padded

@@ -1,0 +1,90 @@
+"""Training by recorded steps; a recorder that repeats the step stands in for CUDA graphs here."""
+
+import json
+import math
+
+import pytest
+import torch
+
+from fastenc.train import loop
+from tests.helpers.recording import Repeat
+from tests.helpers.training_run import build, build_objective, weights
+
+
+@pytest.fixture
+def recorder(monkeypatch):
+    found = Repeat()
+    monkeypatch.setattr(loop, "training_recorder", lambda device: found)
+    return found
+
+
+def log_of(folder):
+    lines = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    return [
+        {k: v for k, v in line.items() if k not in ("tokens_per_s", "steps_per_day")}
+        for line in lines
+    ]
+
+
+def assert_same_runs(ours, theirs):
+    for a, b in zip(log_of(ours), log_of(theirs), strict=True):
+        assert a.keys() == b.keys()
+        for name, value in a.items():
+            assert math.isclose(value, b[name], rel_tol=2e-3, abs_tol=1e-4), (name, a, b)
+    ours, theirs = weights(ours), weights(theirs)
+    for name, value in ours.items():
+        torch.testing.assert_close(value, theirs[name], rtol=1e-2, atol=2e-3, msg=name)
+
+
+@pytest.mark.parametrize(
+    "options", [{"accumulation": 1}, {"accumulation": 2}, {"precision": "bf16"}]
+)
+def test_a_run_of_recorded_steps_is_that_without(tmp_path, recorder, options):
+    # A large eps: Adam scales rounding noise up to whole steps where a gradient is 0.
+    options = {"adam_eps": 1e-3, "epochs": 2, "layer_decay": 0.9, **options}
+    build(tmp_path / "graph", graph=True, **options).train()
+    build(tmp_path / "plain", **options).train()
+    assert recorder.recorded > 0
+    if "precision" not in options:
+        assert_same_runs(tmp_path / "graph", tmp_path / "plain")
+
+
+def test_a_run_resumes_where_it_stopped(tmp_path, recorder):
+    options = {"graph": True, "epochs": 2, "adam_eps": 1e-3}
+    build(tmp_path / "whole", **options).train()
+    trainer = build(tmp_path / "stopped", **options)
+    save = trainer._save
+
+    def stop():
+        save()
+        raise KeyboardInterrupt
+
+    trainer._save = stop
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train()
+    build(tmp_path / "stopped", **options).train(resume=True)
+    whole, resumed = weights(tmp_path / "whole"), weights(tmp_path / "stopped")
+    assert all(torch.equal(value, resumed[name]) for name, value in whole.items())
+    # The steps are those without graphs, but for rounding: such a run may go on with them, and the other way round.
+    assert "graph" not in trainer.fingerprint
+
+
+def test_a_loss_that_is_not_finite_ends_the_run(tmp_path, recorder):
+    trainer = build(tmp_path, graph=True)
+    with torch.no_grad():
+        trainer.plain_model.head.bias[7] = float("nan")
+    with pytest.raises(FloatingPointError, match="the loss is nan at step 1"):
+        trainer.train()
+
+
+def test_on_a_cpu_the_steps_run_as_they_are(tmp_path):
+    options = {"epochs": 1, "adam_eps": 1e-3}
+    build(tmp_path / "graph", graph=True, **options).train()
+    build(tmp_path / "plain", **options).train()
+    assert_same_runs(tmp_path / "graph", tmp_path / "plain")
+
+
+@pytest.mark.parametrize("objective", ["electra", "distill", "span"])
+def test_objectives_that_count_padding_are_refused_before_the_run(tmp_path, objective):
+    with pytest.raises(ValueError, match="which would change the loss of this"):
+        build_objective(tmp_path, objective, graph=True)
