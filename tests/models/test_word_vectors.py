@@ -184,7 +184,7 @@ def test_what_is_wrong_is_said_before_any_work(tmp_path, options, message):
 def test_too_little_memory_and_no_tokenizer(tmp_path, monkeypatch):
     ours, _ = encoder_of("bert", tmp_path)
     monkeypatch.setattr("fastenc.models.word_vectors._free_memory", lambda: 1000)
-    with pytest.raises(ValueError, match=r"17 word vectors of 32 numbers need .* stream them"):
+    with pytest.raises(ValueError, match=r"17 vectors of 32 numbers need .* stream to a file"):
         ours.embed_words(SENTENCES)
     with pytest.raises(ValueError, match="got one str"):
         ours.embed_words("the dog")

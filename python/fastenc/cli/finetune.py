@@ -12,8 +12,9 @@ from fastenc.cli.options import Command
 from fastenc.cli.task_options import all_task_options
 from fastenc.cli.training import run_trainer
 from fastenc.models import checkpoint
-from fastenc.models.adaptations import LORA_TARGETS, METHODS, Lora
+from fastenc.models.adaptations import LORA_TARGETS, METHODS, Lora, encoder_of
 from fastenc.tasks import TASKS, Task, make_task, task_named
+from fastenc.tasks.base import MIX
 from fastenc.train import TrainConfig, task_trainer
 from fastenc.train.checkpoint import open_output
 from fastenc.train.processes import process_state
@@ -91,6 +92,11 @@ class AdaptOptions:
             raise ValueError(
                 f"--adapt features trains a head on a frozen encoder's outputs, and {task.name} has none: give "
                 f"--adapt {'|'.join(METHODS)}, or leave it out"
+            )
+        if self.adapt == "features" and task.layers == MIX:
+            raise ValueError(
+                f"--layers {MIX} needs every layer's output, and --adapt features keeps one: give --freeze-layers or "
+                f"--adapt {'|'.join(METHODS)}"
             )
         if self.adapt not in METHODS:
             return
@@ -171,3 +177,6 @@ class Finetune(Command):
         if trainer.accelerator.is_main_process:
             print(f"training {trained:,} of {everything:,} parameters")
         run_trainer(trainer, self.resume, task.metric_titles(model))
+        mix = encoder_of(model).mix
+        if mix is not None and trainer.accelerator.is_main_process:
+            print(f"mix of layers: {mix.describe()}")

@@ -15,6 +15,7 @@ SIZES = (
     "intermediate_size",
     "max_positions",
 )
+LAYER_MIX = "layer_mix"  # in config.json, and what the weights' names begin with
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,7 @@ class EncoderConfig:
         activation: a name of ``fastenc.nn.layer_spec.ACTIVATIONS``.
         head_dim: width of a head; 0: hidden_size / num_heads.
         pooler: whether a tanh layer over the first token follows (BERT, RoBERTa).
+        layer_mix: whether the encoder's output is a :class:`fastenc.nn.ScalarMix` of all its states, not the last one.
         extra: the rest of the family's config.json, written back as it was.
     Raises: ValueError naming the field, the value and the rule.
     """
@@ -51,6 +53,7 @@ class EncoderConfig:
     pad_token_id: int = 0
     initializer_range: float = 0.02
     pooler: bool = True
+    layer_mix: bool = False
     family: str = "bert"
     head_dim: int = 0
     extra: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
@@ -113,13 +116,17 @@ class EncoderConfig:
         pad = values.get("pad_token_id")
         if pad is not None and type(pad) is not int:
             raise ValueError(f"config.json: pad_token_id must be an integer, got {pad!r}")
-        known = {*names.values(), "pad_token_id", "model_type"}
+        known = {*names.values(), "pad_token_id", "model_type", LAYER_MIX}
         extra = {key: value for key, value in values.items() if key not in known}
-        return cls(**architecture.read(values), family=architecture.name, extra=extra)
+        mix = bool(values.get(LAYER_MIX, False))
+        return cls(
+            **architecture.read(values), layer_mix=mix, family=architecture.name, extra=extra
+        )
 
     def to_hf(self) -> dict[str, Any]:
         """The contents of the family's config.json."""
-        return {**self.extra, **self.architecture.write(self), "model_type": self.family}
+        mix = {LAYER_MIX: True} if self.layer_mix else {}
+        return {**self.extra, **self.architecture.write(self), **mix, "model_type": self.family}
 
     def replace(self, **changes: Any) -> "EncoderConfig":
         """A copy with some fields changed."""

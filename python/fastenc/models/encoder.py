@@ -40,11 +40,14 @@ from fastenc.nn.pooling import LAST_LAYERS, pool, pool_layers
 from fastenc.nn.prepend import prepend_rows
 from fastenc.nn.relative_bias import relative_bias
 from fastenc.nn.rotary import rotary_table
+from fastenc.nn.scalar_mix import ScalarMix, add_weighted
 from fastenc.ops.attention import sequence_bounds
 from fastenc.packing import PackedBatch, check_cu_seqlens
 
 # Gets the number of a state, 0 for the embeddings' output, and the state, which it must not change.
 Visit = Callable[[int, Tensor], None]
+# Gets the number of a layer, from 0, the input of its attention, and what that takes beside it.
+VisitInput = Callable[[int, Tensor, AttentionInputs], None]
 
 
 @dataclass(frozen=True)
@@ -52,7 +55,7 @@ class EncoderOutput:
     """Packed results: rows are the batch's tokens; ``fastenc.ops.unpack`` puts the padding back.
 
     Fields:
-        last_hidden_state: (total_tokens, hidden_size).
+        last_hidden_state: (total_tokens, hidden_size); of an encoder with ``mix`` the mix of all states.
         hidden_states: the embeddings' output and every layer's, if asked for; None in the place of a layer that was
             not asked for.
         pooled: (batch, hidden_size), the pooler's output, where the model has one.
@@ -141,11 +144,12 @@ class Encoder(PretrainedModel):
     ``Encoder(config)`` has first weights; :meth:`from_pretrained` loads a checkpoint. ``sentence`` is how a vector is
     made of a text, where the checkpoint declares it in sentence-transformers' files; it is saved with the model. With
     ``gradient_checkpointing`` set, training keeps the input of each layer alone and computes the rest again in the
-    backward. ``adapted`` is what :mod:`fastenc.adapt` has added.
+    backward. ``adapted`` is what :mod:`fastenc.adapt` has added. With ``config.layer_mix`` heads, pooler and poolings
+    read ``mix``, a learned weighted sum of x_0 to x_L, and not x_L.
     """
 
     architecture = "Model"
-    optional_parts = ("pooler",)
+    optional_parts = ("pooler", "mix")
 
     def __init__(self, config: EncoderConfig):
         super().__init__(config)
@@ -179,6 +183,7 @@ class Encoder(PretrainedModel):
             buckets = self.relative_bias_spec.num_buckets
             self.relative_bias = nn.Embedding(buckets, config.num_heads)
         self.pooler = nn.Linear(width, width) if config.pooler else None
+        self.mix = ScalarMix(config.num_layers + 1) if config.layer_mix else None
         self.final_dropout_p = kind.final_dropout_p(config)
         self.gradient_checkpointing = False
         self.adapted = AdaptationState()
@@ -192,19 +197,21 @@ class Encoder(PretrainedModel):
         output_hidden_states: bool | Sequence[int] = False,
         word_table: bool = False,
         visit: Visit | None = None,
+        visit_input: VisitInput | None = None,
     ) -> EncoderOutput:
         """Args:
             output_hidden_states: keep every state, or those of these numbers: 0 is the embeddings' output, i layer i's;
                 negative ones count from the last.
             word_table: return the table for a decoder that is tied to the word embeddings.
             visit: called with each state when it is there; nothing of it is kept.
+            visit_input: called before each layer with what its attention reads, a prompt's rows among them.
 
         Raises: ValueError for token ids outside the table, sequences longer than the positions, or states that do not
             exist.
         """
         wanted = wanted_states(output_hidden_states, self.config.num_layers)
         if batch.hidden is not None:
-            if wanted or word_table or visit is not None:
+            if wanted or word_table or visit is not None or visit_input is not None:
                 raise ValueError(
                     "a batch that carries the encoder's output has no other states: leave out hidden, so that they are "
                     "computed"
@@ -221,16 +228,22 @@ class Encoder(PretrainedModel):
             max_seqlen += prompt.shape[0]
         own = lambda state: state if rows is None else state[rows]
         kept: list[Tensor | None] = [None] * (self.config.num_layers + 1)
-        for number, state in enumerate(self._states(x, cu_seqlens, max_seqlen)):
+        weights = None if self.mix is None else self.mix.weights.unbind()
+        mixed: Tensor | None = None
+        for number, state in enumerate(self._states(x, cu_seqlens, max_seqlen, visit_input)):
             if number in wanted:
                 kept[number] = own(state)
             if visit is not None:
                 visit(number, own(state))
-        last = own(state)
+            if weights is not None:
+                mixed = add_weighted(mixed, weights[number], own(state))
+        last = own(state) if mixed is None else mixed
         states = tuple(kept) if wanted else None
         return EncoderOutput(last, states, self._pooled(last, batch), table)
 
-    def _states(self, x: Tensor, cu_seqlens: Tensor, max_seqlen: int) -> Iterator[Tensor]:
+    def _states(
+        self, x: Tensor, cu_seqlens: Tensor, max_seqlen: int, visit_input: VisitInput | None
+    ) -> Iterator[Tensor]:
         """The embeddings' output and each layer's."""
         state = self._first_state(x)
         yield state.residual
@@ -245,6 +258,8 @@ class Encoder(PretrainedModel):
         last = self.config.num_layers - 1
         for number, spec in enumerate(self.specs):
             place = self.module_of_layer[number]
+            if visit_input is not None:
+                visit_input(number, state.x, inputs(number))
             call = (state, inputs(number), spec, dropouts[number])
             if recomputes:
                 state = checkpoint(self.layers[place], *call, use_reentrant=False)
@@ -353,7 +368,7 @@ class Encoder(PretrainedModel):
 
     def read_beside(self, folder: Path) -> None:
         try:
-            self.sentence = read_settings(folder, self.config.num_layers)
+            self.sentence = read_settings(folder, self.config)
         except (
             ValueError
         ) as error:  # which does not matter to an encoder that is to be trained further
@@ -361,11 +376,13 @@ class Encoder(PretrainedModel):
 
     def write_beside(self, folder: Path) -> None:
         if self.sentence is not None:
-            write_settings(folder, self.sentence, self.config)
+            write_settings(folder, self.sentence, self.config, self.mix)
 
     def extra_config(self) -> dict[str, Any]:
-        last_four = self.sentence is not None and self.sentence.pooling == "last-four"
-        return {"output_hidden_states": True} if last_four else {}
+        if self.sentence is None:
+            return {}
+        several = self.mix is not None or self.sentence.pooling == "last-four"
+        return {"output_hidden_states": True} if several else {}
 
     @staticmethod
     def similarity(a: Any, b: Any) -> Tensor:

@@ -10,9 +10,10 @@ from torch import Tensor, nn
 from fastenc.models import adapter_checkpoint, checkpoint
 from fastenc.models.architectures import ARCHITECTURES
 from fastenc.models.architectures.base import Names
-from fastenc.models.config import EncoderConfig
+from fastenc.models.config import LAYER_MIX, EncoderConfig
 from fastenc.models.labels import check_labels
 from fastenc.models.tokenizers import load_tokenizer, save_tokenizer
+from fastenc.nn.scalar_mix import ScalarMix
 
 Model = TypeVar("Model", bound="PretrainedModel")
 # Heads of these bear the same names in some families and mean different things.
@@ -76,6 +77,7 @@ class PretrainedModel(nn.Module):
         path_or_hub_id: str | Path,
         *,
         dtype: torch.dtype = torch.float32,
+        layer_mix: bool | None = None,
         **options,
     ) -> Model:
         """Load a checkpoint of any family of ``fastenc.models.architectures``, in evaluation mode.
@@ -83,6 +85,8 @@ class PretrainedModel(nn.Module):
         Args:
             path_or_hub_id: folder with config.json and safetensors, or a name on the Hugging Face hub.
             dtype: of the loaded parameters.
+            layer_mix: whether the head reads a learned mix of all states (:class:`fastenc.nn.ScalarMix`) or the last
+                alone; None: what the checkpoint says.
             options: overrides for the model's constructor, such as ``num_labels``.
         A head that the checkpoint lacks gets first weights; a missing encoder weight is an error.
         Raises: ValueError for an unknown family, a missing, corrupt or incomplete checkpoint, a wrong shape, or one
@@ -90,6 +94,8 @@ class PretrainedModel(nn.Module):
         """
         folder = checkpoint.resolve(path_or_hub_id)
         values = checkpoint.read_config(folder)
+        if layer_mix is not None:
+            values = {**values, LAYER_MIX: layer_mix}
         cls.check_task(folder, values)
         if architecture_of(values) == cls.architecture:
             check_labels(folder, values, options)
@@ -132,7 +138,10 @@ class PretrainedModel(nn.Module):
         model.first_weights = frozenset(missing)
         optional = ("encoder", *cls.optional_parts)
         lost = [name for name in missing if name.partition(".")[0] not in optional]
-        if lost and architecture_of(checkpoint.read_config(folder)) == cls.architecture:
+        stored = checkpoint.read_config(folder)
+        if stored.get(LAYER_MIX):
+            lost += [name for name in missing if is_mix(name)]
+        if lost and architecture_of(stored) == cls.architecture:
             raise ValueError(
                 f"{folder} is incomplete: its config.json says {values['architectures'][0]}, and it lacks the head's "
                 f"{', '.join(lost[:3])}. Write the checkpoint again"
@@ -208,6 +217,8 @@ class PretrainedModel(nn.Module):
             nn.init.normal_(module.weight, std=self.config.initializer_range)
         elif isinstance(module, nn.LayerNorm | nn.RMSNorm):
             nn.init.ones_(module.weight)
+        elif isinstance(module, ScalarMix):
+            module.reset_parameters()
         bias = getattr(module, "bias", None)
         if isinstance(bias, nn.Parameter):
             nn.init.zeros_(bias)
@@ -216,7 +227,8 @@ class PretrainedModel(nn.Module):
         """Canonical parameter name → the family's names, whose tensors are stacked."""
         kind = self.config.architecture
         prefix = f"{kind.prefix}." if with_prefix and kind.prefix else ""
-        encoder_names, head_names = kind.names(self.config), self.head_names()
+        encoder_names = {**kind.names(self.config), "mix": LAYER_MIX}
+        head_names = self.head_names()
         table: dict[str, tuple[str, ...]] = {}
         for key in self.state_dict():
             if ADDED.search(key):
@@ -240,8 +252,9 @@ class PretrainedModel(nn.Module):
         own, heads = self.state_dict(), self.head_names()
         for ours, theirs in self.family_names(with_prefix=False).items():
             absent = [name for name in theirs if name not in found]
-            # Not every checkpoint of a family has a pooler or this head.
-            optional = ours in heads or ours.rsplit(".", 1)[0] in heads or "pooler" in ours
+            # Not every checkpoint of a family has a pooler, a mix of layers or this head.
+            optional = ours in heads or ours.rsplit(".", 1)[0] in heads
+            optional = optional or "pooler" in ours or is_mix(ours)
             if absent:
                 if not optional:
                     missing += absent
@@ -279,6 +292,11 @@ class PretrainedModel(nn.Module):
                 "two files belong together?"
             )
         return state
+
+
+def is_mix(name: str) -> bool:
+    """Whether a parameter is of the encoder's mix of layers."""
+    return name.removeprefix("encoder.").startswith("mix.")
 
 
 def another_task(model: type, folder: Path, hf_config: dict[str, Any]) -> ValueError:

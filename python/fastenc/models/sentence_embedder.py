@@ -79,6 +79,11 @@ class SentenceEmbedder(PretrainedModel):
         """What is declared, but for what the constructor was given."""
         settings = replace(declared, **self._given)
         check_pooling(settings.pooling, self.config.num_layers)
+        if self.config.layer_mix and settings.pooling == "last-four":
+            raise ValueError(
+                "pooling last-four takes the last four layers as they are, and the model mixes all of them: give "
+                "another pooling, or leave out the mix"
+            )
         self.encoder.sentence = settings
 
     def forward(
@@ -123,7 +128,7 @@ class SentenceEmbedder(PretrainedModel):
         return (folder / MODULES).exists()
 
     def read_beside(self, folder: Path) -> None:
-        self._take(read_settings(folder, self.config.num_layers) or SentenceSettings())
+        self._take(read_settings(folder, self.config) or SentenceSettings())
 
     def write_beside(self, folder: Path) -> None:
         self.encoder.write_beside(folder)

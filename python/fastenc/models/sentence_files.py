@@ -2,7 +2,8 @@
 
 modules.json lists the steps: the encoder, a pooling (``1_Pooling/config.json``), perhaps a standardization of each
 dimension (a Dense module with a diagonal weight), and a scaling to length 1. The mean of
-the last four layers is its WeightedLayerPooling with equal weights, before a mean over tokens.
+the last four layers is its WeightedLayerPooling with equal weights, before a mean over tokens. A learned mix of layers
+is one over all states; its factor gamma, which no cosine sees, is left out there.
 """
 
 import json
@@ -11,12 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from fastenc._extras import require
 from fastenc._files import member, write_atomically
 from fastenc.models.config import EncoderConfig
 from fastenc.models.standardization import Standardization
 from fastenc.nn.pooling import LAST_LAYERS, POOLINGS
+from fastenc.nn.scalar_mix import ScalarMix
 
 MODULES, TEXT, MAIN = (
     "modules.json",
@@ -54,8 +57,9 @@ class SentenceSettings:
             raise ValueError(f"pooling must be one of {POOLINGS}, got {self.pooling!r}")
 
 
-def read_settings(folder: Path, num_layers: int) -> SentenceSettings | None:
-    """What a folder declares, or None where it has no modules.json.
+def read_settings(folder: Path, config: EncoderConfig) -> SentenceSettings | None:
+    """What a folder declares, or None where it has no modules.json. The weights of a mix of layers are not read here:
+    the model has them.
 
     Raises: ValueError for steps that this library does not compute.
     """
@@ -77,9 +81,9 @@ def read_settings(folder: Path, num_layers: int) -> SentenceSettings | None:
         )
     values = _json(where["Pooling"] / "config.json")
     pooling = _pooling(values)
-    if layers:
+    if layers and not config.layer_mix:
         file = where["WeightedLayerPooling"]
-        equal = _equal_weights(file, num_layers)
+        equal = _equal_weights(file, config.num_layers)
         pooling = "last-four" if pooling == "mean" and equal else None
     prompt = _json(folder / MAIN).get("default_prompt_name") if (folder / MAIN).exists() else None
     if pooling is None or prompt:
@@ -93,12 +97,15 @@ def read_settings(folder: Path, num_layers: int) -> SentenceSettings | None:
     return SentenceSettings(pooling, "Normalize" in kinds, _max_length(folder), standardization)
 
 
-def write_settings(folder: Path, settings: SentenceSettings, config: EncoderConfig) -> None:
+def write_settings(
+    folder: Path, settings: SentenceSettings, config: EncoderConfig, mix: ScalarMix | None
+) -> None:
     """Write the files beside a model's own."""
     steps = ["Transformer", "Pooling"]
-    if settings.pooling == "last-four":
+    if mix is not None or settings.pooling == "last-four":
         steps.insert(1, "WeightedLayerPooling")
-        _write_layers(folder / "1_WeightedLayerPooling", config)
+        weights = torch.ones(LAST_LAYERS) if mix is None else mix.scalars.detach().softmax(0).cpu()
+        _write_layers(folder / "1_WeightedLayerPooling", config, weights)
     if settings.standardization is not None:
         steps.append("Dense")
     if settings.normalize:
@@ -160,16 +167,16 @@ def _equal_weights(folder: Path, num_layers: int) -> bool:
     return last and bool((weights == weights[0]).all())
 
 
-def _write_layers(folder: Path, config: EncoderConfig) -> None:
+def _write_layers(folder: Path, config: EncoderConfig, weights: Tensor) -> None:
     save_file = require("safetensors.torch", extra="models").save_file
     values = {
         "word_embedding_dimension": config.hidden_size,
-        "layer_start": config.num_layers + 1 - LAST_LAYERS,  # the embeddings' output is number 0
+        "layer_start": config.num_layers + 1 - len(weights),  # the embeddings' output is number 0
         "num_hidden_layers": config.num_layers,
     }
     _write_json(folder / "config.json", values)
-    weights = {LAYER_WEIGHTS: torch.ones(LAST_LAYERS)}
-    write_atomically(folder / "model.safetensors", lambda path: save_file(weights, path))
+    tensors = {LAYER_WEIGHTS: weights.float()}
+    write_atomically(folder / "model.safetensors", lambda path: save_file(tensors, path))
 
 
 def _json(path: Path) -> Any:

@@ -106,7 +106,7 @@ def embed_words(
     width = encoder.config.hidden_size * (len(taken) if combine == "concat" else 1)
     dtype = next(encoder.parameters()).dtype if out is None else torch.float32
     shape = (int(offsets[-1]), width)
-    _check_space(shape, dtype, out)
+    check_space(shape, dtype, out)
 
     def fill(vectors: Tensor) -> None:
         pool = _pooling(combine, taken, subwords)
@@ -199,17 +199,20 @@ def _check_options(
         raise ValueError(f"out must end in .npy, got {out}")
 
 
-def _check_space(shape: tuple[int, int], dtype: torch.dtype, out: str | Path | None) -> None:
-    """Raises: ValueError when the result cannot fit."""
+def check_space(shape: tuple[int, int], dtype: torch.dtype, out: str | Path | None = None) -> None:
+    """Raises: ValueError when so many vectors cannot fit into memory or, with ``out``, the disk."""
     needed = shape[0] * shape[1] * dtype.itemsize
     if out is None:
-        free, remedy = _free_memory(), "stream them to a file (out=, or fastenc embed --words)"
+        free, remedy = (
+            _free_memory(),
+            "give fewer texts, stream to a file (out=, fastenc embed --words)",
+        )
     else:
         folder = next(parent for parent in Path(out).absolute().parents if parent.exists())
         free, remedy = shutil.disk_usage(folder).free, "free some, or take another disk"
     if free is not None and needed > free:
         raise ValueError(
-            f"{shape[0]:,} word vectors of {shape[1]} numbers need {needed / 2**30:.1f} GB, "
+            f"{shape[0]:,} vectors of {shape[1]} numbers need {needed / 2**30:.1f} GB, "
             f"{'the memory' if out is None else folder} has {free / 2**30:.1f}: {remedy}, or take fewer layers"
         )
 

@@ -23,8 +23,13 @@ class ScalarMix(nn.Module):
         super().__init__()
         if num_states < 1:
             raise ValueError(f"num_states must be at least 1, got {num_states}")
-        self.scalars = nn.Parameter(torch.zeros(num_states))
-        self.gamma = nn.Parameter(torch.ones(()))
+        self.scalars = nn.Parameter(torch.empty(num_states))
+        self.gamma = nn.Parameter(torch.empty(1))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.zeros_(self.scalars)
+        nn.init.ones_(self.gamma)
 
     @property
     def weights(self) -> Tensor:
@@ -40,11 +45,24 @@ class ScalarMix(nn.Module):
             raise ValueError(
                 f"ScalarMix has weights for {len(self.scalars)} states, got {len(states)}: make it with that number"
             )
-        weights = self.weights.to(states[0].dtype)
-        mixed = weights[0] * states[0]
-        for weight, state in zip(weights[1:], states[1:], strict=True):
-            mixed = torch.addcmul(mixed, weight, state)
+        mixed = None
+        for weight, state in zip(self.weights, states, strict=True):
+            mixed = add_weighted(mixed, weight, state)
+        assert mixed is not None
         return mixed
+
+    def describe(self) -> str:
+        """The share of each state, "embeddings 0.12, layer 1 0.20, …", and γ."""
+        names = ["embeddings", *(f"layer {i}" for i in range(1, len(self.scalars)))]
+        shares = self.scalars.detach().softmax(0).tolist()
+        listed = ", ".join(f"{n} {share:.3f}" for n, share in zip(names, shares, strict=True))
+        return f"{listed}; gamma {self.gamma.item():.3f}"
 
     def extra_repr(self) -> str:
         return f"num_states={len(self.scalars)}"
+
+
+def add_weighted(total: Tensor | None, weight: Tensor, state: Tensor) -> Tensor:
+    """total + weight * state, for states that come one after another; None: 0."""
+    weight = weight.to(state.dtype)
+    return weight * state if total is None else torch.addcmul(total, weight, state)

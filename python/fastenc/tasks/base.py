@@ -23,6 +23,7 @@ QUOTING = (
     "Quotes of a .tsv file: csv, values may be in quotes, as pandas writes them, or none, quotes are kept as they are. "
     "Default: none, and values that are evidently quoted are an error."
 )
+MIX = "mix"
 Fill = Callable[[PackedBatch, Sequence[int]], PackedBatch]
 
 
@@ -55,6 +56,17 @@ class Task(ABC):
     max_length: int | None = option(
         128, "Longest input in tokens; longer ones are cut.", predict=True
     )
+    layers: str | None = option(
+        None,
+        "mix: the head reads a learned weighted sum of the embeddings' output and all layers, not the last layer's "
+        "output alone. Default: what the checkpoint has.",
+    )
+
+    def __post_init__(self) -> None:
+        if self.layers not in (None, MIX):
+            raise ValueError(f"layers must be {MIX}, or left out, got {self.layers!r}")
+        if self.layers == MIX and not self.trains_by_steps:
+            raise ValueError(f"{self.name} trains no weights of layers: leave out --layers {MIX}")
 
     @abstractmethod
     def read(self, path: str | Path, train: Any = None) -> Any:
@@ -136,6 +148,8 @@ class Task(ABC):
         Raises: ValueError for a checkpoint of another task, or without a tokenizer.
         """
         options = {} if train is None else self.model_options(train)
+        if self.layers == MIX:
+            options["layer_mix"] = True
         model = self.model_class.from_pretrained(name, **options)
         if model.tokenizer is None:
             raise ValueError(f"{name} has no tokenizer.json, which text needs")

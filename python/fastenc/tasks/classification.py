@@ -97,6 +97,7 @@ class SequenceClassification(Task):
     )
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.regression and self.multi_label:
             raise ValueError("multi_label excludes regression, got both: give one")
         if len(self.text) not in (1, 2):

@@ -85,6 +85,7 @@ class SpanNer(Task):
     )
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         # One column is kept as a number, as config.json and checkpoints have it.
         if isinstance(self.inner_tag_column, tuple) and len(self.inner_tag_column) < 2:
             object.__setattr__(self, "inner_tag_column", next(iter(self.inner_tag_column), None))

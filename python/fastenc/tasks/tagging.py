@@ -86,6 +86,7 @@ class TokenClassification(Task):
     crf: bool = option(False, "A linear-chain CRF on top; only tags that may follow are decoded.")
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for name, known in (
             ("tag_scheme", (None, *SCHEMES)),
             ("label_scheme", LABEL_SCHEMES),

@@ -63,6 +63,7 @@ class WordSense(Task):
     )
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.min_examples < 1:
             raise ValueError(f"min_examples must be at least 1, got {self.min_examples}")
         self._layers()

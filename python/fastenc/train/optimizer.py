@@ -5,32 +5,38 @@ import re
 import torch
 from torch import nn
 
+from fastenc.models.pretrained import is_mix
 from fastenc.train.config import TrainConfig
+
+# Adam moves a number by about its learning rate a step, and weights of layers differ where their logits differ by about
+# 1: at an encoder's learning rate a run would end with all layers weighted alike.
+MIX_LR_SCALE = 100.0
 
 
 def parameter_groups(model: nn.Module, weight_decay: float, layer_decay: float = 1.0) -> list[dict]:
     """Matrices with ``weight_decay``; biases and norm weights (fewer than two dimensions) without.
 
     ``lr_scale`` is what a group's learning rate is multiplied by: ``layer_decay`` ** (L - l) for layer l of L, where
-    the embeddings are l = 0 and everything above the layers is l = L.
+    the embeddings are l = 0 and everything above the layers is l = L; MIX_LR_SCALE for the mix of layers.
     Source: Howard and Ruder 2018, arXiv:1801.06146, section 3.2.
     """
     depths = {name: _depth(name) for name, _ in model.named_parameters()}
     top = max((depth for depth in depths.values() if depth is not None), default=0)
-    groups: dict[tuple[int, bool], list[nn.Parameter]] = {}
+    groups: dict[tuple[float, bool], list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
         depth = depths[name]
         below = 0 if depth is None or layer_decay == 1.0 else top - depth
-        groups.setdefault((below, parameter.dim() >= 2), []).append(parameter)
+        scale = MIX_LR_SCALE if is_mix(name) else layer_decay**below
+        groups.setdefault((scale, parameter.dim() >= 2), []).append(parameter)
     return [
         {
             "params": parameters,
             "weight_decay": weight_decay if is_matrix else 0.0,
-            "lr_scale": layer_decay**below,
+            "lr_scale": scale,
         }
-        for (below, is_matrix), parameters in groups.items()
+        for (scale, is_matrix), parameters in groups.items()
     ]
 
 
