@@ -8,7 +8,8 @@ namespace fastenc {
 // For the widest vectors and panels; the kernel lays it out.
 int64_t head_statistics_scratch(int64_t length, int64_t head_dim) {
   const int64_t padded = (length + 127) / 128 * 128;
-  return padded * head_dim + kAttentionRows * (padded + 16) + kAttentionRows * head_dim;
+  const int64_t bias = 3 * length + 512;
+  return padded * head_dim + kAttentionRows * (padded + 16) + kAttentionRows * head_dim + bias;
 }
 
 namespace {
@@ -16,8 +17,8 @@ namespace {
 Tensor rows_contiguous(const Tensor& x) { return x.stride(2) == 1 ? x : as_contiguous(x); }
 
 std::tuple<Tensor, Tensor> head_statistics(
-    Tensor q, Tensor k, Tensor cu_seqlens, std::optional<Tensor> targets, int64_t max_seqlen, double scale,
-    bool skip_ends) {
+    Tensor q, Tensor k, Tensor cu_seqlens, std::optional<Tensor> targets, std::optional<Tensor> relative_bias,
+    int64_t max_seqlen, double scale, int64_t window_left, int64_t window_right, bool skip_ends) {
   STD_TORCH_CHECK(
       q.dim() == 3 && k.scalar_type() == q.scalar_type() && k.size(0) == q.size(0) && k.size(1) == q.size(1) &&
           k.size(2) == q.size(2) && q.size(2) % 16 == 0,
@@ -30,12 +31,21 @@ std::tuple<Tensor, Tensor> head_statistics(
   const auto* offsets = checked_offsets(cu_seqlens, total, max_seqlen);
   Tensor statistics = empty({total, heads, kHeadStatistics}, ScalarType::Float);
   Tensor strongest = empty({total, heads}, ScalarType::Int);
+  STD_TORCH_CHECK(
+      !relative_bias ||
+          (relative_bias->dim() == 2 && relative_bias->size(0) == heads && relative_bias->size(1) % 2 == 1),
+      "head_statistics: relative_bias must be (num_heads, 2 * R + 1)");
+  const FloatVector table(relative_bias);
   HeadStatistics h{};
-  h.q = {q.const_data_ptr(), q.stride(0), q.stride(1)};
-  h.k = {k.const_data_ptr(), k.stride(0), k.stride(1)};
-  h.num_heads = heads;
-  h.head_dim = q.size(2);
-  h.scale = static_cast<float>(scale);
+  h.attention.q = {q.const_data_ptr(), q.stride(0), q.stride(1)};
+  h.attention.k = {k.const_data_ptr(), k.stride(0), k.stride(1)};
+  h.attention.num_heads = heads;
+  h.attention.head_dim = q.size(2);
+  h.attention.scale = static_cast<float>(scale);
+  h.attention.window_left = std::min(window_left, total);
+  h.attention.window_right = std::min(window_right, total);
+  h.attention.relative_bias = table.data();
+  h.attention.relative_radius = relative_bias ? relative_bias->size(1) / 2 : 0;
   h.skip_ends = skip_ends;
   if (targets) {
     STD_TORCH_CHECK(
@@ -53,7 +63,7 @@ std::tuple<Tensor, Tensor> head_statistics(
       for (int64_t s = bounds[task / heads]; s < bounds[task / heads + 1]; ++s) {
         const int64_t length = offsets[s + 1] - offsets[s];
         if (!length) continue;
-        float* scratch = thread_scratch(head_statistics_scratch(length, h.head_dim));
+        float* scratch = thread_scratch(head_statistics_scratch(length, h.attention.head_dim));
         FASTENC_CALL(head_statistics, h, bf16, offsets[s], length, task % heads, scratch);
       }
   });

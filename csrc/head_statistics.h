@@ -1,4 +1,5 @@
-// Of p[i, j] = softmax_j(scale * q[i] . k[j]), j over i's sequence: what each head of each query looks at.
+// Of p[i, j] = softmax_j(scale * q[i] . k[j] + relative_bias[j - i]), j over i's sequence and window: what each head of
+// each query looks at.
 //   entropy = -sum_j p ln p,  distance = sum_j p |j - i|,  p at the first, last, own, previous, next and target key,
 //   and the key with the highest p.
 #pragma once
@@ -12,10 +13,8 @@ namespace fastenc {
 constexpr int64_t kHeadStatistics = 8;
 
 struct HeadStatistics {
-  PackedHeads q, k;
-  int64_t num_heads, head_dim;  // head_dim a multiple of 16
-  float scale;             // positive
-  bool skip_ends;          // the strongest key is neither the first nor the last of more than two
+  Attention attention;     // q, k, sizes, scale, window and relative_bias of it
+  bool skip_ends;          // the strongest key is neither the first nor the last, where the query sees another
   const int32_t* targets;  // (total,), -1: none; or null
   float* statistics;       // (total, num_heads, kHeadStatistics)
   int32_t* strongest;      // (total, num_heads)

@@ -16,12 +16,13 @@ from torch import Tensor
 COUNT = tl.constexpr(8)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["left", "right", "span"])
 def _head_statistics_kernel(
     q_ptr,  # (total, heads, D) by strides
     k_ptr,
     cu_seqlens_ptr,  # (batch+1,), int32
     targets_ptr,  # (total,), int32
+    relative_ptr,  # (heads, 2 * span + 1), float32, or None
     statistics_ptr,  # (total, heads, COUNT), float32
     strongest_ptr,  # (total, heads), int32
     q_token,
@@ -30,12 +31,16 @@ def _head_statistics_kernel(
     k_head,
     heads,
     scale,
+    span,
+    left,
+    right,
     D: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     TARGETS: tl.constexpr,
     SKIP_ENDS: tl.constexpr,
+    WINDOW: tl.constexpr,
 ):
     head = tl.program_id(1)
     first = tl.load(cu_seqlens_ptr + tl.program_id(2))
@@ -53,24 +58,35 @@ def _head_statistics_kernel(
     target = tl.full([BLOCK_M], -1, tl.int32)
     if TARGETS:
         target = tl.load(targets_ptr + token, mask=mask_m, other=-1)
-    begin, end = 0, length
+    # The keys that each query sees, and those among which its strongest is looked for.
+    seen_begin, seen_end = offs_m * 0, offs_m * 0 + length
+    begin_n, end_n = 0, length
+    if WINDOW:
+        place_m = tl.minimum(offs_m, length - 1)  # rows past the end see something, too
+        seen_begin = tl.maximum(place_m - left, 0)
+        seen_end = tl.minimum(place_m + right + 1, length)
+        begin_n = tl.maximum(start_m - left, 0) // BLOCK_N * BLOCK_N
+        end_n = tl.minimum(start_m + BLOCK_M + right, length)
+    begin, end = seen_begin, seen_end
     if SKIP_ENDS:
-        begin = tl.where(length > 2, 1, 0)
-        end = length - begin
+        inner_begin, inner_end = tl.maximum(begin, 1), tl.minimum(end, length - 1)
+        has_inner = inner_begin < inner_end
+        begin = tl.where(has_inner, inner_begin, begin)
+        end = tl.where(has_inner, inner_end, end)
 
     highest = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     weighted = tl.zeros([BLOCK_M], tl.float32)  # sum of e (s - highest)
     distance = tl.zeros([BLOCK_M], tl.float32)
     best = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    strongest = tl.zeros([BLOCK_M], tl.int32) + begin
+    strongest = begin
     s_first = tl.zeros([BLOCK_M], tl.float32)
     s_last = tl.zeros([BLOCK_M], tl.float32)
     s_self = tl.zeros([BLOCK_M], tl.float32)
     s_previous = tl.zeros([BLOCK_M], tl.float32)
     s_next = tl.zeros([BLOCK_M], tl.float32)
     s_target = tl.zeros([BLOCK_M], tl.float32)
-    for start_n in tl.range(0, length, BLOCK_N):
+    for start_n in tl.range(begin_n, end_n, BLOCK_N):
         offs_n = start_n + tl.arange(0, BLOCK_N)
         mask_n = offs_n < length
         k_at = (
@@ -82,6 +98,9 @@ def _head_statistics_kernel(
         k = tl.load(k_at, mask=mask_n[None, :] & mask_d[:, None], other=0.0)
         s = tl.dot(q, k, input_precision="ieee").to(tl.float32) * scale
         away = offs_n[None, :] - offs_m[:, None]
+        if relative_ptr is not None:
+            place = tl.minimum(tl.maximum(away, -span), span) + span
+            s += tl.load(relative_ptr + head * (2 * span + 1) + place)
         s_first += tl.sum(tl.where(offs_n[None, :] == 0, s, 0.0), 1)
         s_last += tl.sum(tl.where(offs_n[None, :] == length - 1, s, 0.0), 1)
         s_self += tl.sum(tl.where(away == 0, s, 0.0), 1)
@@ -90,21 +109,28 @@ def _head_statistics_kernel(
         if TARGETS:
             s_target += tl.sum(tl.where(offs_n[None, :] == target[:, None], s, 0.0), 1)
         # The strongest key; of equals the first.
-        inside = (offs_n >= begin) & (offs_n < end)
-        candidate = tl.where(inside[None, :], s, float("-inf"))
+        inside = (offs_n[None, :] >= begin[:, None]) & (offs_n[None, :] < end[:, None])
+        candidate = tl.where(inside, s, float("-inf"))
         top = tl.max(candidate, 1)
-        reaches = inside[None, :] & (candidate == top[:, None])
+        reaches = inside & (candidate == top[:, None])
         place = tl.min(tl.where(reaches, offs_n[None, :], 2147483647), 1)
         strongest = tl.where(top > best, place, strongest)
         best = tl.maximum(best, top)
         # The softmax so far.
-        s = tl.where(mask_n[None, :], s, float("-inf"))
+        visible = mask_n[None, :]
+        if WINDOW:
+            visible = (offs_n[None, :] >= seen_begin[:, None]) & (
+                offs_n[None, :] < seen_end[:, None]
+            )
+        s = tl.where(visible, s, float("-inf"))
         higher = tl.maximum(highest, tl.max(s, 1))
-        drop = tl.where(highest == float("-inf"), 0.0, highest - higher)
+        finite = tl.where(higher == float("-inf"), 0.0, higher)  # not inf - inf
+        drop = tl.where(highest == float("-inf"), 0.0, highest - finite)
         rescale = tl.exp(drop)
-        e = tl.exp(s - higher[:, None])
+        below = s - finite[:, None]
+        e = tl.exp(below)
         weighted = rescale * (weighted + drop * total)
-        weighted += tl.sum(e * tl.where(mask_n[None, :], s - higher[:, None], 0.0), 1)
+        weighted += tl.sum(e * tl.where(visible, below, 0.0), 1)
         total = rescale * total + tl.sum(e, 1)
         distance = rescale * distance + tl.sum(e * tl.abs(away).to(tl.float32), 1)
         highest = higher
@@ -112,23 +138,30 @@ def _head_statistics_kernel(
     out = statistics_ptr + (token * heads + head) * COUNT
     tl.store(out, tl.log(total) - weighted / total, mask=mask_m)
     tl.store(out + 1, distance / total, mask=mask_m)
-    tl.store(out + 2, tl.exp(s_first - highest) / total, mask=mask_m)
-    tl.store(out + 3, tl.exp(s_last - highest) / total, mask=mask_m)
+    # Of a key that the query does not see the score may not have been formed.
+    at_first = tl.where(seen_begin == 0, tl.exp(s_first - highest) / total, 0.0)
+    at_last = tl.where(seen_end == length, tl.exp(s_last - highest) / total, 0.0)
+    previous = tl.where(seen_begin < offs_m, tl.exp(s_previous - highest) / total, 0.0)
+    following = tl.where(seen_end > offs_m + 1, tl.exp(s_next - highest) / total, 0.0)
+    sees_target = (target >= seen_begin) & (target < seen_end)
+    tl.store(out + 2, at_first, mask=mask_m)
+    tl.store(out + 3, at_last, mask=mask_m)
     tl.store(out + 4, tl.exp(s_self - highest) / total, mask=mask_m)
-    previous = tl.where(offs_m > 0, tl.exp(s_previous - highest) / total, 0.0)
     tl.store(out + 5, previous, mask=mask_m)
-    following = tl.where(offs_m + 1 < length, tl.exp(s_next - highest) / total, 0.0)
     tl.store(out + 6, following, mask=mask_m)
-    tl.store(out + 7, tl.where(target >= 0, tl.exp(s_target - highest) / total, 0.0), mask=mask_m)
+    tl.store(out + 7, tl.where(sees_target, tl.exp(s_target - highest) / total, 0.0), mask=mask_m)
     tl.store(strongest_ptr + token * heads + head, strongest, mask=mask_m)
 
 
-def config(head_dim: int, itemsize: int) -> dict:
-    """Launch parameters; not tuned on a device yet. A block of scores fits the registers of 4 warps. Float32 products,
-    without matrix instructions, hold their operands there, too.
+def config(head_dim: int, itemsize: int, biased: bool) -> dict:
+    """Launch parameters; not tuned on a device yet. A block of scores fits the registers of 4 warps, with the limits of
+    a window and the addresses of a bias those of 8. Float32 products, without matrix instructions, hold their operands
+    there, too.
     """
     if itemsize == 4:
         return {"BLOCK_M": 16, "BLOCK_N": 16 if head_dim > 64 else 32, "num_warps": 4}
+    if biased:
+        return {"BLOCK_M": 64, "BLOCK_N": 16, "num_warps": 8}
     return {"BLOCK_M": 64, "BLOCK_N": 32, "num_warps": 4}
 
 
@@ -137,8 +170,11 @@ def head_statistics(
     k: Tensor,
     cu_seqlens: Tensor,
     targets: Tensor | None,
+    relative_bias: Tensor | None,
     max_seqlen: int,
     scale: float,
+    window_left: int,
+    window_right: int,
     skip_ends: bool,
 ) -> tuple[Tensor, Tensor]:
     """(statistics float32 (total, heads, 8), strongest int32 (total, heads))."""
@@ -148,7 +184,8 @@ def head_statistics(
     statistics = q.new_empty((total, heads, COUNT.value), dtype=torch.float32)
     strongest = q.new_empty((total, heads), dtype=torch.int32)
     if strongest.numel():
-        launch = config(dim, q.element_size())
+        window = max(window_left, window_right) >= 0
+        launch = config(dim, q.element_size(), window or relative_bias is not None)
         grid = (triton.cdiv(max_seqlen, launch["BLOCK_M"]), heads, cu_seqlens.shape[0] - 1)
         run(
             _head_statistics_kernel,
@@ -157,6 +194,7 @@ def head_statistics(
             k,
             cu_seqlens,
             cu_seqlens if targets is None else targets.contiguous(),
+            None if relative_bias is None else relative_bias.contiguous(),
             statistics,
             strongest,
             q.stride(0),
@@ -165,10 +203,14 @@ def head_statistics(
             k.stride(1),
             heads,
             scale,
+            0 if relative_bias is None else relative_bias.shape[1] // 2,
+            total if window_left < 0 else min(window_left, total),
+            total if window_right < 0 else min(window_right, total),
             D=dim,
             BLOCK_D=max(16, triton.next_power_of_2(dim)),
             TARGETS=targets is not None,
             SKIP_ENDS=skip_ends,
+            WINDOW=window,
             **launch,
         )
     return statistics, strongest

@@ -1,20 +1,21 @@
 // One (sequence, head) at a time, over attention's tiles: scores exist for a block of query rows only, and a second pass
 // over a row, while it is in the first cache, forms every sum.
 
-// The sums of one row: of e = 2^x, x = scale * (score - highest) * log2(e), and of e x and e |j - i|; the row holds e after it.
+// The sums of one row: of e = 2^x, x = (score - highest) * unit, and of e x and e |j - i|; the row holds e after it.
 struct HeadRow {
   Vec total, weighted, distance;
 };
 
-FASTENC_INLINE HeadRow head_row(float* scores, int64_t padded, float top, float scale, int64_t query) {
+// query: its distance from the key of the first score.
+FASTENC_INLINE HeadRow head_row(float* scores, int64_t padded, float top, float unit, int64_t query) {
   HeadRow sums{};
-  const Vec highest = splat(top), factor = splat(scale * kLog2E);
+  const Vec highest = splat(top), factor = splat(unit);
   for (int64_t j = 0; j < padded; j += kLanes) {
     const Vec x = (load(scores + j) - highest) * factor;  // exactly 0 at the highest score
     const Vec e = exp2_of_negative(x);
     const Vec offset = __builtin_convertvector(kLaneIndex + (int32_t)(j - query), Vec);
     sums.total += e;
-    sums.weighted += e * max(x, splat(-1000.f));  // beyond the sequence x is -inf and e is 0
+    sums.weighted += e * max(x, splat(-1000.f));  // of a key that is not seen x is -inf and e is 0
     sums.distance += e * max(offset, -offset);
     store(scores + j, e);
   }
@@ -46,23 +47,35 @@ FASTENC_INLINE int32_t head_strongest(const float* values, int64_t begin, int64_
 template <class T>
 static void head_statistics_task(
     const HeadStatistics& h, int64_t first, int64_t length, int64_t head, float* scratch) {
-  const int64_t dim = h.head_dim, padded = padded_length(length), stride = scores_stride(length);
+  const Attention& a = h.attention;
+  const AttentionTask task{first, length, first, length, head};
+  const int64_t dim = a.head_dim;
   float* keys = scratch;  // transposed, in panels
   float* scores = keys + panels_length(length) * dim;
-  float* queries = scores + kAttentionRows * stride;
-  const bool inner = h.skip_ends && length > 2;
-  const T* q = rows_of<T>(h.q, first, head);
-  widen_transposed(rows_of<T>(h.k, first, head), h.k.token_stride, length, dim, keys);
+  float* queries = scores + kAttentionRows * scores_stride(length);
+  const ScoreBias bias(a, task, queries + kAttentionRows * dim);
+  // Scaled queries would be rounded once more: products are scaled, where a bias is added before the exponential.
+  const float unit = bias.changes_scores() ? kLog2E : a.scale * kLog2E;
+  const T* q = rows_of<T>(a.q, first, head);
+  widen_transposed(rows_of<T>(a.k, first, head), a.k.token_stride, length, dim, keys);
   for (int64_t row = 0; row < length; row += kAttentionRows) {
     const int64_t left = length - row, rows = left < kAttentionRows ? left : kAttentionRows;
-    widen(q + row * h.q.token_stride, h.q.token_stride, rows, dim, 1.f, queries);
-    multiply_panels(queries, dim, keys, scores, stride, rows, padded, dim);
+    const VisibleKeys seen(a, task, row, rows);
+    const int64_t padded = padded_length(seen.count), stride = scores_stride(seen.count);
+    widen(q + row * a.q.token_stride, a.q.token_stride, rows, dim, 1.f, queries);
+    multiply_panels(queries, dim, keys + seen.first * dim, scores, stride, rows, padded, dim);
     Vec partial[kAttentionRows], weighted[kAttentionRows], distances[kAttentionRows];
     float tops[kAttentionRows], totals[kAttentionRows], weights[kAttentionRows], lengths[kAttentionRows];
-    for (int64_t r = 0; r < rows; ++r) partial[r] = row_maxima(scores + r * stride, length);
+    for (int64_t r = 0; r < rows; ++r) {
+      float* own = scores + r * stride;
+      if (bias.changes_scores())
+        for (int64_t j = 0; j < padded; j += kLanes) store(own + j, load(own + j) * a.scale);
+      partial[r] = bias.changes_scores() ? bias.add_to(own, row + r, seen.first, seen.count)
+                                         : row_maxima(own, seen.count);
+    }
     fold_all<max>(partial, rows, tops);
     for (int64_t r = 0; r < rows; ++r) {
-      const HeadRow sums = head_row(scores + r * stride, padded, tops[r], h.scale, row + r);
+      const HeadRow sums = head_row(scores + r * stride, padded, tops[r], unit, row + r - seen.first);
       partial[r] = sums.total;
       weighted[r] = sums.weighted;
       distances[r] = sums.distance;
@@ -72,19 +85,26 @@ static void head_statistics_task(
     fold_all<add>(distances, rows, lengths);
     for (int64_t r = 0; r < rows; ++r) {
       const int64_t i = row + r, token = first + i;
-      const float* p = scores + r * stride;
+      const float* e = scores + r * stride;
       const float inverse = 1.f / totals[r];
-      const int32_t target = h.targets ? h.targets[token] : -1;
-      float* out = h.statistics + (token * h.num_heads + head) * kHeadStatistics;
+      const int64_t target = h.targets ? h.targets[token] : -1;
+      const auto p = [&](int64_t key) {
+        return key >= seen.first && key < seen.first + seen.count ? e[key - seen.first] * inverse : 0.f;
+      };
+      float* out = h.statistics + (token * a.num_heads + head) * kHeadStatistics;
       out[0] = __builtin_logf(totals[r]) - weights[r] * inverse / kLog2E;
       out[1] = lengths[r] * inverse;
-      out[2] = p[0] * inverse;
-      out[3] = p[length - 1] * inverse;
-      out[4] = p[i] * inverse;
-      out[5] = i ? p[i - 1] * inverse : 0.f;
-      out[6] = i + 1 < length ? p[i + 1] * inverse : 0.f;
-      out[7] = target >= 0 && target < length ? p[target] * inverse : 0.f;
-      h.strongest[token * h.num_heads + head] = head_strongest(p, inner, length - inner);
+      out[2] = p(0);
+      out[3] = p(length - 1);
+      out[4] = p(i);
+      out[5] = p(i - 1);
+      out[6] = p(i + 1);
+      out[7] = p(target);
+      int64_t begin = first_visible(a, task, i), end = end_visible(a, task, i);
+      const int64_t inner_begin = begin ? begin : 1, inner_end = end < length ? end : length - 1;
+      if (h.skip_ends && inner_begin < inner_end) begin = inner_begin, end = inner_end;
+      h.strongest[token * a.num_heads + head] =
+          (int32_t)seen.first + head_strongest(e, begin - seen.first, end - seen.first);
     }
   }
 }

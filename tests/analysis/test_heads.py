@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from fastenc.adapt import Lora, add_adaptation, merge_adaptation
 from fastenc.analysis import (
     LabelledWords,
     majority_accuracy,
@@ -18,8 +19,8 @@ from fastenc.analysis import (
 from fastenc.analysis.relations import DIRECTIONS
 from fastenc.data import train_tokenizer
 from fastenc.models import Encoder
-from fastenc.packing import pack_sequences
-from tests.helpers.families import model
+from tests.helpers.checkpoints import packed, save
+from tests.helpers.families import ENCODERS, model, padded_batch
 
 TREES = """# text = the dog sees cats
 1\tthe\tthe\tDET\tDT\t_\t2\tdet\t_\t_
@@ -56,30 +57,54 @@ def matrices(theirs, ids):
     return torch.stack(output.attentions)[:, 0].double().numpy()
 
 
-def test_statistics_are_those_of_transformers_matrices(pair):
-    ours, theirs = pair
-    sequences = [ours.tokenizer.encode(text).ids for text in TEXTS]
-    batch = pack_sequences(sequences)
+@pytest.mark.parametrize("family", ENCODERS)
+def test_statistics_are_those_of_transformers_matrices(family, tmp_path):
+    """Layers with a norm before, rotary positions, windows and relative biases, too."""
+    theirs = model(family, attn_implementation="eager")
+    ours = Encoder.from_pretrained(save(theirs, tmp_path))
+    batch = padded_batch(family)
     found = {}
     with torch.no_grad():
-        visit_heads(ours, batch, lambda layer, statistics: found.update({layer: statistics}))
+        visit_heads(
+            ours, packed(batch), lambda layer, statistics: found.update({layer: statistics})
+        )
+        options = (
+            {} if "token_type_ids" not in batch else {"token_type_ids": batch["token_type_ids"]}
+        )
+        output = theirs(
+            batch["input_ids"], batch["attention_mask"], output_attentions=True, **options
+        )
+    every = torch.stack(output.attentions).double().numpy()  # (layers, batch, heads, query, key)
     offset = 0
-    for ids in sequences:
-        p = matrices(theirs, ids)
-        places = np.arange(len(ids))
+    for row, length in enumerate(batch["attention_mask"].sum(1).tolist()):
+        p = every[:, row, :, :length, :length]
+        places = np.arange(length)
         distance = np.abs(places[:, None] - places)
-        own = slice(offset, offset + len(ids))
+        own = slice(offset, offset + length)
+        assert found.keys() == set(range(len(p)))
         for layer, statistics in found.items():
             check = lambda name, expected, s=statistics, own=own: np.testing.assert_allclose(
                 getattr(s, name)[own], expected.T, rtol=1e-4, atol=1e-5, err_msg=name
             )
-            check("entropy", -(p[layer] * np.log(p[layer])).sum(-1))
+            check("entropy", -(p[layer] * np.log(np.where(p[layer] > 0, p[layer], 1))).sum(-1))
             check("distance", (p[layer] * distance).sum(-1))
             check("first", p[layer][..., 0])
             check("last", p[layer][..., -1])
             check("itself", np.diagonal(p[layer], axis1=1, axis2=2))
             check("strongest", p[layer].argmax(-1))
-        offset += len(ids)
+        offset += length
+
+
+def test_an_adaptation_in_use_is_merged_first(tmp_path):
+    ours = Encoder.from_pretrained(save(model("bert"), tmp_path))
+    add_adaptation(ours, Lora(2))
+    with torch.no_grad():
+        ours.layers[0].adaptations["default"].low_rank["qkv"].b["query"].fill_(1.0)
+    batch = packed(padded_batch("bert"))
+    with pytest.raises(ValueError, match=r"without an adaptation, got one in use .*merge it"):
+        visit_heads(ours, batch, lambda layer, found: None)
+    merge_adaptation(ours)
+    visit_heads(ours, batch, lambda layer, found: None)
 
 
 def test_the_summary_is_the_mean_over_inner_tokens(pair):

@@ -161,6 +161,8 @@ def head_statistics(rng: Random) -> Call:
         "cu_seqlens": offsets_of(lengths),
         "max_seqlen": max(lengths, default=0),
         "skip_ends": rng.random() < 0.5,
+        "window_size": rng.choice(((-1, -1), (2, 3), (0, 0), (-1, 40))),
+        "relative_bias": maybe(rng, torch.randn(heads, 2 * rng.randint(0, 40) + 1)),
     }
     op = ops.head_statistics
     return Call(op, arguments, by_reference(op), lambda found: found[:-1], leaves=())

@@ -7,6 +7,8 @@ from fastenc.ops import head_statistics
 from fastenc.reference.head_statistics import head_statistics as reference
 from fastenc.testing import assert_within_budget
 
+# Windows narrower and wider than a tile, one-sided ones, and tables that end before and after the longest distance.
+SEEN = [((2, 3), None), ((0, 0), None), ((-1, 40), 5), ((70, -1), None), ((-1, -1), 200)]
 NAMES = ("entropy", "distance", "first", "last", "itself", "previous", "next", "target")
 LENGTHS = [[1], [2, 1, 3], [5, 17, 1, 64], [0, 130, 0, 33]]
 
@@ -27,8 +29,10 @@ def inputs(lengths, heads, head_dim, dtype, device="cpu"):
     return qkv[:, 0], qkv[:, 1], targets.to(device)
 
 
-def by_numpy(q, k, lengths, targets, skip_ends):
+def by_numpy(q, k, lengths, targets, skip_ends, window_size=(-1, -1), relative_bias=None):
     """{name: (total, heads)} in float64."""
+    left, right = (10**6 if side < 0 else side for side in window_size)
+    table = None if relative_bias is None else relative_bias.double().cpu().numpy()
     q, k = (x.double().cpu().numpy() for x in (q, k))
     found = {name: np.zeros(q.shape[:2]) for name in (*NAMES, "strongest")}
     first = 0
@@ -36,6 +40,12 @@ def by_numpy(q, k, lengths, targets, skip_ends):
         for head in range(q.shape[1]):
             for i in range(length):
                 s = k[first : first + length, head] @ q[first + i, head] / np.sqrt(q.shape[2])
+                away = np.arange(length) - i
+                if table is not None:
+                    span = table.shape[1] // 2
+                    s += table[head, np.clip(away, -span, span) + span]
+                s[(away < -left) | (away > right)] = -np.inf
+                inner = [j for j in np.flatnonzero(s > -np.inf) if 0 < j < length - 1]
                 p = np.exp(s - s.max()) / np.exp(s - s.max()).sum()
                 wanted = int(targets[first + i])
                 row = {
@@ -47,7 +57,9 @@ def by_numpy(q, k, lengths, targets, skip_ends):
                     "previous": p[i - 1] if i else 0,
                     "next": p[i + 1] if i + 1 < length else 0,
                     "target": p[wanted] if wanted >= 0 else 0,
-                    "strongest": 1 + s[1:-1].argmax() if skip_ends and length > 2 else s.argmax(),
+                    "strongest": max(inner, key=s.__getitem__)
+                    if skip_ends and inner
+                    else s.argmax(),
                 }
                 for name, value in row.items():
                     found[name][first + i, head] = value
@@ -55,14 +67,27 @@ def by_numpy(q, k, lengths, targets, skip_ends):
     return found
 
 
-def check_against_plain(lengths, heads, head_dim, dtype, impl, device="cpu", skip_ends=False):
+def check_against_plain(
+    lengths,
+    heads,
+    head_dim,
+    dtype,
+    impl,
+    device="cpu",
+    skip_ends=False,
+    window_size=(-1, -1),
+    radius=None,
+):
+    """radius: of a table of relative biases; None: no table."""
     q, k, targets = inputs(lengths, heads, head_dim, dtype, device)
     cu_seqlens = offsets(lengths, device)
+    table = None if radius is None else torch.randn(heads, 2 * radius + 1, device=device)
+    seen = {"window_size": window_size, "relative_bias": table}
     found = head_statistics(
-        q, k, cu_seqlens, max(lengths), targets=targets, skip_ends=skip_ends, impl=impl
+        q, k, cu_seqlens, max(lengths), targets=targets, skip_ends=skip_ends, impl=impl, **seen
     )
-    plain, _ = reference(q, k, cu_seqlens, targets, head_dim**-0.5, skip_ends)
-    truth = by_numpy(q, k, lengths, targets, skip_ends)
+    plain, _ = reference(q, k, cu_seqlens, targets, head_dim**-0.5, skip_ends, **seen)
+    truth = by_numpy(q, k, lengths, targets, skip_ends, **seen)
     for place, name in enumerate(NAMES):
         assert_within_budget(
             getattr(found, name),

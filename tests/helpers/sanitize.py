@@ -144,6 +144,8 @@ def head_statistics(dtype):
     for head_dim in (32, 40, 128):
         q, k = (torch.randn(TOKENS, 2, head_dim, dtype=dtype) for _ in range(2))
         ops.head_statistics(q, k, offsets(), max(LENGTHS))
+        seen = {"window_size": (3, 20), "relative_bias": torch.randn(2, 9)}
+        ops.head_statistics(q, k, offsets(), max(LENGTHS), skip_ends=True, **seen)
 
 
 @case

@@ -266,8 +266,9 @@ def untuned_cases() -> Iterator[tuple[str, object, str, dict]]:
             yield name, segment_pool._segment_pool_bwd_kernel, element, constants
         for dim, more in product((32, 64, 128), (True, False)):
             constants = {"D": dim, "BLOCK_D": dim, "TARGETS": more, "SKIP_ENDS": more}
-            constants |= head_statistics.config(dim, 4 if element == "fp32" else 2)
-            name = f"head statistics {dim} {element} targets={more}"
+            constants |= {"WINDOW": more} | ({} if more else {"relative_ptr": None})
+            constants |= head_statistics.config(dim, 4 if element == "fp32" else 2, more)
+            name = f"head statistics {dim} {element} targets, window, bias={more}"
             yield name, head_statistics._head_statistics_kernel, element, constants
         yield f"unpack {element}", packing._unpack_kernel, element, packing.config(768)
         yield f"column sum {element}", column_sum._column_sum_kernel, element, column_sum.config()

@@ -21,6 +21,7 @@ from benchmarks import (
     bench_bias_glu,
     bench_crf,
     bench_embedding_layer_norm,
+    bench_head_statistics,
     bench_layer_norm,
     bench_linear_kl_divergence,
     bench_linear_masked_cross_entropy,
@@ -302,6 +303,7 @@ OPS = {
     "crf": (bench_crf, (3,)),
     "mlm_corruption": (bench_mlm_corruption, (9, 128)),
     "packing": (bench_packing, ([3, 1, 5], 8, torch.float32)),
+    "head_statistics": (bench_head_statistics, ([3, 1, 5], 2, 16, 1, torch.float32)),
     "rotary": (bench_rotary, ([3, 1, 5], 2, 8, 8, torch.float32)),
     "segment_pool": (bench_segment_pool, ([3, 1, 5], 8, "mean", torch.float32)),
 }

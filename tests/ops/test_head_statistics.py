@@ -9,6 +9,7 @@ from tests.helpers.extension import needs_cpp
 from tests.helpers.head_statistics import (
     LENGTHS,
     NAMES,
+    SEEN,
     by_numpy,
     check_against_plain,
     inputs,
@@ -35,6 +36,29 @@ def test_values_keep_the_budget(instruction_set, lengths, head_dim):
     for dtype in (torch.float32, torch.bfloat16):
         check_against_plain(lengths, 3, head_dim, dtype, "cpp")
     check_against_plain(lengths, 2, head_dim, torch.float32, "cpp", skip_ends=True)
+
+
+@pytest.mark.parametrize("window_size, radius", SEEN)
+@pytest.mark.parametrize("skip_ends", [False, True])
+def test_the_reference_is_numpys_with_windows_and_biases(window_size, radius, skip_ends):
+    lengths = [5, 17, 1, 90]
+    q, k, targets = inputs(lengths, 3, 8, torch.float64)
+    table = None if radius is None else torch.randn(3, 2 * radius + 1, dtype=torch.float64)
+    seen = {"window_size": window_size, "relative_bias": table}
+    found = head_statistics(
+        q, k, offsets(lengths), 90, targets=targets, skip_ends=skip_ends, **seen
+    )
+    truth = by_numpy(q, k, lengths, targets, skip_ends, **seen)
+    for name in (*NAMES, "strongest"):
+        np.testing.assert_allclose(getattr(found, name), truth[name], atol=1e-12, err_msg=name)
+
+
+@needs_cpp
+@pytest.mark.parametrize("window_size, radius", SEEN)
+@pytest.mark.parametrize("skip_ends", [False, True])
+def test_windows_and_biases_keep_the_budget(instruction_set, window_size, radius, skip_ends):
+    for lengths, dtype in (([5, 17, 1, 64], torch.bfloat16), ([0, 230, 0, 33], torch.float32)):
+        check_against_plain(lengths, 2, 32, dtype, "cpp", "cpu", skip_ends, window_size, radius)
 
 
 @needs_cpp
@@ -81,7 +105,7 @@ def test_number_of_threads_changes_nothing():
 @needs_cpp
 def test_opcheck_and_compile():
     q, k, targets = inputs([5, 9], 2, 16, torch.float32)
-    arguments = (q, k, offsets([5, 9]), targets, 9, 0.25, True)
+    arguments = (q, k, offsets([5, 9]), targets, torch.randn(2, 7), 9, 0.25, 3, -1, True)
     torch.library.opcheck(torch.ops.fastenc.head_statistics.default, arguments)
     compiled = torch.compile(head_statistics, backend="eager", fullgraph=True)
     for one, other in zip(
@@ -102,6 +126,8 @@ def test_opcheck_and_compile():
         ),
         ({"max_seqlen": 2}, "max_seqlen must be at least the longest sequence"),
         ({"softmax_scale": 0.0}, "softmax_scale must be positive, got 0"),
+        ({"window_size": (-2, 1)}, r"window_size must be \(left, right\), .* got \(-2, 1\)"),
+        ({"relative_bias": torch.zeros(2, 4)}, r"shape \(2, 2 \* R \+ 1\), .* got .* \(2, 4\)"),
         ({"impl": "cuda"}, "it has no CUDA kernel"),
     ],
 )

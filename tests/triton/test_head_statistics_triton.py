@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fastenc.ops import head_statistics
-from tests.helpers.head_statistics import check_against_plain, inputs, offsets
+from tests.helpers.head_statistics import SEEN, check_against_plain, inputs, offsets
 
 
 @pytest.mark.parametrize("skip_ends", [False, True])
@@ -18,6 +18,23 @@ def test_values_keep_the_budget(triton_target, lengths, head_dim, skip_ends):
         )
 
 
+@pytest.mark.parametrize("window_size, radius", SEEN)
+def test_windows_and_biases_keep_the_budget(triton_target, window_size, radius):
+    for dtype in triton_target.dtypes:
+        for skip_ends in (False, True):
+            check_against_plain(
+                [0, 130, 1, 33],
+                2,
+                32,
+                dtype,
+                triton_target.impl,
+                triton_target.device,
+                skip_ends,
+                window_size,
+                radius,
+            )
+
+
 def test_without_targets_and_without_tokens(triton_target):
     device, impl = triton_target.device, triton_target.impl
     q, k, _ = inputs([7, 70], 2, 32, torch.float32, device)
@@ -25,7 +42,7 @@ def test_without_targets_and_without_tokens(triton_target):
     assert found.target.eq(0).all()
     torch.library.opcheck(
         torch.ops.fastenc.head_statistics.default,
-        (q, k, offsets([7, 70], device), None, 70, 0.2, False),
+        (q, k, offsets([7, 70], device), None, None, 70, 0.2, -1, -1, False),
     )
     nothing = head_statistics(q[:0], k[:0], offsets([0], device), 0, impl=impl)
     assert nothing.entropy.shape == (0, 2)

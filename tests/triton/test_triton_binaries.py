@@ -25,11 +25,13 @@ OLDER_TRITON = 0 if tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 9)
 # Bytes a program can have; sm_86 and sm_120 have as few as sm_89.
 SHARED = {80: 163 * 1024, 89: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024}
 # A multiprocessor holds two programs at least, so that one computes while the other waits for memory, but for those
-# that hold a wide tile or row in registers, and on sm_89, which has little shared memory.
+# that hold a wide tile or row in registers or have eight warps of their own, and on sm_89, which has little shared
+# memory.
 ALONE = re.compile(
     r"attention backward_relative|attention kernel=backward_\w+ head_dim=\d+ precision=(ieee|tf32)"
     r"|attention kernel=backward_kv head_dim=128|attention_short max_seqlen=128 backward=True"
     r"|(embedding_)?layer_norm width=(2560|[3-8]\d{3}) |crf 64 tags"
+    r"|head statistics \d+ \w+ targets, window, bias=True"
 )
 
 

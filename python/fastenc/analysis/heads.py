@@ -7,9 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastenc.analysis.states import inner_tokens, visit_texts
-from fastenc.models.word_vectors import visit_states
-from fastenc.ops import head_statistics
+from fastenc.analysis.states import batches_of, inner_tokens
+from fastenc.nn.evaluation_mode import evaluation_mode
+from fastenc.nn.layer_spec import AttentionInputs
+from fastenc.ops import head_statistics, rotary
 from fastenc.ops._gemm import linear
 from fastenc.ops.head_statistics import NAMES, HeadStatistics
 from fastenc.packing import PackedBatch
@@ -29,12 +30,38 @@ def visit_heads(
 
     Args:
         targets, skip_ends: as in :func:`fastenc.ops.head_statistics`.
+    Raises: ValueError for an encoder with an adaptation in use that is not merged.
     """
+    adapted = encoder.adapted
+    if adapted.current is not None and not adapted.unmerged_weights:
+        raise ValueError(
+            f"what heads look at is measured without an adaptation, got one in use ({adapted.current!r}): merge it "
+            "into the weights first (fastenc.adapt.merge_adaptation)"
+        )
 
-    def look(layer: int, state: Tensor) -> None:
-        visit(layer, _statistics(encoder, layer, state, batch, targets, skip_ends))
+    def look(layer: int, x: Tensor, inputs: AttentionInputs) -> None:
+        spec = encoder.specs[layer].attention
+        qkv = encoder.layers[encoder.module_of_layer[layer]].qkv
+        rows = 2 * spec.num_heads * spec.head_dim
+        both = linear(x, qkv.weight[:rows], None if qkv.bias is None else qkv.bias[:rows])
+        q, k = both.view(x.shape[0], 2, spec.num_heads, spec.head_dim).unbind(1)
+        cu_seqlens, max_seqlen = inputs.cu_seqlens, inputs.max_seqlen
+        if inputs.rotary is not None:
+            q, k = (rotary(side, inputs.rotary, cu_seqlens, max_seqlen) for side in (q, k))
+        found = head_statistics(
+            q,
+            k,
+            cu_seqlens,
+            max_seqlen,
+            targets=targets,
+            skip_ends=skip_ends,
+            softmax_scale=spec.scale,
+            window_size=spec.window,
+            relative_bias=inputs.relative_bias,
+        )
+        visit(layer, found)
 
-    visit_states(encoder, batch, range(encoder.config.num_layers), look)
+    encoder(batch, visit_input=look)
 
 
 @dataclass
@@ -61,44 +88,16 @@ def summarize_heads(
     names = [name for name in NAMES if name != "target"]
     sums = {name: torch.zeros(shape, dtype=torch.float64) for name in names}
     tokens = 0
+    with evaluation_mode(encoder), torch.inference_mode():
+        for batch, _ in batches_of(encoder, texts, batch_size, show_progress):
+            inside = inner_tokens(batch)
+            tokens += int(inside.sum())
 
-    def look(layer: int, state: Tensor, batch: PackedBatch, places: list[int]) -> None:
-        nonlocal tokens
-        found = _statistics(encoder, layer, state, batch)
-        inside = inner_tokens(batch)
-        tokens += int(inside.sum()) if layer == 0 else 0
-        for name in names:
-            sums[name][layer] += getattr(found, name)[inside].double().sum(0).cpu()
+            def add(layer: int, found: HeadStatistics, inside: Tensor = inside) -> None:
+                for name in names:
+                    sums[name][layer] += getattr(found, name)[inside].double().sum(0).cpu()
 
-    layers = range(encoder.config.num_layers)  # the inputs of all
-    visit_texts(
-        encoder, texts, look, layers=layers, batch_size=batch_size, show_progress=show_progress
-    )
+            visit_heads(encoder, batch, add)
     if not tokens:
         raise ValueError("the texts have no tokens: give some with words")
     return HeadSummary(tokens, {name: total / tokens for name, total in sums.items()})
-
-
-def _statistics(
-    encoder: Any,
-    layer: int,
-    state: Tensor,
-    batch: PackedBatch,
-    targets: Tensor | None = None,
-    skip_ends: bool = False,
-) -> HeadStatistics:
-    """Of a layer, from its input. Raises: ValueError where scores are more than products of q and k."""
-    spec = encoder.specs[layer]
-    plain = not (spec.pre_norm or encoder.rotary[layer] or encoder.relative_bias is not None)
-    if not plain or spec.attention.window != (-1, -1):
-        raise ValueError(
-            f"what heads look at is measured in post-norm layers without rotary positions, relative biases and "
-            f"windows, got a {encoder.config.family} model: take one like BERT"
-        )
-    heads, width = encoder.config.num_heads, encoder.config.hidden_size
-    qkv = encoder.layers[layer].qkv
-    both = linear(state, qkv.weight[: 2 * width], qkv.bias[: 2 * width])
-    q, k = both.view(state.shape[0], 2, heads, width // heads).unbind(1)
-    return head_statistics(
-        q, k, batch.cu_seqlens, batch.max_seqlen, targets=targets, skip_ends=skip_ends
-    )

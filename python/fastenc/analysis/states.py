@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fastenc._progress import progress_bar
 from fastenc.models.word_vectors import resolve_layers, visit_states
+from fastenc.nn.evaluation_mode import evaluation_mode
 from fastenc.packing import PackedBatch, pack_sequences
 
 CHUNK = 4096  # texts that are tokenised, and sorted by length, together
@@ -34,24 +35,12 @@ def visit_texts(
         layers: states to visit; None: all.
     Raises: ValueError without a tokenizer, or for a layer that does not exist.
     """
-    if encoder.tokenizer is None:
-        raise ValueError(
-            "texts need the checkpoint's tokenizer.json: load the model from a folder that has one"
-        )
     depth = encoder.config.num_layers
     wanted = resolve_layers(range(depth + 1) if layers is None else layers, depth)
-    device = encoder.embeddings.word.weight.device
-    was_training = encoder.training
-    encoder.eval()
-    try:
-        with torch.inference_mode():
-            batches = _batches(encoder, texts, batch_size)
-            for places, ids in progress_bar(batches, "encode", "batch", show_progress):
-                batch = pack_sequences(ids).to(device)
-                with_batch = partial(_visit_batch, visit, batch, places)
-                visit_states(encoder, batch, wanted, with_batch)
-    finally:
-        encoder.train(was_training)
+    with evaluation_mode(encoder), torch.inference_mode():
+        for batch, places in batches_of(encoder, texts, batch_size, show_progress):
+            with_batch = partial(_visit_batch, visit, batch, places)
+            visit_states(encoder, batch, wanted, with_batch)
 
 
 def _visit_batch(
@@ -60,7 +49,24 @@ def _visit_batch(
     visit(layer, state, batch, places)
 
 
-def _batches(
+def batches_of(
+    encoder: Any, texts: Iterable[str], batch_size: int, show_progress: bool | None
+) -> Iterator[tuple[PackedBatch, list[int]]]:
+    """Batches of similar lengths on the encoder's device, and the places of their texts among all.
+
+    Raises: ValueError without a tokenizer.
+    """
+    if encoder.tokenizer is None:
+        raise ValueError(
+            "texts need the checkpoint's tokenizer.json: load the model from a folder that has one"
+        )
+    device = encoder.embeddings.word.weight.device
+    batches = _token_batches(encoder, texts, batch_size)
+    for places, ids in progress_bar(batches, "encode", "batch", show_progress):
+        yield pack_sequences(ids).to(device), places
+
+
+def _token_batches(
     encoder: Any, texts: Iterable[str], batch_size: int
 ) -> Iterator[tuple[list[int], list[list[int]]]]:
     own = type(encoder.tokenizer).from_str(encoder.tokenizer.to_str())

@@ -60,6 +60,28 @@ def check_dropout(op: str, dropout_p: float) -> None:
         raise ValueError(f"{op}: dropout_p must be in [0, 1), got {dropout_p}")
 
 
+def check_window(op: str, window_size: tuple[int, int]) -> None:
+    if len(window_size) != 2 or min(window_size) < -1:
+        raise ValueError(
+            f"{op}: window_size must be (left, right), each a number of tokens or -1 for no limit, "
+            f"got {window_size}"
+        )
+
+
+def check_relative_bias(op: str, value: Tensor | None, q: Tensor) -> None:
+    """A table of biases by distance for q (tokens, heads, head_dim)."""
+    if value is None:
+        return
+    heads = q.shape[1]
+    fits = value.dim() == 2 and value.shape[0] == heads and value.shape[1] % 2 == 1
+    if not fits or not value.is_floating_point():
+        raise ValueError(
+            f"{op}: relative_bias must be floating point of shape ({heads}, 2 * R + 1), distances -R to R for each "
+            f"head, got {value.dtype} of shape {tuple(value.shape)}"
+        )
+    check_device(op, "relative_bias", value, q)
+
+
 def check_eps(op: str, eps: float) -> None:
     if not 0.0 <= eps < math.inf:
         raise ValueError(f"{op}: eps must be a finite number of at least 0, got {eps}")

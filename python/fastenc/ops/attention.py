@@ -190,12 +190,9 @@ def _attend(
     rotary, bounds, rng_state = shared
     heads, head_dim = q.shape[1:]
     _checks.check_dropout(op, dropout_p)
-    if len(window_size) != 2 or min(window_size) < -1:
-        raise ValueError(
-            f"{op}: window_size must be (left, right), each a number of tokens or -1 for no limit, "
-            f"got {window_size}"
-        )
-    _check_biases(op, *biases, heads, k)
+    _checks.check_window(op, window_size)
+    _checks.check_relative_bias(op, biases[1], q)
+    _check_biases(op, biases[0], biases[2], heads, k)
     if rotary is not None:
         check_table(op, "rotary", rotary, q, max_seqlens[0])
     if bounds is not None:
@@ -271,7 +268,6 @@ def _check_bounds(op: str, bounds: Tensor, q: Tensor) -> None:
 def _check_biases(
     op: str,
     alibi_slopes: Tensor | None,
-    relative_bias: Tensor | None,
     key_bias: Tensor | None,
     heads: int,
     k: Tensor,
@@ -285,7 +281,7 @@ def _check_biases(
                 f"{tuple(value.shape)}"
             )
         _checks.check_device(op, name, value, k)
-        if value.requires_grad and name != "relative_bias":
+        if value.requires_grad:
             raise ValueError(f"{op}: {name} has no gradient, got one that requires it: detach it")
 
     check(
@@ -293,15 +289,6 @@ def _check_biases(
         alibi_slopes,
         alibi_slopes is not None and alibi_slopes.shape == (heads,),
         f"({heads},), one for each head",
-    )
-    check(
-        "relative_bias",
-        relative_bias,
-        relative_bias is not None
-        and relative_bias.dim() == 2
-        and relative_bias.shape[0] == heads
-        and relative_bias.shape[1] % 2 == 1,
-        f"({heads}, 2 * R + 1), distances -R to R for each head",
     )
     check(
         "key_bias",

@@ -49,9 +49,15 @@ def head_statistics(
     targets: Tensor | None = None,
     skip_ends: bool = False,
     softmax_scale: float | None = None,
+    window_size: tuple[int, int] = (-1, -1),
+    relative_bias: Tensor | None = None,
     impl: str = "auto",
 ) -> HeadStatistics:
-    """Statistics of p[i, j] = softmax_j(softmax_scale * q[i] . k[j]), j over i's sequence, for each query and head.
+    """Statistics of attention's probabilities for each query and head.
+
+        p[i, j] = softmax_j(softmax_scale * q[i] . k[j] + relative_bias[j - i]),  j over i's sequence and window
+
+    A key outside the window has p = 0. Queries and keys of rotary positions are rotated before (:func:`rotary`).
 
     Args:
         q, k: (total_tokens, num_heads, head_dim), floating point of one dtype; views of a packed qkv are read in place.
@@ -59,8 +65,10 @@ def head_statistics(
         max_seqlen: host int, at least the longest sequence.
         targets: int32 (total_tokens,), place in its sequence of the key that each query is asked about, or -1.
         skip_ends: look for the strongest key between a sequence's first and last token, which are special ones; of a
-            sequence of at most two tokens among all.
+            query that sees no other among all it sees.
         softmax_scale: head_dim ** -0.5 if None.
+        window_size: (left, right): a token sees so many tokens on each side of itself; -1 is no limit.
+        relative_bias: floating point (num_heads, 2 * R + 1), as :func:`attention` takes it.
         impl: "auto", "cpp" (head_dim a multiple of 16 up to 128), "triton" (head_dim up to 128) or "reference".
     Returns: :class:`HeadStatistics`; float32, in float64 that (reference).
     Raises: ValueError stating rule, received value, remedy.
@@ -88,6 +96,8 @@ def head_statistics(
     scale = head_dim**-0.5 if softmax_scale is None else softmax_scale
     if not scale > 0:
         raise ValueError(f"head_statistics: softmax_scale must be positive, got {scale}")
+    _checks.check_window("head_statistics", window_size)
+    _checks.check_relative_bias("head_statistics", relative_bias, q)
     cpp_limit = triton_limit = None
     if head_dim % 16 or not 0 < head_dim <= 128:
         cpp_limit = f"head_dim must be a multiple of 16 up to 128, got {head_dim}"
@@ -95,13 +105,15 @@ def head_statistics(
         triton_limit = f"head_dim must be at most 128, got {head_dim}"
     chosen = choose("head_statistics", impl, q, cpp_limit=cpp_limit, triton_limit=triton_limit)
     q, k = q.detach(), k.detach()
+    bias = None if relative_bias is None else relative_bias.detach()
     if chosen == "reference":
         statistics, strongest = reference.head_statistics(
-            q, k, cu_seqlens, targets, scale, skip_ends
+            q, k, cu_seqlens, targets, scale, skip_ends, window_size, bias
         )
     else:
+        bias = None if bias is None else bias.float()
         statistics, strongest = torch.ops.fastenc.head_statistics(
-            q, k, cu_seqlens, targets, max_seqlen, scale, skip_ends
+            q, k, cu_seqlens, targets, bias, max_seqlen, scale, *window_size, skip_ends
         )
     named = dict(zip(NAMES, statistics.unbind(-1), strict=True))
     return HeadStatistics(**named, strongest=strongest)
@@ -121,7 +133,7 @@ def _check_targets(targets: Tensor, cu_seqlens: Tensor) -> None:
         )
 
 
-def _fake(q, k, cu_seqlens, targets, max_seqlen, scale, skip_ends):
+def _fake(q, k, *rest):
     shape = q.shape[:2]
     return (
         q.new_empty((*shape, len(NAMES)), dtype=torch.float32),
@@ -130,8 +142,8 @@ def _fake(q, k, cu_seqlens, targets, max_seqlen, scale, skip_ends):
 
 
 define(
-    "head_statistics(Tensor q, Tensor k, Tensor cu_seqlens, Tensor? targets, SymInt max_seqlen, float scale, "
-    "bool skip_ends) -> (Tensor statistics, Tensor strongest)",
+    "head_statistics(Tensor q, Tensor k, Tensor cu_seqlens, Tensor? targets, Tensor? relative_bias, SymInt max_seqlen, "
+    "float scale, SymInt window_left, SymInt window_right, bool skip_ends) -> (Tensor statistics, Tensor strongest)",
     _fake,
     triton="head_statistics.head_statistics",
 )

@@ -14,6 +14,8 @@ def head_statistics(
     targets: Tensor | None,
     scale: float,
     skip_ends: bool,
+    window_size: tuple[int, int] = (-1, -1),
+    relative_bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """(statistics (total_tokens, num_heads, 8), strongest int32 (total_tokens, num_heads)), in the order of
     :class:`fastenc.ops.head_statistics.HeadStatistics`; a sequence at a time."""
@@ -28,10 +30,16 @@ def head_statistics(
             continue
         rows = slice(first, stop)
         scores = scale * torch.einsum("ihd,jhd->ihj", q[rows].to(wide), k[rows].to(wide))
-        log_p = scores.log_softmax(-1)
-        p = log_p.exp()
         position = torch.arange(length, device=q.device)
-        distance = (position[None, :] - position[:, None]).abs().to(wide)
+        away = position[None, :] - position[:, None]
+        if relative_bias is not None:
+            span = relative_bias.shape[1] // 2
+            scores += relative_bias.to(wide)[:, away.clamp(-span, span) + span].transpose(0, 1)
+        left, right = (length if side < 0 else side for side in window_size)
+        hidden = ((away < -left) | (away > right))[:, None]
+        scores = scores.masked_fill(hidden, float("-inf"))
+        p = scores.log_softmax(-1).exp()
+        distance = away.abs().to(wide)
         entropy = -torch.special.xlogy(p, p).sum(-1)
         # Probabilities along the diagonals; 0 where there is no neighbour.
         shifted = torch.nn.functional.pad(p, (1, 1))
@@ -51,6 +59,10 @@ def head_statistics(
             of_target,
         )
         statistics[rows] = torch.stack(columns, dim=-1)
-        inner = scores[..., 1:-1] if skip_ends and length > 2 else scores
-        strongest[rows] = (inner.argmax(-1) + (skip_ends and length > 2)).int()
+        if skip_ends:
+            ends = (position == 0) | (position == length - 1)
+            inner = scores.masked_fill(ends, float("-inf"))
+            no_inner = (hidden | ends).all(-1, keepdim=True)
+            scores = torch.where(no_inner, scores, inner)
+        strongest[rows] = scores.argmax(-1).int()
     return statistics, strongest

@@ -129,6 +129,47 @@ def _plain_rotary_attention(qkv: Tensor, cu_seqlens: Tensor, table) -> Tensor:
     return _plain_attention((_rotated(q, table), _rotated(k, table), v), LENGTHS, LENGTHS)
 
 
+def _head_inputs(lengths: Sequence[int], draw: torch.Generator) -> dict[str, Tensor]:
+    q, k = (normal(draw, sum(lengths), 12, 64) for _ in range(2))
+    table = normal(draw, 12, 2 * FARTHEST + 1)
+    return {"q": q, "k": k, "relative_bias": table, "cu_seqlens": offsets(lengths)}
+
+
+def _head_statistics(q: Tensor, k: Tensor, cu_seqlens: Tensor, **options: Any) -> Tensor:
+    found = ops.head_statistics(q, k, cu_seqlens, max(LONG_LENGTHS), **options)
+    return torch.stack(found[:7], -1)
+
+
+def _plain_head_statistics(q: Tensor, k: Tensor, lengths, mask=None) -> Tensor:
+    """From all probabilities, one sequence at a time; ``mask``: as in :func:`_plain_attention`."""
+    parts = []
+    for q_rows, k_rows in zip(q.split(lengths), k.split(lengths), strict=True):
+        scores = (
+            torch.einsum("ihd,jhd->hij", _widened(q_rows), _widened(k_rows)) * q.shape[2] ** -0.5
+        )
+        length = len(q_rows)
+        if mask is not None:
+            scores = scores + mask(length).to(scores.dtype)
+        p = scores.softmax(-1)
+        away = _distances(length, q.device).abs()
+        around = F.pad(p, (1, 1))
+        columns = (
+            torch.special.entr(p).sum(-1),
+            (p * away).sum(-1),
+            p[..., 0],
+            p[..., -1],
+            *(around.diagonal(offset, 1, 2) for offset in (1, 0, 2)),
+        )
+        parts.append(torch.stack([column[:, :length] for column in columns], -1).transpose(0, 1))
+    return torch.cat(parts)
+
+
+def _head_mask(relative_bias: Tensor, length: int) -> Tensor:
+    away = _distances(length, relative_bias.device)
+    hidden = _window(relative_bias.device, length)
+    return relative_bias[:, away.clamp(-FARTHEST, FARTHEST) + FARTHEST] + hidden
+
+
 def _cross_inputs(draw: torch.Generator) -> dict[str, Tensor]:
     tokens = sum(LONG_LENGTHS)
     return {
@@ -392,6 +433,23 @@ CASES = [
     ),
     _pool("mean", lambda part: part.mean(0)),
     _pool("max", lambda part: part.max(0).values),
+    Case(
+        "head_statistics",
+        partial(_head_inputs, LENGTHS),
+        lambda q, k, relative_bias, cu_seqlens: _head_statistics(q, k, cu_seqlens),
+        lambda q, k, relative_bias, cu_seqlens: _plain_head_statistics(q, k, LENGTHS),
+    ),
+    Case(
+        "head_statistics",
+        partial(_head_inputs, LONG_LENGTHS),
+        lambda q, k, relative_bias, cu_seqlens: _head_statistics(
+            q, k, cu_seqlens, window_size=(WINDOW, WINDOW), relative_bias=relative_bias
+        ),
+        lambda q, k, relative_bias, cu_seqlens: _plain_head_statistics(
+            q, k, LONG_LENGTHS, partial(_head_mask, relative_bias)
+        ),
+        "window and relative bias",
+    ),
     Case(
         "pack",
         _padded_inputs,

@@ -1,0 +1,100 @@
+"""Statistics of attention heads against the same from stored probabilities."""
+
+from functools import partial
+
+import torch
+
+from benchmarks._harness import (
+    DEVICE,
+    ON_GPU,
+    TOLERANCES,
+    Work,
+    compare,
+    compiled,
+    dtype_name,
+    run_parts,
+)
+from fastenc.ops import head_statistics
+
+MIXED = [10 + 8 * i for i in range(32)]
+# Lengths of a batch, heads, head_dim, window on each side: MiniLM's, BERT-base's, ModernBERT-base's.
+SHAPES = {
+    "32 sequences of 10 to 258, 12 heads of 32": (MIXED, 12, 32, -1),
+    "32 sequences of 10 to 258, 12 heads of 64": (MIXED, 12, 64, -1),
+    "8 sequences of 2048, 12 heads of 64, window 64": ([2048] * 8, 12, 64, 64),
+}
+
+
+def measure(
+    name: str, lengths: list[int], heads: int, dim: int, window: int, dtype: torch.dtype
+) -> dict[str, dict]:
+    cu_seqlens = torch.tensor([0, *lengths], device=DEVICE).cumsum(0).int()
+    longest, total = max(lengths), sum(lengths)
+    q, k = (torch.randn(total, heads, dim, device=DEVICE).to(dtype) for _ in range(2))
+    inside = torch.arange(longest, device=DEVICE) < cu_seqlens.diff()[:, None]
+    place = torch.arange(longest, device=DEVICE)
+    away = place - place[:, None]
+    visible = inside[:, None, None, :]
+    if window >= 0:
+        visible = visible & (away.abs() <= window)
+    last = (cu_seqlens.diff().long() - 1)[:, None, None, None].expand(-1, heads, longest, 1)
+
+    def padded(x):
+        rows = x.new_zeros(len(lengths), longest, heads, dim)
+        rows[inside] = x
+        return rows.transpose(1, 2)
+
+    def plain(q, k):
+        """(entropy, distance, p at first, last, own, previous and next key) from all probabilities."""
+        scores = (padded(q) @ padded(k).transpose(2, 3)).float() * dim**-0.5
+        p = scores.masked_fill(~visible, float("-inf")).softmax(-1)
+        around = torch.nn.functional.pad(p, (1, 1))
+        at = lambda offset: around.gather(
+            -1, (place + 1 + offset)[:, None].expand(*p.shape[:3], 1)
+        )[..., 0]
+        columns = (
+            torch.special.entr(p).sum(-1),
+            (p * away.abs()).sum(-1),
+            p[..., 0],
+            p.gather(-1, last)[..., 0],
+            at(0),
+            at(-1),
+            at(1),
+        )
+        return torch.stack(columns, -1).transpose(1, 2)[inside], p.argmax(-1)
+
+    def ours():
+        found = head_statistics(q, k, cu_seqlens, longest, window_size=(window, window))
+        return torch.stack(found[:7], -1), found.strongest
+
+    exact, _ = plain(q.double(), k.double())
+
+    def check(_, result):
+        error = ((result[0] - exact).norm() / exact.norm()).item()
+        return None if error < TOLERANCES[dtype] else f"off by {error:.1e}"
+
+    seen = [n * min(n, 2 * window + 1) if window >= 0 else n * n for n in lengths]
+    fused = compiled(plain)
+    rows = compare(
+        {"fastenc": ours, "eager": lambda: plain(q, k), "torch.compile": lambda: fused(q, k)},
+        baseline="eager",
+        check=check,
+        # q and k read, 36 bytes written for each query and head.
+        work=Work(2 * q.nbytes + 36 * total * heads, 2 * sum(seen) * heads * dim, dtype),
+    )
+    return {name: rows}
+
+
+def main() -> None:
+    parts = {}
+    for shape, case in SHAPES.items():
+        if shape.startswith("8 ") and not ON_GPU:
+            continue
+        for dtype in (torch.float32, torch.bfloat16):
+            name = f"{shape}, {dtype_name(dtype)}"
+            parts[name] = partial(measure, name, *case, dtype)
+    run_parts("head_statistics", parts)
+
+
+if __name__ == "__main__":
+    main()
