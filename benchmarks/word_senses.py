@@ -2,6 +2,8 @@
 
 python -m benchmarks.word_senses [coarse] [all-words] [wic]    (needs FASTENC_DATA; minutes)
 
+Results of parts that are not run again stay.
+
 coarse: CoarseWSD-20, accuracy of each word, over all rows (micro) and over words (macro). all-words: Senseval-2 and
 SemEval-2013 with SemCor's senses, F1. wic: same sense or not, by a threshold on the cosine that is chosen on dev.
 The layers are chosen on a tenth of the training rows (of WiC on dev), never on the test rows. Baselines: a lemma's most
@@ -21,7 +23,7 @@ import torch.nn.functional as F
 from sklearn.feature_extraction.text import CountVectorizer
 from sklearn.naive_bayes import MultinomialNB
 
-from benchmarks._harness import write
+from benchmarks._harness import read_cases, write
 from fastenc.data.senses import SenseData
 from fastenc.demo.checkpoint import minilm_folder
 from fastenc.models import Encoder
@@ -47,7 +49,7 @@ def main() -> None:
         cases |= compare("all words, senses of SemCor", train, tests, words=False)
     if "wic" in chosen:
         cases |= word_in_context(data / "wic")
-    write("word_senses", cases)
+    write("word_senses", {**read_cases("word_senses"), **cases})
 
 
 def compare(title: str, train: SenseData, tests: dict[str, Path], words: bool) -> dict:

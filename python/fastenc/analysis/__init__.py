@@ -1,10 +1,24 @@
 """What an encoder's vectors mean: senses, similarity, isotropy, heads and layers."""
 
-from fastenc.analysis.analyze import analyze, find_data
+from fastenc.analysis.analogies import (
+    AnalogyComparison,
+    AnalogyScore,
+    compare_analogies,
+    read_analogies,
+    score_analogies,
+)
+from fastenc.analysis.analyze import analyze
+from fastenc.analysis.data_files import AnalysisData, find_data, labelled_words
 from fastenc.analysis.heads import HeadSummary, summarize_heads, visit_heads
 from fastenc.analysis.isotropy import Isotropy, self_similarity
 from fastenc.analysis.mix import learn_mix
 from fastenc.analysis.moments import Moments
+from fastenc.analysis.neighbours import (
+    Occurrence,
+    compare_neighbours,
+    find_occurrences,
+    isolated_vectors,
+)
 from fastenc.analysis.probes import LabelledWords, ProbeScore, majority_accuracy, probe_by_layer
 from fastenc.analysis.relations import RelationScores, Tree, read_trees, score_relations
 from fastenc.analysis.similarity import (
@@ -17,20 +31,21 @@ from fastenc.analysis.similarity import (
     read_scored_pairs,
     sentence_moments,
     similarity_by_frequency,
+    vectors_by_layer,
 )
 from fastenc.analysis.states import visit_texts
 from fastenc.analysis.static_model import StaticModel, distill_static
 from fastenc.analysis.static_vectors import (
     StaticVectors,
-    compare_neighbours,
-    read_analogies,
     read_static_vectors,
-    score_analogies,
     static_correlation,
     train_word2vec,
 )
 
 __all__ = [
+    "AnalogyComparison",
+    "AnalogyScore",
+    "AnalysisData",
     "FrequencyBin",
     "HeadSummary",
     "Isotropy",
@@ -38,6 +53,7 @@ __all__ = [
     "LayerCorrelation",
     "LayerIsotropy",
     "Moments",
+    "Occurrence",
     "ProbeScore",
     "RelationScores",
     "ScoredPairs",
@@ -45,11 +61,15 @@ __all__ = [
     "StaticVectors",
     "Tree",
     "analyze",
+    "compare_analogies",
     "compare_neighbours",
     "correlation_by_layer",
     "distill_static",
     "find_data",
+    "find_occurrences",
+    "isolated_vectors",
     "isotropy_by_layer",
+    "labelled_words",
     "learn_mix",
     "majority_accuracy",
     "probe_by_layer",
@@ -65,6 +85,7 @@ __all__ = [
     "static_correlation",
     "summarize_heads",
     "train_word2vec",
+    "vectors_by_layer",
     "visit_heads",
     "visit_texts",
 ]

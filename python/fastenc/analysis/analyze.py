@@ -1,17 +1,33 @@
 """All figures that a model and a folder of data allow."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from fastenc._extras import require
-from fastenc.analysis.figures import Figure, bars, by_layer, heat_maps, scatter
+from fastenc.analysis.analogies import compare_analogies, read_analogies
+from fastenc.analysis.data_files import (
+    SENSES,
+    TEXT_PAIRS,
+    WORD_PAIRS,
+    Split,
+    find_data,
+    labelled_words,
+    name_of,
+    train_and_test,
+)
+from fastenc.analysis.figures import Figure, bars, by_layer, heat_maps, scatter, table
 from fastenc.analysis.heads import summarize_heads
 from fastenc.analysis.mix import learn_mix
-from fastenc.analysis.probes import LabelledWords, majority_accuracy, probe_by_layer
+from fastenc.analysis.neighbours import (
+    compare_neighbours,
+    in_brackets,
+    isolated_vectors,
+    listed,
+)
+from fastenc.analysis.probes import majority_accuracy, probe_by_layer
 from fastenc.analysis.relations import DIRECTIONS, Tree, read_trees, score_relations
 from fastenc.analysis.similarity import (
     ScoredPairs,
@@ -25,54 +41,12 @@ from fastenc.analysis.static_vectors import (
     read_static_vectors,
     static_correlation,
 )
-from fastenc.data.readers import kind_of, numbered_lines
-from fastenc.data.senses import SenseData, read_senses
+from fastenc.data.senses import SenseData, Target, read_senses
 from fastenc.models.word_vectors import resolve_layers
 
-WORD_PAIRS, TEXT_PAIRS = ("word1", "word2", "score"), ("sentence1", "sentence2", "score")
-SENSES = ("word", "index", "sense", "sentence")
 MAPS = ("pca", "umap")
+PROBED_WORDS = 8000
 Pairs = dict[tuple[Path, tuple[str, ...]], str]  # (file, columns): name
-
-
-@dataclass
-class AnalysisData:
-    """Files of a folder by what they hold, as :func:`find_data` tells them."""
-
-    senses: list[Path] = field(default_factory=list)
-    trees: list[Path] = field(default_factory=list)
-    word_pairs: list[Path] = field(default_factory=list)
-    text_pairs: list[Path] = field(default_factory=list)
-
-
-def find_data(folder: str | Path) -> AnalysisData:
-    """What a folder, its subfolders too, holds for an analysis.
-
-    Trees are .conllu files. Tables (.tsv) are told by their columns: word, index, sense, sentence (senses of words);
-    word1, word2, score (similarity of words); sentence1, sentence2, score (similarity of texts).
-    Raises: ValueError for a path that is no folder, or a folder without any of them.
-    """
-    if not Path(folder).is_dir():
-        raise ValueError(f"{folder} is not a folder: give one with the data to analyse")
-    found = AnalysisData()
-    for path in sorted(path for path in Path(folder).rglob("*") if path.is_file()):
-        if kind_of(path) == ".conllu":
-            found.trees.append(path)
-        elif kind_of(path) == ".tsv":
-            columns = set(next(numbered_lines(path), (0, ""))[1].split("\t"))
-            for kind, own in (
-                (SENSES, found.senses),
-                (WORD_PAIRS, found.word_pairs),
-                (TEXT_PAIRS, found.text_pairs),
-            ):
-                if set(kind) <= columns:
-                    own.append(path)
-    if not (found.senses or found.trees or found.word_pairs or found.text_pairs):
-        raise ValueError(
-            f"{folder} holds nothing to analyse: give .conllu files, or tables (.tsv) with the columns "
-            f"{', '.join(SENSES)}; {', '.join(WORD_PAIRS)}; or {', '.join(TEXT_PAIRS)}"
-        )
-    return found
 
 
 def analyze(
@@ -92,7 +66,7 @@ def analyze(
         layer: whose vectors the map shows.
         sentences: most of them that a figure reads.
         map_method: "pca", or "umap" (extra: umap).
-        static: file of static vectors to compare with on the sets of word pairs.
+        static: file of static vectors to compare with, on word pairs, analogies and neighbours.
     Raises: ValueError as :func:`find_data`, for a layer that does not exist, an unknown map, or a word that the senses
         do not have.
     """
@@ -101,41 +75,46 @@ def analyze(
     resolve_layers((layer,), encoder.config.num_layers)
     data = find_data(folder)
     vectors = None if static is None else read_static_vectors(static)
-    if vectors is not None and not data.word_pairs:
+    if vectors is not None and not (data.word_pairs or data.analogies):
         raise ValueError(
-            f"static vectors are compared on tables with the columns {', '.join(WORD_PAIRS)}, and {folder} has none"
+            f"static vectors are compared on tables with the columns {', '.join(WORD_PAIRS)} and on analogies, and "
+            f"{folder} has none"
         )
     figures = []
     words: list[list[str]] = []
     if data.senses:
-        senses = read_senses(_training(data.senses)[0])
-        figures.append(map_of_uses(encoder, senses, word, layer, sentences, map_method))
+        senses = read_senses(train_and_test(data.senses)[0])
+        targets = uses_of(senses, word, sentences)
+        figures.append(map_of_uses(encoder, senses, targets, layer, map_method))
+        figures.append(neighbours_figure(encoder, senses, targets, layer, sentences, vectors))
         words = senses.sentences[:sentences]
     elif word is not None:
         raise ValueError(f"a map of {word!r} needs a table with the columns {', '.join(SENSES)}")
-    sets = [read_trees(path)[:sentences] for path in _training(data.trees)]
+    sets = [read_trees(path)[:sentences] for path in train_and_test(data.trees)]
     if sets:
         words = [tree.words for tree in sets[0]]
     if words:
         figures += isotropy_figures(encoder, words)
-    pairs: Pairs = {(path, WORD_PAIRS): _name(path) for path in data.word_pairs}
-    pairs |= {(path, TEXT_PAIRS): _name(path) for path in data.text_pairs}
+    pairs: Pairs = {(path, WORD_PAIRS): name_of(path) for path in data.word_pairs}
+    pairs |= {(path, TEXT_PAIRS): name_of(path) for path in data.text_pairs}
     if pairs:
         figures.append(similarity_figure(encoder, pairs))
     if vectors is not None:
-        figures.append(static_figure(encoder, vectors, data.word_pairs))
+        figures.append(static_figure(encoder, vectors, data.word_pairs, data.analogies))
     if words:
         figures.append(heads_figure(encoder, words))
     if sets:
         figures.append(relations_figure(encoder, sets[-1]))
-        figures += knowledge_figures(encoder, sets)
+    labelled = labelled_words(data, sentences)
+    if labelled:
+        figures.append(probes_figure(encoder, labelled))
+    if labelled or encoder.mix is not None:
+        figures.append(mix_figure(encoder, labelled))
     return figures
 
 
-def map_of_uses(
-    encoder: Any, data: SenseData, word: str | None, layer: int, most: int, method: str
-) -> Figure:
-    """The uses of one word in a plane, coloured by sense."""
+def uses_of(data: SenseData, word: str | None, most: int) -> list[Target]:
+    """The labelled uses of a word, of the one that has the most where none is given."""
     lemmas = [target.lemma for target in data.targets]
     if word is None:
         word = max(sorted(set(lemmas)), key=lemmas.count)
@@ -145,6 +124,14 @@ def map_of_uses(
             f"{data.path}: a map needs three uses or more of {word!r}, got {len(targets)}: choose another of "
             f"{', '.join(sorted(set(lemmas))[:20])}"
         )
+    return targets
+
+
+def map_of_uses(
+    encoder: Any, data: SenseData, targets: Sequence[Target], layer: int, method: str
+) -> Figure:
+    """The uses of one word in a plane, coloured by sense."""
+    word = targets[0].lemma
     found = encoder.embed_words(
         [data.sentences[target.sentence] for target in targets],
         layers=(layer,),
@@ -165,6 +152,36 @@ def map_of_uses(
         f"({method.upper()}) and coloured by its sense: senses that the model tells apart form clouds of their own."
     )
     return scatter("map", f"Uses of {word!r}", says, points)
+
+
+def neighbours_figure(
+    encoder: Any,
+    data: SenseData,
+    targets: Sequence[Target],
+    layer: int,
+    most: int,
+    static: StaticVectors | None,
+) -> Figure:
+    """Nearest words of a word in its sentences, two of each sense, beside those of one vector for all of them."""
+    chosen: dict[str, list[Target]] = {}
+    for target in targets:
+        chosen.setdefault(target.senses[0], []).append(target)
+    uses = [target for sense in sorted(chosen) for target in chosen[sense][:2]]
+    pool = data.sentences[:most]
+    vectors = isolated_vectors(encoder, pool, (layer,)) if static is None else static
+    occurrences = [(data.sentences[target.sentence], target.word) for target in uses]
+    found = compare_neighbours(encoder, occurrences, pool, vectors, layers=(layer,))
+    rows = [
+        (in_brackets(each), target.senses[0], *listed(each))
+        for each, target in zip(found, uses, strict=True)
+    ]
+    kind = "the word alone" if static is None else static.name
+    says = (
+        f"The nearest words of {targets[0].lemma!r} in different sentences by layer {layer}, beside those of its one "
+        f"static vector ({kind}): only the first follow the sense."
+    )
+    columns = ("sentence", "sense", "neighbours in the sentence", "neighbours of the static vector")
+    return table("neighbours", f"Neighbours of {targets[0].lemma}", says, columns, rows)
 
 
 def isotropy_figures(encoder: Any, words: Sequence[Sequence[str]]) -> list[Figure]:
@@ -206,33 +223,44 @@ def similarity_figure(encoder: Any, pairs: Pairs) -> Figure:
     return by_layer("similarity", "Similarity by layer", says, lines, "Spearman", pairs=True)
 
 
-def static_figure(encoder: Any, vectors: StaticVectors, files: Sequence[Path]) -> Figure:
-    """Static vectors against the encoder's on the pairs whose words have a static vector."""
-    groups: dict[str, list[float]] = {"static": [], "last layer": [], "best layer": []}
-    extra: dict[str, list[Any]] = {"best": [], "pairs": [], "covered": []}
-    labels = []
-    for path in files:
+def static_figure(
+    encoder: Any, vectors: StaticVectors, pairs: Sequence[Path], analogies: Sequence[Path]
+) -> Figure:
+    """Static vectors against the encoder's, on the pairs and questions whose words have a static vector."""
+    rows: dict[str, tuple[float, list[float], int, int]] = {}  # static, layers, asked, all
+    for path in pairs:
         every = read_scored_pairs(path)
         known = [i for i, pair in enumerate(every.pairs) if all(w in vectors for w in pair)]
         if len(known) < 2:
             continue
         data = ScoredPairs([every.pairs[i] for i in known], [every.scores[i] for i in known])
         layers = [each.raw for each in correlation_by_layer(encoder, data)]
-        labels.append(_name(path))
-        groups["static"].append(static_correlation(vectors, data).spearman)
-        groups["last layer"].append(layers[-1])
-        groups["best layer"].append(max(layers))
-        extra["best"].append(layers.index(max(layers)))
-        extra["pairs"].append(len(known))
-        extra["covered"].append(len(known) / len(every.pairs))
-    if not labels:
-        raise ValueError(f"{vectors.name} has the words of no pair: give vectors of this language")
+        static = static_correlation(vectors, data).spearman
+        rows[name_of(path)] = static, layers, len(known), len(every.pairs)
+    for path in analogies:
+        found = compare_analogies(encoder, vectors, read_analogies(path))
+        for section, (static, layers, asked, questions) in found.items():
+            rows[f"analogies, {section}"] = static, layers, asked, questions
+    if not rows:
+        raise ValueError(
+            f"{vectors.name} has the words of no pair and no question: give vectors of this language"
+        )
+    groups = {
+        "static": [static for static, *_ in rows.values()],
+        "last layer": [layers[-1] for _, layers, *_ in rows.values()],
+        "best layer": [max(layers) for _, layers, *_ in rows.values()],
+    }
+    extra: dict[str, list[Any]] = {
+        "best": [layers.index(max(layers)) for _, layers, *_ in rows.values()],
+        "items": [asked for *_, asked, _ in rows.values()],
+        "covered": [asked / every for *_, asked, every in rows.values()],
+    }
     says = (
-        "Spearman's correlation with people's scores of word pairs: static vectors beside the encoder's of words "
-        "alone, on the pairs that both have."
+        "Static vectors beside the encoder's of words alone, on the items whose words have both: Spearman's "
+        "correlation with people's scores of pairs, and the share of analogies answered rightly among their words."
     )
     title = "Static against contextual vectors"
-    return bars("static", title, says, labels, groups, "Spearman", extra)
+    return bars("static", title, says, list(rows), groups, "Spearman; share answered", extra)
 
 
 def heads_figure(encoder: Any, words: Sequence[Sequence[str]]) -> Figure:
@@ -284,51 +312,33 @@ def relations_figure(encoder: Any, trees: Sequence[Tree], most: int = 15) -> Fig
     return bars("relations", title, says, labels, groups, "share of pairs found", extra)
 
 
-def knowledge_figures(encoder: Any, sets: Sequence[Sequence[Tree]]) -> list[Figure]:
-    """Probes for parts of speech and relations by layer, and what a learned mix of layers weighs."""
-    train, test = sets[0], sets[-1]
-    if len(sets) == 1:
-        half = len(sets[0]) // 2
-        train, test = sets[0][:half], sets[0][half:]
+def probes_figure(encoder: Any, labelled: dict[str, Split]) -> Figure:
+    """What linear probes find in each layer."""
     lines: dict[str, list[float]] = {}
-    weights: dict[str, list[float]] = {}
-    for name, attribute in (("part of speech", "upos"), ("relation", "relations")):
-        known = {label for tree in train for label in getattr(tree, attribute)}
-        data = [
-            LabelledWords(
-                [tree.words for tree in part],
-                [
-                    [label if label in known else None for label in getattr(tree, attribute)]
-                    for tree in part
-                ],
-            )
-            for part in (train, test)
-        ]
-        scores = probe_by_layer(encoder, *data, max_words=8000)
-        lines[f"{name}, accuracy"] = [score.accuracy for score in scores]
+    for name, (train, test) in labelled.items():
+        scores = probe_by_layer(encoder, train, test, max_words=PROBED_WORDS)
+        label = f"{name} (majority {majority_accuracy(train, test):.2f})"
+        lines[label] = [score.accuracy for score in scores]
         lines[f"{name}, selectivity"] = [score.selectivity for score in scores]
-        weights[f"{name} (majority {majority_accuracy(*data):.2f})"] = learn_mix(
-            encoder, data[0], max_words=8000
-        ).weights.tolist()
     says = (
         "Test accuracy of a linear probe on each layer's word vectors; dashed, its selectivity: the accuracy less that "
         "of a probe that learns random labels of words."
     )
     title = "What each layer knows"
-    first = by_layer("probes", title, says, lines, "accuracy; selectivity", pairs=True)
+    return by_layer("probes", title, says, lines, "accuracy; selectivity", pairs=True)
+
+
+def mix_figure(encoder: Any, labelled: dict[str, Split]) -> Figure:
+    """What learned mixes of layers weigh: of labels of words, and the model's own."""
+    weights = {
+        name: learn_mix(encoder, train, max_words=PROBED_WORDS).weights.tolist()
+        for name, (train, _) in labelled.items()
+    }
+    if encoder.mix is not None:
+        weights["this model's own"] = encoder.mix.weights.tolist()
     says = (
         "The weights of the layers in a learned mix (ScalarMix) below a linear classifier: where a task finds what it "
         "needs."
     )
     labels = [f"layer {i}" for i in range(encoder.config.num_layers + 1)]
-    return [first, bars("mix", "Layers that tasks mix", says, labels, weights, "weight")]
-
-
-def _training(paths: Sequence[Path]) -> list[Path]:
-    """The training file first, and one other, where there are such."""
-    ordered = sorted(paths, key=lambda path: ("train" not in path.name, "dev" not in path.name))
-    return ordered[:2]
-
-
-def _name(path: Path) -> str:
-    return path.name.split(".")[0]
+    return bars("mix", "Layers that tasks mix", says, labels, weights, "weight")

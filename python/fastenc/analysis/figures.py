@@ -1,5 +1,6 @@
-"""Figures of an analysis: an SVG that is legible on light and dark ground, a sentence, and the data."""
+"""Figures of an analysis: a drawing that is legible on light and dark ground, a sentence, and the data."""
 
+import html
 import io
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -20,14 +21,14 @@ class Figure:
     Fields:
         name: of its CSV file, and its anchor.
         says: what it shows, in one sentence.
-        svg: the drawing, whose text and lines have the page's colour.
+        drawing: an SVG, or a table, whose text and lines have the page's colour.
         columns, rows: its data.
     """
 
     name: str
     title: str
     says: str
-    svg: str
+    drawing: str
     columns: tuple[str, ...]
     rows: list[tuple[Any, ...]]
 
@@ -142,6 +143,16 @@ def heat_maps(
     down = (len(maps) + 1) // 2
     svg = draw(paint, name, (8, 2.7 * down), (down, 2))
     return Figure(name, title, says, svg, ("layer", "head", *maps), rows)
+
+
+def table(
+    name: str, title: str, says: str, columns: Sequence[str], rows: Sequence[Sequence[str]]
+) -> Figure:
+    """Texts in rows."""
+    line = lambda row, tag: "".join(f"<{tag}>{html.escape(text)}</{tag}>" for text in row)
+    body = "".join(f"<tr>{line(row, 'td')}</tr>" for row in rows)
+    drawing = f"<table><thead><tr>{line(columns, 'th')}</tr></thead><tbody>{body}</tbody></table>"
+    return Figure(name, title, says, drawing, tuple(columns), [tuple(row) for row in rows])
 
 
 def bars(

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from fastenc.analysis.probes import LabelledWords, chosen_words
+from fastenc.models.word_vectors import check_space
 from fastenc.nn import ScalarMix
 
 
@@ -21,7 +22,7 @@ def learn_mix(
     """A :class:`fastenc.nn.ScalarMix` over all states, learned with a linear classifier of labelled words by Adam.
 
     Every state is standardised first, so that weights compare what layers know and not how large their vectors are.
-    Raises: ValueError for one label alone.
+    Raises: ValueError for one label alone, or where memory is too small for all states of the words.
     Source: Tenney et al. 2019, arXiv:1905.06316.
     """
     own = chosen_words(data, max_words)
@@ -29,6 +30,9 @@ def learn_mix(
     if len(names) < 2:
         raise ValueError(f"a mix is learned from two labels or more, got {names}")
     states = encoder.config.num_layers + 1
+    words = sum(map(len, own.sentences))
+    # As they come, those with labels, and standardised.
+    check_space((3 * words * states, encoder.config.hidden_size), torch.float32)
     vectors = encoder.embed_words(
         own.sentences, layers=range(states), combine="concat", show_progress=False
     ).vectors[own.rows]

@@ -11,10 +11,15 @@ from fastenc._extras import require
 
 
 class LabelledWords(NamedTuple):
-    """Sentences, and a label for each word; None for a word that has none."""
+    """Sentences, and a label for each word; None for a word that has none.
+
+    Fields:
+        control_keys: for each word, what the random label of a control task belongs to; None: the words.
+    """
 
     sentences: list[list[str]]
     labels: list[list[str | None]]
+    control_keys: list[list[str]] | None = None
 
 
 class ProbeScore(NamedTuple):
@@ -22,7 +27,7 @@ class ProbeScore(NamedTuple):
 
     Fields:
         accuracy: of a linear probe on test words.
-        control: of one that learns random labels, the same for every occurrence of a word.
+        control: of one that learns random labels, the same for every occurrence of a word (or its control key).
     """
 
     accuracy: float
@@ -55,8 +60,9 @@ def probe_by_layer(
 ) -> list[ProbeScore]:
     """Accuracy of a linear probe on every layer's word vectors, from the embeddings' output to the last layer.
 
-    The probe is scikit-learn's logistic regression on standardised vectors. In the control task each different word has
-    a label of its own, drawn from the labels' distribution, so that only a memory of words can learn it.
+    The probe is scikit-learn's logistic regression on standardised vectors. In the control task each different word
+    (or control key) has a label of its own, drawn from the labels' distribution, so that only a memory of words can
+    learn it.
 
     Args:
         train, test: every label of test must be in train.
@@ -69,7 +75,7 @@ def probe_by_layer(
     """
     numpy = require("numpy", extra="train")
     for data in (train, test):
-        for words, labels in zip(data.sentences, data.labels, strict=True):
+        for words, labels, *_ in _rows(data):
             if len(words) != len(labels):
                 raise ValueError(
                     f"a sentence of {len(words)} words has {len(labels)} labels: give one a word, or None"
@@ -83,7 +89,7 @@ def probe_by_layer(
             f"the label {min(missing)!r} is in test alone: add words with it to training"
         )
     known, counts = numpy.unique(own[0].labels, return_counts=True)
-    controls = [_control(each.words, known, counts, seed) for each in own]
+    controls = [_control(each.keys, known, counts, seed) for each in own]
     depth = encoder.config.num_layers
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(cache or scratch)
@@ -120,31 +126,36 @@ def probe_by_layer(
 
 
 class ChosenWords(NamedTuple):
-    """The sentences up to a number of labelled words, those words, their rows among all, and their labels."""
+    """The sentences up to a number of labelled words, those words' control keys, rows among all, and labels."""
 
     sentences: list[list[str]]
-    words: list[str]
+    keys: list[str]
     rows: list[int]
     labels: list[str]
 
 
 def chosen_words(data: LabelledWords, most: int) -> ChosenWords:
     sentences: list[list[str]] = []
-    words: list[str] = []
+    keys: list[str] = []
     rows: list[int] = []
     chosen: list[str] = []
     row = 0
-    for sentence, labels in zip(data.sentences, data.labels, strict=True):
+    for sentence, labels, own_keys in _rows(data):
         if len(chosen) >= most:
             break
         sentences.append(sentence)
-        for word, label in zip(sentence, labels, strict=True):
+        for key, label in zip(own_keys, labels, strict=True):
             if label is not None:
-                words.append(word)
+                keys.append(key)
                 rows.append(row)
                 chosen.append(label)
             row += 1
-    return ChosenWords(sentences, words, rows, chosen)
+    return ChosenWords(sentences, keys, rows, chosen)
+
+
+def _rows(data: LabelledWords) -> Any:
+    """(words, labels, control keys) of each sentence."""
+    return zip(data.sentences, data.labels, data.control_keys or data.sentences, strict=True)
 
 
 def _control(words: Sequence[str], names: Any, counts: Any, seed: int) -> list[str]:

@@ -20,6 +20,9 @@ h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin: 0 0 .25rem; }
 section { border-top: 1px solid var(--line); padding: 1.5rem 0; }
 .meta, .data { color: var(--soft); font-size: .9rem; }
 svg { width: 100%; height: auto; max-height: 34rem; } a { color: inherit; }
+table { border-collapse: collapse; width: 100%; font-size: .9rem; }
+th, td { border-bottom: 1px solid var(--line); padding: .35rem .6rem .35rem 0; text-align: left; vertical-align: top; }
+th { color: var(--soft); font-weight: normal; }
 """
 
 
@@ -34,7 +37,7 @@ def write_report(path: str | Path, title: str, meta: str, figures: Sequence[Figu
         write_atomically(file, partial(_write_csv, figure))
         sections.append(
             f'<section id="{figure.name}"><h2>{html.escape(figure.title)}</h2>'
-            f"<p>{html.escape(figure.says)}</p>{figure.svg}"
+            f"<p>{html.escape(figure.says)}</p>{figure.drawing}"
             f'<p class="data"><a href="{folder.name}/{file.name}">Data (CSV)</a></p></section>'
         )
     page = (

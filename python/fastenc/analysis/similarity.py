@@ -14,6 +14,7 @@ from fastenc.analysis.isotropy import Isotropy, self_similarity
 from fastenc.analysis.moments import Moments
 from fastenc.analysis.states import inner_tokens, visit_texts
 from fastenc.data.readers import number_of, numbered_rows, text_of
+from fastenc.models.word_vectors import check_space
 from fastenc.nn.pooling import pool
 from fastenc.packing import PackedBatch
 
@@ -116,13 +117,7 @@ def correlation_by_layer(
     """
     texts = sorted({text for pair in data.pairs for text in pair})
     index = {text: place for place, text in enumerate(texts)}
-    layers = encoder.config.num_layers + 1
-    vectors = torch.empty(layers, len(texts), encoder.config.hidden_size)
-
-    def keep(layer: int, state: Tensor, batch: PackedBatch, places: list[int]) -> None:
-        vectors[layer, places] = mean_of_inner(state, batch).float().cpu()
-
-    visit_texts(encoder, texts, keep, batch_size=batch_size)
+    vectors = vectors_by_layer(encoder, texts, batch_size=batch_size)
     places = torch.tensor([[index[one], index[other]] for one, other in data.pairs])
     found = []
     for own in vectors:
@@ -131,6 +126,22 @@ def correlation_by_layer(
         scaled = moments.standardization()(own)
         found.append(LayerCorrelation(*(_spearman(v[places], data.scores) for v in (own, scaled))))
     return found
+
+
+def vectors_by_layer(encoder: Any, texts: Sequence[str], *, batch_size: int = 32) -> Tensor:
+    """float32 (layers + 1, texts, hidden_size): means over a text's tokens, special ones left out, by every layer.
+
+    Raises: ValueError where memory is too small for them.
+    """
+    layers, width = encoder.config.num_layers + 1, encoder.config.hidden_size
+    check_space((layers * len(texts), width), torch.float32)
+    vectors = torch.empty(layers, len(texts), width)
+
+    def keep(layer: int, state: Tensor, batch: PackedBatch, places: list[int]) -> None:
+        vectors[layer, places] = mean_of_inner(state, batch).float().cpu()
+
+    visit_texts(encoder, texts, keep, batch_size=batch_size)
+    return vectors
 
 
 def mean_of_inner(state: Tensor, batch: PackedBatch) -> Tensor:
@@ -169,10 +180,12 @@ def similarity_by_frequency(
     """Mean cosine of different occurrences of a word, for words of each frequency (bins are powers of 2).
 
     Memory: a vector for each different word, the sum of its unit vectors.
+    Raises: ValueError where it is too small for them.
     """
     listed = list(sentences)
     index: dict[str, int] = {}
     words = torch.tensor([index.setdefault(word.lower(), len(index)) for s in listed for word in s])
+    check_space((len(index), encoder.config.hidden_size), torch.float64)
     sums = torch.zeros(len(index), encoder.config.hidden_size, dtype=torch.float64)
     start = 0
     for begin in range(0, len(listed), 4096):

@@ -1,4 +1,4 @@
-"""Static word vectors: files of word2vec and GloVe, mapped and not loaded; neighbours, analogies and similarity."""
+"""Static word vectors: files of word2vec and GloVe, mapped and not loaded; neighbours and similarity."""
 
 import mmap
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -11,7 +11,6 @@ from torch import Tensor
 
 from fastenc._extras import require
 from fastenc.analysis.similarity import ScoredPairs
-from fastenc.data.readers import numbered_lines
 
 ROWS = 65_536  # vectors read at once
 
@@ -218,53 +217,6 @@ def _is_number(text: bytes) -> bool:
     return True
 
 
-class AnalogyScore(NamedTuple):
-    """Of one section: questions whose words are all there, those answered rightly, and all questions."""
-
-    right: int
-    asked: int
-    questions: int
-
-
-def read_analogies(path: str | Path) -> dict[str, list[tuple[str, str, str, str]]]:
-    """Questions by section, as word2vec's questions-words.txt: ": section", then four words a line.
-
-    Raises: ValueError with file and line for another number of words.
-    """
-    sections: dict[str, list[tuple[str, str, str, str]]] = {}
-    section = "all"
-    for number, line in numbered_lines(Path(path)):
-        words = line.split()
-        if words[:1] == [":"]:
-            section = " ".join(words[1:])
-        elif words:
-            if len(words) != 4:
-                raise ValueError(
-                    f"{path}, line {number}: a question is four words, got {len(words)}: {line!r}"
-                )
-            sections.setdefault(section, []).append((words[0], words[1], words[2], words[3]))
-    if not sections:
-        raise ValueError(f"{path} holds no questions: give four words a line")
-    return sections
-
-
-def score_analogies(
-    vectors: StaticVectors, sections: dict[str, list[tuple[str, str, str, str]]]
-) -> dict[str, AnalogyScore]:
-    """Answers by :meth:`StaticVectors.analogies`; a question with a word that is missing is not asked."""
-    found = {}
-    for name, questions in sections.items():
-        asked = [question for question in questions if all(word in vectors for word in question)]
-        answers = vectors.analogies([question[:3] for question in asked]) if asked else []
-        right = sum(
-            answer[0].word == question[3]
-            for answer, question in zip(answers, asked, strict=True)
-            if answer
-        )
-        found[name] = AnalogyScore(right, len(asked), len(questions))
-    return found
-
-
 class StaticCorrelation(NamedTuple):
     """Spearman's correlation with people's scores, and the share of pairs whose words are both there."""
 
@@ -295,53 +247,3 @@ def train_word2vec(sentences: Iterable[Sequence[str]], **options: Any) -> Static
     models = require("gensim.models", extra="static")
     keyed = models.Word2Vec(sentences=sentences, **options).wv
     return StaticVectors.of(list(keyed.index_to_key), torch.from_numpy(keyed.vectors))
-
-
-class Occurrence(NamedTuple):
-    """A word in its sentence, and its nearest words."""
-
-    sentence: list[str]
-    place: int
-    contextual: list[Neighbour]
-    static: list[Neighbour]
-
-
-def compare_neighbours(
-    encoder: Any,
-    occurrences: Sequence[tuple[Sequence[str], int]],
-    pool: Sequence[Sequence[str]],
-    static: StaticVectors,
-    count: int = 5,
-    layers: Sequence[int] = (-1,),
-) -> list[Occurrence]:
-    """Nearest neighbours of words in their sentences: contextual vectors tell the senses of a word apart, a static one
-    cannot.
-
-    Args:
-        occurrences: (sentence, place of the word in it).
-        pool: sentences whose words are the contextual candidates; the word itself is left out.
-        layers: whose mean is a contextual vector.
-        static: its neighbours of the same word, none where the word is not there.
-    Raises: ValueError for a place outside its sentence.
-    """
-    for sentence, place in occurrences:
-        if not 0 <= place < len(sentence):
-            raise ValueError(
-                f"place {place} is not in the sentence of {len(sentence)} words {' '.join(sentence)!r}"
-            )
-    embed = lambda texts: encoder.embed_words(texts, layers=layers, show_progress=False)
-    queries = embed([sentence for sentence, _ in occurrences])
-    words = [word.lower() for sentence in pool for word in sentence]
-    candidates = StaticVectors.of(words, embed(pool).vectors)
-    found = []
-    for number, (sentence, place) in enumerate(occurrences):
-        word = sentence[place].lower()
-        vector = queries[number][place][None]
-        near: list[Neighbour] = []
-        # Occurrences of one word are often neighbours of one another.
-        for each in candidates.nearest(vector, 50 * count, [[word]])[0]:
-            if len(near) < count and each.word not in {other.word for other in near}:
-                near.append(each)
-        own = static.neighbours(word, count) if word in static else []
-        found.append(Occurrence(list(sentence), place, near, own))
-    return found

@@ -15,6 +15,11 @@ COMMANDS = {
     "evaluate": ("evaluate", "Evaluate", "Measure a fine-tuned model on labelled data."),
     "embed": ("embed", "Embed", "Embed texts: a vector for each, in the order given."),
     "analyze": ("analyze", "Analyze", "Show what an encoder's vectors, layers and heads hold."),
+    "neighbours": (
+        "neighbours",
+        "Neighbours",
+        "Compare a word's nearest words in different sentences with those of its one static vector.",
+    ),
     "tokenizer": ("corpus", "Tokenizer", "Train a tokenizer on texts of one language or several."),
     "tokens": ("corpus", "Tokens", "Count the tokens that tokenizers make of several languages."),
     "clean": ("corpus", "Clean", "Drop duplicates and text that is none, and report why."),

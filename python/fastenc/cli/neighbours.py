@@ -1,0 +1,53 @@
+"""fastenc neighbours."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from fastenc._options import REQUIRED, argument, option
+from fastenc.analysis.neighbours import (
+    compare_neighbours,
+    find_occurrences,
+    in_brackets,
+    isolated_vectors,
+    listed,
+)
+from fastenc.analysis.static_vectors import read_static_vectors
+from fastenc.cli.options import Command
+from fastenc.cli.outputs import DEVICE, device_named
+from fastenc.data.columns import read_words
+from fastenc.models import Encoder
+
+
+@dataclass(frozen=True, kw_only=True)
+class Neighbours(Command):
+    """Compare a word's nearest words in different sentences with those of its one static vector.
+
+    Candidates are the words of all sentences. The static vectors are those of --static, else the encoder's vectors of
+    each word alone.
+
+    Examples:
+    fastenc neighbours sentence-transformers/all-MiniLM-L6-v2 texts.txt --word bank
+    fastenc neighbours sentence-transformers/all-MiniLM-L6-v2 texts.txt --word bank --static glove.6B.100d.txt
+    """
+
+    model: str = argument("Checkpoint folder or hub name.")
+    inputs: str = argument(
+        "Sentences: .txt with one a line, or a file in columns (.conll, .conllu)."
+    )
+    word: str = option(REQUIRED, "The word.")
+    static: Path | None = option(None, "File of word2vec (.bin, text) or GloVe vectors.")
+    count: int = option(5, "Neighbours of each occurrence.")
+    occurrences: int = option(10, "Most sentences with the word that are shown, the first.")
+    layer: int = option(-1, "Layer of the contextual vectors; -1 is the last.")
+    device: str | None = option(None, DEVICE)
+
+    def run(self) -> None:
+        sentences = [each.words for each in read_words(self.inputs).sentences]
+        found = find_occurrences(sentences, self.word, self.occurrences)
+        static = None if self.static is None else read_static_vectors(self.static)
+        encoder = Encoder.from_pretrained(self.model).to(device_named(self.device))
+        layers = (self.layer,)
+        vectors = isolated_vectors(encoder, sentences, layers) if static is None else static
+        for use in compare_neighbours(encoder, found, sentences, vectors, self.count, layers):
+            contextual, alone = listed(use)
+            print(f"{in_brackets(use)}\n  in the sentence: {contextual}\n  static: {alone}")
