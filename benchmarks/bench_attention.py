@@ -1,5 +1,5 @@
-"""Packed attention against padded sdpa and its backends, a loop over the sequences, torch's varlen_attn and, where
-something is added to the scores, flex_attention.
+"""Packed attention against padded sdpa and its backends, a loop over the sequences, cuDNN's packed kernels, torch's
+varlen_attn and, where something is added to the scores, flex_attention.
 
 python -m benchmarks.bench_attention [plain | variants]
 
@@ -350,6 +350,10 @@ class Batch:
             **options,
         )
 
+    def by_cudnn(self) -> Tensor:
+        offsets = (self.queries.cu_seqlens, self.queries.max_seqlen)
+        return attention(*self.packed, *offsets, dropout_p=self.case.dropout_p, impl="cudnn")
+
     def providers(self) -> dict[str, Provider | str]:
         inputs = (*self.packed, *self.variant.parameters)
         found: dict[str, Provider | str] = {"sdpa, padded": self.on_padded(self.padded_call)}
@@ -359,7 +363,9 @@ class Batch:
                 found[f"sdpa {name}, padded"] = self.on_padded(attend)
             found["torch.compile of sdpa, padded"] = self.on_padded(compiled(self.padded_call))
             found["varlen_attn"] = peer("torch.nn.attention.varlen", self.varlen)
-            if self.case.variant or self.case.key_lengths:
+            if not self.case.variant and self.case.key_lengths is None:
+                found["fastenc, cuDNN"] = Provider(self.by_cudnn, inputs, self.dout)
+            else:
                 found["flex_attention"] = peer("torch.nn.attention.flex_attention", self.flex)
         else:
             found["sdpa, a loop"] = Provider(lambda: self.one_by_one(*inputs), inputs, self.dout)

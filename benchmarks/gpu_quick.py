@@ -310,6 +310,9 @@ def peers(size: Size) -> dict[str, Any]:
                 backend: partial(padded_attention, batch, backend)
                 for backend in ("FLASH_ATTENTION", "CUDNN_ATTENTION")
             },
+            "cuDNN, packed": lambda qkv, length=length, offsets=offsets: ops.attention(
+                qkv, offsets, length, impl="cudnn"
+            ),
             "varlen_attn": peer(
                 "torch.nn.attention.varlen", partial(varlen_attention, offsets, length)
             ),

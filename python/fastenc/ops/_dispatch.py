@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fastenc.ops._library import CPP_DTYPES, CUDA_DTYPES, HAS_CPP, HAS_CUDA, HAS_TRITON
 
-IMPLEMENTATIONS = ("auto", "cpp", "cuda", "triton", "reference")
+IMPLEMENTATIONS = ("auto", "cpp", "cuda", "triton", "reference", "cudnn")
 
 
 class Kernels(NamedTuple):
@@ -23,7 +23,7 @@ DECLARED: dict[str, Kernels] = {}
 
 
 def declare(op: str, *implementations: str, dtypes: tuple[torch.dtype, ...] | None = None) -> None:
-    """Say which kernels ("cpp", "triton", "cuda") an op has. Without this an op cannot choose."""
+    """Say which kernels ("cpp", "triton", "cuda", "cudnn") an op has. Without this an op cannot choose."""
     DECLARED[op] = Kernels(implementations, dtypes)
 
 
@@ -36,7 +36,7 @@ def choose(
     triton_limit: str | None = None,
     reference_cost: str | None = None,
 ) -> str:
-    """Resolve ``impl`` for input ``x`` to "cpp", "cuda", "triton" or "reference".
+    """Resolve ``impl`` for input ``x`` to "cpp", "cuda", "triton", "reference" or, asked for by name, "cudnn".
 
     Args:
         cpp_limit, triton_limit: why this call's arguments are beyond that kernel, or None.
@@ -78,7 +78,7 @@ def unsupported_reason(
     """Why an implementation cannot take a call, or None if it can."""
     if impl == "reference":
         return None
-    language = {"cpp": "C++", "triton": "Triton", "cuda": "CUDA"}[impl]
+    language = {"cpp": "C++", "triton": "Triton", "cuda": "CUDA", "cudnn": "cuDNN"}[impl]
     kernels = DECLARED[op]
     if impl not in kernels.implementations:
         return f"it has no {language} kernel"

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastenc.ops import _checks
+from fastenc.ops import _checks, _cudnn_attention
 from fastenc.ops._dispatch import choose, declare
 from fastenc.ops._library import define
 from fastenc.ops.rotary import check_table
@@ -13,7 +13,7 @@ from fastenc.packing import check_cu_seqlens
 from fastenc.reference import attention as reference
 from fastenc.reference.rotary import rotary as rotate_reference
 
-declare("attention", "cpp", "triton")
+declare("attention", "cpp", "triton", "cudnn")
 declare("cross_attention", "cpp", "triton")
 
 
@@ -64,7 +64,11 @@ def attention(
         rng_state: int64 (2,), seed and offset of dropout's mask, on qkv's device; None draws them from the device's
             default generator.
         return_lse: return softmax_lse too, the natural logarithm of sum_j exp(s[i, j]); -inf without a key.
-        impl: "auto", "cpp" (head_dim a multiple of 16 up to 128), "triton" (head_dim up to 128) or "reference".
+        impl: "auto", "cpp" (head_dim a multiple of 16 up to 128), "triton" (head_dim up to 128), "reference", or
+            "cudnn", which "auto" never takes: cuDNN's kernels through PyTorch, in half precision, for sequences that
+            are not empty, without window, biases, rotary, rng_state and return_lse. Its dropout mask is not the
+            library's. It copies q, k and v. In PyTorch up to 2.13 its gradient takes sequences of at most head_dim
+            tokens.
     Returns: (total_tokens, num_heads, head_dim), dtype of qkv; with return_lse also softmax_lse
         (num_heads, total_tokens), float32.
     Raises: ValueError stating rule, received value, remedy.
@@ -210,8 +214,26 @@ def _attend(
         triton_limit=triton_limit,
         reference_cost="whose time and memory grow with the square of the longest sequence",
     )
-    rng_state = _checks.mask_rng_state(op, rng_state, dropout_p, q)
     scale = head_dim**-0.5 if softmax_scale is None else softmax_scale
+    if chosen == "cudnn":
+        theirs = {
+            "window_size": window_size != (-1, -1),
+            "alibi_slopes": biases[0] is not None,
+            "relative_bias": biases[1] is not None,
+            "key_bias": biases[2] is not None,
+            "rotary": rotary is not None,
+            "rng_state": rng_state is not None,
+            "return_lse": return_lse,
+        }
+        wants_grad = torch.is_grad_enabled() and any(x.requires_grad for x in qkv)
+        given = [name for name, is_given in theirs.items() if is_given]
+        reason = _cudnn_attention.unsupported_reason(q, max_seqlens[0], wants_grad, given)
+        if reason is not None:
+            raise ValueError(f"{op}: impl='cudnn' cannot take this call: {reason}")
+        return _cudnn_attention.cudnn_attention(
+            qkv, cu_seqlens[0], max_seqlens[0], dropout_p, scale
+        )
+    rng_state = _checks.mask_rng_state(op, rng_state, dropout_p, q)
     if chosen == "reference":
         if rotary is not None:
             q, k = (rotate_reference(x, rotary, cu_seqlens[0]) for x in (q, k))

@@ -1,0 +1,77 @@
+"""Attention by cuDNN over packed sequences, through PyTorch: taken by name alone, as a yardstick and a fallback."""
+
+import torch
+from torch import Tensor
+
+# PyTorch's ops; torch.nn.attention.varlen calls the same ones, but for this backend being switched off there.
+FORWARD = torch.ops.aten._cudnn_attention_forward.default
+BACKWARD = torch.ops.aten._cudnn_attention_backward.default
+# The last version whose backward may take head_dim for the longest sequence, and then writes past a buffer
+# (https://github.com/pytorch/pytorch/pull/186142).
+SHORT_GRADIENTS = (2, 13)
+
+
+def unsupported_reason(
+    q: Tensor, max_seqlen: int, wants_grad: bool, given: list[str]
+) -> str | None:
+    """Why cuDNN cannot take a call, or None.
+
+    Args: given: names of arguments that only the other implementations take.
+    """
+    head_dim = q.shape[2]
+    if given:
+        return f"it takes no {', '.join(given)}"
+    if q.dtype not in (torch.float16, torch.bfloat16):
+        return f"it takes float16 or bfloat16, got {q.dtype}"
+    if head_dim % 8 or not 0 < head_dim <= 128:
+        return f"head_dim must be a multiple of 8 up to 128, got {head_dim}"
+    if not torch.backends.cudnn.is_available():
+        return "this PyTorch has no cuDNN"
+    version = tuple(int(part) for part in torch.__version__.split(".")[:2])
+    if wants_grad and max_seqlen > head_dim and version <= SHORT_GRADIENTS:
+        return (
+            f"its gradient in PyTorch {torch.__version__} takes sequences of at most head_dim = {head_dim} tokens, got "
+            f"max_seqlen = {max_seqlen}"
+        )
+    return None
+
+
+def cudnn_attention(
+    qkv: tuple[Tensor, ...], cu_seqlens: Tensor, max_seqlen: int, dropout_p: float, scale: float
+) -> Tensor:
+    """(total_tokens, num_heads, head_dim); qkv: one tensor of all three, or q, k and v."""
+    q, k, v = qkv[0].unbind(1) if len(qkv) == 1 else qkv
+    wants_grad = torch.is_grad_enabled() and any(x.requires_grad for x in qkv)
+    return _CudnnAttention.apply(q, k, v, cu_seqlens, max_seqlen, dropout_p, scale, wants_grad)
+
+
+class _CudnnAttention(torch.autograd.Function):
+    """The kernels count on q, k, v and the gradient lying token by token without gaps."""
+
+    @staticmethod
+    def forward(ctx, q, k, v, cu_seqlens, max_seqlen, dropout_p, scale, wants_grad):
+        q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
+        offsets, longest = (cu_seqlens, cu_seqlens), (max_seqlen, max_seqlen)
+        out, lse, _, _, _, _, seed, offset, _ = FORWARD(
+            q, k, v, None, *offsets, *longest, wants_grad, dropout_p, False, False, scale=scale
+        )
+        ctx.save_for_backward(q, k, v, out, lse, seed, offset, cu_seqlens)
+        ctx.max_seqlen, ctx.dropout_p, ctx.scale = max_seqlen, dropout_p, scale
+        return out
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, dout):
+        *saved, cu_seqlens = ctx.saved_tensors
+        offsets, longest = (cu_seqlens, cu_seqlens), (ctx.max_seqlen, ctx.max_seqlen)
+        grads = BACKWARD(
+            dout.contiguous(),
+            *saved,
+            None,
+            *offsets,
+            *longest,
+            ctx.dropout_p,
+            False,
+            scale=ctx.scale,
+        )
+        return (*grads, *(None,) * 5)
