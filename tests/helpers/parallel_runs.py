@@ -12,8 +12,8 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from torch.distributed.checkpoint import HuggingFaceStorageWriter
 
-from fastenc.train import checkpoint
 from fastenc.train.processes import process_state
 from tests.helpers.training_run import build_objective, build_task
 
@@ -29,10 +29,10 @@ def start(folder, *, resume=False, die_at=None, poison_at=None, full_disk=False,
     make = build_task if "task" in options else build_objective
     trainer = make(folder, **options)
     made, consumed, collate, step = [], [], trainer.collate, trainer._optimiser_step
-    places = {id(example): place for place, example in enumerate(trainer.examples)}
+    indices = {id(example): index for index, example in enumerate(trainer.examples)}
 
     def watched_collate(examples, serial):
-        made.append((serial, [places[id(example)] for example in examples]))
+        made.append((serial, [indices[id(example)] for example in examples]))
         return collate(examples, serial)
 
     def watched_step(window):
@@ -60,14 +60,15 @@ def with_full_disk(run):
     def write(*arguments):
         if process_state().process_index == 1:
             raise OSError("No space left")
+        return real(*arguments)
 
-    real, checkpoint.write_rows = checkpoint.write_rows, write
+    real, HuggingFaceStorageWriter.write_data = HuggingFaceStorageWriter.write_data, write
     try:
         run()
     except OSError as error:
         return str(error)
     finally:
-        checkpoint.write_rows = real
+        HuggingFaceStorageWriter.write_data = real
 
 
 if __name__ == "__main__":

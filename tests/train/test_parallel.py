@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -10,11 +11,13 @@ from collections import Counter
 import pytest
 import torch
 from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
 from fastenc.data import write_store
 from fastenc.objectives import OBJECTIVES
 from fastenc.train import checkpoint as checkpoints
 from fastenc.train.log import read_log
+from fastenc.train.optimizer_files import read_optimizer
 from fastenc.train.processes import TIMEOUT
 from tests.helpers.commands import run
 from tests.helpers.parallel_runs import start
@@ -64,7 +67,7 @@ def run_of(folder):
 def consumed(folder, resumed=False):
     """(serial number, examples) of the micro-batches of all processes; one that two went through stands once."""
     files = folder.glob(f"consumed-{resumed:d}-*.json")
-    rows = [(s, tuple(places)) for path in files for s, places in json.loads(path.read_text())]
+    rows = [(s, tuple(indices)) for path in files for s, indices in json.loads(path.read_text())]
     return dict(sorted(set(rows)))
 
 
@@ -170,14 +173,14 @@ def test_a_run_goes_on_with_another_number_of_processes(name, parallel, root, al
     assert_same_run(alone("electra"), folder)
     # The run ended after step 4; the checkpoint of step 3 was the last, and what came after it is consumed again.
     first = consumed(folder)
-    before = {serial: places for serial, places in first.items() if serial < 3 * 2}
+    before = {serial: indices for serial, indices in first.items() if serial < 3 * 2}
     assert len(first) == 7, "an epoch, whose last step has one micro-batch"
     after = consumed(folder, resumed=True)
     assert before | after == consumed(alone("electra")) and not before.keys() & after.keys()
     batches = -(-len(build_objective(folder / "x", "electra").examples) // 4)
     steps = -(-batches // 2)
-    epoch = [places for s, places in (before | after).items() if s < 2 * steps]
-    counts = Counter(place for places in epoch for place in places)
+    epoch = [indices for s, indices in (before | after).items() if s < 2 * steps]
+    counts = Counter(index for indices in epoch for index in indices)
     assert set(counts.values()) == {1} and sorted(counts) == list(range(len(counts)))
 
 
@@ -218,17 +221,40 @@ def test_a_disk_full_for_one_process_is_an_error_of_all(root):
 
 def test_moments_are_in_shards_and_weights_are_whole(root):
     folder = checkpoints.folder_of(folder_of(root, "whole", "fsdp"), 6)
-    shards = sorted(folder.glob("optimizer*"))
+    shards = sorted((folder / "optimizer").iterdir())
     assert [path.name for path in shards] == [
-        f"optimizer-0000{place}-of-00002.safetensors" for place in range(2)
+        f"shard-0000{number}-model-00001-of-00001.safetensors" for number in (1, 2)
     ]
-    assert not [path for path in folder.iterdir() if path.suffix not in (".safetensors", ".json")]
+    others = [path for path in folder.iterdir() if path.is_file()]
+    assert {path.suffix for path in others} == {".safetensors", ".json"}
     rows = []
     for path in shards:
         with safe_open(path, "pt") as file:
             rows.append(file.get_slice("encoder.embeddings.word.weight|exp_avg").get_shape()[0])
     vocabulary = weights(folder)["bert.embeddings.word_embeddings.weight"].shape[0]
     assert rows == [-(-vocabulary // 2), vocabulary // 2]
+
+
+def earlier_files(folder, shards):
+    """The files that earlier versions wrote for the same shards: rows, in the order of the processes."""
+    for number, path in enumerate(shards):
+        metadata = {"first rows": "{}"}  # was written and is not needed
+        name = f"optimizer-{number:05d}-of-{len(shards):05d}.safetensors"
+        save_file(load_file(path), folder / name, metadata=metadata)
+
+
+def test_shards_of_earlier_versions_are_read(root, tmp_path):
+    folder = shutil.copytree(
+        checkpoints.folder_of(folder_of(root, "whole", "fsdp"), 6), tmp_path / "earlier"
+    )
+    model = build_objective(tmp_path, **DROPS).plain_model
+    parameters = dict(model.named_parameters())
+    ours = {(name, entry): tensor for name, entry, tensor in read_optimizer(folder, parameters)}
+    earlier_files(folder, sorted((folder / "optimizer").iterdir()))
+    shutil.rmtree(folder / "optimizer")
+    theirs = {(name, entry): tensor for name, entry, tensor in read_optimizer(folder, parameters)}
+    assert len(ours) == 3 * len(parameters)
+    assert_bitwise_equal(ours, theirs)
 
 
 def test_bad_input_is_named(root, tmp_path, monkeypatch):
@@ -241,9 +267,11 @@ def test_bad_input_is_named(root, tmp_path, monkeypatch):
         ValueError, match=r"micro-batches a step \(accumulation \* processes\)=2, this run has 1"
     ):
         build_objective(folder, **{**DROPS, "global_batch_size": 4}).train(resume=True)
-    shard = checkpoints.latest_checkpoint(folder) / "optimizer-00001-of-00002.safetensors"
-    shard.rename(shard.with_name("elsewhere"))
-    with pytest.raises(ValueError, match=r"is corrupt .*1 of 2 files optimizer.*: remove it to"):
+    _, second = sorted((checkpoints.latest_checkpoint(folder) / "optimizer").iterdir())
+    second.rename(second.with_name("elsewhere"))
+    with pytest.raises(
+        ValueError, match=r"is corrupt .*optimizer holds .* a file is missing.*: remove it to"
+    ):
         build_objective(folder, **DROPS).train(resume=True)
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
     with pytest.raises(

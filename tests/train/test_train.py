@@ -137,7 +137,7 @@ def test_a_write_that_fails_without_a_full_disk_leaves_nothing_half_done(tmp_pat
     def interrupt(*arguments):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(checkpoints, "write_rows", interrupt)
+    monkeypatch.setattr(checkpoints, "write_optimizer", interrupt)
     with pytest.raises(KeyboardInterrupt):
         build(tmp_path).train()
     assert not checkpoints.checkpoints(tmp_path) and not list(tmp_path.rglob("*.tmp"))

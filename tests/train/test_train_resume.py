@@ -16,8 +16,8 @@ from tests.helpers.training_run import assert_bitwise_equal, build, weights
 LOOP, CHECKPOINT = "fastenc.train.loop:Trainer", "fastenc.train.checkpoint"
 # (owner, function, call): the run dies when this call begins. Checkpoints: steps 3, 6, 7, 9, 12, 14, 15, 18, 21.
 DEATHS = [(LOOP, "_optimiser_step", step) for step in (1, 4, 13)] + [
-    (CHECKPOINT, "write_rows", 1),  # half of the first checkpoint is written
-    (CHECKPOINT, "write_rows", 4),
+    (CHECKPOINT, "write_optimizer", 1),  # half of the first checkpoint is written
+    (CHECKPOINT, "write_optimizer", 4),
     (CHECKPOINT, "flush", 20),  # a checkpoint is written, but has not been renamed
     (CHECKPOINT, "remove_old", 9),  # the checkpoint stands, nothing has taken note of it
     (CHECKPOINT, "remove_unfinished", 6),  # an old checkpoint is about to be deleted

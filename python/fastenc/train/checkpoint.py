@@ -15,12 +15,11 @@ from torch import Tensor
 from fastenc._extras import require
 from fastenc._files import flush
 from fastenc.models.pretrained import PretrainedModel
+from fastenc.train.optimizer_files import read_optimizer, write_optimizer
 from fastenc.train.output_lock import output_lock
 from fastenc.train.processes import process_state, together
-from fastenc.train.rows import RowReader, write_rows
 
 STATE, RANDOM = "state.json", "random.safetensors"
-OPTIMIZER = "optimizer"  # .safetensors, or one file a process
 
 
 def save_checkpoint(
@@ -38,7 +37,7 @@ def save_checkpoint(
 
     Args:
         model: whole, on the main process; so are random_states and state.
-        moments: of ``flat_optimizer``; each process writes its rows of them.
+        moments: of ``flat_optimizer``; each process writes its shards of them.
     Raises: OSError naming the last good checkpoint, on every process.
     """
     processes, final = process_state(), folder_of(output_dir, step)
@@ -52,7 +51,6 @@ def save_checkpoint(
             save_file(random_states, hidden / RANDOM)
             text = json.dumps({**state, "step": step}, indent=1)
             (hidden / STATE).write_text(text, encoding="utf-8")
-        write_rows(hidden, OPTIMIZER, moments, processes.process_index, processes.num_processes)
 
     def publish() -> None:
         if processes.is_main_process:
@@ -64,6 +62,7 @@ def save_checkpoint(
     try:
         together(lambda: hidden.mkdir(parents=True) if processes.is_main_process else None)
         together(write)
+        together(lambda: write_optimizer(hidden, moments, processes.is_main_process))
         together(publish)
     except OSError as error:
         last = latest_checkpoint(output_dir)
@@ -136,11 +135,8 @@ def load_optimizer(
     error_class = require("safetensors", extra="train").SafetensorError
     parameters = dict(model.named_parameters())
     try:
-        with RowReader(folder, OPTIMIZER) as reader:
-            for key in reader.names():
-                name, entry = key.split("|")
-                parameter = parameters[name]
-                optimizer.state[parameter][entry] = reader.read(key, parameter)
+        for name, entry, tensor in read_optimizer(folder, parameters):
+            optimizer.state[parameters[name]][entry] = tensor
         return load_file(folder / RANDOM)
     except (error_class, OSError, ValueError) as error:
         raise _corrupt(folder, error) from error

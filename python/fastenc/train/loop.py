@@ -412,7 +412,7 @@ class Trainer:
         return figures
 
     def _read_statistics(self) -> None:
-        """Read the losses of the steps since the last reading: on a GPU the one place that waits for it.
+        """Read the losses of the steps since the last reading: on a GPU only this waits for it.
 
         Raises: FloatingPointError for the first step whose loss or gradient is not finite.
         """
