@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -61,8 +62,9 @@ def read_optimizer(
 
 def _read_shards(folder: Path, parameters: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
     reader = HuggingFaceStorageReader(str(folder))
-    state = {}
-    for key, stored in reader.read_metadata().state_dict_metadata.items():
+    stored_tensors: dict[str, Any] = dict(reader.read_metadata().state_dict_metadata)
+    state: dict[str, Any] = {}
+    for key, stored in stored_tensors.items():
         parameter = parameters[key.split("|")[0]].detach()
         dtype, shape = stored.properties.dtype, stored.size
         if shape and sum(chunk.sizes.numel() for chunk in stored.chunks) != parameter.numel():
