@@ -22,7 +22,7 @@ COMMANDS = {
     ),
     "tokenizer": ("corpus", "Tokenizer", "Train a tokenizer on texts of one language or several."),
     "tokens": ("corpus", "Tokens", "Count the tokens that tokenizers make of several languages."),
-    "clean": ("corpus", "Clean", "Drop duplicates and text that is none, and report why."),
+    "clean": ("corpus", "Clean", "Drop duplicates and bad documents, and report why."),
     "prepare": ("corpus", "Prepare", "Tokenise texts into a store that `fastenc pretrain` reads."),
     "recipes": ("recipes", "Recipes", "List the published settings that `--recipe` knows."),
     "profile": ("measure", "Profile", "Show where a step's time goes."),

@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from fastenc._extras import require
 from fastenc._files import write_atomically
@@ -17,8 +18,6 @@ from fastenc.data import (
     train_tokenizer,
     write_store,
 )
-from fastenc.data.clean_files import clean_files
-from fastenc.data.cleaning import STEPS, Cleaner
 from fastenc.data.fertility import Fertility, plot_fertility
 from fastenc.data.languages import ALPHA, Chained, text_files
 from fastenc.data.readers import FileTexts, numbered_lines
@@ -181,51 +180,55 @@ class Prepare(Command):
 
 @dataclass(frozen=True, kw_only=True)
 class Clean(Command):
-    """Drop duplicates and text that is none, and report why.
+    """Drop duplicates and bad documents by a datatrove pipeline, and report why.
 
-    The rules are those of C4 and Gopher.
+    Each file is a task; --processes run at once. A corpus that outgrows a machine is cleaned by the same pipeline on
+    Slurm or Ray: --script prints a program for it.
 
     Examples:
     fastenc clean crawl.jsonl.gz -o clean --english
-    fastenc clean --language en=en/ --language mt=mt/ --steps exact,near -o clean
+    fastenc clean --language en=en/ --language mt=mt/ --steps exact,near --processes 8 -o clean
+    fastenc clean --language en=en/ -o clean --script slurm > clean.py
     """
 
     texts: tuple[str, ...] = argument(TEXTS, default=())
-    output: Path = option(REQUIRED, "Folder for the texts (.jsonl) and report.json.", "-o")
+    output: Path = option(
+        REQUIRED, "Folder for a folder of texts a language and report.json.", "-o"
+    )
     language: tuple[str, ...] = option((), LANGUAGE)
     column: str | None = option(None, COLUMN)
     quoting: str | None = option(None, QUOTING)
-    steps: str = option(
-        ",".join(STEPS), "Which of exact, c4, gopher and near, with commas between."
+    steps: str = option("gopher,c4,fineweb,exact,near", "Some of these steps, with commas between.")
+    english: bool = option(
+        False, "Also ask for marks at the end of lines (C4) and two English stop words (Gopher)."
     )
-    threshold: float = option(0.8, "Similarity from which documents are near duplicates.")
-    english: bool = option(False, "Also ask for two of Gopher's English stop words.")
     bad_words: Path | None = option(None, "File of words, one a line, that drop a document.")
+    processes: int = option(1, "Files that are cleaned at once.")
     resume: bool = option(False, "Go on with a cleaning that was killed.")
+    script: str | None = option(None, "slurm or ray: print a program that cleans there, and stop.")
 
     def run(self) -> None:
-        files, steps = _files(self.texts, self.language), self.steps.split(",")
-        listed = (
-            set()
-            if self.bad_words is None
-            else {line for _, line in numbered_lines(self.bad_words) if line}
-        )
-        settings = {
-            "steps": steps,
-            "threshold": self.threshold,
+        require("datatrove", extra="clean")
+        from fastenc.data.cleaning import cleaning_stages, executor_script, run_locally
+
+        bad = [] if self.bad_words is None else [line for _, line in numbered_lines(self.bad_words)]
+        settings: dict[str, Any] = {
+            "files": _files(self.texts, self.language),
+            "steps": self.steps.split(","),
             "english": self.english,
-            "bad words": sorted(listed),
+            "bad_words": sorted({word for word in bad if word}),
+            "column": self.column,
+            "quoting": self.quoting,
         }
-        cleaner = Cleaner(steps, threshold=self.threshold, english=self.english, bad_words=listed)
-        streams = {
-            language: FileTexts(paths, self.column, self.quoting)
-            for language, paths in files.items()
-        }
-        report = clean_files(cleaner, streams, self.output, settings, resume=self.resume)
+        if self.script is not None:
+            print(executor_script(self.script, str(self.output), settings), end="")
+            return
+        stages = cleaning_stages(str(self.output), **settings)
+        report = run_locally(stages, self.output, settings, self.processes, self.resume)
         for why, number in report["dropped"].items():
-            print(f"{number:>9,}  {why}   e.g. {report['examples'][why][0][:60]!r}")
-        kept, read = report["documents"]["kept"], report["documents"]["read"]
-        print(f"{kept:,} of {read:,} documents kept")
+            print(f"{number:>9,}  {why}")
+        documents = report["documents"]
+        print(f"{documents['kept']:,} of {documents['read']:,} documents kept in {self.output}")
 
 
 def _files(texts: tuple[str, ...], languages: tuple[str, ...]) -> dict[str, list[str]]:

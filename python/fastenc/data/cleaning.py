@@ -1,338 +1,295 @@
-"""Drops documents that should not be trained on: duplicates, and those that the rules of C4 and Gopher reject."""
+"""Drops bad documents and duplicates from a corpus, by a datatrove pipeline."""
 
-import hashlib
+import json
 import re
-from array import array
+import shutil
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from pprint import pformat
 from typing import Any
 
-from fastenc._extras import require
-from fastenc.data.fertility import UNSPACED
-from fastenc.data.sentences import SPACED_MARKS, UNSPACED_MARKS, split_sentences
-
-STEPS = ("exact", "c4", "gopher", "near")
-SHOWN, SHOWN_CHARACTERS = 3, 200
-Drop = Callable[[str, str], Any]  # (reason, dropped text) → None
-
-TERMINAL = (*SPACED_MARKS, *UNSPACED_MARKS, *"\"'”’»」』")
-# Thai and Lao end sentences with a space, which also occurs elsewhere.
-UNMARKED = re.compile("[\u0e00-\u0eff]")
-POLICIES = re.compile(
-    r"terms of use|privacy policy|cookie policy|uses cookies|use of cookies|use cookies",
-    re.IGNORECASE,
+from datatrove.data import Document
+from datatrove.executor.local import LocalPipelineExecutor
+from datatrove.pipeline.dedup.exact_dedup import (
+    ExactDedupConfig,
+    ExactDedupFilter,
+    ExactDedupSignature,
+    ExactFindDedups,
 )
-CITATION = re.compile(r"\[(?:\d*|edit|citation needed)\]")
-STOP_WORDS = {"the", "be", "to", "of", "and", "that", "have", "with"}
-BULLETS = ("•", "‣", "▪", "●", "-", "*")
-ELLIPSES = ("...", "…")
-# A word is text between white space. In scripts without spaces a word is a run of the average length of words: two
-# characters of Han and Kana, five (vowel signs included) of the scripts from Thai to Khmer, with its punctuation.
-_RANGES = UNSPACED.pattern[1:-1]
-WORD = re.compile(
-    rf"(?:(?:(?![\u0e00-\u17ff])[{_RANGES}]){{1,2}}|[{_RANGES}]{{1,5}})[^\w\s{_RANGES}]*|[^\s{_RANGES}]+"
+from datatrove.pipeline.dedup.minhash import (
+    MinhashConfig,
+    MinhashDedupBuckets,
+    MinhashDedupCluster,
+    MinhashDedupFilter,
+    MinhashDedupSignature,
+)
+from datatrove.pipeline.filters.c4_filters import C4QualityFilter
+from datatrove.pipeline.filters.fineweb_quality_filter import FineWebQualityFilter
+from datatrove.pipeline.filters.gopher_quality_filter import GopherQualityFilter
+from datatrove.pipeline.filters.gopher_repetition_filter import GopherRepetitionFilter
+from datatrove.pipeline.filters.regex_filter import RegexFilter
+from datatrove.pipeline.readers.jsonl import JsonlReader
+from datatrove.pipeline.writers.jsonl import JsonlWriter
+from datatrove.utils.hashing import HashConfig
+from datatrove.utils.logging import logger
+
+from fastenc._files import write_atomically
+from fastenc.data.cleaning_steps import (
+    WORD,
+    WORD_OR_CHARACTER,
+    ByScript,
+    TextReader,
+    TextWriter,
+    Words,
 )
 
+STEPS = ("gopher", "c4", "fineweb", "exact", "near")
+SHA1 = HashConfig(hash_fc="sha1")
 
-class Cleaner:
-    """Drops documents and lines in up to four steps, and counts the reasons.
 
-    "exact" drops a document with the same words as an earlier one; case and white space do not matter.
+@dataclass(frozen=True)
+class Stage:
+    """One pass over the texts. Its ``tasks`` can run at once; the next stage needs all of them.
 
-    "c4" removes citation markers and drops
-        - lines that do not end in a terminal mark (an ellipsis is none), have fewer than five words, or contain
-          "javascript" or a policy notice;
-        - three consecutive sentences that occurred before, in this document or in one that was kept;
-        - documents with lorem ipsum, a curly bracket, a bad word, or fewer than three sentences left.
-    C4's language test is not included. In Thai and Lao, which have no terminal marks, lines need no mark and documents
-    need no three sentences.
-
-    "gopher" keeps documents with 50 to 100,000 words, 3 to 10 characters a word on average, at most one # or ellipsis
-    for ten words, at most 90 % of lines that begin with a bullet and 30 % that end in an ellipsis, a letter in 80 % of
-    the words and, if ``english``, two of eight stop words. Gopher's rules on repetition are not included.
-
-    In scripts without spaces two characters (Han and Kana) or five (Thai, Lao, Tibetan, Myanmar, Khmer) count as a
-    word, and the average length of words is not tested.
-
-    "near" drops a document whose shingles of five words have an estimated Jaccard similarity of at least
-    ``threshold`` with those of an earlier document that was kept. Text with few spaces has shingles of five characters.
-
-    The first of several copies stays. The result depends on the documents and their order only. Memory: a hash of
-    8 bytes for each document and sentence, and with "near" 128 numbers for each document that is kept.
-
-    Args:
-        steps: some of "exact", "c4", "gopher", "near"; they run in this order.
-        threshold: similarity, in (0, 1).
-        bad_words: words, in any case, that drop a document. C4's list is not included.
-    Fields:
-        memories: {step: its record of earlier documents}. A record has ``new``, an array of the 8-byte numbers that
-            were added since the array was last emptied, and ``recall(numbers)``, which restores it.
-    Raises: ValueError for an unknown step or a threshold out of range; ImportError without datasketch for "near".
-    Source: Raffel et al. 2020, arXiv:1910.10683, section 2.2; Rae et al. 2021, arXiv:2112.11446, appendix A.1.1;
-        Broder 1997 (MinHash).
+    Fields: pipeline: datatrove's steps. logs: folder of the tasks' logs, counts and completion marks.
     """
 
-    def __init__(
-        self,
-        steps: Sequence[str] = STEPS,
-        *,
-        threshold: float = 0.8,
-        english: bool = False,
-        bad_words: Iterable[str] = (),
-    ):
-        if unknown := set(steps) - set(STEPS):
-            raise ValueError(f"steps must be some of {', '.join(STEPS)}, got {sorted(unknown)}")
-        if not 0 < threshold < 1:
-            raise ValueError(f"threshold must be a similarity in (0, 1), got {threshold}")
-        self.c4 = C4Rules(bad_words)
-        rules: dict[str, Any] = {
-            "exact": ExactDuplicates(),
-            "c4": self.c4,
-            "gopher": GopherRules(english),
-            "near": NearDuplicates(threshold) if "near" in steps else None,
-        }
-        self.rules = [rules[name] for name in STEPS if name in steps]
-        self.memories: dict[str, Any] = {
-            name: rules[name].seen for name in STEPS if name in steps and name != "gopher"
-        }
-        self.documents: Counter[str] = Counter(read=0, kept=0)
-        self.dropped: Counter[str] = Counter()
-        self.examples: dict[str, list[str]] = {}
-
-    def clean(self, documents: Iterable[str]) -> Iterator[str]:
-        """The documents that are kept, without their dropped lines."""
-        for document in documents:
-            self.documents["read"] += 1
-            text: str | None = document
-            for rule in self.rules:
-                text = rule(text, self._drop)
-                if text is None:
-                    break
-            else:
-                self.documents["kept"] += 1
-                self.c4.remember_spans()
-                yield text  # type: ignore[misc]
-
-    def restore(self, report: Mapping[str, Any], memories: Mapping[str, array]) -> None:
-        """Continue a cleaner with this report and these memories."""
-        self.documents.update(report["documents"])
-        self.dropped.update(report["dropped"])
-        self.examples.update(report["examples"])
-        for name, numbers in memories.items():
-            self.memories[name].recall(numbers)
-
-    def report(self) -> dict[str, Any]:
-        """Numbers of documents read and kept, of dropped texts by reason, and examples of them."""
-        return {
-            "documents": dict(self.documents),
-            "dropped": dict(sorted(self.dropped.items())),
-            "examples": dict(sorted(self.examples.items())),
-        }
-
-    def _drop(self, why: str, what: str) -> None:
-        self.dropped[why] += 1
-        shown = self.examples.setdefault(why, [])
-        if len(shown) < SHOWN:
-            shown.append(what[:SHOWN_CHARACTERS])
+    name: str
+    pipeline: list[Any]
+    tasks: int
+    logs: str
 
 
-class Hashes:
-    """A set of hashes that records additions."""
+def cleaning_stages(
+    output: str,
+    files: Mapping[str, Sequence[str]],
+    *,
+    steps: Sequence[str] = STEPS,
+    english: bool = False,
+    bad_words: Iterable[str] = (),
+    column: str | None = None,
+    quoting: str | None = None,
+) -> list[Stage]:
+    """The stages that clean files into ``output``; any of datatrove's executors runs them in this order.
 
-    def __init__(self) -> None:
-        self.known: set[int] = set()
-        self.new = array("Q")
+    "gopher" drops documents by Gopher's rules of repetition and of quality (50 to 100,000 words, symbols, bullets,
+    ellipses, letters). "c4" drops lines that mention JavaScript or a policy, lines of fewer than three words, and
+    documents with lorem ipsum, a curly bracket or fewer than five sentences. "fineweb" drops documents whose lines are
+    mostly short, repeated or without a mark at their end. "exact" keeps one of the documents with the same words;
+    case and white space do not matter. "near" keeps one of each cluster of documents whose MinHash signatures (14
+    bands of 8 hashes, five-grams of words) agree in a band: 92 % of the pairs with a Jaccard similarity of 0.8.
 
-    def __contains__(self, key: int) -> bool:
-        return key in self.known
+    Scripts without spaces have no rules on the lengths of words and lines nor on marks at the end of lines, and C4's
+    number of sentences is not tested; there, two characters (Han, Kana) or five (Thai to Khmer) count as a word.
 
-    def add(self, key: int) -> None:
-        if key not in self.known:
-            self.known.add(key)
-            self.new.append(key)
+    Args:
+        files: {language: paths}, read by ``read_texts``; each file is a task.
+        steps: some of ``STEPS``; they run in the order of ``STEPS``.
+        english: also ask for marks at the end of lines (C4) and for two stop words (Gopher).
+        bad_words: words, in any case, that drop a document. C4's list is not included.
+    Returns: stages that write ``output``/<language>/<task>.jsonl ("text" for the language ""), dropped documents to
+        ``output``/dropped, and what passes between stages to ``output``/work.
+    Raises: ValueError for an unknown step.
+    Source: Rae et al. 2021, arXiv:2112.11446; Raffel et al. 2020, arXiv:1910.10683; Penedo et al. 2024,
+        arXiv:2406.17557; Broder 1997 (MinHash); datatrove.
+    """
+    if unknown := set(steps) - set(STEPS):
+        raise ValueError(f"steps must be some of {', '.join(STEPS)}, got {sorted(unknown)}")
+    work = f"{output}/work"
+    pairs = [(language or "text", path) for language, paths in files.items() for path in paths]
+    passes = ["filter", *(step for step in ("exact", "near") if step in steps)]
+    stages: list[Stage] = []
 
-    def recall(self, numbers: array) -> None:
-        self.known.update(numbers)
+    def add(name: str, pipeline: list[Any], tasks: int = len(pairs)) -> None:
+        stages.append(Stage(name, pipeline, tasks, f"{work}/logs/{name}"))
 
+    def dropped(name: str) -> JsonlWriter:
+        return JsonlWriter(f"{output}/dropped/{name}", compression=None)
 
-class ExactDuplicates:
-    def __init__(self) -> None:
-        self.seen = Hashes()
+    def writer(name: str) -> JsonlWriter:
+        if name == passes[-1]:
+            return TextWriter(output, "${language}/${rank}.jsonl", compression=None)
+        return JsonlWriter(f"{work}/{name}", compression=None)
 
-    def __call__(self, text: str, drop: Drop) -> str | None:
-        words = " ".join(text.lower().split())
-        if not words:
-            return drop("document: empty", text)
-        if (key := _hash(words)) in self.seen:
-            return drop("document: exact duplicate", text)
-        self.seen.add(key)
-        return text
-
-
-class C4Rules:
-    def __init__(self, bad_words: Iterable[str]):
-        self.seen = Hashes()
-        self.latest: set[int] = set()  # hashes of the last document's spans
-        self.bad_words = re.compile(
-            rf"(?<!\w)(?:{'|'.join(map(re.escape, sorted(bad_words)))})(?!\w)", re.IGNORECASE
+    filters = _filters(steps, english, sorted(bad_words), dropped)
+    add("filter", [TextReader(pairs, column, quoting), *filters, writer("filter")])
+    source = JsonlReader(f"{work}/filter", add_file_path=False)
+    if "exact" in steps:
+        config = ExactDedupConfig(_normalized, hash_config=SHA1)
+        signatures, found = f"{work}/exact-signatures", f"{work}/exact-duplicates"
+        add("exact-signatures", [source, ExactDedupSignature(signatures, config)])
+        add("exact-duplicates", [ExactFindDedups(signatures, found, config)], 1)
+        add("exact", [source, ExactDedupFilter(found, config, dropped("exact")), writer("exact")])
+        source = JsonlReader(f"{work}/exact", add_file_path=False)
+    if "near" in steps:
+        hashes = MinhashConfig(hash_config=SHA1)
+        signatures, buckets, clusters = (
+            f"{work}/near-{name}" for name in ("signatures", "buckets", "clusters")
         )
-        self.has_bad_words = bool(bad_words)
-
-    def __call__(self, text: str, drop: Drop) -> str | None:
-        if "{" in text:
-            return drop("document: curly bracket", text)
-        if "lorem ipsum" in text.lower():
-            return drop("document: lorem ipsum", text)
-        if self.has_bad_words and self.bad_words.search(text):
-            return drop("document: bad word", text)
-        lines = []
-        for line in text.split("\n"):
-            if not line.strip():
-                continue
-            line = CITATION.sub("", line).strip()
-            if line.endswith(ELLIPSES) or not (line.endswith(TERMINAL) or _unmarked(line)):
-                drop("line: no mark at its end", line)
-            elif len(WORD.findall(line)) < 5:
-                drop("line: fewer than five words", line)
-            elif "javascript" in line.lower():
-                drop("line: javascript", line)
-            elif POLICIES.search(line):
-                drop("line: policy notice", line)
-            else:
-                lines.append(split_sentences(line))
-        kept = self._without_repeated_spans(lines, drop)
-        if sum(map(len, kept)) < (1 if _unmarked(text) else 3):
-            return drop("document: fewer than three sentences", text)
-        return "\n".join("".join(sentences).strip() for sentences in kept if sentences)
-
-    def remember_spans(self) -> None:
-        """Count the last document's spans as seen. A document that is dropped must not suppress a later copy."""
-        for span in self.latest:
-            self.seen.add(span)
-
-    def _without_repeated_spans(self, lines: list[list[str]], drop: Drop) -> list[list[str]]:
-        every = [sentence.strip() for sentences in lines for sentence in sentences]
-        spans = [_hash("\n".join(every[start : start + 3])) for start in range(len(every) - 2)]
-        repeated: set[int] = set()
-        self.latest = set()
-        for start, span in enumerate(spans):
-            if span in self.seen or span in self.latest:
-                repeated.update(range(start, start + 3))
-            self.latest.add(span)
-        for number in sorted(repeated):
-            drop("sentence: in a span of three seen before", every[number])
-        kept, first = [], 0
-        for sentences in lines:
-            kept.append([s for n, s in enumerate(sentences, first) if n not in repeated])
-            first += len(sentences)
-        return kept
+        words = Words(WORD_OR_CHARACTER)
+        add("near-signatures", [source, MinhashDedupSignature(signatures, hashes, words)])
+        add(
+            "near-buckets",
+            [MinhashDedupBuckets(signatures, buckets, config=hashes)],
+            hashes.num_buckets,
+        )
+        add("near-clusters", [MinhashDedupCluster(buckets, clusters, hashes)], 1)
+        add("near", [source, MinhashDedupFilter(clusters, dropped("near")), writer("near")])
+    return stages
 
 
-class GopherRules:
-    def __init__(self, english: bool):
-        self.english = english
+def run_locally(
+    stages: Sequence[Stage], output: Path, settings: Mapping[str, Any], processes: int, resume: bool
+) -> dict[str, Any]:
+    """Run stages on this machine, write report.json and remove what passed between them.
 
-    def __call__(self, text: str, drop: Drop) -> str | None:
-        words = WORD.findall(text)
-        unspaced = 2 * sum(UNSPACED.match(word) is not None for word in words) > len(words)
-        lines = [line.strip() for line in text.split("\n") if line.strip()]
-        symbols = max(text.count("#"), sum(text.count(mark) for mark in ELLIPSES))
-        share = lambda flags, items: sum(flags) / max(len(items), 1)
-        checks = {
-            "document: not 50 to 100,000 words": 50 <= len(words) <= 100_000,
-            "document: mean word length not 3 to 10": unspaced
-            or 3 <= share(map(len, words), words) <= 10,
-            "document: more than one # or ellipsis for ten words": symbols <= 0.1 * len(words),
-            "document: over 90 % of lines with a bullet": share(
-                (line.startswith(BULLETS) for line in lines), lines
+    A killed run goes on with the tasks that were not complete.
+
+    Args: settings: of ``cleaning_stages``; a resumed run needs the same.
+    Returns: the report: numbers of documents, and of documents and lines dropped, by reason.
+    Raises: ValueError if there is an unfinished run and ``resume`` is False, if it had other settings, or if no
+        document is kept; then nothing is left behind.
+    """
+    work = output / "work"
+    logger.disable("datatrove")  # an error is raised too, and report.json has the counts
+    _begin(work, json.loads(json.dumps(settings)), resume)
+    for stage in stages:
+        LocalPipelineExecutor(
+            stage.pipeline, tasks=stage.tasks, workers=processes, logging_dir=stage.logs
+        ).run()
+        if stage.name == "filter" and not any((*work.glob("filter/*"), *output.glob("*/*.jsonl"))):
+            break
+    report = _report(stages)
+    if not report["documents"]["kept"]:
+        for folder in (work, output / "dropped"):
+            shutil.rmtree(folder, ignore_errors=True)
+        output.rmdir()
+        reasons = ", ".join(f"{number:,} {why}" for why, number in report["dropped"].items())
+        raise ValueError(
+            f"none of {report['documents']['read']:,} documents was kept ({reasons}): look at the texts, or take "
+            "fewer --steps"
+        )
+    text = json.dumps(report, indent=1) + "\n"
+    write_atomically(output / "report.json", lambda path: path.write_text(text, encoding="utf-8"))
+    shutil.rmtree(work)
+    return report
+
+
+def executor_script(executor: str, output: str, settings: Mapping[str, Any]) -> str:
+    """A Python program that runs the stages on a cluster.
+
+    Args: executor: "slurm" or "ray".
+    Raises: ValueError for another one.
+    """
+    arguments = {"slurm": ', time="24:00:00", partition="PARTITION"', "ray": ""}
+    if executor not in arguments:
+        raise ValueError(f"a script is for slurm or ray, got {executor!r}")
+    name = f"{executor.capitalize()}PipelineExecutor"
+    return f"""from datatrove.executor.{executor} import {name}
+from fastenc.data.cleaning import cleaning_stages
+
+settings = {pformat(dict(settings), width=100)}
+
+if __name__ == "__main__":
+    last = None
+    for stage in cleaning_stages({output!r}, **settings):
+        last = {name}(
+            stage.pipeline, tasks=stage.tasks, logging_dir=stage.logs, depends=last{arguments[executor]}
+        )
+    last.run()
+"""
+
+
+def _filters(steps: Sequence[str], english: bool, bad_words: list[str], dropped: Any) -> list[Any]:
+    language = Words(WORD)
+    filters: list[Any] = []
+    if bad_words:
+        words = "|".join(map(re.escape, bad_words))
+        filters.append(RegexFilter(rf"(?i)(?<!\w)(?:{words})(?!\w)", dropped("bad-words")))
+    if "gopher" in steps:
+        filters.append(
+            GopherRepetitionFilter(exclusion_writer=dropped("gopher-repetition"), language=language)
+        )
+        stop_words = 2 if english else 0
+        filters.append(
+            ByScript(
+                GopherQualityFilter(min_stop_words=stop_words, language=language),
+                GopherQualityFilter(
+                    min_avg_word_length=None,
+                    max_avg_word_length=None,
+                    min_stop_words=0,
+                    language=language,
+                ),
+                dropped("gopher-quality"),
             )
-            <= 0.9,
-            "document: over 30 % of lines end in an ellipsis": share(
-                (line.endswith(ELLIPSES) for line in lines), lines
+        )
+    if "c4" in steps:
+        filters.append(
+            ByScript(
+                C4QualityFilter(filter_no_terminal_punct=english, language=language),
+                C4QualityFilter(
+                    filter_no_terminal_punct=False,
+                    min_num_sentences=-1,
+                    min_words_per_line=-1,
+                    max_word_length=-1,
+                    language=language,
+                ),
+                dropped("c4"),
             )
-            <= 0.3,
-            "document: under 80 % of words have a letter": share(
-                (any(map(str.isalpha, word)) for word in words), words
+        )
+    if "fineweb" in steps:
+        filters.append(
+            ByScript(
+                FineWebQualityFilter(line_punct_exclude_zero=not english, language=language),
+                FineWebQualityFilter(line_punct_thr=0, short_line_thr=1, language=language),
+                dropped("fineweb"),
             )
-            >= 0.8,
-            "document: fewer than two stop words": not self.english
-            or len(STOP_WORDS.intersection(map(str.lower, words))) >= 2,
-        }
-        for why, passed in checks.items():
-            if not passed:
-                return drop(why, text)
-        return text
+        )
+    return filters
 
 
-class NearDuplicates:
-    """MinHash with 128 permutations. Bands of them find candidates; all of them estimate the similarity."""
-
-    def __init__(self, threshold: float):
-        self.seen = Sketches(threshold)
-
-    def __call__(self, text: str, drop: Drop) -> str | None:
-        sketch = self.seen.sketch(shingles(text))
-        if self.seen.holds_similar(sketch):
-            return drop("document: near duplicate", text)
-        self.seen.add(sketch)
-        return text
+def _normalized(document: Document) -> str:
+    return " ".join(document.text.lower().split())
 
 
-class Sketches:
-    """MinHash sketches of documents, and an index of their bands."""
-
-    PERMUTATIONS, SEED = 128, 1
-
-    def __init__(self, threshold: float):
-        self.library = require("datasketch", extra="clean")
-        self.threshold = threshold
-        self.index = self.library.MinHashLSH(threshold=threshold, num_perm=self.PERMUTATIONS)
-        self.known: list[Any] = []
-        self.new = array("Q")
-
-    def sketch(self, items: Iterable[str]) -> Any:
-        sketch = self._blank()
-        sketch.update_batch([item.encode("utf-8", "replace") for item in items])
-        return sketch
-
-    def holds_similar(self, sketch: Any) -> bool:
-        candidates = (self.known[number] for number in self.index.query(sketch))
-        return any(sketch.jaccard(known) >= self.threshold for known in candidates)
-
-    def add(self, sketch: Any) -> None:
-        self.new.extend(sketch.hashvalues.tolist())
-        self._index(self.library.LeanMinHash(sketch))
-
-    def recall(self, numbers: array) -> None:
-        numpy = require("numpy", extra="train")
-        rows = numpy.frombuffer(numbers, dtype=numpy.uint64).reshape(-1, self.PERMUTATIONS)
-        for row in rows:
-            sketch = self._blank()
-            sketch.hashvalues = row
-            self._index(self.library.LeanMinHash(sketch))
-
-    def _blank(self) -> Any:
-        return self.library.MinHash(num_perm=self.PERMUTATIONS, seed=self.SEED)
-
-    def _index(self, lean: Any) -> None:
-        self.index.insert(len(self.known), lean)
-        self.known.append(lean)
+def _begin(work: Path, settings: dict[str, Any], resume: bool) -> None:
+    record = work / "settings.json"
+    if record.is_file():
+        if not resume:
+            raise ValueError(
+                f"{work} holds a cleaning that did not end: resume it (--resume), or remove the folder"
+            )
+        begun = json.loads(record.read_text(encoding="utf-8"))
+        for name, value in settings.items():
+            if begun[name] != value:
+                raise ValueError(
+                    f"{work} was begun with {name}={begun[name]!r}, now it is {value!r}: use the same, or remove the "
+                    "folder"
+                )
+    work.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(settings)
+    write_atomically(record, lambda path: path.write_text(text, encoding="utf-8"))
 
 
-def shingles(text: str, length: int = 5) -> set[str]:
-    """Runs of five lower-case words; of five characters if words have more than 20 characters on average."""
-    words = text.lower().split()
-    joined = " ".join(words)
-    if len(joined) > 20 * len(words):
-        return {joined[i : i + length] for i in range(max(1, len(joined) - length + 1))}
-    return {" ".join(words[i : i + length]) for i in range(max(1, len(words) - length + 1))}
-
-
-def _unmarked(text: str) -> bool:
-    """Whether most letters belong to a script without terminal marks."""
-    return 2 * len(UNMARKED.findall(text)) > sum(map(str.isalpha, text))
-
-
-def _hash(text: str) -> int:
-    digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
-    return int.from_bytes(digest, "little")
+def _report(stages: Sequence[Stage]) -> dict[str, Any]:
+    """Sums of the counts that the tasks left in their stages' logs."""
+    documents, dropped = Counter(read=0, kept=0), Counter[str]()
+    reasons = {RegexFilter: "bad_word"}  # of steps that give none
+    for stage in stages:
+        for path in sorted(Path(stage.logs).glob("stats/*.json")):
+            for step, block in zip(stage.pipeline, json.loads(path.read_text()), strict=True):
+                counts = {
+                    name: value["total"] if isinstance(value, dict) else value
+                    for name, value in block["stats"].items()
+                }
+                documents["read"] += counts.get("read", 0)
+                if isinstance(step, TextWriter):
+                    documents["kept"] += counts.get("total", 0)
+                for name, number in counts.items():
+                    if name.startswith(("dropped_", "line-filter-")):
+                        dropped[name.removeprefix("dropped_")] += number
+                if "dropped" in counts and not any(name.startswith("dropped_") for name in counts):
+                    dropped[reasons.get(type(step), stage.name)] += counts["dropped"]
+    return {"documents": dict(documents), "dropped": dict(sorted(dropped.items()))}
