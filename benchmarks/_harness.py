@@ -288,11 +288,11 @@ def compare_op(
         convert = providers[provider].to_truth
         results = (result,) if isinstance(result, Tensor) else result
         against = exact[:1] if isinstance(result, Tensor) else exact[1:]
-        for place, (value, true) in enumerate(zip(results, against, strict=True)):
+        for index, (value, true) in enumerate(zip(results, against, strict=True)):
             value = convert(value).double()
             error = ((value - true).norm() / true.norm()).item() if checked else value.sum().item()
             if not (error < tolerance if checked else math.isfinite(error)):
-                what = "result" if isinstance(result, Tensor) else f"gradient {place}"
+                what = "result" if isinstance(result, Tensor) else f"gradient {index}"
                 return f"{what}: relative error {error:.2g}" if checked else f"{what}: not finite"
         return None
 

@@ -89,8 +89,10 @@ class Tags(Kind):
         options = dict(truncation=True, max_length=self.task.max_length)
         encoded = self.tokenizer(words, is_split_into_words=True, **options)
         examples = []
-        for place, (ids, each) in enumerate(zip(encoded["input_ids"], data.sentences, strict=True)):
-            of_token = encoded.word_ids(place)
+        for position, (ids, each) in enumerate(
+            zip(encoded["input_ids"], data.sentences, strict=True)
+        ):
+            of_token = encoded.word_ids(position)
             labels = [
                 -100 if word is None or word == before else self.names.index(each.tags[word])
                 for word, before in zip(of_token, [None, *of_token], strict=False)

@@ -50,10 +50,12 @@ def small_config(vocabulary: int, width: int = 256, **changes: Any) -> EncoderCo
 def padded(example: dict[str, Any]) -> dict[str, Any]:
     """The same batch as Hugging Face takes it."""
     batch = example["batch"]
-    places, shape = batch.padded_indices()
+    positions, shape = batch.padded_indices()
 
     def pad(values: torch.Tensor, padding: int) -> torch.Tensor:
-        return values.new_full(shape, padding).flatten().index_copy(0, places, values).view(shape)
+        return (
+            values.new_full(shape, padding).flatten().index_copy(0, positions, values).view(shape)
+        )
 
     return {
         "input_ids": pad(batch.input_ids, 0),
@@ -108,8 +110,8 @@ def held_out_loss(side: Side, held_out: Sequence[Any], collator: Collator) -> fl
     side.model.eval()
     total: dict[str, float] = {}
     count: dict[str, int] = {}
-    for step, places in enumerate(BatchSampler([1] * len(held_out), 32, shuffle=False).epoch(0)):
-        example = collator([held_out[place] for place in places], step)
+    for step, positions in enumerate(BatchSampler([1] * len(held_out), 32, shuffle=False).epoch(0)):
+        example = collator([held_out[index] for index in positions], step)
         items = count_items(collator, example)
         for name, (mean, weight) in side.parts(example).items():
             total[name] = total.get(name, 0.0) + weight * mean.item() * items[name]

@@ -9,7 +9,7 @@ and queries of other sequences than the keys, in results of their own. 12 heads 
 
 import random
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache, partial
 from typing import NamedTuple
 
@@ -30,12 +30,23 @@ from benchmarks._harness import (
     measure_parts,
     peer,
 )
+from benchmarks._tuning import (
+    TF32_TOLERANCE,
+    TOKENS,
+    Problem,
+    deterministic,
+    random_inputs,
+    tf32,
+)
 from benchmarks.lengths import NAMES
 from benchmarks.lengths import lengths as real_lengths
 from fastenc.ops import attention, cross_attention, unpack
 from fastenc.packing import PackedBatch, pack_sequences
 
-TOKENS = 16384  # of a batch on a GPU
+TABLES = {
+    "attention": "Attention over packed sequences: 12 heads of 32 on a CPU, of 64 on a GPU",
+    "attention_variants": "Attention with a window, with biases, and to other keys",
+}
 HEADS, HEAD_DIM = (12, 64) if ON_GPU else (12, 32)
 WINDOW = 64  # to each side, as in ModernBERT's local layers (Warner et al. 2024, arXiv:2412.13663)
 FARTHEST = 128  # distance in T5's table
@@ -178,13 +189,13 @@ def make_variant(case: Case) -> Variant:
             lambda score, head, distance, key: score - slopes[head] * distance.abs(),
         )
     if case.variant == "relative bias":
-        place = lambda distance: distance.clamp(-FARTHEST, FARTHEST) + FARTHEST
+        index = lambda distance: distance.clamp(-FARTHEST, FARTHEST) + FARTHEST
         return Variant(
             lambda weight: {"relative_bias": weight.T},
-            lambda distance, keys, weight: F.embedding(place(distance), weight).permute(2, 0, 1)[
+            lambda distance, keys, weight: F.embedding(index(distance), weight).permute(2, 0, 1)[
                 None
             ],
-            lambda score, head, distance, key, weight: score + weight[place(distance), head],
+            lambda score, head, distance, key, weight: score + weight[index(distance), head],
             (torch.randn(2 * FARTHEST + 1, case.heads, device=DEVICE).requires_grad_(),),
         )
     if case.variant == "key bias":
@@ -250,9 +261,9 @@ class Batch:
         even, real = len(set(lengths)) == 1, self.real_keys[:, None, None]
         if variant.bias is None:
             return None if even else real
-        places = unpack(torch.arange(self.keys.total_tokens, device=DEVICE), self.keys)
+        indices = unpack(torch.arange(self.keys.total_tokens, device=DEVICE), self.keys)
         distance = distances(self.queries.max_seqlen, self.keys.max_seqlen)
-        bias = variant.bias(distance, places, *parameters)
+        bias = variant.bias(distance, indices, *parameters)
         # As in transformers no -inf: a row of padding that sees no key would be NaN, and so would gradients.
         least = torch.finfo(self.case.dtype).min
         return bias.clamp(min=least) if even else bias.masked_fill(~real, least).clamp(min=least)
@@ -280,14 +291,14 @@ class Batch:
         count = len(self.packed)
         q, k, v = split(inputs[:count])
         lengths, key_lengths = self.case.lengths, self.case.key_lengths or self.case.lengths
-        places = torch.arange(k.shape[0], device=DEVICE).split(key_lengths)
+        indices = torch.arange(k.shape[0], device=DEVICE).split(key_lengths)
         outs = []
-        parts = (q.split(lengths), k.split(key_lengths), v.split(key_lengths), places)
-        for q_part, k_part, v_part, place in zip(*parts, strict=True):
+        parts = (q.split(lengths), k.split(key_lengths), v.split(key_lengths), indices)
+        for q_part, k_part, v_part, index in zip(*parts, strict=True):
             bias = None
             if self.variant.bias is not None:
                 distance = distances(len(q_part), len(k_part))
-                bias = self.variant.bias(distance, place[None], *inputs[count:])
+                bias = self.variant.bias(distance, index[None], *inputs[count:])
             outs.append(sdpa((q_part[None], k_part[None], v_part[None]), bias)[0])
         return torch.cat(outs)
 
@@ -405,6 +416,61 @@ def main() -> None:
         name, make = groups[group]
         measure_parts(name, {case.name: partial(measure, case) for case in make()}, broken)
     exit_if_broken(broken)
+
+
+def tuned(dtype: torch.dtype) -> Iterator[Callable[[], Problem]]:
+    yield from attention_problems(dtype, (64, 32), p=(0.1, 0.0))
+
+
+def tuned_rarely(dtype: torch.dtype) -> Iterator[Callable[[], Problem]]:
+    # The deterministic backward's second kernel; its first has the atomic one's entries.
+    for length in (512, 256) if dtype != torch.float32 else ():
+        lengths = [length] * (TOKENS // length)
+        yield partial(attention_problem, lengths, 12, 64, dtype, 0.1, mode=deterministic)
+    for p in (0.1, 0.0):  # Longformer's window stands for every bias: all have one entry
+        options = {**attention_options(dtype), "window": (256, 256)}
+        yield partial(attention_problem, [2048] * 4, 12, 64, dtype, p, **options)
+    yield from attention_problems(dtype, (128, 96), p=(0.1, 0.0))
+    if dtype == torch.float32:
+        # Last, as candidates with full float32 products compile for up to a minute.
+        yield from attention_problems(dtype, (64, 32), p=(0.0,), full=True)
+
+
+def attention_problems(
+    dtype: torch.dtype, dims: tuple[int, ...], p: tuple[float, ...], full: bool = False
+) -> Iterator[Callable[[], Problem]]:
+    """full: float32 products, not TF32's."""
+    options = {} if full else attention_options(dtype)
+    for dim in dims:
+        for probability in p:
+            for length in (512, 128, 256, 64, 32):
+                lengths = [length] * (TOKENS // length)
+                yield lambda: attention_problem(lengths, 12, dim, dtype, probability, **options)
+
+
+def attention_options(dtype: torch.dtype) -> dict:
+    """float32's products in TF32."""
+    return {"mode": tf32, "tolerance": TF32_TOLERANCE} if dtype == torch.float32 else {}
+
+
+def attention_problem(
+    lengths: list[int],
+    heads: int,
+    dim: int,
+    dtype: torch.dtype,
+    p: float,
+    window: tuple[int, int] = (-1, -1),
+    **options,
+) -> Problem:
+    """options: mode and tolerance, see :class:`Problem`."""
+    batch = pack_sequences([[0] * length for length in lengths]).to(DEVICE)
+
+    def run(qkv, impl):
+        offsets = batch.cu_seqlens, batch.max_seqlen
+        return attention(qkv, *offsets, dropout_p=p, window_size=window, impl=impl)
+
+    inputs = random_inputs(dtype, (sum(lengths), 3, heads, dim))
+    return Problem("attention", run, inputs, **options)
 
 
 if __name__ == "__main__":

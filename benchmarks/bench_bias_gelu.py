@@ -1,5 +1,6 @@
 """GELU(x + bias), forward and backward, at encoders' widths."""
 
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
@@ -14,8 +15,10 @@ from benchmarks._harness import (
     dtype_name,
     run_parts,
 )
+from benchmarks._tuning import TOKENS, Problem, random_inputs
 from fastenc.ops import bias_gelu
 
+TABLES = {"bias_gelu": "GELU(x + bias)"}
 ROWS = 16384 if ON_GPU else 4096
 WIDTHS = {"MiniLM": 1536, "BERT-base": 3072, **({"BERT-large": 4096} if ON_GPU else {})}
 
@@ -44,6 +47,15 @@ def main() -> None:
             name = f"{model} {ROWS:,} x {width:,} {dtype_name(dtype)}"
             parts[name] = partial(measure, name, width, dtype)
     run_parts("bias_gelu", parts)
+
+
+def tuned(dtype: torch.dtype) -> Iterator[Callable[[], Problem]]:
+    for width in (3072, 4096, 1536):
+        yield partial(gelu_problem, TOKENS, width, dtype)
+
+
+def gelu_problem(rows: int, width: int, dtype: torch.dtype) -> Problem:
+    return Problem("bias_gelu", bias_gelu, random_inputs(dtype, (rows, width), (width,)))
 
 
 if __name__ == "__main__":

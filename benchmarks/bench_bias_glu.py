@@ -1,5 +1,6 @@
 """GeGLU and SwiGLU of x + bias, forward and backward, at encoders' widths."""
 
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
@@ -15,8 +16,10 @@ from benchmarks._harness import (
     peer,
     run_parts,
 )
+from benchmarks._tuning import TOKENS, Problem, random_inputs
 from fastenc.ops import bias_glu
 
+TABLES = {"bias_glu": "GeGLU and SwiGLU of x + bias"}
 ROWS = 16384 if ON_GPU else 4096
 WIDTHS = {"ModernBERT-base": 1152, "BERT-base's": 3072}
 ACTIVATIONS = {"gelu": F.gelu, "silu": F.silu}
@@ -59,6 +62,15 @@ def main() -> None:
                 name = f"{model} {ROWS:,} x {width:,} {activation} {dtype_name(dtype)}"
                 parts[name] = partial(measure, name, width, activation, dtype)
     run_parts("bias_glu", parts)
+
+
+def tuned(dtype: torch.dtype) -> Iterator[Callable[[], Problem]]:
+    yield partial(glu_problem, TOKENS, 1152, dtype)
+
+
+def glu_problem(rows: int, width: int, dtype: torch.dtype) -> Problem:
+    inputs = random_inputs(dtype, (rows, 2 * width), (2 * width,))
+    return Problem("bias_glu", partial(bias_glu, activation="gelu"), inputs)
 
 
 if __name__ == "__main__":

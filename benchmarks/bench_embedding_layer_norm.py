@@ -1,5 +1,6 @@
 """LayerNorm(word + position + token type), forward and backward, the word table tied or not."""
 
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
@@ -16,8 +17,10 @@ from benchmarks._harness import (
     dtype_name,
     run_parts,
 )
+from benchmarks._tuning import TOKENS, Problem, random_inputs
 from fastenc.ops import embedding_layer_norm, tied_embedding_layer_norm
 
+TABLES = {"embedding_layer_norm": "Embeddings and LayerNorm, vocabulary 30,522"}
 VOCABULARY = 30522
 # model: tokens, width
 SHAPES = (
@@ -107,6 +110,23 @@ def main() -> None:
             name = f"{model} {tokens:,} x {width} {dtype_name(dtype)}"
             parts[name] = partial(measure, name, tokens, width, dtype)
     run_parts("embedding_layer_norm", parts)
+
+
+def tuned(dtype: torch.dtype) -> Iterator[Callable[[], Problem]]:
+    for width in (768, 1024, 384):
+        for p in (0.1, 0.0):
+            yield partial(embedding_problem, TOKENS, width, dtype, p)
+
+
+def embedding_problem(tokens: int, width: int, dtype: torch.dtype, p: float) -> Problem:
+    ids, positions = (torch.randint(n, (tokens,), device=DEVICE) for n in (VOCABULARY, 512))
+
+    def run(word, position, token_type, weight, bias, impl):
+        tables = {"position_ids": positions, "position": position, "token_type": token_type}
+        return embedding_layer_norm(ids, word, weight, bias, dropout_p=p, impl=impl, **tables)
+
+    shapes = ((VOCABULARY, width), (512, width), (2, width), (width,), (width,))
+    return Problem("embedding_layer_norm", run, random_inputs(dtype, *shapes))
 
 
 if __name__ == "__main__":

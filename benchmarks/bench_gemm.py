@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from benchmarks._harness import NOT_INSTALLED, ON_GPU, Work, compare, run_parts
 from fastenc.ops import _library
 
+TABLES = {"gemm": "Float32 products and their gradients"}
 SIZES = {"MiniLM, q k v": (384, 1152), "MiniLM, down": (1536, 384), "BERT-base, up": (768, 3072)}
 ROWS = (32, 400, 4096)
 

@@ -16,6 +16,7 @@ from benchmarks._harness import (
 )
 from fastenc.ops import head_statistics
 
+TABLES = {"head_statistics": "Statistics of attention heads"}
 MIXED = [10 + 8 * i for i in range(32)]
 # Lengths of a batch, heads, head_dim, window on each side: MiniLM's, BERT-base's, ModernBERT-base's.
 SHAPES = {
@@ -32,8 +33,8 @@ def measure(
     longest, total = max(lengths), sum(lengths)
     q, k = (torch.randn(total, heads, dim, device=DEVICE).to(dtype) for _ in range(2))
     inside = torch.arange(longest, device=DEVICE) < cu_seqlens.diff()[:, None]
-    place = torch.arange(longest, device=DEVICE)
-    away = place - place[:, None]
+    index = torch.arange(longest, device=DEVICE)
+    away = index - index[:, None]
     visible = inside[:, None, None, :]
     if window >= 0:
         visible = visible & (away.abs() <= window)
@@ -50,7 +51,7 @@ def measure(
         p = scores.masked_fill(~visible, float("-inf")).softmax(-1)
         around = torch.nn.functional.pad(p, (1, 1))
         at = lambda offset: around.gather(
-            -1, (place + 1 + offset)[:, None].expand(*p.shape[:3], 1)
+            -1, (index + 1 + offset)[:, None].expand(*p.shape[:3], 1)
         )[..., 0]
         columns = (
             torch.special.entr(p).sum(-1),

@@ -1,5 +1,6 @@
 """LayerNorm(residual + dropout(x + bias)) and RMSNorm(x), forward and backward, at encoders' widths."""
 
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
@@ -15,8 +16,10 @@ from benchmarks._harness import (
     peer,
     run_parts,
 )
+from benchmarks._tuning import TOKENS, Problem, random_inputs
 from fastenc.ops import layer_norm, rms_norm
 
+TABLES = {"layer_norm": "LayerNorm(residual + x + bias) and RMSNorm(x)"}
 ROWS = 16384 if ON_GPU else 4096
 WIDTHS = {"MiniLM": 384, "BERT-base": 768, **({"BERT-large": 1024} if ON_GPU else {})}
 DROPOUTS = (0.0, 0.1) if ON_GPU else (0.0,)
@@ -129,6 +132,21 @@ def main() -> None:
                 name = f"{prefix}{model} {ROWS:,} x {width:,} {dtype_name(dtype)}"
                 parts[name] = partial(make, name, width, dtype)
     run_parts("layer_norm", parts)
+
+
+def tuned(dtype: torch.dtype) -> Iterator[Callable[[], Problem]]:
+    for width in (768, 1024, 384):
+        for p in (0.1, 0.0):
+            yield partial(norm_problem, TOKENS, width, dtype, p)
+
+
+def norm_problem(rows: int, width: int, dtype: torch.dtype, p: float) -> Problem:
+    def run(x, residual, weight, bias, x_bias, impl):
+        return layer_norm(x, weight, bias, residual=residual, x_bias=x_bias, dropout_p=p, impl=impl)
+
+    matrix, vector = (rows, width), (width,)
+    inputs = random_inputs(dtype, matrix, matrix, vector, vector, vector)
+    return Problem("layer_norm", run, inputs)
 
 
 if __name__ == "__main__":

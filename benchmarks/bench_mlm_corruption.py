@@ -9,6 +9,7 @@ from fastenc.objectives import MlmCollator, MlmCorruption
 from fastenc.packing import pack_sequences
 from fastenc.reference.mlm_corruption import mlm_corruption
 
+TABLES = {"mlm_corruption": "Masked-LM corruption"}
 VOCABULARY = 30522
 
 
@@ -18,7 +19,7 @@ def tokenizer():
     from tokenizers.models import WordPiece
 
     special = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-    pieces = [*special, *(f"word{place}" for place in range(VOCABULARY - len(special)))]
+    pieces = [*special, *(f"word{index}" for index in range(VOCABULARY - len(special)))]
     return Tokenizer(WordPiece({piece: i for i, piece in enumerate(pieces)}, unk_token="[UNK]"))
 
 

@@ -7,6 +7,7 @@ import torch
 from benchmarks._harness import DEVICE, ON_GPU, Work, compare, compiled, dtype_name, run_parts
 from fastenc import ops, packing
 
+TABLES = {"packing": "Packed rows from and to padded ones"}
 # Lengths of a batch, hidden size.
 SHAPES = {
     "MiniLM 32 sequences of 8 to 40": ([8 + i for i in range(32)], 384),
@@ -17,7 +18,7 @@ SHAPES = {
 def measure(name: str, lengths: list[int], width: int, dtype: torch.dtype) -> dict[str, dict]:
     mask = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
     batch = packing.pack(torch.zeros(mask.shape, dtype=torch.long), mask).to(DEVICE)
-    indices, places = batch.indices, mask.numel()
+    indices, positions = batch.indices, mask.numel()
     values = torch.randn(sum(lengths), width).to(DEVICE, dtype)
     padded = torch.randn(*mask.shape, width).to(DEVICE, dtype).requires_grad_()
     expected = torch.zeros_like(padded)
@@ -27,7 +28,7 @@ def measure(name: str, lengths: list[int], width: int, dtype: torch.dtype) -> di
         return None if torch.equal(result.view_as(expected), expected) else "other rows"
 
     def scatter(values):
-        return values.new_zeros(places, width).index_copy_(0, indices, values)
+        return values.new_zeros(positions, width).index_copy_(0, indices, values)
 
     def gather(padded):
         return padded.flatten(0, 1).index_select(0, indices)

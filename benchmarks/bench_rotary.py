@@ -15,6 +15,7 @@ from benchmarks._harness import (
 )
 from fastenc.ops import rotary
 
+TABLES = {"rotary": "Rotary position embedding of queries or keys"}
 # Lengths of a batch, heads, head_dim, rotary_dim: ModernBERT-base's.
 SHAPES = {
     "32 sequences of 10 to 258": ([10 + 8 * i for i in range(32)], 12, 64, 64),

@@ -80,7 +80,7 @@ def roofline(device: str, results: dict[str, dict], path: Path) -> bool:
     figure, (axis, bandwidth) = pyplot.subplots(1, 2, figsize=(12, 5.5), width_ratios=(3, 2))
     markers = "osD^vP*X<>"
     ceilings: dict = {}
-    for place, (name, data) in enumerate(results.items()):
+    for position, (name, data) in enumerate(results.items()):
         rows = [
             row
             for case in data["cases"].values()
@@ -89,7 +89,7 @@ def roofline(device: str, results: dict[str, dict], path: Path) -> bool:
         ]
         if not rows or "copy_GB_per_s" not in data.get("ceilings", {}):
             continue
-        style = {"label": name, "marker": markers[place % 10]}
+        style = {"label": name, "marker": markers[position % 10]}
         products = [row for row in rows if row.get("flops")]
         if products:
             intensity = [row["flops"] / row["bytes"] for row in products]
@@ -149,8 +149,8 @@ def draw_curves(result: Path, path: Path | None = None) -> None:
         rows, columns, figsize=(1 + 4 * columns, 3.4 * rows), squeeze=False
     )
     for axis, (case, runs) in zip(axes.flat, cases.items(), strict=False):
-        for place, (name, points) in enumerate(runs.items()):
-            axis.plot(*zip(*points, strict=True), ("-", "--", ":")[place % 3], label=name)
+        for position, (name, points) in enumerate(runs.items()):
+            axis.plot(*zip(*points, strict=True), ("-", "--", ":")[position % 3], label=name)
         axis.set(xlabel="step", ylabel="held-out loss (nats)")
         axis.set_title(case, fontsize=9)
         axis.legend(fontsize=7)

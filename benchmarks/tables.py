@@ -8,7 +8,8 @@ import argparse
 import json
 import re
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from importlib import import_module
 from pathlib import Path
 
 from benchmarks._harness import RESULTS
@@ -380,7 +381,17 @@ def word_senses(data: dict) -> str:
     )
 
 
-SECTIONS = {
+def op_sections() -> dict[str, Callable[[dict], str]]:
+    """The sections that the ops' benchmarks declare as TABLES = {name of the results: title}."""
+    found = {}
+    for path in sorted(Path(__file__).parent.glob("bench_*.py")):
+        module = import_module(f"benchmarks.{path.stem}")
+        for name, title in getattr(module, "TABLES", {}).items():
+            found[name] = ops(title, path.stem.removeprefix("bench_"), getattr(module, "NOTE", ""))
+    return found
+
+
+SECTIONS: dict[str, Callable[[dict], str]] = {
     "encoder": encoder,
     **{
         f"models_{name}_{mode}": whole_model(name, mode)
@@ -395,39 +406,7 @@ SECTIONS = {
     ),
     "peak_memory": peak_memory,
     "masked_cross_entropy": masked_cross_entropy,
-    "linear_masked_cross_entropy": ops(
-        "Masked-LM head: product and loss, 15 % labelled, with gradients",
-        "linear_masked_cross_entropy",
-    ),
-    "linear_kl_divergence": ops(
-        "Distillation over the vocabulary: both models' products and the loss, with gradients",
-        "linear_kl_divergence",
-    ),
-    "attention": ops(
-        "Attention over packed sequences: 12 heads of 32 on a CPU, of 64 on a GPU", "attention"
-    ),
-    "attention_variants": ops(
-        "Attention with a window, with biases, and to other keys", "attention"
-    ),
-    "gemm": ops("Float32 products and their gradients", "gemm"),
-    "layer_norm": ops("LayerNorm(residual + x + bias) and RMSNorm(x)", "layer_norm"),
-    "bias_gelu": ops("GELU(x + bias)", "bias_gelu"),
-    "bias_glu": ops("GeGLU and SwiGLU of x + bias", "bias_glu"),
-    "embedding_layer_norm": ops(
-        "Embeddings and LayerNorm, vocabulary 30,522", "embedding_layer_norm"
-    ),
-    "head_statistics": ops("Statistics of attention heads", "head_statistics"),
-    "rotary": ops("Rotary position embedding of queries or keys", "rotary"),
-    "segment_pool": ops("Mean and maximum of each sequence", "segment_pool"),
-    "packing": ops("Packed rows from and to padded ones", "packing"),
-    "mlm_corruption": ops("Masked-LM corruption", "mlm_corruption"),
-    "crf": ops(
-        "Linear-chain CRF, batch 32, lengths to 128",
-        "crf",
-        "fastenc is `fastenc.nn.CRF` in pytorch-crf's place; packed are the functions of `fastenc.ops` on tokens that "
-        "are packed already, as in fastenc's own training. ",
-    ),
-    "host_costs": ops("The host's time a call", "host_costs"),
+    **op_sections(),
     "mlm_step": mlm_step,
     "train_tasks": training(
         "Fine-tuning: MiniLM, the defaults",

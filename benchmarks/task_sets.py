@@ -43,7 +43,7 @@ class TaskSet:
         if self.dev:
             dev = self._join(self.dev, train)
         else:
-            kept = [place for place in range(len(train)) if place % 10]
+            kept = [index for index in range(len(train)) if index % 10]
             train, dev = _chosen(train, kept), _chosen(train, range(0, len(train), 10))
         test = self._join(self.test, train) if self.test else None
         if limit is None:
@@ -67,10 +67,10 @@ def _lists(data: Any) -> dict[str, list]:
     return {name: getattr(data, name) for name in names if hasattr(data, name)}
 
 
-def _chosen(data: Any, places: Any) -> Any:
+def _chosen(data: Any, indices: Any) -> Any:
     if isinstance(data, list):  # questions
-        return [data[i] for i in places]
-    return replace(data, **{n: [values[i] for i in places] for n, values in _lists(data).items()})
+        return [data[i] for i in indices]
+    return replace(data, **{n: [values[i] for i in indices] for n, values in _lists(data).items()})
 
 
 def _appended(data: Any, more: Any) -> Any:

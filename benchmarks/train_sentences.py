@@ -55,7 +55,7 @@ def tatoeba(folder: Path) -> tuple[SentenceEmbedding, TextPairs, SentenceEmbeddi
         for _, row in numbered_rows(file, ["lang", "sentence", "english"])
         if row["lang"] == "deu"
     ]
-    train = [pair for place, pair in enumerate(pairs) if place % 5]
+    train = [pair for index, pair in enumerate(pairs) if index % 5]
     task = replace(PAIRS, symmetric=True)
     return task, TextPairs(train, []), task, TextPairs(pairs[::5], [])
 

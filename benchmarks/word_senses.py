@@ -100,9 +100,9 @@ def naive_bayes(train: SenseData, test: SenseData) -> list[SensePrediction]:
     for target in train.targets:
         rows.setdefault(target.lemma, []).append(target)
     wanted: dict[str, list[int]] = {}
-    for place, target in enumerate(test.targets):
-        wanted.setdefault(target.lemma, []).append(place)
-    for lemma, places in wanted.items():
+    for index, target in enumerate(test.targets):
+        wanted.setdefault(target.lemma, []).append(index)
+    for lemma, indices in wanted.items():
         own = rows.get(lemma, [])
         if len({target.senses[0] for target in own}) < 2:
             continue
@@ -110,9 +110,9 @@ def naive_bayes(train: SenseData, test: SenseData) -> list[SensePrediction]:
         text = lambda data, target: " ".join(data.sentences[target.sentence])
         features = vectorizer.fit_transform([text(train, target) for target in own])
         model = MultinomialNB().fit(features, [target.senses[0] for target in own])
-        texts = [text(test, test.targets[place]) for place in places]
-        for place, sense in zip(places, model.predict(vectorizer.transform(texts)), strict=True):
-            found[place] = SensePrediction(sense, {})
+        texts = [text(test, test.targets[index]) for index in indices]
+        for index, sense in zip(indices, model.predict(vectorizer.transform(texts)), strict=True):
+            found[index] = SensePrediction(sense, {})
     return found
 
 

@@ -1,18 +1,23 @@
-"""A hook of mkdocs: fills pages with a module's public names, from its ``__all__``, or with the commands' options."""
+"""A hook of mkdocs: fills pages with a module's public names, the ops' kernels, or the commands' options."""
 
 import re
 from importlib import import_module
 
 from fastenc.cli.commands import COMMANDS, command_named
 from fastenc.cli.options import help_texts, options_of
+from fastenc.ops import __all__ as OPS
+from fastenc.ops._dispatch import DECLARED
 
 COMMANDS_MARKER = "[[options of the commands]]"
+KERNELS_MARKER = "[[kernels of the ops]]"
 MARKER = re.compile(r"^\[\[members of ([\w.]+)\]\]$", re.MULTILINE)
 
 
 def on_page_markdown(markdown: str, **_) -> str:
     if COMMANDS_MARKER in markdown:
         markdown = markdown.replace(COMMANDS_MARKER, "\n\n".join(commands()))
+    if KERNELS_MARKER in markdown:
+        markdown = markdown.replace(KERNELS_MARKER, kernels())
     return MARKER.sub(lambda match: "\n\n".join(blocks(match[1])), markdown)
 
 
@@ -23,10 +28,20 @@ def blocks(module: str) -> list[str]:
 
 
 def block(module: str, name: str, value: object) -> str:
-    place = f"{module}.{name}"
+    identifier = f"{module}.{name}"
     if getattr(value, "__module__", "").startswith("fastenc") and hasattr(value, "__qualname__"):
-        place = f"{value.__module__}.{value.__qualname__}"
-    return f"::: {place}"
+        identifier = f"{value.__module__}.{value.__qualname__}"
+    return f"::: {identifier}"
+
+
+def kernels() -> str:
+    """What ``impl="auto"`` takes, from the ops' declarations."""
+    rows = ["| op | CPU | GPU |", "|---|---|---|"]
+    for op in OPS:
+        names = DECLARED[op].implementations
+        gpu = next((name for name in ("cuda", "triton") if name in names), "reference")
+        rows.append(f"| `{op}` | {'cpp' if 'cpp' in names else 'reference'} | {gpu} |")
+    return "\n".join(rows)
 
 
 def commands() -> list[str]:

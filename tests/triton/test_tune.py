@@ -18,7 +18,16 @@ from fastenc.kernels import (
     layer_norm,
 )
 
-from benchmarks import run, tune
+from benchmarks import (
+    _tuning,
+    bench_attention,
+    bench_bias_gelu,
+    bench_bias_glu,
+    bench_embedding_layer_norm,
+    bench_layer_norm,
+    run,
+    tune,
+)
 
 WIDTH = 70
 
@@ -40,7 +49,7 @@ def forget():
 
 
 def problem():
-    return tune.gelu_problem(6, WIDTH, torch.float32)
+    return bench_bias_gelu.gelu_problem(6, WIDTH, torch.float32)
 
 
 def clock_of(cost, x):
@@ -186,18 +195,24 @@ def test_a_run_that_is_not_finished_says_so(triton_target, tables, monkeypatch, 
 
 
 SMALL = {
-    "layer_norm": lambda: tune.norm_problem(4, 64, torch.float32, 0.1),
-    "attention": lambda: tune.attention_problem([20, 9], 1, 32, torch.float32, 0.1, (4, 4)),
+    "layer_norm": lambda: bench_layer_norm.norm_problem(4, 64, torch.float32, 0.1),
+    "attention": lambda: bench_attention.attention_problem(
+        [20, 9], 1, 32, torch.float32, 0.1, (4, 4)
+    ),
     "bias_gelu": problem,
-    "embedding_layer_norm": lambda: tune.embedding_problem(5, 64, torch.float32, 0.1),
-    "attention_short": lambda: tune.attention_problem([20, 9], 1, 32, torch.float16, 0.0),
-    "bias_glu": lambda: tune.glu_problem(3, 70, torch.float32),
+    "embedding_layer_norm": lambda: bench_embedding_layer_norm.embedding_problem(
+        5, 64, torch.float32, 0.1
+    ),
+    "attention_short": lambda: bench_attention.attention_problem(
+        [20, 9], 1, 32, torch.float16, 0.0
+    ),
+    "bias_glu": lambda: bench_bias_glu.glu_problem(3, 70, torch.float32),
 }
 
 
 @pytest.mark.parametrize("op", SMALL)
 def test_each_op_asks_for_a_launch_forward_and_one_backward(triton_target, tables, monkeypatch, op):
-    monkeypatch.setattr(tune, "VOCABULARY", 20)
+    monkeypatch.setattr(bench_embedding_layer_norm, "VOCABULARY", 20)
     monkeypatch.setattr(launch.registry[op], "grid", {})
     tuner = tune.Tuner(tables / "sm_00.json", lambda call, prepare: 1.0, impl=triton_target.impl)
     tuner.tune(SMALL[op]())
@@ -207,8 +222,14 @@ def test_each_op_asks_for_a_launch_forward_and_one_backward(triton_target, table
 @pytest.mark.parametrize("mode", ["tf32", "deterministic"])
 def test_attention_is_tuned_in_modes_of_its_own(triton_target, tables, monkeypatch, mode):
     monkeypatch.setattr(launch.registry["attention"], "grid", {})
-    made = tune.attention_problem(
-        [20, 9], 1, 32, torch.float32, 0.1, mode=getattr(tune, mode), tolerance=tune.TF32_TOLERANCE
+    made = bench_attention.attention_problem(
+        [20, 9],
+        1,
+        32,
+        torch.float32,
+        0.1,
+        mode=getattr(_tuning, mode),
+        tolerance=_tuning.TF32_TOLERANCE,
     )
     tuner = tune.Tuner(tables / "sm_00.json", lambda call, prepare: 1.0, impl=triton_target.impl)
     tuner.tune(made)
@@ -223,8 +244,9 @@ def test_attention_is_tuned_in_modes_of_its_own(triton_target, tables, monkeypat
 
 @pytest.mark.parametrize("dtype", tune.DTYPES.values(), ids=tune.DTYPES)
 def test_every_problem_can_be_made(monkeypatch, dtype):
-    monkeypatch.setattr(tune, "TOKENS", 512)
-    monkeypatch.setattr(tune, "VOCABULARY", 20)
+    for name in SMALL.keys() - {"attention_short"}:
+        monkeypatch.setattr(f"benchmarks.bench_{name}.TOKENS", 512)
+    monkeypatch.setattr(bench_embedding_layer_norm, "VOCABULARY", 20)
     made = [make() for make in tune.problems(dtype)]
     assert {m.op for m in made} == SMALL.keys() - {"attention_short"}
     assert {m.inputs[0].dtype for m in made} == {dtype}

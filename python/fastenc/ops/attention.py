@@ -1,13 +1,30 @@
 """Attention over packed sequences: of one packed qkv, or of queries and keys apart."""
 
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from fastenc.ops import _checks, _cudnn_attention
 from fastenc.ops._dispatch import choose, declare
 from fastenc.ops._library import define
+from fastenc.ops._numerics import (
+    FARTHEST,
+    LENGTHS,
+    LONG_LENGTHS,
+    LONGEST,
+    WINDOW,
+    distances,
+    normal,
+    numerics_case,
+    offsets,
+    outside_window,
+    rotary_inputs,
+    rotated,
+)
 from fastenc.ops.rotary import check_table
 from fastenc.packing import check_cu_seqlens
 from fastenc.reference import attention as reference
@@ -399,4 +416,83 @@ define(
     "bool wants_relative_bias) -> (Tensor dq, Tensor dk, Tensor dv, Tensor drelative_bias)",
     _fake_backward,
     triton="attention.attention_backward",
+)
+
+
+def _plain_attention(qkv: Sequence[Tensor], lengths, key_lengths, mask=None) -> Tensor:
+    """One sequence at a time. ``mask(length)`` is added to the scores of a sequence of that length."""
+    sizes = (lengths, key_lengths, key_lengths)
+    rows = zip(*(x.split(n) for x, n in zip(qkv, sizes, strict=True)), strict=True)
+    outputs = []
+    for row in rows:
+        added = None if mask is None else mask(len(row[0])).to(qkv[0].dtype)
+        q, k, v = (x.transpose(0, 1).unsqueeze(0) for x in row)
+        outputs.append(F.scaled_dot_product_attention(q, k, v, added)[0].transpose(0, 1))
+    return torch.cat(outputs)
+
+
+def _relative_inputs(draw: torch.Generator) -> dict[str, Tensor]:
+    return {
+        "qkv": normal(draw, sum(LONG_LENGTHS), 3, 12, 64),
+        "relative_bias": normal(draw, 12, 2 * FARTHEST + 1),
+        "cu_seqlens": offsets(LONG_LENGTHS),
+    }
+
+
+def _plain_relative(qkv: Tensor, relative_bias: Tensor, cu_seqlens: Tensor) -> Tensor:
+    def mask(length: int) -> Tensor:
+        columns = distances(length, qkv.device).clamp(-FARTHEST, FARTHEST) + FARTHEST
+        return relative_bias[:, columns]
+
+    return _plain_attention(qkv.unbind(1), LONG_LENGTHS, LONG_LENGTHS, mask)
+
+
+def _plain_rotary(qkv: Tensor, cu_seqlens: Tensor, table) -> Tensor:
+    q, k, v = qkv.unbind(1)
+    return _plain_attention((rotated(q, table), rotated(k, table), v), LENGTHS, LENGTHS)
+
+
+def _packed_case(detail: str, lengths: Sequence[int], mask=None, **options: Any) -> None:
+    """Attention over packed qkv. ``mask``: the options as a mask for a sequence of the given length."""
+    numerics_case(
+        "attention",
+        lambda draw: {"qkv": normal(draw, sum(lengths), 3, 12, 64), "cu_seqlens": offsets(lengths)},
+        lambda qkv, cu_seqlens: attention(qkv, cu_seqlens, max(lengths), **options),
+        lambda qkv, cu_seqlens: _plain_attention(
+            qkv.unbind(1), lengths, lengths, mask and partial(mask, qkv.device)
+        ),
+        detail,
+    )
+
+
+_packed_case("", LENGTHS)
+_packed_case("long", LONG_LENGTHS)
+_packed_case("window", LONG_LENGTHS, outside_window, window_size=(WINDOW, WINDOW))
+numerics_case(
+    "attention",
+    _relative_inputs,
+    lambda qkv, relative_bias, cu_seqlens: attention(
+        qkv, cu_seqlens, max(LONG_LENGTHS), relative_bias=relative_bias
+    ),
+    _plain_relative,
+    "relative bias",
+)
+numerics_case(
+    "attention",
+    rotary_inputs,
+    lambda qkv, cu_seqlens, table: attention(qkv, cu_seqlens, LONGEST, rotary=table(qkv)),
+    _plain_rotary,
+    "rotary",
+)
+numerics_case(
+    "cross_attention",
+    lambda draw: {
+        "q": normal(draw, sum(LENGTHS[1:]), 12, 64),
+        "k": normal(draw, sum(LONG_LENGTHS), 12, 64),
+        "v": normal(draw, sum(LONG_LENGTHS), 12, 64),
+        "cu_q": offsets(LENGTHS[1:]),
+        "cu_k": offsets(LONG_LENGTHS),
+    },
+    lambda q, k, v, cu_q, cu_k: cross_attention(q, k, v, cu_q, cu_k, LONGEST, max(LONG_LENGTHS)),
+    lambda q, k, v, cu_q, cu_k: _plain_attention((q, k, v), LENGTHS[1:], LONG_LENGTHS),
 )

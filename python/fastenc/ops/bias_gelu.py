@@ -1,11 +1,13 @@
 """Bias and GELU in one pass."""
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from fastenc.ops import _checks
 from fastenc.ops._dispatch import choose, declare
 from fastenc.ops._library import define
+from fastenc.ops._numerics import TOKENS, normal, numerics_case
 from fastenc.reference import bias_gelu as reference
 
 declare("bias_gelu", "cpp", "triton")
@@ -98,4 +100,11 @@ define(
     "bias_gelu_bwd(Tensor dy, Tensor x, Tensor? bias, bool tanh) -> (Tensor, Tensor)",
     _fake_backward,
     triton="bias_gelu.bias_gelu_backward",
+)
+
+numerics_case(
+    "bias_gelu",
+    lambda draw: {"x": normal(draw, TOKENS, 3072), "bias": normal(draw, 3072)},
+    bias_gelu,
+    lambda x, bias: F.gelu(x + bias),
 )

@@ -1,11 +1,13 @@
 """Bias and gated linear unit (GeGLU, SwiGLU) in one pass."""
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from fastenc.ops import _checks
 from fastenc.ops._dispatch import choose, declare
 from fastenc.ops._library import define
+from fastenc.ops._numerics import TOKENS, normal, numerics_case
 from fastenc.reference import bias_glu as reference
 
 declare("bias_glu", "cpp", "triton")
@@ -87,4 +89,17 @@ define(
     "bias_glu_bwd(Tensor dy, Tensor x, Tensor? bias, int activation) -> (Tensor, Tensor)",
     _fake_backward,
     triton="bias_glu.bias_glu_backward",
+)
+
+
+def _plain(x: Tensor, bias: Tensor) -> Tensor:
+    gate, value = (x + bias).chunk(2, dim=1)
+    return F.gelu(gate) * value
+
+
+numerics_case(
+    "bias_glu",
+    lambda draw: {"x": normal(draw, TOKENS, 2304), "bias": normal(draw, 2304)},
+    bias_glu,
+    _plain,
 )

@@ -3,11 +3,13 @@
 from operator import gt, sub
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from fastenc.ops import _checks
 from fastenc.ops._dispatch import choose, declare
 from fastenc.ops._library import define
+from fastenc.ops._numerics import TOKENS, normal, numerics_case, offsets, widened
 from fastenc.packing import check_cu_seqlens
 from fastenc.reference import crf as reference
 
@@ -280,4 +282,33 @@ define(
     "crf_nbest(Tensor emissions, Tensor cu_seqlens, Tensor start, Tensor end, Tensor transitions, int n) "
     "-> (Tensor, Tensor)",
     _fake_nbest,
+)
+
+
+def _case_inputs(draw: torch.Generator) -> dict[str, Tensor]:
+    return {
+        "emissions": normal(draw, TOKENS, 9),
+        "start": normal(draw, 9),
+        "end": normal(draw, 9),
+        "transitions": normal(draw, 9, 9),
+        "tags": torch.randint(9, (TOKENS,), generator=draw),
+        "cu_seqlens": offsets(),
+    }
+
+
+def _plain_marginals(emissions, start, end, transitions, tags, cu_seqlens) -> Tensor:
+    """(is it the tag?) - the gradient of any path's log-likelihood."""
+    leaf = widened(emissions.detach()).requires_grad_()
+    with torch.enable_grad():
+        likelihood = reference.log_likelihood(leaf, tags, cu_seqlens, start, end, transitions)
+    (gradient,) = torch.autograd.grad(likelihood.sum(), leaf)
+    return F.one_hot(tags, 9) - gradient
+
+
+numerics_case("crf_log_likelihood", _case_inputs, crf_log_likelihood, reference.log_likelihood)
+numerics_case(
+    "crf_marginals",
+    _case_inputs,
+    lambda tags, **rest: crf_marginals(**rest),
+    _plain_marginals,
 )

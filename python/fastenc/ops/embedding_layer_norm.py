@@ -1,11 +1,13 @@
 """The embeddings of BERT's family in one pass: rows summed, LayerNorm, dropout."""
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from fastenc.ops import _checks
 from fastenc.ops._dispatch import choose, declare
 from fastenc.ops._library import define
+from fastenc.ops._numerics import LENGTHS, LONGEST, TOKENS, normal, numerics_case
 from fastenc.reference import embedding_layer_norm as reference
 
 declare("embedding_layer_norm", "cpp", "triton")
@@ -384,3 +386,31 @@ def _check_range(what: str, ids: Tensor, table: Tensor, offset: int, remedy: str
             f"{OP}: {what} must be in [{-offset}, {table.shape[0] - offset}), "
             f"got {low if low + offset < 0 else high}: {remedy}"
         )
+
+
+def _case_inputs(draw: torch.Generator) -> dict[str, Tensor]:
+    return {
+        "input_ids": torch.randint(2000, (TOKENS,), generator=draw),
+        "position_ids": torch.cat([torch.arange(length) for length in LENGTHS]),
+        "word": normal(draw, 2000, 384),
+        "position": normal(draw, LONGEST, 384),
+        "token_type": normal(draw, 2, 384),
+        "weight": normal(draw, 384),
+        "bias": normal(draw, 384),
+    }
+
+
+def _plain(input_ids, position_ids, word, position, token_type, weight, bias) -> Tensor:
+    types = F.embedding(torch.zeros_like(input_ids), token_type)
+    h = F.embedding(input_ids, word) + types + F.embedding(position_ids, position)
+    return F.layer_norm(h, (384,), weight, bias, 1e-12)
+
+
+numerics_case("embedding_layer_norm", _case_inputs, embedding_layer_norm, _plain)
+# The logits of a decoder that is tied to the embeddings.
+numerics_case(
+    "tied_embedding_layer_norm",
+    _case_inputs,
+    lambda **inputs: F.linear(*tied_embedding_layer_norm(**inputs)),
+    lambda word, **rest: F.linear(_plain(word=word, **rest), word),
+)

@@ -1,13 +1,28 @@
 """What attention heads look at, without their probabilities in memory."""
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from fastenc.ops import _checks
 from fastenc.ops._dispatch import choose, declare
 from fastenc.ops._library import define
+from fastenc.ops._numerics import (
+    FARTHEST,
+    LENGTHS,
+    LONG_LENGTHS,
+    WINDOW,
+    distances,
+    normal,
+    numerics_case,
+    offsets,
+    outside_window,
+    widened,
+)
 from fastenc.packing import check_cu_seqlens
 from fastenc.reference import head_statistics as reference
 
@@ -146,4 +161,62 @@ define(
     "float scale, SymInt window_left, SymInt window_right, bool skip_ends) -> (Tensor statistics, Tensor strongest)",
     _fake,
     triton="head_statistics.head_statistics",
+)
+
+
+def _case_inputs(lengths: Sequence[int], draw: torch.Generator) -> dict[str, Tensor]:
+    q, k = (normal(draw, sum(lengths), 12, 64) for _ in range(2))
+    table = normal(draw, 12, 2 * FARTHEST + 1)
+    return {"q": q, "k": k, "relative_bias": table, "cu_seqlens": offsets(lengths)}
+
+
+def _stacked(q: Tensor, k: Tensor, cu_seqlens: Tensor, **options: Any) -> Tensor:
+    found = head_statistics(q, k, cu_seqlens, max(LONG_LENGTHS), **options)
+    return torch.stack(found[:7], -1)
+
+
+def _plain(q: Tensor, k: Tensor, lengths: Sequence[int], mask=None) -> Tensor:
+    """From all probabilities, one sequence at a time. ``mask(length)`` is added to the scores."""
+    statistics = []
+    for q_rows, k_rows in zip(q.split(lengths), k.split(lengths), strict=True):
+        scores = torch.einsum("ihd,jhd->hij", widened(q_rows), widened(k_rows))
+        scores = scores * q.shape[2] ** -0.5
+        length = len(q_rows)
+        if mask is not None:
+            scores = scores + mask(length).to(scores.dtype)
+        p = scores.softmax(-1)
+        around = F.pad(p, (1, 1))
+        columns = (
+            torch.special.entr(p).sum(-1),
+            (p * distances(length, q.device).abs()).sum(-1),
+            p[..., 0],
+            p[..., -1],
+            *(around.diagonal(offset, 1, 2) for offset in (1, 0, 2)),
+        )
+        rows = torch.stack([column[:, :length] for column in columns], -1)
+        statistics.append(rows.transpose(0, 1))
+    return torch.cat(statistics)
+
+
+def _biased_window(relative_bias: Tensor, length: int) -> Tensor:
+    columns = distances(length, relative_bias.device).clamp(-FARTHEST, FARTHEST) + FARTHEST
+    return relative_bias[:, columns] + outside_window(relative_bias.device, length)
+
+
+numerics_case(
+    "head_statistics",
+    partial(_case_inputs, LENGTHS),
+    lambda q, k, relative_bias, cu_seqlens: _stacked(q, k, cu_seqlens),
+    lambda q, k, relative_bias, cu_seqlens: _plain(q, k, LENGTHS),
+)
+numerics_case(
+    "head_statistics",
+    partial(_case_inputs, LONG_LENGTHS),
+    lambda q, k, relative_bias, cu_seqlens: _stacked(
+        q, k, cu_seqlens, window_size=(WINDOW, WINDOW), relative_bias=relative_bias
+    ),
+    lambda q, k, relative_bias, cu_seqlens: _plain(
+        q, k, LONG_LENGTHS, partial(_biased_window, relative_bias)
+    ),
+    "window and relative bias",
 )

@@ -3,11 +3,13 @@
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from fastenc.ops import _checks
 from fastenc.ops._dispatch import choose, declare
 from fastenc.ops._library import define
+from fastenc.ops._numerics import TOKENS, normal, numerics_case
 from fastenc.reference import layer_norm as reference
 
 declare("layer_norm", "cpp", "triton")
@@ -235,4 +237,38 @@ define(
     "-> (Tensor, Tensor, Tensor, Tensor, Tensor)",
     _fake_backward,
     triton="layer_norm.layer_norm_backward",
+)
+
+
+def _case_inputs(draw: torch.Generator) -> dict[str, Tensor]:
+    wide, narrow = (TOKENS, 768), (768,)
+    return {
+        "x": normal(draw, *wide),
+        "residual": normal(draw, *wide),
+        "x_bias": normal(draw, *narrow),
+        "weight": normal(draw, *narrow),
+    }
+
+
+def _plain_rms_norm(x, residual, x_bias, weight) -> Tensor:
+    return F.rms_norm(residual + (x + x_bias), (768,), weight, 1e-6)
+
+
+numerics_case(
+    "layer_norm",
+    lambda draw: {**_case_inputs(draw), "bias": normal(draw, 768)},
+    layer_norm,
+    lambda x, residual, x_bias, weight, bias: F.layer_norm(
+        residual + (x + x_bias), (768,), weight, bias
+    ),
+)
+numerics_case("rms_norm", _case_inputs, rms_norm, _plain_rms_norm)
+numerics_case(
+    "rms_norm",
+    _case_inputs,
+    lambda **inputs: torch.cat(rms_norm(**inputs, return_residual_sum=True)),
+    lambda x, residual, x_bias, weight: torch.cat(
+        [_plain_rms_norm(x, residual, x_bias, weight), residual + (x + x_bias)]
+    ),
+    "with the residual sum",
 )

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from fastenc.ops import _checks
 from fastenc.ops._dispatch import autocast_dtype, declare
+from fastenc.ops._numerics import normal, numerics_case, widened
 from fastenc.reference import linear_kl_divergence as reference
 
 declare("linear_kl_divergence")
@@ -157,3 +158,31 @@ class _LinearKLDivergence(torch.autograd.Function):
             for gradient in ctx.saved_tensors
         )
         return *scaled, None, None, None, None, None, None
+
+
+def _teacher(hidden: Tensor) -> tuple[Tensor, Tensor, None]:
+    """Tensors of the student's size, without gradients."""
+    numbers = torch.arange(8000 * 384, device=hidden.device).view(8000, 384)
+    weight = (0.1 * torch.sin(numbers.double())).to(hidden.dtype)
+    return hidden.detach().flip(0), weight, None
+
+
+def _plain(hidden: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    states, teacher, _ = _teacher(hidden)
+    logits, targets = (
+        widened(x) for x in (F.linear(hidden, weight, bias), F.linear(states, teacher))
+    )
+    log_q, log_p = logits.log_softmax(1), targets.log_softmax(1)
+    return F.kl_div(log_q, log_p, reduction="batchmean", log_target=True)
+
+
+numerics_case(
+    "linear_kl_divergence",
+    lambda draw: {
+        "hidden": normal(draw, 64, 384),
+        "weight": normal(draw, 8000, 384) / 384**0.5,
+        "bias": normal(draw, 8000),
+    },
+    lambda hidden, weight, bias: linear_kl_divergence(hidden, weight, bias, *_teacher(hidden)),
+    _plain,
+)

@@ -7,6 +7,7 @@ from torch import Tensor
 from fastenc.ops import _checks, _dispatch
 from fastenc.ops._gemm import gemm
 from fastenc.ops._labelled import select_labelled, spread
+from fastenc.ops._numerics import TOKENS, labels, normal, numerics_case, widened
 from fastenc.ops.masked_cross_entropy import (
     check_labels,
     check_loss_options,
@@ -200,3 +201,18 @@ class _LinearMaskedCrossEntropy(torch.autograd.Function):
                 part_bias = dlogits.T @ dlosses[part].to(dlogits.dtype)
                 dbias = part_bias if dbias is None else dbias.add_(part_bias)
         return torch.cat(dhidden) if needs_hidden else None, dweight, dbias, None, None, None
+
+
+numerics_case(
+    "linear_masked_cross_entropy",
+    lambda draw: {
+        "hidden": normal(draw, TOKENS, 384),
+        "weight": normal(draw, 8000, 384) / 384**0.5,
+        "bias": normal(draw, 8000),
+        "labels": labels(draw, TOKENS, 8000),
+    },
+    linear_masked_cross_entropy,
+    lambda hidden, weight, bias, labels: F.cross_entropy(
+        widened(F.linear(hidden, weight, bias)), labels
+    ),
+)

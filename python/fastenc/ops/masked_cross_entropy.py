@@ -3,11 +3,13 @@
 import math
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from fastenc.ops import _checks
 from fastenc.ops._dispatch import choose, declare
 from fastenc.ops._library import define
+from fastenc.ops._numerics import labels, normal, numerics_case, widened
 from fastenc.reference import masked_cross_entropy as reference
 
 declare("masked_cross_entropy", "cpp", "cuda")
@@ -174,4 +176,11 @@ define(
 define(
     "scale_labelled_rows_(Tensor(a!) x, Tensor labels, int ignore_index, Tensor factors) -> ()",
     lambda x, labels, ignore_index, factors: None,
+)
+
+numerics_case(
+    "masked_cross_entropy",
+    lambda draw: {"logits": 3 * normal(draw, 64, 30522), "labels": labels(draw, 64, 30522)},
+    masked_cross_entropy,
+    lambda logits, labels: F.cross_entropy(widened(logits), labels),
 )

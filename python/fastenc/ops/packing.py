@@ -6,7 +6,8 @@ from torch import Tensor
 from fastenc.ops import _checks
 from fastenc.ops._dispatch import choose, declare
 from fastenc.ops._library import define
-from fastenc.packing import PackedBatch
+from fastenc.ops._numerics import LENGTHS, LONGEST, normal, numerics_case, offsets, packed_inputs
+from fastenc.packing import PackedBatch, pack_sequences
 from fastenc.reference import packing as reference
 
 declare("pack", "cpp", "triton")
@@ -111,4 +112,22 @@ define(
     "unpack(Tensor values, Tensor indices, SymInt rows, float padding_value) -> Tensor",
     lambda values, indices, rows, padding_value: values.new_empty((rows, values.shape[1])),
     triton="packing.unpack",
+)
+
+
+def _batch(device: torch.device) -> PackedBatch:
+    return pack_sequences([[0] * length for length in LENGTHS]).to(device)
+
+
+numerics_case(
+    "pack",
+    lambda draw: {"x": normal(draw, len(LENGTHS), LONGEST, 384), "cu_seqlens": offsets()},
+    lambda x, cu_seqlens: pack(x, _batch(x.device)),
+    lambda x, cu_seqlens: torch.cat([row[:length] for row, length in zip(x, LENGTHS, strict=True)]),
+)
+numerics_case(
+    "unpack",
+    packed_inputs,
+    lambda x, cu_seqlens: unpack(x, _batch(x.device)),
+    lambda x, cu_seqlens: torch.nn.utils.rnn.pad_sequence(x.split(LENGTHS), batch_first=True),
 )

@@ -6,6 +6,7 @@ from torch import Tensor
 from fastenc.ops import _checks
 from fastenc.ops._dispatch import choose, declare
 from fastenc.ops._library import define
+from fastenc.ops._numerics import LONGEST, numerics_case, rotary_inputs, rotated
 from fastenc.packing import check_cu_seqlens
 from fastenc.reference import rotary as reference
 
@@ -87,4 +88,11 @@ define(
     "rotary(Tensor x, Tensor table, Tensor cu_seqlens, SymInt max_seqlen, bool inverse) -> Tensor",
     lambda x, *rest: x.new_empty(x.shape),
     triton="rotary.rotary",
+)
+
+numerics_case(
+    "rotary",
+    rotary_inputs,
+    lambda qkv, cu_seqlens, table: rotary(qkv.flatten(1, 2), table(qkv), cu_seqlens, LONGEST),
+    lambda qkv, cu_seqlens, table: rotated(qkv.flatten(1, 2), table),
 )

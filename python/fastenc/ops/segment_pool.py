@@ -1,11 +1,14 @@
 """One vector a sequence from packed token vectors."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from fastenc.ops import _checks
 from fastenc.ops._dispatch import choose, declare
 from fastenc.ops._library import define
+from fastenc.ops._numerics import LENGTHS, numerics_case, packed_inputs
 from fastenc.packing import check_cu_seqlens
 from fastenc.reference import segment_pool as reference
 
@@ -83,3 +86,17 @@ define(
     _fake_backward,
     triton="segment_pool.segment_pool_backward",
 )
+
+
+def _case(mode: str, plain: Callable[[Tensor], Tensor]) -> None:
+    numerics_case(
+        "segment_pool",
+        packed_inputs,
+        lambda x, cu_seqlens: segment_pool(x, cu_seqlens, mode),
+        lambda x, cu_seqlens: torch.stack([plain(rows) for rows in x.split(LENGTHS)]),
+        mode,
+    )
+
+
+_case("mean", lambda rows: rows.mean(0))
+_case("max", lambda rows: rows.max(0).values)

@@ -1,7 +1,7 @@
 """The numerics budget, and a measurement of every op against it on the device at hand."""
 
+from fastenc.ops._numerics import CASES, Case
 from fastenc.testing.budget import assert_within_budget, error_budget
-from fastenc.testing.cases import CASES, Case
 from fastenc.testing.numerics import NumericsRow, numerics_report, ops_without_case
 
 __all__ = [

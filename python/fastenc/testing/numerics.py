@@ -10,8 +10,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fastenc import ops
 from fastenc.ops._dispatch import choose
+from fastenc.ops._numerics import CASES, Case
 from fastenc.testing.budget import error_budget, errors
-from fastenc.testing.cases import CASES, Case
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 INTEGER_RESULTS = {"crf_decode", "crf_decode_nbest", "mlm_corruption"}

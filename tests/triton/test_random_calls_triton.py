@@ -1,0 +1,24 @@
+"""Random calls of every op on its Triton kernels: what the definition gives in float64, forward and gradients."""
+
+from random import Random
+
+import pytest
+import torch
+
+from fastenc.ops._dispatch import DECLARED
+from tests.fuzz.op_calls import CALLS
+from tests.fuzz.valid_calls import check
+
+
+@pytest.mark.parametrize("op", [op for op in CALLS if "triton" in DECLARED[op].implementations])
+def test_random_calls_give_the_definition(op, triton_target):
+    if triton_target.device.type == "cuda":
+        pytest.skip("the calls make CPU tensors")
+    rng = Random(3)
+    for _ in range(4):
+        torch.manual_seed(rng.getrandbits(60))
+        call = CALLS[op](rng)
+        for name, value in call.arguments.items():
+            if torch.is_tensor(value) and value.dtype == torch.bfloat16:  # see triton_target
+                call.arguments[name] = value.float()
+        check(call, rng)
