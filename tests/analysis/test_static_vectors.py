@@ -92,11 +92,11 @@ def test_neighbours_and_analogies_are_the_enumerated_ones(matrix, monkeypatch):
     monkeypatch.setattr("fastenc.analysis.static_vectors.ROWS", 3)  # several blocks
     vectors = StaticVectors.of(WORDS, torch.from_numpy(matrix))
     cosines = cosine_similarity(matrix)
-    for place, word in enumerate(WORDS):
-        order = [i for i in np.argsort(-cosines[place]) if i != place][:4]
+    for position, word in enumerate(WORDS):
+        order = [i for i in np.argsort(-cosines[position]) if i != position][:4]
         found = vectors.neighbours(word, 4)
         assert [n.word for n in found] == [WORDS[i] for i in order]
-        np.testing.assert_allclose([n.cosine for n in found], cosines[place, order], rtol=1e-5)
+        np.testing.assert_allclose([n.cosine for n in found], cosines[position, order], rtol=1e-5)
     unit = matrix / np.linalg.norm(matrix, axis=1, keepdims=True)
     query = unit[1] - unit[3] + unit[4]
     order = [i for i in np.argsort(-(unit @ query)) if i not in (1, 3, 4)]
@@ -229,14 +229,14 @@ def test_neighbours_of_a_word_in_its_sentences(encoder):
     asked = [(pool[0], 2), (pool[1], 1)]
     found = compare_neighbours(encoder, asked, pool, static, count=2)
     every = encoder.embed_words(pool, layers=(-1,)).vectors.numpy()
-    for occurrence, (sentence, place) in zip(found, asked, strict=True):
-        vector = encoder.embed_words([sentence], layers=(-1,)).vectors[place].numpy()
+    for occurrence, (sentence, position) in zip(found, asked, strict=True):
+        vector = encoder.embed_words([sentence], layers=(-1,)).vectors[position].numpy()
         order = np.argsort(-cosine_similarity(vector[None], every)[0])
         expected = []
         for i in order:
-            if words[i] != sentence[place] and words[i] not in expected:
+            if words[i] != sentence[position] and words[i] not in expected:
                 expected.append(words[i])
         assert [n.word for n in occurrence.contextual] == expected[:2]
-        assert occurrence.static == static.neighbours(sentence[place], 2)
-    with pytest.raises(ValueError, match="place 9 is not in the sentence of 4 words"):
+        assert occurrence.static == static.neighbours(sentence[position], 2)
+    with pytest.raises(ValueError, match="index 9 is not in the sentence of 4 words"):
         compare_neighbours(encoder, [(pool[0], 9)], pool, static)

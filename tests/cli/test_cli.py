@@ -46,8 +46,8 @@ def folder(tmp_path_factory):
     draw = torch.Generator().manual_seed(0)
     pick = lambda words: words[int(torch.randint(len(words), (1,), generator=draw))]
     rows = []
-    for place in range(120):
-        label = place % 2
+    for index in range(120):
+        label = index % 2
         words = [pick(WORDS[label]), "the", pick(["film", "book", "song"]), pick(WORDS[label])]
         rows.append((" ".join(words), "pos" if label == 0 else "neg"))
     table = lambda part: "sentence\tlabel\n" + "".join(f"{s}\t{y}\n" for s, y in part)
@@ -481,13 +481,13 @@ def reviews(folder):
     draw = torch.Generator().manual_seed(1)
     number = lambda low, high: int(torch.randint(low, high, (1,), generator=draw))
     rows = []
-    for place in range(80):
+    for index in range(80):
         filler = ["the", "film", "book", "song"]
         words = [filler[number(0, 4)] for _ in range(number(5, 50))]
-        told = [WORDS[place % 2][number(0, 4)] for _ in range(6)]
+        told = [WORDS[index % 2][number(0, 4)] for _ in range(6)]
         at = number(0, len(words))
         words[at:at] = told
-        rows.append(f"{' '.join(words)}\t{'neg' if place % 2 else 'pos'}\n")
+        rows.append(f"{' '.join(words)}\t{'neg' if index % 2 else 'pos'}\n")
     (folder / "reviews.tsv").write_text("sentence\tlabel\n" + "".join(rows))
     return folder / "reviews.tsv"
 

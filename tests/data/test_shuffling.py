@@ -7,16 +7,16 @@ from fastenc.data.shuffling import Permutation
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 63, 64, 65, 1000, 4097])
 def test_every_place_once(size):
     order = Permutation(size, 3, "epoch", 1)
-    places = torch.arange(size)
-    found = order(places)
-    assert found.sort().values.equal(places)
-    assert order(places.flip(0)).equal(found.flip(0)), "an entry depends on its place alone"
-    assert order(places[:, None]).equal(found[:, None]) and order(places[-1]).equal(found[-1])
+    indices = torch.arange(size)
+    found = order(indices)
+    assert found.sort().values.equal(indices)
+    assert order(indices.flip(0)).equal(found.flip(0)), "an entry depends on its place alone"
+    assert order(indices[:, None]).equal(found[:, None]) and order(indices[-1]).equal(found[-1])
 
 
 def test_orders_of_other_seeds_are_others():
-    places = torch.arange(1000)
-    orders = {tuple(Permutation(1000, *seed)(places).tolist()) for seed in ((1,), (2,), (1, 2))}
+    indices = torch.arange(1000)
+    orders = {tuple(Permutation(1000, *seed)(indices).tolist()) for seed in ((1,), (2,), (1, 2))}
     assert len(orders) == 3
 
 

@@ -51,7 +51,7 @@ def test_every_span_is_learnt_once_with_its_class(tokenizer, longest, max_length
     labels = iter(arguments["labels"].tolist())
     found = [{} for _ in data.sentences]
     for example in examples:
-        for span in zip(*(places.tolist() for places in spans_of(example)), strict=True):
+        for span in zip(*(indices.tolist() for indices in spans_of(example)), strict=True):
             assert span not in found[example.sentence]
             found[example.sentence][span] = next(labels)
     assert next(labels, None) is None
@@ -73,7 +73,7 @@ def test_a_span_belongs_to_the_window_where_it_is_most_central(tokenizer):
     assert len(windows) == len(examples) > 8
     owner = {}
     for number, example in enumerate(examples):
-        for span in zip(*(places.tolist() for places in spans_of(example)), strict=True):
+        for span in zip(*(indices.tolist() for indices in spans_of(example)), strict=True):
             owner[span] = number
     outside = 0
     for first, last in every_span(40, longest):
@@ -93,7 +93,7 @@ def test_arguments_point_at_words(tokenizer):
     arguments = collate_spans(examples)
     ids, rows, windows = arguments["batch"].input_ids, arguments["word_rows"], arguments["windows"]
     words = iter(rows.tolist())
-    place = 0
+    position = 0
     for example, offset in zip(examples, arguments["batch"].cu_seqlens.tolist(), strict=False):
         count = len(example.word_tokens)
         for k in range(count):
@@ -101,10 +101,10 @@ def test_arguments_point_at_words(tokenizer):
             word = data.sentences[example.sentence].words[example.first_word + k]
             assert ids[row] == tokenizer.encode(word, add_special_tokens=False).ids[0]
             assert offset < row < offset + len(example.input_ids) - 1
-            last = place + count - 1
-            assert windows[place + k].tolist() == [min(place + k + i, last) for i in range(4)]
-        place += count
-    assert next(words, None) is None and windows.shape == (place, 4)
+            last = position + count - 1
+            assert windows[position + k].tolist() == [min(position + k + i, last) for i in range(4)]
+        position += count
+    assert next(words, None) is None and windows.shape == (position, 4)
     lengths = arguments["ends"] - arguments["starts"]
     assert lengths.min() == 0 and lengths.max() == 3
 

@@ -275,7 +275,7 @@ def test_truncated_and_corrupt_shards_are_named_and_mended(own_store):
         ValueError, match=r"shard-00001/tokens.npy is damaged: it should have \d+ bytes"
     ):
         TokenStore(folder)
-    tokens.write_bytes(bytes(byte ^ (place == len(whole) - 1) for place, byte in enumerate(whole)))
+    tokens.write_bytes(bytes(byte ^ (index == len(whole) - 1) for index, byte in enumerate(whole)))
     with pytest.raises(ValueError, match=r"shard-00001/tokens.npy is damaged: .* checksum"):
         TokenStore(folder).pack("full-sentences", 32)
     assert not list((folder / "packed").glob("*")), "half of an index is left"

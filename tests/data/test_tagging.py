@@ -54,15 +54,15 @@ def test_words_are_aligned_as_by_transformers(tokenizers, label_scheme):
     data = tagged()
     examples = encode_tagged(data, ours, 128, NAMES, label_scheme)
     expected = theirs(SENTENCES, is_split_into_words=True)
-    for place, (example, each) in enumerate(zip(examples, data.sentences, strict=True)):
-        assert example.input_ids == expected["input_ids"][place]
+    for position, (example, each) in enumerate(zip(examples, data.sentences, strict=True)):
+        assert example.input_ids == expected["input_ids"][position]
         labels, last = [], None
-        for word in expected.word_ids(place):
+        for word in expected.word_ids(position):
             counts = word is not None and (label_scheme == "all" or word != last)
             labels.append(NAMES.index(each.tags[word]) if counts else -100)
             last = word
         assert example.labels == labels
-        real = [word for word in expected.word_ids(place) if word is not None]
+        real = [word for word in expected.word_ids(position) if word is not None]
         assert example.word_ids == real and example.first == 1
     assert ours.to_str() == before, "the caller's tokenizer was changed"
 
@@ -73,8 +73,8 @@ def test_windows_give_every_token_and_label_once(tokenizers, max_length):
     whole = encode_tagged(tagged(), ours, 512, NAMES, "all")
     parts = encode_tagged(tagged(), ours, max_length, NAMES, "all")
     assert all(len(part.input_ids) <= max_length for part in parts)
-    for place, one in enumerate(whole):
-        own = [part for part in parts if part.sentence == place]
+    for position, one in enumerate(whole):
+        own = [part for part in parts if part.sentence == position]
         for name in ("input_ids", "labels"):
             taken = [getattr(e, name)[e.first : e.first + len(e.word_ids)] for e in own]
             assert [*chain(*taken)] == getattr(one, name)[1:-1]

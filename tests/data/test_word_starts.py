@@ -74,12 +74,12 @@ def test_every_block_of_real_text_is_masked(data_dir, language, kind):
     check_masks(texts, train_tokenizer(texts, kind=kind, vocab_size=3000, show_progress=False))
 
 
-def word_begins(text, place):
+def word_begins(text, index):
     """By characters: after a space, and at a letter of an unspaced script."""
     unspaced = lambda sign: any(first <= ord(sign) <= last for first, last in UNSPACED)
-    if place == 0 or text[place].isspace() or text[place - 1].isspace():
+    if index == 0 or text[index].isspace() or text[index - 1].isspace():
         return True
-    return unspaced(text[place]) and not is_mark(text[place])
+    return unspaced(text[index]) and not is_mark(text[index])
 
 
 def is_mark(sign):
@@ -105,11 +105,11 @@ def test_words_are_those_of_the_characters(kind):
             # The rest of a character's bytes.
             inside = kind == "bpe" and token > 0 and offsets[token - 1][1] > start
             split += inside
-            place = start + inside
+            index = start + inside
             parted = token + 1 < len(offsets) and offsets[token + 1][0] < end
             if encoding.tokens[token - 1] in ("▁", "Ġ") or (parted and is_mark(text[end - 1])):
                 continue  # its space stands before it, or the first bytes of a mark show no mark yet
-            expected = place < end and word_begins(text, place)
+            expected = index < end and word_begins(text, index)
             if kind == "wordpiece":  # which also parts punctuation
                 expected |= not encoding.tokens[token].startswith("##")
             assert found[token] == expected, (text[start : start + 5], encoding.tokens[token])

@@ -39,8 +39,8 @@ def plain_cross(
     parts = (x.split(list(n)) for x, n in ((q, lengths_q), (k, lengths_k), (v, lengths_k)))
     for q_part, k_part, v_part, bias in zip(*parts, biases, strict=True):
         queries, keys = len(q_part), len(k_part)
-        places = partial(torch.arange, device=q.device)
-        distance = places(keys) - places(queries)[:, None] - (keys - queries)
+        indices = partial(torch.arange, device=q.device)
+        distance = indices(keys) - indices(queries)[:, None] - (keys - queries)
         mask = bias.to(q.dtype).expand(q.shape[1], queries, keys)
         if slopes is not None:
             mask = mask - slopes.to(q.dtype)[:, None, None] * distance.abs()

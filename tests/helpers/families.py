@@ -179,8 +179,8 @@ def model(family: str, task: str = "Model", **changes):
     entry, settings = BY_NAME[family], config(family, **changes)
     name = entry.classes + (entry.bare_class if task == "Model" else task)
     # Beside the configuration: transformers does not export BART's encoder.
-    place = type(settings).__module__.replace("configuration_", "modeling_")
-    result = getattr(importlib.import_module(place), name)(settings)
+    module = type(settings).__module__.replace("configuration_", "modeling_")
+    result = getattr(importlib.import_module(module), name)(settings)
     with torch.no_grad():
         for parameter in result.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))

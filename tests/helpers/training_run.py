@@ -58,7 +58,7 @@ def assert_bitwise_equal(a, b):
 def word_tokenizer():
     """A tokenizer that is the same in every process, which a trained one is not."""
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    vocabulary = {token: place for place, token in enumerate(special + WORDS)}
+    vocabulary = {token: index for index, token in enumerate(special + WORDS)}
     tokenizer = tokenizers.Tokenizer(tokenizers.models.WordPiece(vocabulary, unk_token="[UNK]"))
     tokenizer.add_special_tokens(special)
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()

@@ -61,10 +61,10 @@ def test_half_of_the_threads_with_gradients(task, switch_interval):
     def work(number):
         with torch.set_grad_enabled(number % 2 == 0):
             for i in range(CALLS // (3 * 3 * THREADS)):
-                place = (i + number) % len(batches)
-                found = result(ours, batches[place])
+                index = (i + number) % len(batches)
+                found = result(ours, batches[index])
                 assert found.requires_grad == (number % 2 == 0)
-                torch.testing.assert_close(found, expected[place], rtol=0, atol=1e-5)
+                torch.testing.assert_close(found, expected[index], rtol=0, atol=1e-5)
 
     in_threads(work)
 

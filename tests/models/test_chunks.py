@@ -173,7 +173,7 @@ def test_order_of_documents_does_not_matter(kind):
     model, chunks, order = classifier(kind), documents(), [2, 0, 3, 1]
     batch, described = packed(chunks)
     first = model(batch, documents=described).logits
-    batch, described = packed([chunks[place] for place in order])
+    batch, described = packed([chunks[index] for index in order])
     again = model(batch, documents=described).logits
     torch.testing.assert_close(again, first[order], rtol=1e-5, atol=1e-5)
 
@@ -184,7 +184,7 @@ def test_order_of_chunks_matters_to_the_transformer_alone():
         model = classifier(kind)
         results = []
         for order in ([0, 1, 2], [2, 0, 1]):
-            batch, described = packed([[chunks[0][place] for place in order]])
+            batch, described = packed([[chunks[0][index] for index in order]])
             results.append(model(batch, documents=described).logits)
         assert torch.allclose(*results, atol=1e-5) == (kind != "transformer")
 
@@ -333,11 +333,11 @@ def reviews(count):
     """Texts of 1 to 5 chunks, whose one telling word is in the middle."""
     draw = torch.Generator().manual_seed(0)
     texts = []
-    for place in range(count):
+    for index in range(count):
         n = int(torch.randint(1, 15, (1,), generator=draw))
         around = [WORDS[int(i)] for i in torch.randint(6, (2 * n,), generator=draw)]
-        texts.append(" ".join([*around[:n], WORDS[8 + place % 2], *around[n:]]))
-    return LabelledData(texts, [place % 2 for place in range(count)], ["mat", "tree"])
+        texts.append(" ".join([*around[:n], WORDS[8 + index % 2], *around[n:]]))
+    return LabelledData(texts, [index % 2 for index in range(count)], ["mat", "tree"])
 
 
 @every_aggregation

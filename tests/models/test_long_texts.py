@@ -14,7 +14,7 @@ from fastenc.packing import pack_documents
 from tests.helpers.training_run import WORDS, word_tokenizer
 
 TEXT = " ".join(WORDS[:11])  # one token a word
-IDS = [5 + place for place in range(11)]
+IDS = [5 + index for index in range(11)]
 CLS, SEP = 2, 3
 
 

@@ -110,10 +110,10 @@ def test_span_classifier(representation):
 
 def test_token_classifier_and_question_answerer():
     tags = torch.zeros(8, dtype=torch.long, device=META)
-    places = torch.zeros((3, 2), dtype=torch.long, device=META)
+    indices = torch.zeros((3, 2), dtype=torch.long, device=META)
     for m, labels in (
         (on_meta(TokenClassifier, label_names=["O", "X"]).train(), tags),
-        (on_meta(QuestionAnswerer).train(), places),
+        (on_meta(QuestionAnswerer).train(), indices),
     ):
         m(a_batch(), labels).loss.backward()
         assert all(p.grad is not None for p in m.parameters())

@@ -123,7 +123,7 @@ def test_strings_are_split_at_white_space_and_words_without_tokens_are_unknown(t
 def test_a_long_sentence_is_read_in_windows(tmp_path):
     """Each word from the window in which it is most central; a word of any length has a vector."""
     ours, theirs = encoder_of("bert", tmp_path)
-    words = ["dog" if place % 3 else "unbelievable" for place in range(90)]
+    words = ["dog" if index % 3 else "unbelievable" for index in range(90)]
     words[30] = "incomprehensible" * 6  # longer than the model's positions
     found = ours.embed_words([words], layers=(-1,), subwords="first")
     assert found.vectors.shape == (90, 32) and found.vectors.isfinite().all()

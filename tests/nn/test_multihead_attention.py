@@ -85,6 +85,6 @@ def test_pooling_names_bad_input():
     with pytest.raises(ValueError, match=r"pooling must be one of .*got 'sum'"):
         pool(hidden, torch.tensor([0, 3], dtype=torch.int32), "sum")
     with pytest.raises(
-        ValueError, match=r"an empty sequence has nothing to pool, got one at place 1"
+        ValueError, match=r"an empty sequence has nothing to pool, got one at index 1"
     ):
         pool(hidden, torch.tensor([0, 3, 3], dtype=torch.int32), "mean")

@@ -69,8 +69,8 @@ def test_layers_are_taken_from_the_teacher(tmp_path):
     teacher = MaskedLM.from_pretrained(tmp_path)
     student = DistilledLM.from_teacher(teacher, 3)
     assert student.config.num_layers == 3
-    for place, source in enumerate((0, 2, 4)):
-        a, b = student.encoder.layers[place], teacher.encoder.layers[source]
+    for index, source in enumerate((0, 2, 4)):
+        a, b = student.encoder.layers[index], teacher.encoder.layers[source]
         for own, other in zip(a.parameters(), b.parameters(), strict=True):
             assert torch.equal(own, other) and own.data_ptr() != other.data_ptr()
     rest = {**student.encoder.embeddings.state_dict(), **student.head.state_dict()}

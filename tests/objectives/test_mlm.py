@@ -92,10 +92,10 @@ def test_static_masks_belong_to_the_sequence():
     collator = MlmCollator(TOKENIZER, static=True, seed=5)
     first, second = collator(data, 0), collator(data[::-1], 7)
     size = len(data[0])
-    for place, labels in enumerate(first["labels"].split(size)):
-        assert torch.equal(labels, second["labels"].split(size)[len(data) - 1 - place])
-    for place, ids in enumerate(first["batch"].input_ids.split(size)):
-        assert torch.equal(ids, second["batch"].input_ids.split(size)[len(data) - 1 - place])
+    for index, labels in enumerate(first["labels"].split(size)):
+        assert torch.equal(labels, second["labels"].split(size)[len(data) - 1 - index])
+    for index, ids in enumerate(first["batch"].input_ids.split(size)):
+        assert torch.equal(ids, second["batch"].input_ids.split(size)[len(data) - 1 - index])
     chosen = [tuple((labels != -100).tolist()) for labels in first["labels"].split(size)]
     assert len(set(chosen)) == len(chosen), "each sequence has a mask of its own"
     other = MlmCollator(TOKENIZER, static=True, seed=6)(data, 0)

@@ -136,11 +136,11 @@ def test_wrong_segments_are_of_the_pairs_language(tmp_path):
     for step in range(5):
         result = unmasked(collator, list(pairs), step)
         rows = zip(split(result["batch"]), result["pair_labels"].tolist(), strict=True)
-        for place, ((ids, types), wrong) in enumerate(rows):
+        for index, ((ids, types), wrong) in enumerate(rows):
             second = {tokenizer.id_to_token(token) for token in ids[types == 1][:-1].tolist()}
-            if place < ends[0]:
+            if index < ends[0]:
                 assert second <= {"the", "a", "cat", "dog", "sat"}
-            elif place < ends[0] + ends[1]:
+            elif index < ends[0] + ends[1]:
                 assert second <= {"on", "mat", "tree", "under"}
             else:
                 assert wrong != ("gone" in second), "the only document has no other of its language"

@@ -16,7 +16,7 @@ TOKENIZER = load_tokenizer(minilm_folder())
 SPECIAL = special_tokens(TOKENIZER)
 VOCABULARY = TOKENIZER.get_vocab_size()
 CONTINUES = torch.tensor(
-    [TOKENIZER.id_to_token(place).startswith("##") for place in range(VOCABULARY)]
+    [TOKENIZER.id_to_token(index).startswith("##") for index in range(VOCABULARY)]
 )
 PIECES = CONTINUES.nonzero().flatten()[:500]
 

@@ -83,8 +83,8 @@ def check_cpp(case, dim, dtype):
             (exact, exact_inputs.leaves()),
         )
     ]
-    for place, values in enumerate(zip(*grads, strict=True)):
-        assert_within_budget(*values, f"gradient {place}", rounded=rounding_of(lse))
+    for index, values in enumerate(zip(*grads, strict=True)):
+        assert_within_budget(*values, f"gradient {index}", rounded=rounding_of(lse))
 
 
 @pytest.mark.parametrize(

@@ -110,8 +110,8 @@ def test_marginals_are_those_of_all_paths(instruction_set):
     for path in torch.cartesian_prod(*[torch.arange(3)] * 4):
         tags = torch.cat([path, torch.zeros(1, dtype=torch.int64)])
         chance = likelihood(values, tags, cu_seqlens, reference.log_likelihood)[0].double().exp()
-        for place, tag in enumerate(path):
-            expected[place, tag] += chance.detach()
+        for index, tag in enumerate(path):
+            expected[index, tag] += chance.detach()
     expected[4] = torch.softmax((emissions[4] + start + end).double(), 0)
     torch.testing.assert_close(marginals.double(), expected, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(marginals.sum(1), torch.ones(5), rtol=0, atol=1e-6)
@@ -136,8 +136,8 @@ def check_against_every_path(values, lengths, n, impl):
     tags, scores = crf_decode_nbest(emissions, cu_seqlens, start, end, transitions, n, impl=impl)
     assert tags.shape == (n, sum(lengths)) and scores.shape == (n, len(lengths))
     e, s, f, t = (value.double() for value in (emissions, start, end, transitions))
-    for place, length in enumerate(lengths):
-        first = int(cu_seqlens[place])
+    for index, length in enumerate(lengths):
+        first = int(cu_seqlens[index])
         every = torch.tensor([*product(range(e.shape[1]), repeat=length)]).long()
         total = torch.zeros(len(every), dtype=torch.float64)
         if length:
@@ -147,10 +147,10 @@ def check_against_every_path(values, lengths, n, impl):
         found = len(order)
         assert torch.equal(tags[:found, first : first + length], every[order])
         torch.testing.assert_close(
-            scores[:found, place].double(), total[order], rtol=1e-6, atol=1e-5
+            scores[:found, index].double(), total[order], rtol=1e-6, atol=1e-5
         )
         assert (tags[found:, first : first + length] == -1).all()
-        assert (scores[found:, place] == -float("inf")).all()
+        assert (scores[found:, index] == -float("inf")).all()
 
 
 @pytest.mark.parametrize("num_tags, n", [(1, 3), (2, 1), (3, 7), (17, 4)])
@@ -182,12 +182,12 @@ def test_n_best_paths_of_long_sequences(instruction_set):
     wide = [value.detach().double() for value in (emissions, start, end, transitions)]
     for path, score in zip(tags, scores, strict=True):
         e, s, f, t = wide
-        for place, (a, b) in enumerate(
+        for index, (a, b) in enumerate(
             zip(cu_seqlens[:-1].tolist(), cu_seqlens[1:].tolist(), strict=True)
         ):
             y = path[a:b]
             total = s[y[0]] + f[y[-1]] + t[y[:-1], y[1:]].sum() + e[a:b].gather(1, y[:, None]).sum()
-            torch.testing.assert_close(score[place].double(), total, rtol=1e-6, atol=0)
+            torch.testing.assert_close(score[index].double(), total, rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize("lengths", [(6000,), (2000, 1900, 1)])

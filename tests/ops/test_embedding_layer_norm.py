@@ -98,7 +98,7 @@ def test_either_use_of_a_tied_table_alone_and_gradients_that_accumulate(instruct
 
 @needs_cpp
 def test_tied_decoders_gradient_becomes_the_tables_without_a_copy():
-    places = []
+    indices = []
 
     class Decoder(torch.autograd.Function):
         @staticmethod
@@ -110,14 +110,14 @@ def test_tied_decoders_gradient_becomes_the_tables_without_a_copy():
         def backward(ctx, dlogits):
             hidden, table = ctx.saved_tensors
             dtable = dlogits.T @ hidden
-            places.append(dtable.data_ptr())
+            indices.append(dtable.data_ptr())
             return dlogits @ table, dtable
 
     ids, tables = inputs(50, 30, 48, torch.float32)
     hidden, table = tied_embedding_layer_norm(**ids, **tables)
     assert table.data_ptr() == tables["word"].data_ptr()
     Decoder.apply(hidden, table).square().sum().backward()
-    assert tables["word"].grad.data_ptr() == places[0]
+    assert tables["word"].grad.data_ptr() == indices[0]
 
 
 def test_frozen_table_stays_without_gradient(instruction_set):

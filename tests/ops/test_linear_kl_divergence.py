@@ -69,7 +69,7 @@ def test_it_is_torchs():
 def test_rows_outside_the_mask_do_not_count():
     values = inputs(rows=9)
     mask = torch.tensor([True, False, True, True, False, False, True, False, True])
-    chosen = [v[mask] if place in (0, 3) else v for place, v in enumerate(values)]
+    chosen = [v[mask] if index in (0, 3) else v for index, v in enumerate(values)]
     for limit in (2 * 4 * 37 * 2, 2**20):
         masked = run(linear_kl_divergence, values, mask=mask, max_logits_bytes=limit)
         plain = run(reference.linear_kl_divergence, chosen)
@@ -154,7 +154,7 @@ def test_autocast_casts_first():
 
 def test_bad_input_is_named():
     values = inputs()
-    for place, value, message in (
+    for index, value, message in (
         (0, values[0][0], r"hidden must be floating point of shape \(rows, width\)"),
         (1, values[1][:, 1:], r"weight must have shape \(vocabulary, 8\), got \(37, 7\)"),
         (2, values[2][1:], r"bias must have shape \(37,\), got \(36,\)"),
@@ -162,7 +162,7 @@ def test_bad_input_is_named():
         (4, values[4][:, 1:], r"teacher_weight must have shape \(vocabulary, 12\)"),
     ):
         with pytest.raises(ValueError, match=message):
-            linear_kl_divergence(*values[:place], value, *values[place + 1 :])
+            linear_kl_divergence(*values[:index], value, *values[index + 1 :])
     smaller = [*values[:4], values[4][1:], values[5][1:]]
     with pytest.raises(
         ValueError, match=r"the same vocabulary, got 37 and 36: .* the same tokenizer"

@@ -245,10 +245,10 @@ def test_more_labelled_rows_than_announced_never_pass_unseen(ignore_index, monke
             call(number)
     # Where nothing is read back, every label becomes one that the kernels answer with NaN.
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
-    chosen, targets, places = select_labelled(
+    chosen, targets, indices = select_labelled(
         hidden, labels, max_labels=3, ignore_index=ignore_index
     )
-    assert torch.equal(places, torch.tensor([0, 2, 3])) and torch.equal(chosen, hidden[places])
+    assert torch.equal(indices, torch.tensor([0, 2, 3])) and torch.equal(chosen, hidden[indices])
     assert (targets < 0).all() and (targets != ignore_index).all()
 
 

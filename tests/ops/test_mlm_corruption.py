@@ -59,7 +59,7 @@ def test_seeds_steps_and_places_draw_independently():
     corruption = MlmCorruption(TOKENIZER)
     batch = pack_sequences([[2500] * 100_000])
     select = lambda seed, step: corruption(batch, corruption.step_seed(seed, step))[1] != -100
-    selected = {place: select(*place) for place in ((0, 0), (0, 1), (1, 0))}
+    selected = {index: select(*index) for index in ((0, 0), (0, 1), (1, 0))}
     assert torch.equal(selected[0, 1], select(0, 1))
     pairs = [(selected[0, 0], selected[0, 1]), (selected[0, 0], selected[1, 0])]
     pairs.append((selected[0, 0][1:], selected[0, 0][:-1]))

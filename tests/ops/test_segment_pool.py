@@ -48,8 +48,8 @@ def test_a_maximums_gradient_goes_to_its_first_token(instruction_set, impl):
     y = segment_pool(x, offsets([4]), "max", impl=impl)
     torch.testing.assert_close(y, torch.tensor([[3, -inf, nan] * 7]), equal_nan=True)
     (dx,) = torch.autograd.grad(y, x, torch.ones_like(y))
-    place = torch.tensor([1, 0, 2] * 7)
-    assert torch.equal(dx, torch.nn.functional.one_hot(place, 4).T.float())
+    position = torch.tensor([1, 0, 2] * 7)
+    assert torch.equal(dx, torch.nn.functional.one_hot(position, 4).T.float())
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -122,7 +122,7 @@ def test_from_files_to_files(base, files, tmp_path, capsys):
     assert json.loads((tmp_path / "test.json").read_text()) == pytest.approx(trained)
     unlabelled = table(
         tmp_path / "new.tsv",
-        [(word, place, text) for word, place, _, text in rows(slice(2, 3))],
+        [(word, position, text) for word, position, _, text in rows(slice(2, 3))],
         "word\tindex\tsentence",
     )
     call("predict", run, str(unlabelled), "-o", str(tmp_path / "out.jsonl"))

@@ -86,9 +86,9 @@ def by_layer(
     """
 
     def paint(axes: Any) -> None:
-        for place, (line, values) in enumerate(lines.items()):
-            colour = COLOURS[(place // 2 if pairs else place) % len(COLOURS)]
-            style = "--" if pairs and place % 2 else "-"
+        for position, (line, values) in enumerate(lines.items()):
+            colour = COLOURS[(position // 2 if pairs else position) % len(COLOURS)]
+            style = "--" if pairs and position % 2 else "-"
             axes.plot(range(len(values)), values, style, color=colour, marker="o", ms=4, label=line)
         axes.set_xlabel("layer (0: embeddings)")
         axes.set_ylabel(label)
@@ -106,10 +106,10 @@ def scatter(
     groups = sorted({point[2] for point in points})
 
     def paint(axes: Any) -> None:
-        for place, group in enumerate(groups):
-            own = [point for point in points if point[2] == group]
-            x, y = zip(*((point[0], point[1]) for point in own), strict=True)
-            colour = COLOURS[place % len(COLOURS)]
+        for position, group in enumerate(groups):
+            chosen = [point for point in points if point[2] == group]
+            x, y = zip(*((point[0], point[1]) for point in chosen), strict=True)
+            colour = COLOURS[position % len(COLOURS)]
             axes.scatter(x, y, s=14, color=colour, alpha=0.8, linewidths=0, label=group)
         axes.set_xticks([])
         axes.set_yticks([])
@@ -125,13 +125,13 @@ def heat_maps(
     """One map of layers (down) and heads (across) for each statistic."""
 
     def paint(axes: Any) -> None:
-        for own, (label, values) in zip(axes.flat, maps.items(), strict=True):
-            image = own.imshow(values, cmap="viridis", aspect="auto")
-            own.set_title(label, fontsize=9)
-            own.set_xlabel("head")
-            own.set_ylabel("layer")
-            own.set_yticks(range(len(values)), [str(i + 1) for i in range(len(values))])
-            bar = own.figure.colorbar(image, ax=own)
+        for axis, (label, values) in zip(axes.flat, maps.items(), strict=True):
+            image = axis.imshow(values, cmap="viridis", aspect="auto")
+            axis.set_title(label, fontsize=9)
+            axis.set_xlabel("head")
+            axis.set_ylabel("layer")
+            axis.set_yticks(range(len(values)), [str(i + 1) for i in range(len(values))])
+            bar = axis.figure.colorbar(image, ax=axis)
             bar.outline.set_visible(False)
 
     first = next(iter(maps.values()))
@@ -168,9 +168,9 @@ def bars(
 
     def paint(axes: Any) -> None:
         height = 0.8 / len(groups)
-        for place, (group, values) in enumerate(groups.items()):
-            at = [i + (place - (len(groups) - 1) / 2) * height for i in range(len(labels))]
-            axes.barh(at, values, height, color=COLOURS[place], label=group)
+        for position, (group, values) in enumerate(groups.items()):
+            at = [i + (position - (len(groups) - 1) / 2) * height for i in range(len(labels))]
+            axes.barh(at, values, height, color=COLOURS[position], label=group)
         axes.set_yticks(range(len(labels)), labels, fontsize=8)
         axes.invert_yaxis()
         axes.set_xlabel(axis)

@@ -25,8 +25,8 @@ def learn_mix(
     Raises: ValueError for one label alone, or where memory is too small for all states of the words.
     Source: Tenney et al. 2019, arXiv:1905.06316.
     """
-    own = chosen_words(data, max_words)
-    names = sorted(set(own.labels))
+    chosen = chosen_words(data, max_words)
+    names = sorted(set(chosen.labels))
     if len(names) < 2:
         raise ValueError(f"a mix is learned from two labels or more, got {names}")
     states = encoder.config.num_layers + 1
@@ -34,11 +34,11 @@ def learn_mix(
     # As they come, those with labels, and standardised.
     check_space((3 * words * states, encoder.config.hidden_size), torch.float32)
     vectors = encoder.embed_words(
-        own.sentences, layers=range(states), combine="concat", show_progress=False
-    ).vectors[own.rows]
+        chosen.sentences, layers=range(states), combine="concat", show_progress=False
+    ).vectors[chosen.rows]
     vectors = vectors.float().unflatten(1, (states, -1))
     vectors = (vectors - vectors.mean(0)) / vectors.std(0).clamp(min=1e-6)
-    labels = torch.tensor([names.index(label) for label in own.labels])
+    labels = torch.tensor([names.index(label) for label in chosen.labels])
     draw = torch.Generator().manual_seed(seed)
     mix = ScalarMix(states)
     weight = torch.zeros(len(names), vectors.shape[2], requires_grad=True)

@@ -23,7 +23,7 @@ class Tree(NamedTuple):
     """A sentence with its dependency tree.
 
     Fields:
-        heads: place of each word's head, -1 for the root's.
+        heads: index of each word's head, -1 for the root's.
         relations: of each word to its head, without subtypes (nsubj:pass is nsubj).
         upos: universal parts of speech.
     """
@@ -51,7 +51,7 @@ def read_trees(path: str | Path) -> list[Tree]:
                     f"{cells[HEAD]!r}"
                 )
             heads.append(int(cells[HEAD]) - 1)
-        column = lambda place, rows=rows: [cells[place] for _, cells in rows]
+        column = lambda index, rows=rows: [cells[index] for _, cells in rows]
         relations = [relation.split(":")[0] for relation in column(RELATION)]
         trees.append(Tree(column(FORM), heads, relations, column(UPOS)))
     if not trees:
@@ -76,8 +76,8 @@ class RelationScores:
     @property
     def best_head(self) -> tuple[int, int, float]:
         """(layer, head, both from 0, share of the pairs it finds)."""
-        place = int(self.heads.argmax())
-        layer, head = divmod(place, self.heads.shape[1])
+        index = int(self.heads.argmax())
+        layer, head = divmod(index, self.heads.shape[1])
         return layer, head, int(self.heads[layer, head]) / self.count
 
     @property
@@ -95,7 +95,7 @@ def score_relations(
 
     A head finds the other word if, among the tokens of the sentence's words, the key with the highest probability for
     the first token of the word is a token of the other word. Sentences longer than the encoder's positions are left
-    out. The baseline is the best fixed distance: always the word so many places away.
+    out. The baseline is the best fixed distance: always the word at this distance.
 
     Returns: {(relation, direction): scores}, direction one of ``DIRECTIONS``.
     Source: Clark et al. 2019, arXiv:1906.04341.
@@ -136,7 +136,7 @@ def _count(
     strongest: Tensor,
     found: dict[tuple[str, str], RelationScores],
 ) -> None:
-    """Add a sentence; ``strongest``: (layers, heads, tokens), places of tokens, the first of which is special."""
+    """Add a sentence; ``strongest``: (layers, heads, tokens), indices of tokens, the first of which is special."""
     edges = torch.tensor(starts, dtype=torch.int32) + 1
     first = edges[:-1].long()
     # (layers, heads, words): the word that the word's first token looks at most.

@@ -183,13 +183,13 @@ def cut_into_words(text: str, line: int) -> Sentence:
     return Sentence(words, [], [line] * len(words), text, starts)
 
 
-def sentence_of(value: Any, place: int) -> Sentence:
+def sentence_of(value: Any, index: int) -> Sentence:
     """A text that is cut into words, or a list of words. Raises: ValueError for anything else."""
     if isinstance(value, str):
-        return cut_into_words(value, place + 1)
+        return cut_into_words(value, index + 1)
     if not isinstance(value, list | tuple) or not all(isinstance(w, str) and w for w in value):
-        raise ValueError(f"input {place} must be a text or a list of words, got {value!r}")
-    return sentence(list(value), (), [place + 1] * len(value))
+        raise ValueError(f"input {index} must be a text or a list of words, got {value!r}")
+    return sentence(list(value), (), [index + 1] * len(value))
 
 
 def numbered_blocks(path: str | Path) -> Iterator[Rows]:
@@ -251,7 +251,7 @@ def _usual_word_column(path: str | Path) -> int:
 
 def _words(path: str | Path, rows: Rows, column: int) -> list[str]:
     words = _cells(path, rows, column, "word")
-    spaced = [place for place, word in enumerate(words) if " " in word]
+    spaced = [index for index, word in enumerate(words) if " " in word]
     # A .tsv file may be a table of texts, which would be read as one sentence; a word with a space is only rare, but
     # some sentences are short.
     if kind_of(path) == ".tsv" and len(words) > 3 and 2 * len(spaced) >= len(words):

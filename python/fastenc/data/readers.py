@@ -218,7 +218,7 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
 def numbered_rows(
     path: str | Path, columns: Sequence[str], quoting: str | None = None
 ) -> Iterator[tuple[str, Row]]:
-    """(place for error messages, row) of any table, with the columns checked.
+    """(file and line for error messages, row) of any table, with the columns checked.
 
     Args:
         quoting: of a TSV file: "csv", values may be in quotes, as pandas writes them; "none", quotes are characters

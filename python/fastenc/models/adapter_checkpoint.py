@@ -155,11 +155,11 @@ def _check_head(folder: Path, model: Any) -> None:
         return
     values = checkpoint.read_config(folder)
     model.check_task(folder, values)
-    for key, own in json.loads(json.dumps(model.extra_config())).items():
-        if values.get(key, own) != own:
+    for key, expected in json.loads(json.dumps(model.extra_config())).items():
+        if values.get(key, expected) != expected:
             raise ValueError(
-                f"{folder} has a head whose {key} is {values[key]}, the model's is {own}: load it as a model of its "
-                f"own, {type(model).__name__}.from_pretrained({str(folder)!r})"
+                f"{folder} has a head whose {key} is {values[key]}, the model's is {expected}: load it as a model of "
+                f"its own, {type(model).__name__}.from_pretrained({str(folder)!r})"
             )
 
 

@@ -53,7 +53,7 @@ def _stored_names(hf_config: dict[str, Any]) -> list[str]:
 def config_of(names: Sequence[str]) -> dict[str, Any]:
     """The entries of config.json that name the classes."""
     return {
-        "id2label": {str(place): name for place, name in enumerate(names)},
-        "label2id": {name: place for place, name in enumerate(names)},
+        "id2label": {str(index): name for index, name in enumerate(names)},
+        "label2id": {name: index for index, name in enumerate(names)},
         "num_labels": len(names),
     }

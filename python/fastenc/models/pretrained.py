@@ -249,7 +249,7 @@ class PretrainedModel(nn.Module):
         kind = self.config.architecture
         state, missing = {}, []
         read: set[str] = set()
-        own, heads = self.state_dict(), self.head_names()
+        state, heads = self.state_dict(), self.head_names()
         for ours, theirs in self.family_names(with_prefix=False).items():
             absent = [name for name in theirs if name not in found]
             # Not every checkpoint of a family has a pooler, a mix of layers or this head.
@@ -259,7 +259,7 @@ class PretrainedModel(nn.Module):
                 if not optional:
                     missing += absent
                 continue
-            rows, *columns = own[ours].shape
+            rows, *columns = state[ours].shape
             expected = (rows // len(theirs), *columns)
             for name in theirs:
                 if found[name].shape != expected:

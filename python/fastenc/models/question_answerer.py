@@ -30,7 +30,7 @@ class QuestionAnswerer(PretrainedModel):
         self.head.apply(self.init_weights)
 
     def forward(self, batch: PackedBatch, labels: Tensor | None = None) -> ModelOutput:
-        """Args: labels: int64 (batch, 2), places of the answer's first and last token in each sequence; -100: none.
+        """Args: labels: int64 (batch, 2), positions of the answer's first and last token in each sequence; -100: none.
 
         Returns: logits (total_tokens, 2) and, with labels, the mean over both of the cross-entropy of a softmax over
         the sequence's tokens, in float32.

@@ -112,9 +112,9 @@ class WordSenseModel(PretrainedModel):
 
         def visit(layer: int, state: Tensor) -> None:
             pooled = segment_pool(state, segments, "mean").index_select(0, targets)
-            for place, layers in enumerate(choices):
+            for index, layers in enumerate(choices):
                 if layer in layers:
-                    vectors[place] = vectors[place] + pooled / len(layers)
+                    vectors[index] = vectors[index] + pooled / len(layers)
 
         visit_states(self.encoder, batch, sorted(set().union(*choices)), visit)
         return ModelOutput(logits=vectors[0] if candidates is None else torch.stack(vectors, dim=1))
@@ -140,9 +140,12 @@ class WordSenseModel(PretrainedModel):
         if self.inventory is None:
             return
         save_file = require("safetensors.torch", extra="models").save_file
-        own = self.inventory
-        tensors = {"vectors": own.vectors.contiguous(), "counts": own.counts.contiguous()}
+        inventory = self.inventory
+        tensors = {
+            "vectors": inventory.vectors.contiguous(),
+            "counts": inventory.counts.contiguous(),
+        }
         write_atomically(folder / VECTORS, lambda path: save_file(tensors, path))
-        values = {"senses": own.senses, "min_examples": own.min_examples}
+        values = {"senses": inventory.senses, "min_examples": inventory.min_examples}
         text = json.dumps(values, ensure_ascii=False, indent=1)
         write_atomically(folder / NAMES, lambda path: path.write_text(text, encoding="utf-8"))

@@ -110,7 +110,7 @@ def write_settings(
         steps.append("Dense")
     if settings.normalize:
         steps.append("Normalize")
-    paths = [f"{place}_{step}" if place else "" for place, step in enumerate(steps)]
+    paths = [f"{position}_{step}" if position else "" for position, step in enumerate(steps)]
     if settings.standardization is not None:
         settings.standardization.save(folder / paths[steps.index("Dense")])
     flat = "mean" if settings.pooling == "last-four" else settings.pooling
@@ -126,12 +126,12 @@ def write_settings(
         # Last: a folder that has it has the others.
         MODULES: [
             {
-                "idx": place,
-                "name": str(place),
+                "idx": position,
+                "name": str(position),
                 "path": path,
                 "type": f"sentence_transformers.models.{step}",
             }
-            for place, (path, step) in enumerate(zip(paths, steps, strict=True))
+            for position, (path, step) in enumerate(zip(paths, steps, strict=True))
         ],
     }.items():
         _write_json(folder / name, values)

@@ -34,21 +34,21 @@ def ranking_loss(
             f"{tuple(vectors.shape)} and {tuple(text_ids.shape)}"
         )
     pairs = vectors.shape[0]
-    own = torch.arange(pairs, device=vectors.device)
+    row = torch.arange(pairs, device=vectors.device)
     texts, partners, *_ = text_ids.unbind(1)
     candidates = text_ids[:, 1:].T.flatten()
     left_out = (candidates == texts[:, None]) | (candidates == partners[:, None])
     same = F.pad(texts == texts[:, None], (0, len(candidates) - pairs))
-    itself = own[:, None] == torch.arange(len(candidates), device=own.device)
+    itself = row[:, None] == torch.arange(len(candidates), device=row.device)
     # Half precision would round similarities by more than what tells near texts apart.
     with _without_autocast(vectors.device.type):
         unit = F.normalize(vectors.float(), dim=2)
         scores = scale * unit[:, 0] @ unit[:, 1:].transpose(0, 1).flatten(0, 1).T
     scores = scores.masked_fill((left_out | same) & ~itself, float("-inf"))
-    loss = masked_cross_entropy(scores, own)
+    loss = masked_cross_entropy(scores, row)
     if not symmetric:
         return loss
-    return (loss + masked_cross_entropy(scores[:, :pairs].T, own)) / 2
+    return (loss + masked_cross_entropy(scores[:, :pairs].T, row)) / 2
 
 
 def cosent_loss(similarities: Tensor, scores: Tensor, *, scale: float = 20.0) -> Tensor:

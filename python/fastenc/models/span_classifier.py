@@ -95,8 +95,8 @@ class SpanClassifier(PretrainedModel):
         """Args:
             labels: int64 (spans,), 0 for no entity, -100 for what is not to be learnt.
             word_rows: int64 (W,), the rows of the words' first subwords.
-            windows: int64 (W, K), places in ``word_rows`` of each word and those after it.
-            starts, ends: int64 (spans,), places in ``word_rows`` of each span's first and last word;
+            windows: int64 (W, K), indices in ``word_rows`` of each word and those after it.
+            starts, ends: int64 (spans,), indices in ``word_rows`` of each span's first and last word;
                 ends - starts < K. ``fastenc.data.collate_spans`` makes all of these.
 
         Returns: logits (spans, types + 1) and, with labels, the mean cross-entropy of the spans in float32.

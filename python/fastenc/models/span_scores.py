@@ -60,7 +60,7 @@ class BoundaryScores(nn.Module):
     def forward(self, words: Tensor, windows: Tensor, starts: Tensor, ends: Tensor) -> Tensor:
         """Args:
             words: (W, hidden_size).
-            windows: int64 (W, K), places of each word and those after it; where the sentence ends, any word of it.
+            windows: int64 (W, K), indices of each word and those after it; where the sentence ends, any word of it.
             starts, ends: int64 (spans,), 0 <= ends - starts < K.
         Returns: (spans, num_labels).
         """

@@ -36,10 +36,10 @@ class Standardization:
             )
         usable = (self.std > 0) & self.std.isfinite() & self.mean.isfinite()
         if not usable.all():
-            place = int((~usable).nonzero()[0])
+            index = int((~usable).nonzero()[0])
             raise ValueError(
-                f"every dimension needs a finite mean and a positive std, got {self.mean[place]:g} and "
-                f"{self.std[place]:g} in dimension {place}: measure more vectors, or leave the standardization out"
+                f"every dimension needs a finite mean and a positive std, got {self.mean[index]:g} and "
+                f"{self.std[index]:g} in dimension {index}: measure more vectors, or leave the standardization out"
             )
 
     def __call__(self, x: Tensor) -> Tensor:

@@ -43,8 +43,8 @@ class WordVectors:
 
     def __getitem__(self, sentence: int) -> Tensor:
         """(words, width) of one sentence."""
-        place = range(len(self))[sentence]
-        return self.vectors[self.offsets[place] : self.offsets[place + 1]]
+        index = range(len(self))[sentence]
+        return self.vectors[self.offsets[index] : self.offsets[index + 1]]
 
 
 class _Window(NamedTuple):
@@ -266,22 +266,22 @@ def _selector(
     """(total_tokens, hidden_size) → (words, hidden_size)."""
     device = batch.input_ids.device
     bounds: list[int] = []
-    first: list[int] = []  # places of the words' beginnings among the bounds
+    first: list[int] = []  # indices of the words' beginnings among the bounds
     offset = 0
     for window in windows:
         first += range(len(bounds), len(bounds) + len(window.bounds) - 1)
         bounds += [offset + bound for bound in window.bounds]
         offset += len(window.input_ids)
-    places = torch.tensor(first)
+    indices = torch.tensor(first)
     edges = torch.tensor(bounds, dtype=torch.int32)
     if subwords != "mean":
-        tokens = edges[places] if subwords == "first" else edges[places + 1] - 1
+        tokens = edges[indices] if subwords == "first" else edges[indices + 1] - 1
         rows = send(tokens.long(), device)
         return lambda state: state.index_select(0, rows)
     # Special tokens, and those that another window owns, are segments between the words' own.
     ends = torch.tensor([batch.total_tokens], dtype=torch.int32)
     segments = send(torch.cat((torch.zeros_like(ends), edges, ends)), device)
-    chosen = send(places + 1, device)
+    chosen = send(indices + 1, device)
     return lambda state: segment_pool(state, segments, "mean").index_select(0, chosen)
 
 
@@ -354,7 +354,7 @@ def _spans(starts: list[int], room: int) -> Iterator[tuple[int, int, int, int]]:
         central = lambda span, start=start, stop=stop: min(start - span[0], span[1] - stop)
         owner.append(max(holders, key=central) if holders else (start, min(stop, start + room)))
     begin = 0
-    for place in range(1, words + 1):
-        if place == words or owner[place] != owner[begin]:
-            yield *owner[begin], begin, place
-            begin = place
+    for index in range(1, words + 1):
+        if index == words or owner[index] != owner[begin]:
+            yield *owner[begin], begin, index
+            begin = index

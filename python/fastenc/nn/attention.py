@@ -12,7 +12,7 @@ class MultiheadAttention(nn.MultiheadAttention):
 
     The fused path takes calls with query, key and value the same tensor, ``need_weights=False``, no
     ``attn_mask``, no ``is_causal`` and no added keys; every other call goes to torch's own forward. Padding named
-    by a boolean ``key_padding_mask`` is not computed, and its places in the output are 0.
+    by a boolean ``key_padding_mask`` is not computed, and its rows of the output are 0.
     ``forward_packed`` takes tokens that are packed already.
     """
 

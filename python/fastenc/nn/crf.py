@@ -119,8 +119,8 @@ class _Rows:
             order = self._order[:, :, None].expand_as(emissions)
             self.emissions = emissions.gather(1, order).reshape(batch * length, num_tags)
             return
-        places = torch.arange(length, dtype=torch.int32)
-        if torch.equal(places < self.lengths[:, None], real):
+        indices = torch.arange(length, dtype=torch.int32)
+        if torch.equal(indices < self.lengths[:, None], real):
             self.seqused = self.lengths
             return
         self._real, self.emissions = real, emissions[real]

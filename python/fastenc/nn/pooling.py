@@ -28,7 +28,7 @@ def pool(hidden: Tensor, cu_seqlens: Tensor, pooling: str) -> Tensor:
     reads = cu_seqlens.device.type == "cpu" and not torch.compiler.is_compiling()
     if reads and bool((cu_seqlens.diff() == 0).any()):
         raise ValueError(
-            "an empty sequence has nothing to pool, got one at place "
+            "an empty sequence has nothing to pool, got one at index "
             f"{int((cu_seqlens.diff() == 0).nonzero()[0])}: leave it out of the batch"
         )
     return segment_pool(hidden, cu_seqlens, pooling)

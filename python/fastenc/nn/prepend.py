@@ -9,15 +9,15 @@ def prepend_rows(x: Tensor, cu_seqlens: Tensor, rows: Tensor) -> tuple[Tensor, T
 
     Args:
         x: (total_tokens, ...); rows: (P, ...), of x's other dimensions.
-    Returns: the longer batch (total_tokens + P * batch, ...), its cu_seqlens, and the places of x's rows in it.
+    Returns: the longer batch (total_tokens + P * batch, ...), its cu_seqlens, and the indices of x's rows in it.
     Differentiable: x, rows. Nothing is read back from a device.
     """
     tokens, batch, length = x.shape[0], cu_seqlens.shape[0] - 1, rows.shape[0]
     numbers = torch.arange(batch + 1, dtype=cu_seqlens.dtype, device=x.device)
     longer = cu_seqlens + length * numbers
     sequence = torch.repeat_interleave(numbers[:-1], cu_seqlens.diff(), output_size=tokens)
-    own = torch.arange(tokens, device=x.device) + length * (sequence.long() + 1)
+    kept = torch.arange(tokens, device=x.device) + length * (sequence.long() + 1)
     new = (longer[:-1, None] + torch.arange(length, device=x.device)).flatten()
     source = torch.cat([x, rows.to(x.dtype).expand(batch, *rows.shape).flatten(0, 1)])
-    places = torch.cat([own, new])
-    return source.new_empty(source.shape).index_copy(0, places, source), longer, own
+    indices = torch.cat([kept, new])
+    return source.new_empty(source.shape).index_copy(0, indices, source), longer, kept

@@ -26,8 +26,8 @@ def span_boundary_logits(
         layers: weight, bias, LayerNorm weight, LayerNorm bias of both layers.
         embeddings: (vocabulary, embedding_size), E; bias: (vocabulary,).
     """
-    _, left, right, place = spans.unbind(1)
-    h = torch.cat([hidden[left], hidden[right], positions[place]], dim=1)
+    _, left, right, index = spans.unbind(1)
+    h = torch.cat([hidden[left], hidden[right], positions[index]], dim=1)
     for weight, own_bias, norm_weight, norm_bias in layers:
         h = F.gelu(F.linear(h, weight, own_bias))
         h = F.layer_norm(h, h.shape[1:], norm_weight, norm_bias, eps)

@@ -104,17 +104,17 @@ def arguments_reason(
     return None
 
 
-def model_reason(parts: Reading) -> str | None:
+def model_reason(reading: Reading) -> str | None:
     """Why a call of the model as it now is must take its own forward, or None."""
     if has_global_hooks():
         return "there are global module hooks"
-    return parts.unsupported_reason
+    return reading.unsupported_reason
 
 
 def run(
     model: Any,
     live: LiveEncoder,
-    parts: Reading,
+    reading: Reading,
     arguments: dict,
     metadata: BatchMetadata | None,
     wanted: frozenset[int] | None,
@@ -130,20 +130,23 @@ def run(
     )
     batch = pack(ids, mask, total_tokens=total, max_seqlen=longest)
     check_cu_seqlens(batch.cu_seqlens, batch.total_tokens, batch.max_seqlen)
-    x, word_table = embed(live, parts, arguments, batch)
+    x, word_table = embed(live, reading, arguments, batch)
     kept: list[Tensor | None] = [x if 0 in wanted else None]
     dtype = _stream_dtype(x)
-    state, attention_inputs = _first_state(live, parts, x), _attention_inputs(live, parts, batch, x)
+    state, attention_inputs = (
+        _first_state(live, reading, x),
+        _attention_inputs(live, reading, batch, x),
+    )
     packed = live.frozen.current(model)
-    weights = [layer.weights() for layer in parts.layers]
-    dropouts = [parts.layers[index].dropout for index in live.module_of_layer]
+    weights = [layer.weights() for layer in reading.layers]
+    dropouts = [reading.layers[index].dropout for index in live.module_of_layer]
     dropouts = with_rng_states(dropouts, x.device)
-    recomputes = torch.is_grad_enabled() and any(map(_recomputes, parts.layers))
+    recomputes = torch.is_grad_enabled() and any(map(_recomputes, reading.layers))
     # Recomputed layers cast their weights again instead of keeping them.
     cast = cast_weights(x, [] if recomputes else weights)
     last = live.config.num_layers - 1
     for number, (index, spec) in enumerate(zip(live.module_of_layer, live.specs, strict=True)):
-        layer = parts.layers[index]
+        layer = reading.layers[index]
         call = (state, attention_inputs(number), weights[index], spec, dropouts[number])
         options: dict[str, Any] = {
             "adaptation": layer.adaptation(),
@@ -157,7 +160,7 @@ def run(
         # A pre-norm layer's output is the sum; the norm after it belongs to the next layer, or ends the stack.
         if number < last:
             kept.append(state.residual.to(dtype) if number + 1 in wanted else None)
-    x = F.dropout(state.x, parts.final_dropout_p).to(dtype)
+    x = F.dropout(state.x, reading.final_dropout_p).to(dtype)
     return PackedRun(x, (*kept, x if last + 1 in wanted else None), batch, word_table)
 
 
@@ -239,21 +242,21 @@ def _recomputes(layer: LiveLayer) -> bool:
     return layer.module.training and getattr(layer.module, "gradient_checkpointing", False)
 
 
-def _first_state(live: LiveEncoder, parts: Reading, x: Tensor) -> LayerState:
-    norm = parts.modules.get("first_norm")
+def _first_state(live: LiveEncoder, reading: Reading, x: Tensor) -> LayerState:
+    norm = reading.modules.get("first_norm")
     weights = None if norm is None else (norm.weight, getattr(norm, "bias", None))
     return start(x, weights, live.specs[0].out_norm)
 
 
 def _attention_inputs(
-    live: LiveEncoder, parts: Reading, batch: PackedBatch, x: Tensor
+    live: LiveEncoder, reading: Reading, batch: PackedBatch, x: Tensor
 ) -> Callable[[int], AttentionInputs]:
     """What the attention of each layer needs of the batch, formed once for all that share it."""
     kind, config, bias = live.kind, live.config, None
     bounds = sequence_bounds(x, batch.cu_seqlens, batch.max_seqlen)
     spec = kind.relative_bias(config)
     if spec is not None:
-        bias = relative_bias(parts.modules["relative_bias"].weight, spec)
+        bias = relative_bias(reading.modules["relative_bias"].weight, spec)
     positions = max(config.max_positions, batch.max_seqlen)
 
     def of_layer(number: int) -> AttentionInputs:

@@ -14,13 +14,13 @@ from fastenc.packing import PackedBatch
 
 
 def embed(
-    live: LiveEncoder, parts: Reading, arguments: dict[str, Any], batch: PackedBatch
+    live: LiveEncoder, reading: Reading, arguments: dict[str, Any], batch: PackedBatch
 ) -> tuple[Tensor, Tensor]:
     """(total_tokens, hidden_size), and the word table as a decoder that is tied to it takes it."""
     assert batch.padded_shape is not None and batch.indices is not None  # pack() sets them
     shape, indices = batch.padded_shape, batch.indices
     take = lambda padded: padded.expand(*shape, *padded.shape[2:]).flatten(0, 1)[indices]
-    part: Callable[[str], Any] = lambda name: parts.modules.get(f"embeddings.{name}")
+    part: Callable[[str], Any] = lambda name: reading.modules.get(f"embeddings.{name}")
     word, position, token_type, norm = map(part, ("word", "position", "token_type", "norm"))
     positions = types = None
     if position is not None:
@@ -47,7 +47,7 @@ def embed(
             token_type=None if token_type is None else token_type.weight,
             padding_idx=word.padding_idx,
             position_padding_idx=None if position is None else position.padding_idx,
-            dropout_p=parts.embedding_dropout_p,
+            dropout_p=reading.embedding_dropout_p,
             eps=spec.eps,
         )
     else:
@@ -62,7 +62,7 @@ def embed(
             x = x + look_up(position, positions)
         if spec is not None:
             x = normalise(x, norm.weight, getattr(norm, "bias", None), spec)
-        x = F.dropout(x, parts.embedding_dropout_p)
+        x = F.dropout(x, reading.embedding_dropout_p)
     projection = part("projection")
     return (x if projection is None else projection(x)), table
 

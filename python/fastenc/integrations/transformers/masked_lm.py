@@ -75,7 +75,7 @@ def forward(
     model: Any,
     encoder: Any,
     live: LiveEncoder,
-    parts: Reading,
+    reading: Reading,
     arguments: dict,
     metadata: BatchMetadata | None,
     labelled_logits_only: bool,
@@ -85,9 +85,9 @@ def forward(
 
     labels = arguments.pop("labels", None)
     wanted = base_model.wanted_states(encoder, live, arguments)
-    packed = base_model.run(encoder, live, parts, arguments, metadata, wanted)
+    packed = base_model.run(encoder, live, reading, arguments, metadata, wanted)
     hidden, decoder = packed.last, _module(model, live, "decoder")
-    tied = decoder.weight is parts.modules["embeddings.word"].weight
+    tied = decoder.weight is reading.modules["embeddings.word"].weight
     weight = packed.word_table if tied else decoder.weight
     targets = None if labels is None else _of_real_tokens(labels, packed.batch)
     loss = logits = None

@@ -162,22 +162,22 @@ def _install(module: Any, fused) -> _State:
     state = module.__dict__.get(STATE)
     if state is not None:
         return state
-    own = type(module).forward
+    original = type(module).forward
 
     # The Trainer reads the signature, which functools.wraps keeps, to know the columns the model takes. The bound
     # method refers to its module, so that a deep copy's forward belongs to the copy.
-    @functools.wraps(own)
+    @functools.wraps(original)
     def forward(self, *args, **kwargs):
         state = self.__dict__.get(STATE)
         # Not a bound method, whose call torch.compile would look up on the module, where it finds this forward.
         no_other = state is None or state.previous is None
-        plain = functools.partial(own, self) if no_other else state.previous
+        plain = functools.partial(original, self) if no_other else state.previous
         if torch.compiler.is_compiling():
             kwargs.pop(KEY, None)
             return plain(*args, **kwargs)
         if state is None:
             return plain(*args, **kwargs)
-        return fused(self, state, _named(own, args, kwargs), plain)
+        return fused(self, state, _named(original, args, kwargs), plain)
 
     forward._fastenc = True  # type: ignore[attr-defined]
     module.__dict__[STATE] = state = _State(module.__dict__.get("forward"))
@@ -186,13 +186,13 @@ def _install(module: Any, fused) -> _State:
 
 
 @functools.cache
-def _positional(own) -> tuple[str, ...]:
-    parameters = inspect.signature(own).parameters.values()
+def _positional(original) -> tuple[str, ...]:
+    parameters = inspect.signature(original).parameters.values()
     return tuple(p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD)[1:]
 
 
-def _named(own, args: tuple, kwargs: dict) -> dict:
-    return {**dict(zip(_positional(own), args, strict=False)), **kwargs}
+def _named(original, args: tuple, kwargs: dict) -> dict:
+    return {**dict(zip(_positional(original), args, strict=False)), **kwargs}
 
 
 def _encoder_forward(encoder, state: _State, arguments: dict, plain):
@@ -200,19 +200,19 @@ def _encoder_forward(encoder, state: _State, arguments: dict, plain):
     told = told if told is not None and told.state is state else None
     if told is not None and told.own_forward:
         return plain(**arguments)
-    reason, metadata, parts = base_model.inputs_reason(encoder, arguments), None, None
+    reason, metadata, reading = base_model.inputs_reason(encoder, arguments), None, None
     if reason is None:
         if told is not None and told.mask is arguments.get("attention_mask"):
             metadata = told.metadata
         else:
             metadata = take_metadata(arguments)
-        reason, parts = _read(encoder, live, arguments, metadata)
+        reason, reading = _read(encoder, live, arguments, metadata)
     arguments.pop(KEY, None)
-    if parts is None:
+    if reading is None:
         _warn_once(encoder, state, str(reason))
         return plain(**arguments)
     wanted = base_model.wanted_states(encoder, live, arguments)
-    packed = base_model.run(encoder, live, parts, arguments, metadata, wanted)
+    packed = base_model.run(encoder, live, reading, arguments, metadata, wanted)
     return base_model.output(encoder, live, packed, arguments, wanted)
 
 
@@ -222,9 +222,9 @@ def _read(
     """(Why the encoder must take its own forward, None), or (None, what it is made of)."""
     reason = base_model.arguments_reason(encoder, live, arguments, metadata)
     if reason is None:
-        parts = live.read(encoder)
-        reason = base_model.model_reason(parts)
-    return (None, parts) if reason is None else (reason, None)
+        reading = live.read(encoder)
+        reason = base_model.model_reason(reading)
+    return (None, reading) if reason is None else (reason, None)
 
 
 def _task_forward(model, state: _State, arguments: dict, plain):
@@ -259,11 +259,11 @@ def _masked_lm_forward(model, state: _State, arguments: dict, plain):
     live, metadata = encoder.__dict__[STATE].encoder, take_metadata(arguments)
     if _loss_reads_padding(arguments, metadata) is None:
         inner = {name: value for name, value in arguments.items() if name != "labels"}
-        _, parts = _read(encoder, live, inner, metadata)
+        _, reading = _read(encoder, live, inner, metadata)
         reason = state.head.unsupported_reason(model) or masked_lm.call_reason(model, arguments)
-        if parts is not None and reason is None:
+        if reading is not None and reason is None:
             fewer = state.labelled_logits_only
-            return masked_lm.forward(model, encoder, live, parts, arguments, metadata, fewer)
+            return masked_lm.forward(model, encoder, live, reading, arguments, metadata, fewer)
         if reason is not None:
             _warn_once(model, state, reason)
     return _with_own_head(model, arguments, metadata, plain)
