@@ -142,8 +142,8 @@ def test_what_probes_learn(data, tmp_path):
     for part, chosen in zip((train, test), rows, strict=True):
         assert part.sentences == [SENSES[i][3].split() for i in chosen]
         for i, labels, keys in zip(chosen, part.labels, part.control_keys, strict=True):
-            word, place, sense, _ = SENSES[i]
-            assert labels[place] == f"{word}: {sense}" and keys[place].endswith(f" {word}")
+            word, index, sense, _ = SENSES[i]
+            assert labels[index] == f"{word}: {sense}" and keys[index].endswith(f" {word}")
             assert sum(each is not None for each in labels) == 1
     assert [len(part.sentences) for part in labelled_words(find_data(data), 2)["relation"]] == [
         2,

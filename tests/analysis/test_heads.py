@@ -78,8 +78,8 @@ def test_statistics_are_those_of_transformers_matrices(family, tmp_path):
     offset = 0
     for row, length in enumerate(batch["attention_mask"].sum(1).tolist()):
         p = every[:, row, :, :length, :length]
-        places = np.arange(length)
-        distance = np.abs(places[:, None] - places)
+        indices = np.arange(length)
+        distance = np.abs(indices[:, None] - indices)
         own = slice(offset, offset + length)
         assert found.keys() == set(range(len(p)))
         for layer, statistics in found.items():

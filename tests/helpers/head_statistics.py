@@ -88,10 +88,10 @@ def check_against_plain(
     )
     plain, _ = reference(q, k, cu_seqlens, targets, head_dim**-0.5, skip_ends, **seen)
     truth = by_numpy(q, k, lengths, targets, skip_ends, **seen)
-    for place, name in enumerate(NAMES):
+    for index, name in enumerate(NAMES):
         assert_within_budget(
             getattr(found, name),
-            plain[..., place],
+            plain[..., index],
             torch.from_numpy(truth[name]).to(device),
             f"{name} {dtype}",
         )

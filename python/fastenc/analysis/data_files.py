@@ -122,9 +122,9 @@ def _senses(data: SenseData) -> LabelledWords:
     labels: list[list[str | None]] = [[None] * len(words) for words in data.sentences]
     keys = [list(words) for words in data.sentences]
     for target in data.targets:
-        words, place = data.sentences[target.sentence], target.word
-        labels[target.sentence][place] = f"{target.lemma}: {target.senses[0]}"
-        keys[target.sentence][place] = " ".join(words[max(place - 1, 0) : place + 1])
+        words, index = data.sentences[target.sentence], target.word
+        labels[target.sentence][index] = f"{target.lemma}: {target.senses[0]}"
+        keys[target.sentence][index] = " ".join(words[max(index - 1, 0) : index + 1])
     return LabelledWords(data.sentences, labels, keys)
 
 

@@ -30,7 +30,7 @@ def learn_mix(
     if len(names) < 2:
         raise ValueError(f"a mix is learned from two labels or more, got {names}")
     states = encoder.config.num_layers + 1
-    words = sum(map(len, own.sentences))
+    words = sum(map(len, chosen.sentences))
     # As they come, those with labels, and standardised.
     check_space((3 * words * states, encoder.config.hidden_size), torch.float32)
     vectors = encoder.embed_words(

@@ -63,7 +63,7 @@ def compare_neighbours(
     for sentence, place in occurrences:
         if not 0 <= place < len(sentence):
             raise ValueError(
-                f"place {place} is not in the sentence of {len(sentence)} words {' '.join(sentence)!r}"
+                f"index {place} is not in the sentence of {len(sentence)} words {' '.join(sentence)!r}"
             )
     embed = lambda texts: encoder.embed_words(texts, layers=layers, show_progress=False)
     queries = embed([sentence for sentence, _ in occurrences])

@@ -68,7 +68,7 @@ def isotropy_by_layer(
         for _ in range(depth + 1)
     ]
 
-    def measure(layer: int, state: Tensor, batch: PackedBatch, places: list[int]) -> None:
+    def measure(layer: int, state: Tensor, batch: PackedBatch, indices: list[int]) -> None:
         vectors = state[inner_tokens(batch)]
         found[layer].moments.add(vectors)
         found[layer].raw.add(vectors)
@@ -76,7 +76,7 @@ def isotropy_by_layer(
     visit_texts(encoder, listed, measure, batch_size=batch_size, show_progress=show_progress)
     standardizations = [each.moments.standardization() for each in found]
 
-    def measure_again(layer: int, state: Tensor, batch: PackedBatch, places: list[int]) -> None:
+    def measure_again(layer: int, state: Tensor, batch: PackedBatch, indices: list[int]) -> None:
         vectors = state[inner_tokens(batch)]
         found[layer].standardized.add(standardizations[layer](vectors))
 
@@ -93,7 +93,7 @@ def sentence_moments(
     """
     moments = Moments.empty(encoder.config.hidden_size)
 
-    def measure(layer: int, state: Tensor, batch: PackedBatch, places: list[int]) -> None:
+    def measure(layer: int, state: Tensor, batch: PackedBatch, indices: list[int]) -> None:
         moments.add(pool(state, batch.cu_seqlens, pooling))
 
     visit_texts(encoder, texts, measure, layers=(-1,), batch_size=batch_size)
@@ -116,15 +116,15 @@ def correlation_by_layer(
     texts of the data.
     """
     texts = sorted({text for pair in data.pairs for text in pair})
-    index = {text: place for place, text in enumerate(texts)}
+    index = {text: position for position, text in enumerate(texts)}
     vectors = vectors_by_layer(encoder, texts, batch_size=batch_size)
-    places = torch.tensor([[index[one], index[other]] for one, other in data.pairs])
+    indices = torch.tensor([[index[one], index[other]] for one, other in data.pairs])
     found = []
     for own in vectors:
         moments = Moments.empty(own.shape[1])
         moments.add(own)
         scaled = moments.standardization()(own)
-        found.append(LayerCorrelation(*(_spearman(v[places], data.scores) for v in (own, scaled))))
+        found.append(LayerCorrelation(*(_spearman(v[indices], data.scores) for v in (own, scaled))))
     return found
 
 
@@ -137,8 +137,8 @@ def vectors_by_layer(encoder: Any, texts: Sequence[str], *, batch_size: int = 32
     check_space((layers * len(texts), width), torch.float32)
     vectors = torch.empty(layers, len(texts), width)
 
-    def keep(layer: int, state: Tensor, batch: PackedBatch, places: list[int]) -> None:
-        vectors[layer, places] = mean_of_inner(state, batch).float().cpu()
+    def keep(layer: int, state: Tensor, batch: PackedBatch, indices: list[int]) -> None:
+        vectors[layer, indices] = mean_of_inner(state, batch).float().cpu()
 
     visit_texts(encoder, texts, keep, batch_size=batch_size)
     return vectors

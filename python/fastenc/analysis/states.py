@@ -38,15 +38,15 @@ def visit_texts(
     depth = encoder.config.num_layers
     wanted = resolve_layers(range(depth + 1) if layers is None else layers, depth)
     with evaluation_mode(encoder), torch.inference_mode():
-        for batch, places in batches_of(encoder, texts, batch_size, show_progress):
-            with_batch = partial(_visit_batch, visit, batch, places)
+        for batch, indices in batches_of(encoder, texts, batch_size, show_progress):
+            with_batch = partial(_visit_batch, visit, batch, indices)
             visit_states(encoder, batch, wanted, with_batch)
 
 
 def _visit_batch(
-    visit: Visit, batch: PackedBatch, places: list[int], layer: int, state: Tensor
+    visit: Visit, batch: PackedBatch, indices: list[int], layer: int, state: Tensor
 ) -> None:
-    visit(layer, state, batch, places)
+    visit(layer, state, batch, indices)
 
 
 def batches_of(
@@ -62,8 +62,8 @@ def batches_of(
         )
     device = encoder.embeddings.word.weight.device
     batches = _token_batches(encoder, texts, batch_size)
-    for places, ids in progress_bar(batches, "encode", "batch", show_progress):
-        yield pack_sequences(ids).to(device), places
+    for indices, ids in progress_bar(batches, "encode", "batch", show_progress):
+        yield pack_sequences(ids).to(device), indices
 
 
 def _token_batches(
@@ -75,10 +75,10 @@ def _token_batches(
     rest, first = iter(texts), 0
     while chunk := list(islice(rest, CHUNK)):
         ids = [encoding.ids for encoding in own.encode_batch_fast(chunk)]
-        order = sorted(range(len(ids)), key=lambda place: len(ids[place]), reverse=True)
+        order = sorted(range(len(ids)), key=lambda index: len(ids[index]), reverse=True)
         for start in range(0, len(order), batch_size):
             chosen = order[start : start + batch_size]
-            yield [first + place for place in chosen], [ids[place] for place in chosen]
+            yield [first + index for index in chosen], [ids[index] for index in chosen]
         first += len(chunk)
 
 

@@ -43,7 +43,7 @@ class StaticVectors:
     @classmethod
     def of(cls, words: Sequence[str], vectors: Tensor) -> "StaticVectors":
         """Of a matrix in memory."""
-        return cls(words, lambda places: vectors[torch.as_tensor(places)].float())
+        return cls(words, lambda positions: vectors[torch.as_tensor(positions)].float())
 
     def __len__(self) -> int:
         return len(self.words)
@@ -76,15 +76,15 @@ class StaticVectors:
         """
         most = count + max(map(len, leave_out), default=0)
         unit = F.normalize(vectors.float(), dim=1)
-        best, places = torch.empty(len(unit), 0), torch.empty(len(unit), 0, dtype=torch.long)
+        best, positions = torch.empty(len(unit), 0), torch.empty(len(unit), 0, dtype=torch.long)
         for start, block in self.blocks():
             cosines = unit @ F.normalize(block, dim=1).T
             own = start + torch.arange(len(block)).expand(len(unit), -1)
             together = torch.cat((best, cosines), 1)
             best, chosen = together.topk(min(most, together.shape[1]), dim=1)
-            places = torch.cat((places, own), 1).gather(1, chosen)
+            positions = torch.cat((positions, own), 1).gather(1, chosen)
         found = []
-        for query, (values, rows) in enumerate(zip(best.tolist(), places.tolist(), strict=True)):
+        for query, (values, rows) in enumerate(zip(best.tolist(), positions.tolist(), strict=True)):
             excluded = set(leave_out[query]) if leave_out else set()
             named = (Neighbour(self.words[row], v) for row, v in zip(rows, values, strict=True))
             found.append([each for each in named if each.word not in excluded][:count])
@@ -142,11 +142,11 @@ def _read_binary(path: Path, data: mmap.mmap) -> StaticVectors:
         offsets.append(space + 1)
         position = space + 1 + size
     _check_count(path, count, len(words), bool(data[position:].strip(b"\n")))
-    places, columns = numpy.asarray(offsets), numpy.arange(size)
+    positions, columns = numpy.asarray(offsets), numpy.arange(size)
     file = numpy.frombuffer(data, dtype=numpy.uint8)
 
     def rows(wanted: Sequence[int]) -> Tensor:
-        found = file[places[list(wanted)][:, None] + columns].view("<f4")
+        found = file[positions[list(wanted)][:, None] + columns].view("<f4")
         return torch.from_numpy(found.astype(numpy.float32))
 
     return StaticVectors(words, rows, str(path))
