@@ -17,6 +17,7 @@ from benchmarks._harness import (
 from fastenc.ops import head_statistics
 
 TABLES = {"head_statistics": "Statistics of attention heads"}
+SMALLEST = ([3, 1, 5], 2, 16, 1, torch.float32)  # the shape that the tests measure
 MIXED = [10 + 8 * i for i in range(32)]
 # Lengths of a batch, heads, head_dim, window on each side: MiniLM's, BERT-base's, ModernBERT-base's.
 SHAPES = {

@@ -16,6 +16,7 @@ from benchmarks._harness import (
 from fastenc.ops import rotary
 
 TABLES = {"rotary": "Rotary position embedding of queries or keys"}
+SMALLEST = ([3, 1, 5], 2, 8, 8, torch.float32)  # the shape that the tests measure
 # Lengths of a batch, heads, head_dim, rotary_dim: ModernBERT-base's.
 SHAPES = {
     "32 sequences of 10 to 258": ([10 + 8 * i for i in range(32)], 12, 64, 64),

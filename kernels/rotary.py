@@ -8,6 +8,9 @@ depends on max_seqlen only. A pair is read before it is written: x may be rotate
 Bytes: x read, y written; the table comes from the cache for all heads but the first.
 """
 
+from collections.abc import Iterator
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -100,3 +103,11 @@ def rotate_into(
         INVERSE=inverse,
         **launch,
     )
+
+
+def binaries() -> Iterator[tuple[str, Any, dict]]:
+    """(name, kernel, constants) of what a test compiles ahead of time, for every element type."""
+    for rotary_dim, head_dim in ((32, 32), (64, 64), (96, 96), (128, 128), (32, 64)):
+        half, rest = rotary_dim // 2, head_dim - rotary_dim
+        constants = {"HALF": half, "REST": rest, "BLOCK_REST": max(1, rest), "INVERSE": True}
+        yield f"rotary {rotary_dim} of {head_dim}", _rotary_kernel, constants | config(rotary_dim)

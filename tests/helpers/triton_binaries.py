@@ -15,6 +15,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from functools import partial
+from importlib import import_module
 from itertools import islice, product
 from multiprocessing import Pool
 from pathlib import Path
@@ -37,7 +38,6 @@ from fastenc.kernels import (
     layer_norm,
     mlm_corruption,
     packing,
-    rotary,
     segment_pool,
 )
 from fastenc.kernels.run import OPTIONS
@@ -272,13 +272,12 @@ def untuned_cases() -> Iterator[tuple[str, object, str, dict]]:
             yield name, head_statistics._head_statistics_kernel, element, constants
         yield f"unpack {element}", packing._unpack_kernel, element, packing.config(768)
         yield f"column sum {element}", column_sum._column_sum_kernel, element, column_sum.config()
-    for rotary_dim, head_dim in ((32, 32), (64, 64), (96, 96), (128, 128), (32, 64)):
-        half, rest = rotary_dim // 2, head_dim - rotary_dim
-        constants = {"HALF": half, "REST": rest, "BLOCK_REST": max(1, rest), "INVERSE": True}
-        for element in ELEMENTS.values():
-            name = f"rotary {rotary_dim} of {head_dim} {element}"
-            constants |= rotary.config(rotary_dim)
-            yield name, rotary._rotary_kernel, element, constants
+    for path in sorted(Path(launch.__file__).parent.glob("[!_]*.py")):
+        module = import_module(f"fastenc.kernels.{path.stem}")
+        for (name, kernel, constants), element in product(
+            getattr(module, "binaries", tuple)(), ELEMENTS.values()
+        ):
+            yield f"{name} {element}", kernel, element, constants
     for tags in (9, 25, 64):
         for kernel in (crf._crf_fwd_kernel, crf._crf_bwd_kernel, crf._crf_best_kernel):
             parameters = crf.config(tags, backward=kernel is crf._crf_bwd_kernel)

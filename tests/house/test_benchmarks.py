@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -17,19 +18,7 @@ from torch.nn.attention import flex_attention
 from benchmarks import (
     _harness,
     bench_attention,
-    bench_bias_gelu,
-    bench_bias_glu,
-    bench_crf,
-    bench_embedding_layer_norm,
-    bench_head_statistics,
-    bench_layer_norm,
-    bench_linear_kl_divergence,
-    bench_linear_masked_cross_entropy,
-    bench_mlm_corruption,
     bench_models,
-    bench_packing,
-    bench_rotary,
-    bench_segment_pool,
     lengths,
     numerics,
     plots,
@@ -290,30 +279,18 @@ def test_ceilings_of_a_run_in_two_processes_are_joined(quick, monkeypatch):
     assert rates == {"float32": 0.001, "bfloat16": 0.001}
 
 
-OPS = {
-    "bias_gelu": (bench_bias_gelu, (8, torch.float32)),
-    "bias_glu": (bench_bias_glu, (8, "silu", torch.float32)),
-    "layer_norm": (bench_layer_norm, (8, torch.float32)),
-    "embedding_layer_norm": (bench_embedding_layer_norm, (9, 8, torch.float32)),
-    "linear_masked_cross_entropy": (
-        bench_linear_masked_cross_entropy,
-        (90, 8, 30, torch.float32),
-    ),
-    "linear_kl_divergence": (bench_linear_kl_divergence, (9, 8, 12, 30, torch.float32)),
-    "crf": (bench_crf, (3,)),
-    "mlm_corruption": (bench_mlm_corruption, (9, 128)),
-    "packing": (bench_packing, ([3, 1, 5], 8, torch.float32)),
-    "head_statistics": (bench_head_statistics, ([3, 1, 5], 2, 16, 1, torch.float32)),
-    "rotary": (bench_rotary, ([3, 1, 5], 2, 8, 8, torch.float32)),
-    "segment_pool": (bench_segment_pool, ([3, 1, 5], 8, "mean", torch.float32)),
+BENCHMARKS = {
+    path.stem.removeprefix("bench_"): import_module(f"benchmarks.{path.stem}")
+    for path in sorted((ROOT / "benchmarks").glob("bench_*.py"))
 }
+OPS = [op for op, module in BENCHMARKS.items() if hasattr(module, "SMALLEST")]
 WITHOUT_NAME = {"crf"}
 NOT_COMPILED = {"crf", "embedding_layer_norm"}
 
 
 @pytest.mark.parametrize("op", OPS)
 def test_an_ops_providers_agree_and_have_a_roofline(op, monkeypatch):
-    module, arguments = OPS[op]
+    module = BENCHMARKS[op]
     for name, value in (
         ("ON_GPU", True),
         ("ROWS", 16),
@@ -324,7 +301,7 @@ def test_an_ops_providers_agree_and_have_a_roofline(op, monkeypatch):
         if hasattr(module, name):
             monkeypatch.setattr(module, name, value)
     make = module.layer_norm_cases if op == "layer_norm" else module.measure
-    cases = make(*(() if op in WITHOUT_NAME else ("case",)), *arguments)
+    cases = make(*(() if op in WITHOUT_NAME else ("case",)), *module.SMALLEST)
     for case, rows in cases.items():
         timed = {name for name, row in rows.items() if "percent_of_roofline" in row}
         absent = {name for name, row in rows.items() if row == {"missing": NOT_INSTALLED}}
