@@ -155,21 +155,28 @@ def test_pairs_depend_on_seed_and_step_alone():
         assert not torch.equal(first["pair_labels"], other["pair_labels"])
 
 
-def test_outputs_and_loss_are_transformers(tmp_path):
-    theirs = model("bert", "ForPreTraining")
+@pytest.mark.parametrize("family", ["bert", "albert"])
+def test_outputs_and_loss_are_transformers(family, tmp_path):
+    """ALBERT's head is of the sentences' order; in both, label 0 is the right pair."""
+    theirs = model(family, "ForPreTraining")
+    label, head, logits, pooler = (
+        ("next_sentence_label", "cls.seq_relationship", "seq_relationship_logits", "pooler.dense")
+        if family == "bert"
+        else ("sentence_order_label", "sop_classifier.classifier", "sop_logits", "pooler")
+    )
     theirs.save_pretrained(tmp_path / "theirs")
     ours = PairMaskedLM.from_pretrained(tmp_path / "theirs")
-    batch = padded_batch("bert")
+    batch = padded_batch(family)
     mask = batch["attention_mask"].bool()
     labels = torch.where(torch.rand(mask.shape) < 0.4, batch["input_ids"], -100)
     labels[~mask] = -100
     pair_labels = torch.tensor([0, 1, 1, 0])
-    expected = theirs(**batch, labels=labels, next_sentence_label=pair_labels)
+    expected = theirs(**batch, labels=labels, **{label: pair_labels})
     packed = pack(batch["input_ids"], batch["attention_mask"], batch["token_type_ids"])
     output = ours(packed)
     close = lambda a, b, tolerance=1e-5: torch.testing.assert_close(a, b, rtol=0, atol=tolerance)
     close(output.logits, expected.prediction_logits[mask])
-    close(output.pair_logits, expected.seq_relationship_logits)
+    close(output.pair_logits, expected[logits])
     result = ours(packed, labels[mask], pair_labels=pair_labels)
     close(result.loss, expected.loss)
     plain = reference.pretraining_loss(
@@ -181,13 +188,13 @@ def test_outputs_and_loss_are_transformers(tmp_path):
     ours.zero_grad(), theirs.zero_grad()
     result.loss.backward()
     expected.loss.backward()
-    close(ours.pair_head.weight.grad, theirs.cls.seq_relationship.weight.grad)
-    close(ours.encoder.pooler.weight.grad, theirs.bert.pooler.dense.weight.grad)
+    close(ours.pair_head.weight.grad, theirs.get_submodule(head).weight.grad)
+    close(ours.encoder.pooler.weight.grad, theirs.base_model.get_submodule(pooler).weight.grad)
 
     ours.save_pretrained(tmp_path / "ours")
     again, info = type(theirs).from_pretrained(tmp_path / "ours", output_loading_info=True)
     assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
-    close(again.eval()(**batch).seq_relationship_logits, expected.seq_relationship_logits)
+    close(again.eval()(**batch)[logits], expected[logits])
 
 
 def test_a_masked_lm_goes_on_with_pairs(tmp_path):
@@ -207,5 +214,7 @@ def test_bad_input_is_named():
     with pytest.raises(ValueError, match=r"negatives must be one of .* got 'shuffled'"):
         PairCollator(masks, PAIRS, "shuffled")
     config = EncoderConfig(family="roberta", vocab_size=9, hidden_size=8, num_layers=1, num_heads=1)
-    with pytest.raises(ValueError, match=r"only BERT checkpoints .* got family 'roberta'"):
+    with pytest.raises(
+        ValueError, match=r"only BERT and ALBERT checkpoints .* got family 'roberta'"
+    ):
         PairMaskedLM(config)

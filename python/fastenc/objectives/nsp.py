@@ -124,6 +124,10 @@ class OtherSegments:
         return self.pairs[int(best[rng.randrange(len(best))])].second[:length]
 
 
+# Family → its checkpoints' name of the classifier of pairs.
+PAIR_HEADS = {"bert": "cls.seq_relationship", "albert": "sop_classifier.classifier"}
+
+
 @dataclass(frozen=True)
 class PairOutput(ModelOutput):
     """pair_logits: (pairs, 2), of the classes right and wrong."""
@@ -134,22 +138,27 @@ class PairOutput(ModelOutput):
 class PairMaskedLM(MaskedLM):
     """Masked LM with a linear classifier of right and wrong pairs over the pooler's output.
 
-    loss = mean over the masked tokens + mean over the pairs. Its checkpoints are those of BertForPreTraining.
-    Raises: ValueError for another family than BERT.
-    Source: Devlin et al. 2018, arXiv:1810.04805.
+    loss = mean over the masked tokens + mean over the pairs. Its checkpoints are those of BertForPreTraining and of
+    AlbertForPreTraining, whose dropout of the pooler's output has ``classifier_dropout_p``.
+    Raises: ValueError for another family than BERT and ALBERT.
+    Sources: Devlin et al. 2018, arXiv:1810.04805; Lan et al. 2019, arXiv:1909.11942.
     """
 
     architecture = "ForPreTraining"
     has_pooler = True
 
     def __init__(self, config: EncoderConfig):
-        if config.family != "bert":
+        if config.family not in PAIR_HEADS:
             raise ValueError(
-                f"only BERT checkpoints have a head for pairs of segments, got family {config.family!r}: use a BERT "
-                "model, or the objective mlm"
+                "only BERT and ALBERT checkpoints have a head for pairs of segments, got family "
+                f"{config.family!r}: use one of these, or the objective mlm"
             )
         super().__init__(config)
         self.pair_head = nn.Linear(config.hidden_size, 2)
+        # BERT's head has none.
+        self.pair_dropout_p = (
+            (config.classifier_dropout_p or 0.0) if config.family == "albert" else 0.0
+        )
         self.init_weights(self.pair_head)
 
     def forward(
@@ -163,7 +172,9 @@ class PairMaskedLM(MaskedLM):
         or neither."""
         encoded, table = self.encode(batch)
         hidden = encoded.last_hidden_state
-        pair_logits = self.pair_head(encoded.pooled)
+        assert encoded.pooled is not None  # has_pooler
+        pooled = F.dropout(encoded.pooled, self.pair_dropout_p, self.training)
+        pair_logits = self.pair_head(pooled)
         if labels is None or pair_labels is None:
             return PairOutput(logits=self.logits(hidden, table), pair_logits=pair_logits)
         terms = {
@@ -173,7 +184,7 @@ class PairMaskedLM(MaskedLM):
         return PairOutput(loss=weighted_sum(terms), terms=terms, pair_logits=pair_logits)
 
     def head_names(self) -> dict[str, str]:
-        return {**super().head_names(), "pair_head": "cls.seq_relationship"}
+        return {**super().head_names(), "pair_head": PAIR_HEADS[self.config.family]}
 
 
 def _collator(negatives: str, tokenizer, pairs, seed: int, **masking) -> PairCollator:
