@@ -6,10 +6,14 @@
 
 namespace fastenc {
 
-int64_t layer_attention_scratch(const LayerAttention& l, int64_t rows) {
+int64_t layer_attention_scratch(const LayerAttention& l, int64_t first_sequence, int64_t last_sequence) {
+  const int64_t rows = l.offsets[last_sequence] - l.offsets[first_sequence];
   const int64_t widened = l.bf16 ? l.qkv.depth : 0;
+  int64_t longest = 0;
+  for (int64_t s = first_sequence; s < last_sequence; ++s)
+    longest = std::max<int64_t>(longest, l.offsets[s + 1] - l.offsets[s]);
   return rows * (l.qkv.columns + widened + l.terms.num_heads) + 16 +
-         attention_forward_scratch(l.max_seqlen, l.max_seqlen, l.terms.head_dim);
+         attention_forward_scratch(longest, longest, l.terms.head_dim);
 }
 
 int64_t layer_after_attention_scratch(const LayerAfterAttention& l, int64_t rows) {
@@ -105,7 +109,6 @@ Tensor attention(
   layer.terms.rotary_dim = rotary ? rotary->size(1) : 0;
   layer.terms.relative_radius = relative_bias ? relative_bias->size(1) / 2 : 0;
   layer.offsets = checked_offsets(cu_seqlens, rows, max_seqlen);
-  layer.max_seqlen = max_seqlen;
   layer.bf16 = is_bfloat16(x);
   Tensor attended = empty({rows, columns / 3}, ScalarType::Float);
   auto* attended_rows = static_cast<float*>(attended.mutable_data_ptr());
@@ -114,9 +117,8 @@ Tensor attention(
   torch::stable::parallel_for(0, blocks, 1, [&](int64_t begin, int64_t end) {
     for (int64_t block = begin; block < end; ++block) {
       const int64_t first = bounds[block], last = bounds[block + 1];
-      const int64_t count = layer.offsets[last] - layer.offsets[first];
-      if (!count) continue;  // longer sequences than blocks
-      float* scratch = thread_scratch(layer_attention_scratch(layer, count));
+      if (layer.offsets[first] == layer.offsets[last]) continue;  // longer sequences than blocks
+      float* scratch = thread_scratch(layer_attention_scratch(layer, first, last));
       FASTENC_CALL(layer_attention, layer, x_rows, attended_rows, first, last, scratch);
     }
   });

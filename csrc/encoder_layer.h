@@ -28,8 +28,7 @@ struct LayerAttention {
   PackedLinear qkv;
   Attention terms;         // what it says of heads, scale, window and biases; its tensors are set block by block
   const int32_t* offsets;  // of all sequences
-  int64_t max_seqlen;
-  bool bf16;  // x; all else is float
+  bool bf16;               // x; all else is float
 };
 
 struct LayerAfterAttention {
@@ -42,8 +41,8 @@ struct LayerAfterAttention {
 
 constexpr int64_t kInnerColumns = 256;  // of the inner activations that exist at a time
 
-// Floats for so many rows.
-int64_t layer_attention_scratch(const LayerAttention&, int64_t rows);
+// Floats for these sequences, and for so many rows.
+int64_t layer_attention_scratch(const LayerAttention&, int64_t first_sequence, int64_t last_sequence);
 int64_t layer_after_attention_scratch(const LayerAfterAttention&, int64_t rows);
 
 // Widths are multiples of 16. x, attended, residual, y and next_residual hold every row.

@@ -3,7 +3,8 @@
 The host packs once, before the embeddings. ``fastenc.ops.unpack`` restores the padded layout, if it is wanted.
 """
 
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, chain
 from operator import sub
@@ -288,12 +289,18 @@ def pack_sequences(
     )
 
 
+# The offsets that were last found good: their version, the tokens and the longest sequence that they were checked with.
+# Replaced as one, because several threads may check.
+_last_checked: tuple[Callable[[], Tensor | None], int | None, int, int] = (lambda: None, 0, 0, 0)
+
+
 def check_cu_seqlens(
     cu_seqlens: Tensor, total_tokens: int, max_seqlen: int, suffix: str = ""
 ) -> None:
     """Check offsets: int32, one-dimensional, from 0 to total_tokens, non-decreasing, no sequence above max_seqlen.
 
-    Values are checked on CPU tensors only, because on a GPU the check would wait for the device.
+    Values are checked on CPU tensors only, because on a GPU the check would wait for the device; and once a batch,
+    though every layer asks: the C++ kernels check again what would lead outside the buffers.
 
     Args: suffix: appended to the names in messages; "_q" makes cu_seqlens_q and max_seqlen_q.
     Raises: ValueError with the rule, the value and the remedy.
@@ -307,7 +314,16 @@ def check_cu_seqlens(
         raise ValueError(f"max_seqlen{suffix} must be at least 0, got {max_seqlen}")
     if cu_seqlens.device.type != "cpu" or torch.compiler.is_compiling():
         return
-    offsets = cu_seqlens.tolist()
+    global _last_checked
+    version = None if cu_seqlens.is_inference() else cu_seqlens._version
+    good, *last, longest = _last_checked
+    if good() is cu_seqlens and last == [version, total_tokens] and longest <= max_seqlen:
+        return
+    _check_offsets(cu_seqlens.tolist(), total_tokens, max_seqlen, suffix)
+    _last_checked = weakref.ref(cu_seqlens), version, total_tokens, max_seqlen
+
+
+def _check_offsets(offsets: list[int], total_tokens: int, max_seqlen: int, suffix: str) -> None:
     if offsets[0] != 0 or offsets[-1] != total_tokens:
         raise ValueError(
             f"cu_seqlens{suffix} must run from 0 to the number of tokens {total_tokens}, "

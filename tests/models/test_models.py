@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 
+from fastenc import packing
 from fastenc.demo.checkpoint import minilm_folder
 from fastenc.models import Encoder, EncoderConfig, MaskedLM, SequenceClassifier
 from fastenc.ops import unpack
@@ -418,3 +419,18 @@ def test_bad_batches_are_named(tmp_path, minilm):
         masked(pack_sequences([[1, 2]]), torch.tensor([2]))
     with pytest.raises(ValueError, match=r"labels must be in \[0, 50\)"):
         masked(pack_sequences([[1, 2]]), torch.tensor([-100, 50]))
+
+
+@pytest.mark.parametrize("grad", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize("tokens", [40, 400], ids=["few", "many"])
+def test_offsets_are_checked_once_a_batch(grad, tokens, monkeypatch):
+    checked, check = [], packing._check_offsets
+    monkeypatch.setattr(packing, "_check_offsets", lambda *a: (checked.append(a), check(*a)))
+    encoder = Encoder(EncoderConfig(50, 32, 4, 2, 48, 16)).train(grad)
+    batch = pack_sequences([[1] * 10] * (tokens // 10))
+    with torch.set_grad_enabled(grad):
+        for times in (1, 2):
+            if times == 2:  # written to since
+                batch.cu_seqlens.mul_(1)
+            encoder(batch)
+            assert len(checked) == times

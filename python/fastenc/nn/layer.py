@@ -106,7 +106,7 @@ def _attend(
     dropout: LayerDropout,
     added: LayerAdaptation,
 ) -> Tensor:
-    qkv = linear(x, stack(w.qkv_weights), stack_biases(w.qkv_biases, w.qkv_weights))
+    qkv = _stacked_linear(x, w.qkv_weights, w.qkv_biases)
     qkv = added.to_output("qkv", qkv, x).view(x.shape[0], 3, spec.num_heads, spec.head_dim)
     cu_seqlens, max_seqlen, rows = inputs.cu_seqlens, inputs.max_seqlen, None
     bounds = inputs.bounds
@@ -131,6 +131,22 @@ def _attend(
     return (attended if rows is None else attended[rows]).flatten(1)
 
 
+def _stacked_linear(
+    x: Tensor, weights: tuple[Tensor, ...], biases: tuple[Tensor | None, ...] = (None,)
+) -> Tensor:
+    """x by weights that stand one above the other.
+
+    In inference a few rows of results are set side by side, where the weights would be copied at every call.
+    """
+    few = x.shape[0] < x.shape[-1] and x.device.type == "cpu"
+    plain = not (torch.is_grad_enabled() or torch.compiler.is_compiling())
+    if len(weights) > 1 and few and plain:
+        given = biases if len(biases) > 1 else biases * len(weights)
+        return torch.cat([linear(x, w, b) for w, b in zip(weights, given, strict=True)], 1)
+    bias = None if len(biases) < len(weights) else stack_biases(biases, weights)
+    return linear(x, stack(weights), bias)
+
+
 def _after_attention(
     attended: Tensor,
     residual: Tensor,
@@ -150,7 +166,7 @@ def _after_attention(
         (dropout.attention_out, dropout.rng_states[1]),
         added.after_attention,
     )
-    up = added.to_output("up", linear(h.x, stack(w.up_weights)), h.x)
+    up = added.to_output("up", _stacked_linear(h.x, w.up_weights), h.x)
     # Without gradients nobody else sees the product: it may be overwritten.
     up_bias = stack_biases(w.up_biases, w.up_weights)
     inner = activate(up, up_bias, spec.feed_forward, inplace=not torch.is_grad_enabled())
