@@ -1,4 +1,6 @@
-"""Rotary position embedding of packed queries or keys against transformers' formula, forward and backward."""
+"""Rotary position embedding of packed queries or keys against transformers' formula, forward and backward; and
+attention that rotates as it reads against a rotation before it.
+"""
 
 from functools import partial
 
@@ -13,7 +15,7 @@ from benchmarks._harness import (
     dtype_name,
     run_parts,
 )
-from fastenc.ops import rotary
+from fastenc.ops import attention, cross_attention, rotary
 
 TABLES = {"rotary": "Rotary position embedding of queries or keys"}
 SMALLEST = ([3, 1, 5], 2, 8, 8, torch.float32)  # the shape that the tests measure
@@ -24,13 +26,48 @@ SHAPES = {
 }
 
 
+def table_of(lengths: list[int], rotary_dim: int) -> torch.Tensor:
+    frequencies = 10000.0 ** -(torch.arange(0, rotary_dim, 2, device=DEVICE) / rotary_dim)
+    angles = torch.arange(max(lengths), device=DEVICE)[:, None] * frequencies
+    return torch.cat([angles.cos(), angles.sin()], 1)
+
+
+def measure_attention(
+    name: str, lengths: list[int], heads: int, dim: int, rotary_dim: int, dtype: torch.dtype
+) -> dict[str, dict]:
+    cu_seqlens = torch.tensor([0, *lengths], device=DEVICE).cumsum(0).int()
+    table, longest, total = table_of(lengths, rotary_dim), max(lengths), sum(lengths)
+    qkv = torch.randn(total, 3, heads, dim, device=DEVICE).to(dtype)
+    dout = torch.randn(total, heads, dim, device=DEVICE).to(dtype)
+
+    def before(qkv):
+        q, k = (rotary(qkv[:, i], table, cu_seqlens, longest) for i in (0, 1))
+        offsets = cu_seqlens, cu_seqlens, longest, longest
+        return cross_attention(q, k, qkv[:, 2], *offsets)
+
+    functions = {
+        "fastenc": lambda qkv: attention(qkv, cu_seqlens, longest, rotary=table),
+        "rotated before": before,
+    }
+    flops = 4 * heads * dim * sum(length**2 for length in lengths)
+    forward = Work(qkv.nbytes + dout.nbytes, flops, dtype=dtype)
+    backward = Work(2 * qkv.nbytes + 2 * dout.nbytes, 2.5 * flops, dtype=dtype)
+    return compare_functions(
+        name,
+        functions,
+        (qkv.requires_grad_(),),
+        dout,
+        baseline="rotated before",
+        forward=forward,
+        backward=backward,
+    )
+
+
 def measure(
     name: str, lengths: list[int], heads: int, dim: int, rotary_dim: int, dtype: torch.dtype
 ) -> dict[str, dict]:
     cu_seqlens = torch.tensor([0, *lengths], device=DEVICE).cumsum(0).int()
-    frequencies = 10000.0 ** -(torch.arange(0, rotary_dim, 2, device=DEVICE) / rotary_dim)
-    angles = torch.arange(max(lengths), device=DEVICE)[:, None] * frequencies
-    table = torch.cat([angles.cos(), angles.sin()], 1)
+    table = table_of(lengths, rotary_dim)
     x, dy = (torch.randn(sum(lengths), heads, dim, device=DEVICE).to(dtype) for _ in range(2))
     # Transformers forms these once a batch, for all layers.
     of_tokens = torch.cat([table[:length] for length in lengths])[:, None]
@@ -60,6 +97,8 @@ def main() -> None:
         for dtype in (torch.float32, torch.bfloat16):
             name = f"{shape}, {dtype_name(dtype)}"
             parts[name] = partial(measure, name, *case, dtype)
+            name = f"attention of {name}"
+            parts[name] = partial(measure_attention, name, *case, dtype)
     run_parts("rotary", parts)
 
 
