@@ -110,6 +110,7 @@ BY_NAME = {
     "bert": Family("Bert", token_types=True),
     "roberta": Family("Roberta", ROBERTA_SIZES),
     "xlm-roberta": Family("XLMRoberta", ROBERTA_SIZES),
+    "xlm-roberta-xl": Family("XLMRobertaXL", ROBERTA_SIZES),
     "distilbert": Family(
         "DistilBert", DISTILBERT_SIZES, linears=DISTILBERT_LINEARS, no_prefix="PEFT has none for it"
     ),
@@ -119,6 +120,7 @@ BY_NAME = {
     ),
     "t5": Family("T5", T5_SIZES, **T5_ENTRY),
     "t5-gated": Family("T5", T5_SIZES | {"feed_forward_proj": "gated-gelu"}, **T5_ENTRY),
+    "umt5": Family("UMT5", T5_SIZES, **T5_ENTRY),
     "mt5": Family("MT5", T5_SIZES | {"feed_forward_proj": "gated-gelu"}, **T5_ENTRY),
     "albert": Family(
         "Albert", ALBERT_SIZES, linears=ALBERT_LINEARS, token_types=True, no_prefix="shared layers"

@@ -23,8 +23,8 @@ def freeze_encoder(model: PretrainedModel, layers: int | None = None) -> None:
         layer.requires_grad_(False)
     if encoder.first_norm is not None:
         encoder.first_norm.requires_grad_(False)
-    if layers is None and encoder.relative_bias is not None:  # which all layers share
-        encoder.relative_bias.requires_grad_(False)
+    if layers is None:
+        encoder.relative_biases.requires_grad_(False)
 
 
 def trained_parameters(model: nn.Module) -> tuple[int, int]:

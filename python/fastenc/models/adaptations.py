@@ -173,7 +173,7 @@ def check_new(model: Any, adaptation: Adaptation, name: str) -> None:
 
 def _check_prefix(encoder: Any) -> None:
     """Raises: ValueError where a prefix, which has no positions, has no defined distance from the tokens."""
-    if encoder.relative_bias is not None or any(encoder.rotary):
+    if encoder.relative_bias_spec is not None or any(encoder.rotary):
         reason = "its attention depends on the distance of tokens"
     elif any(spec.attention.window != (-1, -1) for spec in encoder.specs):
         reason = "its attention has a window"

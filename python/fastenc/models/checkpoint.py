@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fastenc._extras import require
 from fastenc._files import member, write_atomically
-from fastenc.models.architectures import ARCHITECTURES
+from fastenc.models.architectures import ARCHITECTURES, present_config
 
 WEIGHTS, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -57,6 +57,8 @@ def resolve(path_or_hub_id: str | Path) -> Path:
 def read_config(folder: Path) -> dict[str, Any]:
     """A folder's config.json, or what it would say where the PEFT library wrote an adaptation without one.
 
+    Files of the hub's remote code are read in transformers' present names.
+
     Raises: ValueError for a missing or malformed file.
     """
     path = folder / CONFIG
@@ -77,7 +79,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     architectures = values.get("architectures") or []
     if not isinstance(architectures, list) or not all(isinstance(n, str) for n in architectures):
         raise ValueError(f"{path}: architectures must be a list of names, got {architectures!r}")
-    return values
+    return present_config(values)
 
 
 def read_adapter_config(folder: Path) -> dict[str, Any]:

@@ -38,7 +38,7 @@ from fastenc.nn.layer_ways import run_layer, unsupported_reasons
 from fastenc.nn.packed_inference import PackedWeights
 from fastenc.nn.pooling import LAST_LAYERS, pool, pool_layers
 from fastenc.nn.prepend import prepend_rows
-from fastenc.nn.relative_bias import relative_bias
+from fastenc.nn.relative_bias import layer_biases
 from fastenc.nn.rotary import rotary_table
 from fastenc.nn.scalar_mix import ScalarMix, add_weighted
 from fastenc.ops.attention import sequence_bounds
@@ -169,6 +169,7 @@ class Encoder(PretrainedModel):
             norm_bias=biases.embedding_norm,
             scale=kind.embedding_scale(config),
             dropout_p=kind.embedding_dropout_p(config),
+            projection=kind.embedding_projection(config),
         )
         norm = self.specs[0].out_norm
         self.first_norm = make_norm(norm, width, biases.norm) if kind.first_norm(config) else None
@@ -177,11 +178,14 @@ class Encoder(PretrainedModel):
             for i in range(max(self.module_of_layer) + 1)
         )
         self.rotary = [kind.rotary(config, i) for i in range(config.num_layers)]
+        angles_end = any(spec is not None and spec.bounded for spec in self.rotary)
+        self.bounded = self.embeddings.position is not None or angles_end
         self.relative_bias_spec = kind.relative_bias(config)
-        self.relative_bias = None
-        if self.relative_bias_spec is not None:
-            buckets = self.relative_bias_spec.num_buckets
-            self.relative_bias = nn.Embedding(buckets, config.num_heads)
+        tables = kind.relative_biases(config)
+        buckets = 0 if self.relative_bias_spec is None else self.relative_bias_spec.num_buckets
+        self.relative_biases = nn.ModuleList(
+            nn.Embedding(buckets, config.num_heads) for _ in range(tables)
+        )
         self.pooler = nn.Linear(width, width) if config.pooler else None
         self.mix = ScalarMix(config.num_layers + 1) if config.layer_mix else None
         self.final_dropout_p = kind.final_dropout_p(config)
@@ -189,7 +193,7 @@ class Encoder(PretrainedModel):
         self.adapted = AdaptationState()
         self.frozen = FrozenWeights()
         self.sentence: SentenceSettings | None = None
-        self.apply(self.init_weights)
+        self.init_modules(self)
 
     def forward(
         self,
@@ -281,9 +285,8 @@ class Encoder(PretrainedModel):
         self, x: Tensor, cu_seqlens: Tensor, max_seqlen: int
     ) -> Callable[[int], AttentionInputs]:
         """What the attention of each layer needs of the batch, formed once for all that share it."""
-        bias, bounds = None, sequence_bounds(x, cu_seqlens, max_seqlen)
-        if self.relative_bias is not None and self.relative_bias_spec is not None:
-            bias = relative_bias(self.relative_bias.weight, self.relative_bias_spec)
+        bias = layer_biases([*self.relative_biases.parameters()], self.relative_bias_spec)
+        bounds = sequence_bounds(x, cu_seqlens, max_seqlen)
         tables = {
             spec: rotary_table(spec, max(self.config.max_positions, max_seqlen), x.device)
             for spec in set(self.rotary)
@@ -293,7 +296,7 @@ class Encoder(PretrainedModel):
         def of_layer(number: int) -> AttentionInputs:
             spec = self.rotary[number]
             table = None if spec is None else tables[spec]
-            return AttentionInputs(cu_seqlens, max_seqlen, table, bias, bounds)
+            return AttentionInputs(cu_seqlens, max_seqlen, table, bias(number), bounds)
 
         return of_layer
 
@@ -337,7 +340,7 @@ class Encoder(PretrainedModel):
     def _check_length(self, batch: PackedBatch) -> None:
         positions, taken = self.config.max_positions, self.adapted.first_position
         room = positions - taken
-        if batch.max_seqlen > room and self.embeddings.position is not None:
+        if batch.max_seqlen > room and self.bounded:
             prefix = f"{positions} positions less its prefix's {taken}"
             raise ValueError(
                 f"a sequence may have at most {room} tokens, the model's {prefix if taken else 'positions'}, "

@@ -74,7 +74,7 @@ class MaskedLM(PretrainedModel):
         super().__init__(config)
         self.encoder = Encoder(config.replace(pooler=self.has_pooler))
         self.head = MaskedLMHead(config)
-        self.head.apply(self.init_weights)
+        self.init_modules(self.head)
 
     def forward(
         self, batch: PackedBatch, labels: Tensor | None = None, max_labels: int | None = None

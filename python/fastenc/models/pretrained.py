@@ -211,10 +211,21 @@ class PretrainedModel(nn.Module):
         """Entries of config.json that belong to the head."""
         return {}
 
+    def init_modules(self, root: nn.Module) -> None:
+        """Give ``root``'s modules first weights."""
+        for name, module in root.named_modules():
+            self.init_weights(module, name)
+
     def init_weights(self, module: nn.Module, name: str = "") -> None:
-        """Give one module first weights: normal with the configuration's standard deviation, biases 0, norms 1."""
+        """Give one module first weights: normal as its architecture says by its name, biases 0, norms 1."""
         if isinstance(module, nn.Linear | nn.Embedding):
-            nn.init.normal_(module.weight, std=self.config.initializer_range)
+            kind = self.config.architecture
+            std = kind.initial_std(self.config, name.rpartition(".")[2])
+            cutoff = kind.initial_cutoff(self.config)
+            if cutoff is None:
+                nn.init.normal_(module.weight, std=std)
+            else:
+                nn.init.trunc_normal_(module.weight, std=std, a=-cutoff * std, b=cutoff * std)
         elif isinstance(module, nn.LayerNorm | nn.RMSNorm):
             nn.init.ones_(module.weight)
         elif isinstance(module, ScalarMix):

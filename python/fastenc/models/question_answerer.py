@@ -27,7 +27,7 @@ class QuestionAnswerer(PretrainedModel):
         kind = config.architecture
         p = kind.question_answerer_dropout_p(config)
         self.head = PredictionHead(config, kind.question_answerer, 2, p)
-        self.head.apply(self.init_weights)
+        self.init_modules(self.head)
 
     def forward(self, batch: PackedBatch, labels: Tensor | None = None) -> ModelOutput:
         """Args: labels: int64 (batch, 2), positions of the answer's first and last token in each sequence; -100: none.

@@ -68,7 +68,7 @@ class SequenceClassifier(PretrainedModel):
         p = config.classifier_dropout_p
         p = config.hidden_dropout_p if p is None else p
         self.head = PredictionHead(config, spec, num_labels, p)
-        self.head.apply(self.init_weights)
+        self.init_modules(self.head)
         self.pooling = config.architecture.classifier_pooling(config)
         if not isinstance(long_texts, LongTexts):
             long_texts = LongTexts(**(long_texts or {}))
@@ -77,7 +77,7 @@ class SequenceClassifier(PretrainedModel):
         self.loss_ignores_padding = single and long_texts.chunks is None
         if long_texts.chunks is not None:
             self.aggregator = chunk_aggregator(long_texts.chunks, config, long_texts.max_chunks)
-            self.aggregator.apply(self.init_weights)
+            self.init_modules(self.aggregator)
 
     @classmethod
     def build(

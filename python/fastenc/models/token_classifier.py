@@ -47,7 +47,7 @@ class TokenClassifier(PretrainedModel):
         kind = config.architecture
         p = kind.token_classifier_dropout_p(config)
         self.head = PredictionHead(config, kind.token_classifier, len(self.label_names), p)
-        self.head.apply(self.init_weights)
+        self.init_modules(self.head)
         self.crf = CRF(len(self.label_names)) if crf else None
         self.loss_ignores_padding = not crf
 

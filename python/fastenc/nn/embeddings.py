@@ -13,7 +13,7 @@ from fastenc.packing import PackedBatch
 
 
 class Embeddings(nn.Module):
-    """Norm(scale * word + position + token type), then dropout, then a projection where the widths differ.
+    """Norm(scale * word + position + token type), then dropout, then perhaps a projection.
 
     Args:
         width: of the tables; hidden_size: of the result.
@@ -21,6 +21,7 @@ class Embeddings(nn.Module):
         token_types: rows of the token-type table, 0 without one. A table of one row tells nothing apart, so that a
             model with one or none takes any token types.
         norm, norm_bias: its description, or None without a norm, and whether it has a bias.
+        projection: whether a linear layer ends them; without it hidden_size is width.
     """
 
     def __init__(
@@ -36,6 +37,7 @@ class Embeddings(nn.Module):
         norm_bias: bool = True,
         scale: float = 1.0,
         dropout_p: float = 0.0,
+        projection: bool = False,
     ):
         super().__init__()
         self.position_offset, self.scale, self.dropout_p = position_offset, scale, dropout_p
@@ -44,7 +46,7 @@ class Embeddings(nn.Module):
         self.token_type = nn.Embedding(token_types, width) if token_types else None
         self.norm_spec = norm
         self.norm = None if norm is None else make_norm(norm, width, norm_bias)
-        self.projection = nn.Linear(width, hidden_size) if width != hidden_size else None
+        self.projection = nn.Linear(width, hidden_size) if projection else None
 
     def forward(
         self, batch: PackedBatch, word_table: bool = False, first_position: int = 0

@@ -1,6 +1,7 @@
 """Learned biases of attention scores by the distance of key and query, in buckets."""
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -30,6 +31,16 @@ def distance_buckets(spec: RelativeBiasSpec, device: torch.device | str) -> Tens
     grown = (exact + (ratio * (half - exact)).long()).clamp(max=half - 1)
     bucket = torch.where(size < exact, size, grown)
     return (bucket + (distance > 0) * half).to(device)
+
+
+def layer_biases(
+    tables: Sequence[Tensor], spec: RelativeBiasSpec | None
+) -> Callable[[int], Tensor | None]:
+    """Number of a layer → its bias: of the table that all layers share, of its own, or None without tables."""
+    if spec is None:
+        return lambda number: None
+    biases = [relative_bias(table, spec) for table in tables]
+    return lambda number: biases[number if len(biases) > 1 else 0]
 
 
 def relative_bias(table: Tensor, spec: RelativeBiasSpec) -> Tensor:

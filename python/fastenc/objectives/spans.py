@@ -207,7 +207,7 @@ class SpanMaskedLM(MaskedLM):
     def __init__(self, config: EncoderConfig):
         super().__init__(config)
         self.boundary = SpanBoundaryHead(config)
-        self.boundary.apply(self.init_weights)
+        self.init_modules(self.boundary)
 
     def forward(
         self,

@@ -16,7 +16,7 @@ from fastenc.nn.cast_weights import cast_weights
 from fastenc.nn.layer import start
 from fastenc.nn.layer_spec import AttentionInputs, LayerState, with_rng_states
 from fastenc.nn.layer_ways import run_layer
-from fastenc.nn.relative_bias import relative_bias
+from fastenc.nn.relative_bias import layer_biases
 from fastenc.nn.rotary import rotary_table
 from fastenc.ops import _dispatch, unpack
 from fastenc.ops.attention import sequence_bounds
@@ -96,6 +96,9 @@ def arguments_reason(
     if metadata is not None and metadata.leading_padding:
         # Heads and poolers read a row's first token, where only the padded computation has a vector.
         return "a row starts with padding"
+    positions = live.config.max_positions
+    if inputs.shape[1] > positions and any(spec and spec.bounded for spec in live.rotary):
+        return f"rotary angles of more than {positions} tokens depend on the batch"
     if _reads_distances(live):
         if metadata is not None and metadata.gaps:
             return "a row has padding between tokens"
@@ -230,10 +233,9 @@ def inputs_of(arguments: dict) -> Any:
 
 def _reads_distances(live: LiveEncoder) -> bool:
     """Whether tokens see how far apart they are, so that padding between two of them counts."""
-    kind, config = live.kind, live.config
     return (
-        kind.relative_bias(config) is not None
-        or any(kind.rotary(config, i) is not None for i in range(config.num_layers))
+        live.kind.relative_bias(live.config) is not None
+        or any(spec is not None for spec in live.rotary)
         or any(spec.attention.window != (-1, -1) for spec in live.specs)
     )
 
@@ -252,17 +254,18 @@ def _attention_inputs(
     live: LiveEncoder, reading: Reading, batch: PackedBatch, x: Tensor
 ) -> Callable[[int], AttentionInputs]:
     """What the attention of each layer needs of the batch, formed once for all that share it."""
-    kind, config, bias = live.kind, live.config, None
+    kind, config = live.kind, live.config
     bounds = sequence_bounds(x, batch.cu_seqlens, batch.max_seqlen)
-    spec = kind.relative_bias(config)
-    if spec is not None:
-        bias = relative_bias(reading.modules["relative_bias"].weight, spec)
+    biases = [
+        reading.modules[f"relative_biases.{i}"].weight for i in range(kind.relative_biases(config))
+    ]
+    bias = layer_biases(biases, kind.relative_bias(config))
     positions = max(config.max_positions, batch.max_seqlen)
 
     def of_layer(number: int) -> AttentionInputs:
-        rotary = kind.rotary(config, number)
+        rotary = live.rotary[number]
         table = None if rotary is None else rotary_table(rotary, positions, batch.cu_seqlens.device)
-        return AttentionInputs(batch.cu_seqlens, batch.max_seqlen, table, bias, bounds)
+        return AttentionInputs(batch.cu_seqlens, batch.max_seqlen, table, bias(number), bounds)
 
     return of_layer
 

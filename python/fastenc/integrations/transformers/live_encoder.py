@@ -90,7 +90,7 @@ class LiveEncoder:
 
     Attributes:
         config: the live configuration in our fields, as it was at patch time.
-        specs: each layer's description.
+        specs, rotary: each layer's description, and that of its angles.
         module_of_layer: for each layer, which of a :class:`Reading`'s layers computes it.
         output_class: what the model's own forward returns.
         frozen: the packed weights of :func:`fastenc.freeze`.
@@ -100,6 +100,7 @@ class LiveEncoder:
         self.config = EncoderConfig.from_hf(model.config.to_dict())
         kind, count = self.config.architecture, self.config.num_layers
         self.specs = [kind.layer(self.config, i) for i in range(count)]
+        self.rotary = [kind.rotary(self.config, i) for i in range(count)]
         self.module_of_layer = [kind.module_of_layer(self.config, i) for i in range(count)]
         self.frozen = FrozenWeights()
         self._names = {ours: _several(theirs) for ours, theirs in kind.names(self.config).items()}

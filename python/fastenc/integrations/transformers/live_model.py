@@ -45,6 +45,10 @@ def output_class(model: Any) -> type:
     """The class of what the model's forward returns, found by calling a new model without values."""
     config = copy.deepcopy(model.config)
     config.return_dict, config._attn_implementation = True, "eager"
+    rope = getattr(config, "rope_parameters", None) or {}
+    for given in (rope, *rope.values()):  # one for all layers, or one for each kind of them
+        if isinstance(given, dict) and "rope_type" in given:
+            given["rope_type"] = "default"  # "dynamic" reads positions, which have no values here
     with torch.device("meta"), torch.no_grad():
         ids = torch.ones(1, 1, dtype=torch.long)
         return type(_new(model, config).eval()(input_ids=ids))

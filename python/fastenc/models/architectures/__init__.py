@@ -1,5 +1,7 @@
 """The architectures, by config.json's model_type."""
 
+from typing import Any
+
 from fastenc.models.architectures.albert import Albert
 from fastenc.models.architectures.bart import Bart, MBart
 from fastenc.models.architectures.base import Architecture
@@ -10,8 +12,14 @@ from fastenc.models.architectures.gte import Gte
 from fastenc.models.architectures.modernbert import ModernBert
 from fastenc.models.architectures.mpnet import MPNet
 from fastenc.models.architectures.nomic_bert import NomicBert
-from fastenc.models.architectures.roberta import Camembert, Data2VecText, Roberta, XlmRoberta
-from fastenc.models.architectures.t5 import MT5, T5
+from fastenc.models.architectures.roberta import (
+    Camembert,
+    Data2VecText,
+    Roberta,
+    XlmRoberta,
+    XlmRobertaXL,
+)
+from fastenc.models.architectures.t5 import MT5, T5, UMT5
 
 ARCHITECTURES: dict[str, Architecture] = {
     kind.name: kind()
@@ -19,6 +27,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         Bert,
         Roberta,
         XlmRoberta,
+        XlmRobertaXL,
         Camembert,
         Data2VecText,
         DistilBert,
@@ -26,6 +35,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         MPNet,
         T5,
         MT5,
+        UMT5,
         Albert,
         Bart,
         MBart,
@@ -46,4 +56,13 @@ def architecture_named(name: str | None) -> Architecture:
     return ARCHITECTURES[name]
 
 
-__all__ = ["ARCHITECTURES", "Architecture", "architecture_named"]
+def present_config(values: dict[str, Any]) -> dict[str, Any]:
+    """The contents of a config.json in transformers' present names, where they are those of the hub's remote code."""
+    for kind in ARCHITECTURES.values():
+        model_type = values.get("model_type")
+        if model_type is not None and model_type in (kind.name, kind.remote_name):
+            return kind.present_config(values)
+    return values
+
+
+__all__ = ["ARCHITECTURES", "Architecture", "architecture_named", "present_config"]

@@ -66,6 +66,9 @@ class Albert(Bert):
         written["num_hidden_layers"] //= config.extra.get("inner_group_num", 1)
         return written
 
+    def embedding_projection(self, config) -> bool:
+        return True  # also between equal widths
+
     def layer_dropout(self, config) -> LayerDropout:
         # transformers has a dropout module in its feed-forward layer, and does not call it.
         return LayerDropout(config.attention_dropout_p, config.hidden_dropout_p)

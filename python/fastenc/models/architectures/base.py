@@ -89,6 +89,7 @@ class Architecture:
     Attributes:
         name: config.json's model_type.
         class_prefix: what precedes a model class's kind in the class names of transformers ("Bert").
+        remote_name: model_type in files of the hub's remote code, where that has another.
         prefix: what precedes the encoder's names in a checkpoint with a head.
         bare_class: transformers' class of the encoder alone, without ``class_prefix``.
         live_path: where transformers' base model keeps the encoder, "" if it is the encoder itself.
@@ -100,6 +101,7 @@ class Architecture:
 
     name: ClassVar[str]
     class_prefix: ClassVar[str]
+    remote_name: ClassVar[str | None] = None
     prefix: ClassVar[str]
     bare_class: ClassVar[str] = "Model"
     live_path: ClassVar[str] = ""
@@ -122,6 +124,10 @@ class Architecture:
     }
 
     # Configuration
+
+    def present_config(self, values: dict[str, Any]) -> dict[str, Any]:
+        """A config.json of the hub's remote code in transformers' present names; any other as it is."""
+        return values
 
     def check_supported(self, values: dict[str, Any]) -> None:
         """Raises: ValueError for a variant that this encoder does not compute."""
@@ -191,8 +197,12 @@ class Architecture:
         return None
 
     def relative_bias(self, config: EncoderConfig) -> RelativeBiasSpec | None:
-        """The bias by distance that all layers share."""
+        """The bias by distance."""
         return None
+
+    def relative_biases(self, config: EncoderConfig) -> int:
+        """How many tables of it there are: one for all layers, or one a layer."""
+        return 0 if self.relative_bias(config) is None else 1
 
     def first_norm(self, config: EncoderConfig) -> bool:
         """Whether the layers begin with a norm of their own."""
@@ -204,6 +214,10 @@ class Architecture:
 
     def position_table(self, config: EncoderConfig) -> bool:
         return True
+
+    def embedding_projection(self, config: EncoderConfig) -> bool:
+        """Whether a linear layer follows the embeddings."""
+        return config.embedding_size != config.hidden_size
 
     def embedding_scale(self, config: EncoderConfig) -> float:
         """Factor of the word embeddings."""
@@ -242,6 +256,16 @@ class Architecture:
     def module_of_layer(self, config: EncoderConfig, number: int) -> int:
         """The module that computes layer ``number``: another's where layers share their weights."""
         return number
+
+    # First weights
+
+    def initial_std(self, config: EncoderConfig, name: str) -> float:
+        """Standard deviation of a weight; ``name`` is the last part of its module's ("qkv", "word", a head's "out")."""
+        return config.initializer_range
+
+    def initial_cutoff(self, config: EncoderConfig) -> float | None:
+        """Standard deviations at which the normal distribution of weights is cut; None: it is not."""
+        return None
 
     # Names
 

@@ -1,10 +1,11 @@
 """GTE's "new" encoders: NomicBERT's layers with GeGLU and biases. Source: Zhang et al. 2024, arXiv:2407.19669.
 
-Files of the hub's remote code have ``attention.qkv_proj`` and ``mlp.up_gate_proj``, whose second half is the one that
-is activated.
+Files of the hub's remote code (model_type "new") have ``attention.qkv_proj`` and ``mlp.up_gate_proj``, whose second
+half is the one that is activated, and angles that are scaled by "NTK", whatever the text's length.
 """
 
 import re
+from typing import Any
 
 from torch import Tensor
 
@@ -23,11 +24,18 @@ HUB_LAYER = {
     "attn_ln": "post_attention_layernorm",
     "mlp_ln": "post_mlp_layernorm",
 }
+# The remote code's switches, and what this encoder computes.
+REMOTE_SWITCHES = {
+    "position_embedding_type": "rope",
+    "layer_norm_type": "layer_norm",
+    "logn_attention_scale": False,
+}
 
 
 class Gte(NomicBert):
     name = "gte"
     class_prefix = "Gte"
+    remote_name = "new"
     prefix = "gte"
     config_names = BERT_CONFIG
     defaults = {
@@ -48,6 +56,22 @@ class Gte(NomicBert):
             "bias": "lm_head.decoder.bias",
         }
     )
+
+    def present_config(self, values: dict[str, Any]) -> dict[str, Any]:
+        if values["model_type"] != self.remote_name:
+            return values
+        for key, computed in REMOTE_SWITCHES.items():
+            if values.get(key, computed) != computed:
+                raise ValueError(f"config.json: {key} must be {computed!r}, got {values[key]!r}")
+        gone = (*REMOTE_SWITCHES, "rope_theta", "rope_scaling", "auto_map")
+        found = {key: value for key, value in values.items() if key not in gone}
+        names = [name.removeprefix("New") for name in values.get("architectures") or []]
+        return {
+            **found,
+            "model_type": self.name,
+            "architectures": [self.class_prefix + name for name in names],
+            "rope_parameters": _rope_parameters(values),
+        }
 
     def layer_dropout(self, config) -> LayerDropout:
         p = config.hidden_dropout_p
@@ -81,3 +105,21 @@ class Gte(NomicBert):
                 key = f"{in_layer[1]}.{HUB_LAYER[in_layer[2]]}.{in_layer[3]}"
             found[key] = value
         return found
+
+
+def _rope_parameters(values: dict[str, Any]) -> dict[str, Any]:
+    """The remote code's angles in transformers' terms.
+
+    Its "ntk" of factor k has the frequencies 1 / ((k theta)^(2i/dim) k^(2/dim)), which is linear scaling by k^(2/dim)
+    with the base k theta. Source: Su 2023, https://kexue.fm/archives/9706, equation 6.
+    """
+    theta, scaling = float(values.get("rope_theta", 10_000.0)), values.get("rope_scaling")
+    if not scaling:
+        return {"rope_type": "default", "rope_theta": theta}
+    if scaling.get("type") != "ntk" or scaling.get("mixed_b") is not None:
+        raise ValueError(
+            f"config.json: rope_scaling must be of type 'ntk' without mixed_b, got {scaling!r}: no other "
+            "is computed here"
+        )
+    dim, k = values["hidden_size"] // values["num_attention_heads"], float(scaling["factor"])
+    return {"rope_type": "linear", "factor": k ** (2 / dim), "rope_theta": k * theta}

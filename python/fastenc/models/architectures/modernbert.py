@@ -4,6 +4,7 @@ Pre-norm without a first norm, gated, rotary; most layers see a window, every th
 between checkpoints and is read from the configuration; older files name the angles and the layers' kinds otherwise.
 """
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +17,7 @@ from fastenc.models.architectures.base import (
     dropouts_in_layers,
     in_layers,
 )
+from fastenc.models.architectures.rotary import read_rotary, read_scaling
 from fastenc.nn.layer_spec import (
     ACTIVATIONS,
     AttentionSpec,
@@ -69,13 +71,8 @@ class ModernBert(Architecture):
 
     def check_supported(self, values: dict[str, Any]) -> None:
         super().check_supported(values)
-        for kind, given in (values.get("rope_parameters") or {}).items():
-            rope_type = (given or {}).get("rope_type", "default")
-            if rope_type != "default":
-                raise ValueError(
-                    f"config.json: rope_type of {kind} must be 'default', got {rope_type!r}: angles that are scaled "
-                    "with the length are not computed here"
-                )
+        for kind in OLD_THETA:
+            read_scaling(_rope(values, kind), self.defaults["max_positions"])
 
     def layer(self, config, number: int) -> LayerSpec:
         side = int(config.extra.get("local_attention", 128)) // 2
@@ -101,10 +98,18 @@ class ModernBert(Architecture):
 
     def rotary(self, config, number: int) -> RotarySpec:
         kind = self._kind(config, number)
-        given = (config.extra.get("rope_parameters") or {}).get(kind) or {}
         old, default = OLD_THETA[kind]
-        theta = given.get("rope_theta", config.extra.get(old, default))
-        return RotarySpec(config.head_dim, float(theta))
+        theta = config.extra.get(old, default)
+        return read_rotary(_rope(config.extra, kind), config.head_dim, theta, config.max_positions)
+
+    def initial_std(self, config, name: str) -> float:
+        if name in ("attention_out", "down", "dense", "decoder"):
+            return config.initializer_range / math.sqrt(2.0 * config.num_layers)
+        return config.hidden_size**-0.5 if name == "out" else config.initializer_range
+
+    def initial_cutoff(self, config) -> float:
+        cutoff = config.extra.get("initializer_cutoff_factor", 2.0)
+        return 3.0 if cutoff is None else cutoff
 
     def position_table(self, config) -> bool:
         return False
@@ -151,3 +156,9 @@ class ModernBert(Architecture):
             return kinds[number]
         every = int(config.extra.get("global_attn_every_n_layers", 3))
         return SLIDING if number % every else FULL
+
+
+def _rope(values: dict[str, Any], kind: str) -> dict[str, Any]:
+    """The rope_parameters of a kind of layers; older files scale both kinds with one ``rope_scaling``."""
+    given = (values.get("rope_parameters") or {}).get(kind) or {}
+    return {"rope_type": "default", **given, **(values.get("rope_scaling") or {})}

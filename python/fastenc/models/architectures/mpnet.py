@@ -44,7 +44,7 @@ class MPNet(Roberta):
         names = {
             **BERT_EMBEDDINGS,
             **in_layers(config.num_layers, "encoder.layer.{i}", layer),
-            "relative_bias": "encoder.relative_attention_bias",
+            "relative_biases.0": "encoder.relative_attention_bias",
             "pooler": "pooler.dense",
         }
         del names["embeddings.token_type"]

@@ -19,6 +19,7 @@ from fastenc.models.architectures.base import (
     dropouts_in_layers,
     in_layers,
 )
+from fastenc.models.architectures.rotary import read_rotary, read_scaling
 from fastenc.nn.layer_spec import (
     ACTIVATIONS,
     AttentionSpec,
@@ -79,6 +80,19 @@ class NomicBert(Architecture):
     )
     classifier = HeadSpec({"out": "classifier"}, pooler=True)
     question_answerer = None
+    # Switches of the remote code that no dense model of the family turns.
+    supported = Architecture.supported | {
+        "activation_function": "swiglu",
+        "prenorm": False,
+        "use_rms_norm": False,
+        "causal": False,
+        "qkv_proj_bias": False,
+        "mlp_fc1_bias": False,
+        "mlp_fc2_bias": False,
+        "rotary_emb_fraction": 1.0,
+        "rotary_emb_interleaved": False,
+        "rotary_emb_scale_base": None,
+    }
 
     def check_supported(self, values: dict[str, Any]) -> None:
         super().check_supported(values)
@@ -87,21 +101,22 @@ class NomicBert(Architecture):
                 "config.json describes a mixture of experts, which is not computed here: take a dense model, such as "
                 "nomic-embed-text-v1.5"
             )
-        rope = values.get("rope_parameters") or {}
-        if rope.get("rope_type", "default") != "default" or values.get("rope_scaling"):
-            raise ValueError(
-                f"config.json: rope_type must be 'default', got {rope or values['rope_scaling']!r}: angles that are "
-                "scaled with the length are not computed here"
-            )
-        if values.get("rotary_emb_fraction", 1.0) != 1.0:
-            raise ValueError(
-                f"config.json: rotary_emb_fraction must be 1.0, got {values['rotary_emb_fraction']!r}"
-            )
+        read_scaling(_rope(values), self.defaults["max_positions"])
 
     def read(self, values: dict[str, Any]) -> dict[str, Any]:
-        renamed = {HUB_CONFIG.get(key, key): value for key, value in values.items()}
-        renamed = {key: value for key, value in renamed.items() if value is not None}
-        return super().read(renamed)
+        return super().read({key: value for key, value in values.items() if value is not None})
+
+    def present_config(self, values: dict[str, Any]) -> dict[str, Any]:
+        if "n_embd" not in values:
+            return values
+        found = {HUB_CONFIG.get(key, key): value for key, value in values.items()}
+        found.pop("auto_map", None)  # else transformers would ask for the remote code
+        rope = {"rope_type": "default", "rope_theta": found.pop("rotary_emb_base", self.theta)}
+        if found.get("rotary_scaling_factor"):
+            # Texts longer than those of pretraining have the angles of transformers' "dynamic".
+            rope |= {"rope_type": "dynamic", "factor": found.pop("rotary_scaling_factor")}
+            found["max_position_embeddings"] = found["max_trained_positions"]
+        return {**found, "rope_parameters": rope}
 
     def layer(self, config, number: int) -> LayerSpec:
         norm = NormSpec("layer", config.eps)
@@ -117,9 +132,8 @@ class NomicBert(Architecture):
         return Biases(qkv=False, attention_out=False, up=False, down=False)
 
     def rotary(self, config, number: int) -> RotarySpec:
-        given = config.extra.get("rope_parameters") or {}
-        theta = given.get("rope_theta", config.extra.get("rotary_emb_base", self.theta))
-        return RotarySpec(config.head_dim, float(theta))
+        theta = config.extra.get("rope_theta", self.theta)
+        return read_rotary(_rope(config.extra), config.head_dim, theta, config.max_positions)
 
     def position_table(self, config) -> bool:
         return False
@@ -147,7 +161,8 @@ class NomicBert(Architecture):
     def modernised(self, tensors: dict[str, Tensor], config) -> dict[str, Tensor]:
         found: dict[str, Tensor] = {}
         for key, value in tensors.items():
-            key = key.replace("emb_ln.", "embeddings.LayerNorm.").removeprefix("encoder.")
+            key = key.removeprefix("bert.").removeprefix("encoder.")
+            key = key.replace("emb_ln.", "embeddings.LayerNorm.")
             in_layer = re.match(r"(layers\.\d+)\.(.+)\.(weight|bias)$", key)
             if in_layer and in_layer[2] == "attn.Wqkv":
                 parts = zip("qkv", value.chunk(3), strict=True)
@@ -157,3 +172,7 @@ class NomicBert(Architecture):
                 key = f"{in_layer[1]}.{HUB_LAYER[in_layer[2]]}.{in_layer[3]}"
             found[key] = value
         return found
+
+
+def _rope(values: dict[str, Any]) -> dict[str, Any]:
+    return values.get("rope_scaling") or values.get("rope_parameters") or {}

@@ -3,8 +3,11 @@
 Positions count from the row after the padding token's.
 """
 
-from fastenc.models.architectures.base import HeadSpec
+from dataclasses import replace
+
+from fastenc.models.architectures.base import HeadSpec, Names
 from fastenc.models.architectures.bert import Bert
+from fastenc.nn.layer_spec import LayerDropout, LayerSpec
 
 
 class Roberta(Bert):
@@ -32,6 +35,47 @@ class Roberta(Bert):
 class XlmRoberta(Roberta):
     name = "xlm-roberta"
     class_prefix = "XLMRoberta"
+
+
+class XlmRobertaXL(Roberta):
+    """XLM-RoBERTa in pre-norm: no norm of the embeddings, one after the last layer.
+
+    Source: Goyal et al. 2021, arXiv:2105.00572.
+    """
+
+    name = "xlm-roberta-xl"
+    class_prefix = "XLMRobertaXL"
+
+    def layer(self, config, number: int) -> LayerSpec:
+        return replace(super().layer(config, number), pre_norm=True)
+
+    def layer_dropout(self, config) -> LayerDropout:
+        return LayerDropout(config.attention_dropout_p, config.hidden_dropout_p)
+
+    def first_norm(self, config) -> bool:
+        return True
+
+    def embedding_norm(self, config) -> None:
+        return None
+
+    def names(self, config) -> Names:
+        names = super().names(config)
+        del names["embeddings.norm"]
+        for i in range(config.num_layers):
+            path = f"encoder.layer.{i}"
+            names[f"layers.{i}.attention_norm"] = f"{path}.LayerNorm"
+            # A layer ends with the norm that the next one begins with.
+            names[f"layers.{i}.out_norm"] = f"encoder.layer.{i + 1}.attention.self_attn_layer_norm"
+        names[f"layers.{config.num_layers - 1}.out_norm"] = "encoder.LayerNorm"
+        return names | {"first_norm": "encoder.layer.0.attention.self_attn_layer_norm"}
+
+    def dropout_names(self, config) -> dict[str, str]:
+        # A module that the layers do not have.
+        return {
+            name: path
+            for name, path in super().dropout_names(config).items()
+            if not name.endswith(".down")
+        }
 
 
 class Camembert(Roberta):

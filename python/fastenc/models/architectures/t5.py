@@ -1,4 +1,4 @@
-"""The encoders of T5 (v1.0 and v1.1, Flan) and mT5. Sources: Raffel et al. 2020, arXiv:1910.10683; Shazeer 2020,
+"""The encoders of T5 (v1.0 and v1.1, Flan), mT5 and umT5. Sources: Raffel et al. 2020, arXiv:1910.10683; Shazeer 2020,
 arXiv:2002.05202 (gated layers); Xue et al. 2021, arXiv:2010.11934 (mT5).
 
 Pre-norm with RMSNorm, no bias in any layer, scores that are not scaled, no position table. The checkpoint of a whole
@@ -129,7 +129,10 @@ class T5(Architecture):
             "first_norm": "encoder.block.0.layer.0.layer_norm",
             **names,
             f"layers.{count - 1}.out_norm": "encoder.final_layer_norm",
-            "relative_bias": "encoder.block.0.layer.0.SelfAttention.relative_attention_bias",
+            **{
+                f"relative_biases.{i}": f"encoder.block.{i}.layer.0.SelfAttention.relative_attention_bias"
+                for i in range(self.relative_biases(config))
+            },
         }
 
     def dropout_names(self, config) -> dict[str, str]:
@@ -148,6 +151,18 @@ class T5(Architecture):
 
     def written(self, tensors: dict[str, Tensor], config) -> dict[str, Tensor]:
         return {SHARED if key == IN_ENCODER else key: value for key, value in tensors.items()}
+
+
+class UMT5(T5):
+    """mT5 with a table of distances in every layer. Source: Chung et al. 2023, arXiv:2304.09151."""
+
+    name = "umt5"
+    class_prefix = "UMT5"
+    feed_forward_default = "gated-gelu"
+    new_config = T5.new_config | {"activation": "gelu_new"}
+
+    def relative_biases(self, config) -> int:
+        return config.num_layers
 
 
 class MT5(T5):

@@ -1,0 +1,74 @@
+"""Rotary angles as config.json describes them (``rope_parameters``; in older files ``rope_scaling``)."""
+
+import math
+from typing import Any
+
+from fastenc.nn.rotary import LinearScaling, RotarySpec, YarnScaling
+
+# Kinds whose angles change with the batch, and with the calls before.
+BY_BATCH = ("longrope",)
+
+
+def read_rotary(given: dict[str, Any], dim: int, theta: float, positions: int) -> RotarySpec:
+    """Args:
+        given: rope_parameters; theta: where they have none.
+        positions: the model's longest text.
+    Raises: ValueError as :func:`read_scaling`.
+    """
+    theta = float(given.get("rope_theta") or theta)
+    bounded = _kind(given) == "dynamic"
+    return RotarySpec(dim, theta, read_scaling(given, positions), bounded)
+
+
+def read_scaling(given: dict[str, Any], positions: int) -> LinearScaling | YarnScaling | None:
+    """How the frequencies are scaled; None for "default", and for "dynamic", whose texts within the positions have
+    unscaled angles.
+
+    Raises: ValueError for another kind, or a factor that is none.
+    """
+    kind = _kind(given)
+    if given.get("partial_rotary_factor") not in (None, 1, 1.0):
+        raise ValueError(
+            f"config.json: partial_rotary_factor must be 1.0, got {given['partial_rotary_factor']!r}: heads are "
+            "rotated whole here"
+        )
+    if kind in ("default", "dynamic"):
+        return None
+    if kind not in ("linear", "yarn"):
+        why = (
+            "its angles change with the longest text of a batch" if kind in BY_BATCH else "unknown"
+        )
+        raise ValueError(
+            f"config.json: rope_type must be 'default', 'linear', 'dynamic' or 'yarn', got {kind!r} ({why}): take "
+            "transformers for this model"
+        )
+    factor = given.get("factor")
+    original = given.get("original_max_position_embeddings") or positions
+    if factor is None and kind == "yarn":
+        factor = positions / original
+    if not isinstance(factor, int | float) or not 0 < factor < math.inf:
+        raise ValueError(f"config.json: rope's factor must be a number above 0, got {factor!r}")
+    if kind == "linear":
+        return LinearScaling(float(factor))
+    return YarnScaling(
+        float(factor),
+        original,
+        given.get("beta_fast") or 32.0,
+        given.get("beta_slow") or 1.0,
+        given.get("truncate", True),
+        _amplitude(given, factor),
+    )
+
+
+def _kind(given: dict[str, Any]) -> str:
+    return given.get("rope_type", given.get("type", "default"))
+
+
+def _amplitude(given: dict[str, Any], factor: float) -> float:
+    """Of YaRN's cosines and sines, as transformers forms it."""
+    if given.get("attention_factor") is not None:
+        return given["attention_factor"]
+    grown = lambda scale: 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0
+    if given.get("mscale") and given.get("mscale_all_dim"):
+        return grown(given["mscale"]) / grown(given["mscale_all_dim"])
+    return grown(1.0)

@@ -1,0 +1,189 @@
+"""Files of the hub's remote code for NomicBERT and GTE: other names of values and weights, angles scaled by "NTK"."""
+
+import json
+import re
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from fastenc.models import Encoder, MaskedLM, SequenceClassifier
+from fastenc.packing import pack_sequences
+from tests.helpers.checkpoints import close, packed
+from tests.helpers.families import model, padded_batch
+
+NOMIC_CONFIG = dict(
+    model_type="nomic_bert",
+    auto_map={"AutoModel": "nomic-ai/nomic-bert-2048--modeling_hf_nomic_bert.NomicBertModel"},
+    vocab_size=97,
+    n_embd=32,
+    n_head=2,
+    n_layer=2,
+    n_inner=48,
+    n_positions=40,
+    type_vocab_size=2,
+    layer_norm_epsilon=1e-12,
+    activation_function="swiglu",
+    resid_pdrop=0.0,
+    attn_pdrop=0.0,
+    initializer_range=0.02,
+    max_trained_positions=20,
+    qkv_proj_bias=False,
+    mlp_fc1_bias=False,
+    mlp_fc2_bias=False,
+    prenorm=False,
+    use_rms_norm=False,
+    rotary_emb_base=1000,
+    rotary_emb_fraction=1.0,
+    rotary_emb_interleaved=False,
+    rotary_emb_scale_base=None,
+    rotary_scaling_factor=None,
+)
+GTE_CONFIG = dict(
+    model_type="new",
+    auto_map={"AutoModel": "modeling.NewModel"},
+    vocab_size=97,
+    hidden_size=32,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    intermediate_size=48,
+    max_position_embeddings=40,
+    type_vocab_size=1,
+    hidden_act="gelu",
+    hidden_dropout_prob=0.1,
+    attention_probs_dropout_prob=0.0,
+    layer_norm_eps=1e-12,
+    layer_norm_type="layer_norm",
+    logn_attention_clip1=False,
+    logn_attention_scale=False,
+    pack_qkv=True,
+    pad_token_id=1,
+    position_embedding_type="rope",
+    rope_scaling={"factor": 8.0, "type": "ntk"},
+    rope_theta=20000,
+)
+# In a layer: transformers' names → the remote code's.
+NOMIC_NAMES = {
+    "self_attn.o_proj": "attn.out_proj",
+    "mlp.up_proj": "mlp.fc11",
+    "mlp.gate_proj": "mlp.fc12",
+    "mlp.down_proj": "mlp.fc2",
+    "post_attention_layernorm": "norm1",
+    "post_mlp_layernorm": "norm2",
+}
+GTE_NAMES = {
+    "self_attn.o_proj": "attention.o_proj",
+    "post_attention_layernorm": "attn_ln",
+    "post_mlp_layernorm": "mlp_ln",
+}
+
+
+def remote_tensors(family, tensors):
+    """A checkpoint of transformers under the remote code's names."""
+    path, names = ("layers", NOMIC_NAMES) if family == "nomic_bert" else ("layer", GTE_NAMES)
+    qkv = "attn.Wqkv" if family == "nomic_bert" else "attention.qkv_proj"
+    found = {}
+    for key, value in tensors.items():
+        key = key.replace(f"{family}.", "bert." if family == "nomic_bert" else "new.", 1)
+        key = re.sub(r"layers\.(\d+)\.", rf"encoder.{path}.\1.", key)
+        for theirs, remote in names.items():
+            key = key.replace(theirs, remote)
+        if family == "nomic_bert":
+            key = key.replace("embeddings.LayerNorm", "emb_ln")
+        else:
+            key = key.replace("lm_head.layer_norm", "lm_head.norm")
+        found[key] = value
+    for key in [key for key in found if ".self_attn.q_proj." in key]:
+        parts = [found.pop(key.replace("q_proj", f"{x}_proj")) for x in "qkv"]
+        found[key.replace("self_attn.q_proj", qkv)] = torch.cat(parts)
+    for key in [key for key in found if ".mlp.up_proj." in key]:
+        halves = found.pop(key), found.pop(key.replace("up_proj", "gate_proj"))
+        found[key.replace("up_proj", "up_gate_proj")] = torch.cat(halves)
+    return found
+
+
+def remote_folder(family, theirs, folder, **changes):
+    """``theirs`` as a folder that the remote code wrote."""
+    folder.mkdir(exist_ok=True)
+    config = (NOMIC_CONFIG if family == "nomic_bert" else GTE_CONFIG) | changes
+    name = type(theirs).__name__.replace("Gte", "New")
+    (folder / "config.json").write_text(json.dumps(config | {"architectures": [name]}))
+    tensors = remote_tensors(family, theirs.state_dict())
+    save_file({key: value.clone() for key, value in tensors.items()}, folder / "model.safetensors")
+    return folder
+
+
+def with_ntk(theirs, theta=20000.0, factor=8.0, dim=16):
+    """A model of transformers with the frequencies of the remote code's "ntk", of kexue.fm/archives/9706."""
+    pairs = torch.arange(dim // 2, dtype=torch.float64)
+    frequencies = (factor * theta) ** (-2 * pairs / dim) * factor ** (-2 / dim)
+    base = getattr(theirs, "gte", theirs)
+    base.rotary_emb.inv_freq.copy_(frequencies)
+    return theirs
+
+
+MODELS = {
+    "Model": Encoder,
+    "ForMaskedLM": MaskedLM,
+    "ForSequenceClassification": SequenceClassifier,
+}
+
+
+@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("family", ["nomic_bert", "gte"])
+def test_a_folder_of_the_remote_code(family, kind, tmp_path):
+    theirs = model(family, kind)
+    if family == "gte":
+        theirs = with_ntk(theirs)
+    ours = MODELS[kind].from_pretrained(remote_folder(family, theirs, tmp_path / "hub"))
+    batch = padded_batch(family)
+    mask = batch["attention_mask"].bool()
+
+    def agree(theirs):
+        with torch.no_grad():
+            found, expected = ours(packed(batch)), theirs(**batch)
+        if kind == "Model":
+            close(found.last_hidden_state, expected.last_hidden_state[mask])
+        else:
+            logits = expected.logits
+            close(found.logits, logits[mask] if kind == "ForMaskedLM" else logits)
+
+    agree(theirs)
+    # What is saved is transformers' own, angles and all.
+    ours.save_pretrained(tmp_path / "saved")
+    agree(type(theirs).from_pretrained(tmp_path / "saved").eval())
+    assert "auto_map" not in json.loads((tmp_path / "saved" / "config.json").read_text())
+
+
+def test_nomics_scaling_by_length_begins_after_the_texts_of_pretraining(tmp_path):
+    theirs = model("nomic_bert")
+    folder = remote_folder("nomic_bert", theirs, tmp_path, rotary_scaling_factor=2.0)
+    ours = Encoder.from_pretrained(folder)
+    batch = padded_batch("nomic_bert", (5, 20))
+    with torch.no_grad():
+        expected = theirs(**batch).last_hidden_state[batch["attention_mask"].bool()]
+        close(ours(packed(batch)).last_hidden_state, expected)
+    assert ours.positions == 20
+    with pytest.raises(ValueError, match="at most 20 tokens, the model's positions, got 21"):
+        ours(pack_sequences([[5] * 21]))
+
+
+@pytest.mark.parametrize(
+    ("family", "change", "message"),
+    [
+        ("nomic_bert", {"num_experts": 8}, "describes a mixture of experts, which is not computed"),
+        ("nomic_bert", {"moe_every_n_layers": 2}, "describes a mixture of experts"),
+        ("nomic_bert", {"prenorm": True}, "prenorm must be False, got True"),
+        ("nomic_bert", {"rotary_emb_fraction": 0.5}, "rotary_emb_fraction must be 1.0, got 0.5"),
+        ("nomic_bert", {"rotary_emb_interleaved": True}, "rotary_emb_interleaved must be False"),
+        ("nomic_bert", {"activation_function": "gelu"}, "activation_function must be 'swiglu'"),
+        ("gte", {"rope_scaling": {"type": "linear", "factor": 2}}, "must be of type 'ntk'"),
+        ("gte", {"rope_scaling": {"type": "ntk", "factor": 2, "mixed_b": 0.6}}, "without mixed_b"),
+        ("gte", {"position_embedding_type": "absolute"}, "position_embedding_type must be 'rope'"),
+        ("gte", {"logn_attention_scale": True}, "logn_attention_scale must be False, got True"),
+    ],
+)
+def test_other_switches_of_the_remote_code_are_refused(family, change, message, tmp_path):
+    folder = remote_folder(family, model(family), tmp_path, **change)
+    with pytest.raises(ValueError, match=message):
+        Encoder.from_pretrained(folder)
