@@ -132,7 +132,7 @@ def _attend(
 
 
 def _stacked_linear(
-    x: Tensor, weights: tuple[Tensor, ...], biases: tuple[Tensor | None, ...] = (None,)
+    x: Tensor, weights: tuple[Tensor, ...], biases: tuple[Tensor | None, ...]
 ) -> Tensor:
     """x by weights that stand one above the other.
 
@@ -141,10 +141,8 @@ def _stacked_linear(
     few = x.shape[0] < x.shape[-1] and x.device.type == "cpu"
     plain = not (torch.is_grad_enabled() or torch.compiler.is_compiling())
     if len(weights) > 1 and few and plain:
-        given = biases if len(biases) > 1 else biases * len(weights)
-        return torch.cat([linear(x, w, b) for w, b in zip(weights, given, strict=True)], 1)
-    bias = None if len(biases) < len(weights) else stack_biases(biases, weights)
-    return linear(x, stack(weights), bias)
+        return torch.cat([linear(x, w, b) for w, b in zip(weights, biases, strict=True)], 1)
+    return linear(x, stack(weights), stack_biases(biases, weights))
 
 
 def _after_attention(
@@ -166,7 +164,9 @@ def _after_attention(
         (dropout.attention_out, dropout.rng_states[1]),
         added.after_attention,
     )
-    up = added.to_output("up", _stacked_linear(h.x, w.up_weights), h.x)
+    # So is the bias of the product before the activation.
+    product = _stacked_linear(h.x, w.up_weights, (None,) * len(w.up_weights))
+    up = added.to_output("up", product, h.x)
     # Without gradients nobody else sees the product: it may be overwritten.
     up_bias = stack_biases(w.up_biases, w.up_weights)
     inner = activate(up, up_bias, spec.feed_forward, inplace=not torch.is_grad_enabled())
