@@ -83,7 +83,9 @@ def rotary_table(spec: RotarySpec, positions: int, device: torch.device | str) -
 
     The angles are formed as transformers forms them: float32 frequencies times float32 positions.
     """
-    return _table(spec, positions, torch.device(device))
+    device = torch.device(device)
+    # A graph of torch.compile cannot see into a cache: it forms the table itself.
+    return (_form if torch.compiler.is_compiling() else _kept)(spec, positions, device)
 
 
 def plain_frequencies(dim: int, theta: float) -> Tensor:
@@ -96,14 +98,18 @@ def _powers(dim: int, theta: float) -> Tensor:
 
 
 @lru_cache(maxsize=16)
-def _table(spec: RotarySpec, positions: int, device: torch.device) -> Tensor:
+def _kept(spec: RotarySpec, positions: int, device: torch.device) -> Tensor:
     with torch.inference_mode(False):
-        scaling = spec.scaling
-        frequencies = (
-            plain_frequencies(spec.dim, spec.theta)
-            if scaling is None
-            else scaling.frequencies(spec.dim, spec.theta)
-        )
-        angles = torch.outer(torch.arange(positions, dtype=torch.float32), frequencies)
-        table = torch.cat([angles.cos(), angles.sin()], 1)
-        return (table if scaling is None else table * scaling.amplitude).to(device)
+        return _form(spec, positions, device)
+
+
+def _form(spec: RotarySpec, positions: int, device: torch.device) -> Tensor:
+    scaling = spec.scaling
+    frequencies = (
+        plain_frequencies(spec.dim, spec.theta)
+        if scaling is None
+        else scaling.frequencies(spec.dim, spec.theta)
+    )
+    angles = torch.outer(torch.arange(positions, dtype=torch.float32), frequencies)
+    table = torch.cat([angles.cos(), angles.sin()], 1)
+    return (table if scaling is None else table * scaling.amplitude).to(device)

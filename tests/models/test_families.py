@@ -1,0 +1,348 @@
+"""Every family, everything that it must do: values and gradients, files, dropout, autocast, compile, adaptations.
+
+tests/integrations/test_patch_families.py has what else is asked of a patched model of transformers.
+"""
+
+import copy
+
+import pytest
+import torch
+from torch.utils import checkpoint
+
+import fastenc
+from fastenc.adapt import (
+    Adapters,
+    Lora,
+    PrefixTuning,
+    PromptTuning,
+    add_adaptation,
+    merge_adaptation,
+)
+from fastenc.models import (
+    Encoder,
+    MaskedLM,
+    QuestionAnswerer,
+    SequenceClassifier,
+    TokenClassifier,
+)
+from fastenc.models.pretrained import PretrainedModel
+from fastenc.packing import pack_sequences
+from tests.helpers.adaptations import disturb
+from tests.helpers.checkpoints import packed, save
+from tests.helpers.extension import needs_cpp
+from tests.helpers.families import (
+    ANSWERERS,
+    BY_NAME,
+    ENCODERS,
+    FAMILIES,
+    config,
+    model,
+    padded_batch,
+)
+
+KINDS = {
+    "Model": Encoder,
+    "ForMaskedLM": MaskedLM,
+    "ForSequenceClassification": SequenceClassifier,
+    "ForTokenClassification": TokenClassifier,
+    "ForQuestionAnswering": QuestionAnswerer,
+}
+EVERY_ENCODER = pytest.mark.parametrize("family", ENCODERS)
+EVERY_MODEL = pytest.mark.parametrize(
+    ("family", "kind"),
+    [
+        *((family, "Model") for family in ENCODERS),
+        *((family, kind) for family in FAMILIES for kind in [*KINDS][1:4]),
+        *((family, "ForQuestionAnswering") for family in ANSWERERS),
+    ],
+)
+EVERY_DTYPE = pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"]
+)
+
+
+class Example:
+    """A batch of texts of several lengths, its labels, and a model's outputs and loss on it in either library.
+
+    transformers' answers are a softmax over the padded length, so that texts with answers have one length.
+    """
+
+    def __init__(self, family, kind):
+        self.kind = kind
+        lengths = (12, 12, 12) if kind == "ForQuestionAnswering" else (5, 17, 1, 30)
+        self.padded = padded_batch(family, lengths)
+        self.mask = self.padded["attention_mask"].bool()
+        self.packed = packed(self.padded)
+        draw = torch.Generator().manual_seed(1)
+        rows, length = self.mask.shape
+        self.weight = torch.randn(32, generator=draw)
+        self.sequences = torch.randint(2, (rows,), generator=draw)
+        self.places = torch.randint(length, (rows, 2), generator=draw)
+        chosen = (torch.rand(rows, length, generator=draw) < 0.5) & self.mask
+        high = 97 if kind == "ForMaskedLM" else 2
+        self.tokens = torch.randint(high, (rows, length), generator=draw).where(chosen, -100)
+
+    def theirs(self, model):
+        """(outputs of the real tokens or of the sequences, loss) of a model of transformers."""
+        if self.kind == "Model":
+            hidden = model(**self.padded).last_hidden_state[self.mask]
+            return hidden, (hidden * self.weight.to(hidden)).sum()
+        if self.kind == "ForSequenceClassification":
+            output = model(**self.padded, labels=self.sequences)
+            return output.logits, output.loss
+        if self.kind == "ForQuestionAnswering":
+            starts, ends = self.places.T
+            output = model(**self.padded, start_positions=starts, end_positions=ends)
+            return torch.stack([output.start_logits, output.end_logits], -1)[self.mask], output.loss
+        output = model(**self.padded, labels=self.tokens)
+        return output.logits[self.mask], output.loss
+
+    def ours(self, model):
+        if self.kind == "Model":
+            hidden = model(self.packed).last_hidden_state
+            return hidden, (hidden * self.weight.to(hidden)).sum()
+        labels = {
+            "ForSequenceClassification": self.sequences,
+            "ForQuestionAnswering": self.places,
+        }.get(self.kind, self.tokens[self.mask])
+        output = model(self.packed, labels)
+        logits = model(self.packed).logits if output.logits is None else output.logits
+        return logits, output.loss
+
+
+def gradients(model):
+    """Gradients of a model of either library, by transformers' names; a tied weight has several names."""
+    if not isinstance(model, PretrainedModel):
+        named = model.named_parameters(remove_duplicate=False)
+        return {name: p.grad for name, p in named if p.grad is not None}
+    own, found = dict(model.named_parameters()), {}
+    for name, several in model.family_names(with_prefix=not isinstance(model, Encoder)).items():
+        if own[name].grad is not None:
+            found |= zip(several, own[name].grad.chunk(len(several)), strict=True)
+    return found
+
+
+def several_names(model):
+    found = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        found.setdefault(parameter, []).append(name)
+    return found
+
+
+def in_dtype(model, dtype):
+    """As from_pretrained loads it: Module.to would round the frequencies of rotary angles too."""
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(dtype)
+    return model
+
+
+def within(found, plain, exact, scale, what):
+    """Error, as a norm, of at most twice transformers' own and half a rounding step; ``scale``: of the terms of a sum.
+
+    In float32, where the order of a sum's terms is all there is, four times.
+    """
+    error = lambda x: float((x.double() - exact).norm())
+    step = torch.finfo(plain.dtype).eps / 2 * max(float(exact.norm()), scale)
+    factor = 4 if plain.dtype == torch.float32 else 2
+    assert error(found) <= factor * (error(plain) + step), what
+
+
+def dropouts(family):
+    """The probabilities of the encoder in a configuration, all 0."""
+    heads = ("classif", "qa_", "summary")
+    values = config(family).to_dict()
+    names = [name for name, p in values.items() if "dropout" in name and p is not None]
+    return {name: 0.0 for name in names if not any(head in name for head in heads)}
+
+
+@EVERY_MODEL
+@EVERY_DTYPE
+@needs_cpp
+def test_logits_loss_and_every_gradient(family, kind, dtype, tmp_path):
+    """Of a loaded model and of a patched one."""
+    theirs, example = in_dtype(model(family, kind), dtype), Example(family, kind)
+    loaded = KINDS[kind].from_pretrained(save(theirs, tmp_path), dtype=dtype)
+    patched, exact = fastenc.patch(copy.deepcopy(theirs)), copy.deepcopy(theirs).double()
+    plain, wanted = example.theirs(theirs), example.theirs(exact)
+    for loss in (plain[1], wanted[1]):
+        loss.backward()
+    plain_gradients, exact_gradients = gradients(theirs), gradients(exact)
+    # The bare encoder's loss is a sum over all outputs.
+    terms = float(wanted[0].detach().abs().sum()) if kind == "Model" else 0.0
+    # Some gradients are sums that cancel, such as that of a key's bias, which cannot change a softmax.
+    largest = max(float(gradient.norm()) for gradient in exact_gradients.values())
+    floor = (0.1 if dtype == torch.float32 else 1e-3) * largest
+    for ours, (outputs, loss) in (
+        (loaded, example.ours(loaded)),
+        (patched, example.theirs(patched)),
+    ):
+        within(outputs.detach(), plain[0].detach(), wanted[0].detach(), 0.0, "outputs")
+        within(loss.detach(), plain[1].detach(), wanted[1].detach(), terms, "loss")
+        loss.backward()
+        found = gradients(ours)
+        for name, gradient in found.items():
+            within(gradient, plain_gradients[name], exact_gradients[name], floor, name)
+        for parameter, names in several_names(exact).items():
+            read = parameter.grad is not None and parameter.grad.any()
+            assert not read or any(name in found for name in names), names
+
+
+@EVERY_MODEL
+def test_files_both_ways_bit_for_bit(family, kind, tmp_path):
+    theirs = model(family, kind)
+    ours = KINDS[kind].from_pretrained(save(theirs, tmp_path / "theirs"))
+    ours.save_pretrained(tmp_path / "ours")
+    again, info = type(theirs).from_pretrained(tmp_path / "ours", output_loading_info=True)
+    assert not any(info[name] for name in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    wanted, found = theirs.state_dict(), again.state_dict()
+    assert wanted.keys() == found.keys()
+    for name, value in wanted.items():
+        assert torch.equal(found[name], value), name
+    back = KINDS[kind].from_pretrained(save(again, tmp_path / "again")).state_dict()
+    for name, value in ours.state_dict().items():
+        assert torch.equal(back[name], value), name
+
+
+@EVERY_ENCODER
+@needs_cpp
+def test_each_dropout_is_transformers(family, tmp_path):
+    """A text in 600 rows: each output's mean and deviation over the rows, one kind of dropout after another.
+
+    Of a loaded model and of a patched one.
+    """
+    rows = torch.tensor([[5, 9, 30, 11, 7, 8]]).expand(600, -1)
+    batch = pack_sequences([row.tolist() for row in rows])
+    for name in dropouts(family):
+        theirs = model(family, **dropouts(family) | {name: 0.4}).train()
+        loaded = Encoder.from_pretrained(save(theirs, tmp_path / name)).train()
+        patched = fastenc.patch(copy.deepcopy(theirs))
+        with torch.no_grad():
+            wanted = theirs(input_ids=rows).last_hidden_state
+            found = {
+                "loaded": loaded(batch).last_hidden_state.view(600, 6, 32),
+                "patched": patched(input_ids=rows).last_hidden_state,
+            }
+            off = loaded.eval()(batch).last_hidden_state.view(600, 6, 32)
+        assert wanted.std(0).mean() > 0.01, f"{name} changes nothing"
+        assert off.std(0).max() < 1e-5
+        for which, values in found.items():
+            a, b = values.std(0), wanted.std(0)
+            ratio = float((a / b).log().mean())
+            assert abs(ratio) < 0.03, f"{name}, {which}: {ratio:.3f}"
+            error = (values.mean(0) - wanted.mean(0)) / ((a**2 + b**2) / 600).sqrt()
+            assert error.abs().max() < 5.5, f"{name}, {which}"
+
+
+@EVERY_ENCODER
+@needs_cpp
+def test_autocast(family, tmp_path):
+    theirs, example = model(family), Example(family, "Model")
+    loaded = Encoder.from_pretrained(save(theirs, tmp_path))
+    patched = fastenc.patch(copy.deepcopy(theirs))
+    wanted = example.theirs(copy.deepcopy(theirs).double())[0].detach()
+    with torch.autocast("cpu", torch.bfloat16):
+        plain = example.theirs(theirs)[0]
+        found = example.ours(loaded), example.theirs(patched)
+    error = lambda x: float((x.detach().double() - wanted).norm())
+    for output, loss in found:
+        assert error(output) <= 2 * (error(plain) + 2**-9 * float(wanted.norm()))
+        loss.backward()
+    for m in (loaded, patched):
+        assert all(p.grad.dtype == torch.float32 for p in m.parameters() if p.grad is not None)
+
+
+@EVERY_ENCODER
+def test_compiled_it_is_one_graph_with_the_same_gradients(family, tmp_path):
+    ours = Encoder.from_pretrained(save(model(family), tmp_path))
+    torch.compiler.reset()  # or it would give up after some recompilations
+    compiled = torch.compile(ours, backend="aot_eager", fullgraph=True)
+    example, results = Example(family, "Model"), []
+    for m in (ours, compiled):
+        ours.zero_grad()
+        example.ours(m)[1].backward()
+        # The graph has zeros for a pooler that the loss does not read.
+        gradient = lambda p: torch.zeros_like(p) if p.grad is None else p.grad
+        results.append({name: gradient(p) for name, p in ours.named_parameters()})
+    floor = 1e-3 * max(grad.norm() for grad in results[0].values())
+    for name, grad in results[0].items():
+        error = (results[1][name] - grad).norm() / torch.maximum(grad.norm(), floor)
+        assert error < 1e-4, f"{name}: {error:.2g}"
+
+
+@EVERY_ENCODER
+def test_gradient_checkpointing_gives_the_same_gradients(family, tmp_path, monkeypatch):
+    """With dropout: the second forward draws the first one's masks."""
+    ours = Encoder.from_pretrained(save(model(family), tmp_path)).train()
+    recomputed = []
+    counted = lambda *call, **options: (
+        recomputed.append(1),
+        checkpoint.checkpoint(*call, **options),
+    )[1]
+    monkeypatch.setattr("fastenc.models.encoder.checkpoint", counted)
+    example, results = Example(family, "Model"), []
+    for on in (False, True):
+        ours.gradient_checkpointing = on
+        ours.zero_grad()
+        torch.manual_seed(0)
+        example.ours(ours)[1].backward()
+        results.append([p.grad for p in ours.parameters() if p.grad is not None])
+    assert len(recomputed) == ours.config.num_layers
+    for a, b in zip(*results, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
+def lora(ours):
+    targets = ours.config.architecture.lora_targets(ours.config).values()
+    return Lora(rank=2, targets=[target for several in targets for target in several])
+
+
+METHODS = {
+    "lora": lora,
+    "adapters": lambda _: Adapters(4),
+    "prefix": lambda _: PrefixTuning(3),
+    "prompt": lambda _: PromptTuning(2),
+}
+
+
+@EVERY_ENCODER
+@pytest.mark.parametrize("method", METHODS)
+def test_adaptations(family, method, tmp_path):
+    """Only they are trained, their gradients are finite differences', and files hold them alone."""
+    ours = Encoder.from_pretrained(save(model(family), tmp_path / "base"))
+    plain = ours(Example(family, "Model").packed).last_hidden_state
+    if method == "prefix" and (BY_NAME[family].sees_distances or family == "albert"):
+        with pytest.raises(ValueError, match=r"a prefix cannot be added to a .* model, because"):
+            add_adaptation(ours, PrefixTuning(3))
+        return
+    add_adaptation(ours, METHODS[method](ours))
+    example = Example(family, "Model")
+    if method in ("lora", "adapters"):
+        torch.testing.assert_close(ours(example.packed).last_hidden_state, plain, rtol=0, atol=1e-5)
+    disturb(ours)
+    ours.save_pretrained(tmp_path / "adapted")
+    assert not (tmp_path / "adapted" / "model.safetensors").exists()
+    expected = ours(example.packed).last_hidden_state
+    assert not torch.allclose(expected, plain, atol=1e-2)
+    again = Encoder.from_pretrained(tmp_path / "adapted")
+    assert torch.equal(again(example.packed).last_hidden_state, expected)
+    if method == "lora":
+        merge_adaptation(again)
+        merged = again(example.packed).last_hidden_state
+        assert (merged - expected).norm() < 1e-4 * expected.norm()
+
+    ours.double()
+    example.ours(ours)[1].backward()
+    added = [(n, p) for n, p in ours.named_parameters() if p.grad is not None]
+    assert added and all(
+        ".adaptations." in n or "prompts." in n for n, _ in added if "pooler" not in n
+    )
+    torch.manual_seed(2)
+    steps = [(p, torch.randn_like(p)) for _, p in added]
+    values = []
+    with torch.no_grad():
+        for size in (1e-6, -2e-6):
+            for parameter, direction in steps:
+                parameter.add_(size * direction)
+            values.append(float(example.ours(ours)[1]))
+    slope = (values[0] - values[1]) / 2e-6
+    assert float(sum((p.grad * d).sum() for p, d in steps)) == pytest.approx(slope, rel=1e-3)
