@@ -20,7 +20,7 @@ import traceback
 from collections.abc import Callable
 from contextlib import nullcontext
 from datetime import datetime, timezone
-from functools import cache
+from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -370,6 +370,16 @@ def run_parts(name: str, parts: Parts) -> None:
     broken: list[str] = []
     measure_parts(name, parts, broken)
     exit_if_broken(broken)
+
+
+def run_shapes(op: str, measure: Callable[..., dict], shapes: dict[str, tuple]) -> None:
+    """``run_parts`` over measure(name, *shape, dtype) in float32 and bfloat16."""
+    parts = {}
+    for shape, arguments in shapes.items():
+        for dtype in (torch.float32, torch.bfloat16):
+            name = f"{shape}, {dtype_name(dtype)}"
+            parts[name] = partial(measure, name, *arguments, dtype)
+    run_parts(op, parts)
 
 
 def measure_parts(name: str, parts: Parts, broken: list[str]) -> None:

@@ -1,7 +1,5 @@
 """Statistics of attention heads against the same from stored probabilities."""
 
-from functools import partial
-
 import torch
 
 from benchmarks._harness import (
@@ -11,8 +9,7 @@ from benchmarks._harness import (
     Work,
     compare,
     compiled,
-    dtype_name,
-    run_parts,
+    run_shapes,
 )
 from fastenc.ops import head_statistics
 
@@ -23,7 +20,11 @@ MIXED = [10 + 8 * i for i in range(32)]
 SHAPES = {
     "32 sequences of 10 to 258, 12 heads of 32": (MIXED, 12, 32, -1),
     "32 sequences of 10 to 258, 12 heads of 64": (MIXED, 12, 64, -1),
-    "8 sequences of 2048, 12 heads of 64, window 64": ([2048] * 8, 12, 64, 64),
+    **(
+        {"8 sequences of 2048, 12 heads of 64, window 64": ([2048] * 8, 12, 64, 64)}
+        if ON_GPU
+        else {}
+    ),
 }
 
 
@@ -88,14 +89,7 @@ def measure(
 
 
 def main() -> None:
-    parts = {}
-    for shape, case in SHAPES.items():
-        if shape.startswith("8 ") and not ON_GPU:
-            continue
-        for dtype in (torch.float32, torch.bfloat16):
-            name = f"{shape}, {dtype_name(dtype)}"
-            parts[name] = partial(measure, name, *case, dtype)
-    run_parts("head_statistics", parts)
+    run_shapes("head_statistics", measure, SHAPES)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,8 @@
 """Packed rows back in their padded places, and the same as the gradient of packing."""
 
-from functools import partial
-
 import torch
 
-from benchmarks._harness import DEVICE, ON_GPU, Work, compare, compiled, dtype_name, run_parts
+from benchmarks._harness import DEVICE, ON_GPU, Work, compare, compiled, run_shapes
 from fastenc import ops, packing
 
 TABLES = {"packing": "Packed rows from and to padded ones"}
@@ -64,12 +62,7 @@ def measure(name: str, lengths: list[int], width: int, dtype: torch.dtype) -> di
 
 
 def main() -> None:
-    parts = {}
-    for shape, (lengths, width) in SHAPES.items():
-        for dtype in (torch.float32, torch.bfloat16):
-            name = f"{shape}, {dtype_name(dtype)}"
-            parts[name] = partial(measure, name, lengths, width, dtype)
-    run_parts("packing", parts)
+    run_shapes("packing", measure, SHAPES)
 
 
 if __name__ == "__main__":

@@ -79,17 +79,7 @@ def build(folder, dropout=0.1, probability=0.3, texts=60, **settings):
     sequences = [tokenizer.encode(text).ids for text in sentences[-texts:]]
     held_out, sequences = sequences[-10:], sequences[:-10]
     torch.manual_seed(1)
-    config = EncoderConfig(
-        vocab_size=tokenizer.get_vocab_size(),
-        hidden_size=32,
-        num_layers=2,
-        num_heads=2,
-        intermediate_size=64,
-        max_positions=32,
-        hidden_dropout_p=dropout,
-        attention_dropout_p=dropout,
-    )
-    model = MaskedLM(config)
+    model = MaskedLM(small_config(tokenizer, dropout, max_positions=32))
     model.tokenizer = tokenizer
     held_out_masks = MlmCollator(tokenizer, seed=99)
     values = dict(
@@ -162,19 +152,23 @@ def documents(count):
     return ["\n".join(sentence() for _ in range(3)) for _ in range(count)]
 
 
-def small_model(objective, tokenizer, dropout=0.0):
-    torch.manual_seed(1)
-    config = EncoderConfig(
+def small_config(tokenizer, dropout=0.0, max_positions=64, **options):
+    return EncoderConfig(
         vocab_size=tokenizer.get_vocab_size(),
         hidden_size=32,
         num_layers=2,
         num_heads=2,
         intermediate_size=64,
-        max_positions=64,
+        max_positions=max_positions,
         hidden_dropout_p=dropout,
         attention_dropout_p=dropout,
-        family=OBJECTIVES[objective].family,
+        **options,
     )
+
+
+def small_model(objective, tokenizer, dropout=0.0):
+    torch.manual_seed(1)
+    config = small_config(tokenizer, dropout, family=OBJECTIVES[objective].family)
     chosen = OBJECTIVES[objective]
     if chosen.student is None:
         model = chosen.model(config)
