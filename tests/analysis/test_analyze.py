@@ -22,6 +22,7 @@ from fastenc.analysis import (
     similarity_by_frequency,
     vectors_by_layer,
 )
+from fastenc.analysis.data_files import names_of, train_and_test
 from fastenc.analysis.figures import INK, bars, by_layer, heat_maps, scatter
 from fastenc.analysis.probes import LabelledWords
 from fastenc.analysis.report import write_report
@@ -131,6 +132,15 @@ def test_only_what_the_data_allow(encoder, data, tmp_path):
     assert [path.name for path in found.trees] == ["dev.conllu", "train.conllu"]
     counts = [len(paths) for paths in vars(found).values()]
     assert counts == [1, 2, 2, 1, 0, 0]
+
+
+def test_files_of_several_corpora(tmp_path):
+    paths = [
+        tmp_path / name for name in ("a/test.tsv", "a/train.tsv", "b/dev.tsv", "b/train.tsv.gz")
+    ]
+    assert train_and_test(paths) == [paths[1], paths[0]]
+    assert train_and_test(paths[2:3]) == paths[2:3] and train_and_test([]) == []
+    assert names_of(paths) == ["test", "a/train", "dev", "b/train"]
 
 
 def test_what_probes_learn(data, tmp_path):

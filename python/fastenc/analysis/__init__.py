@@ -1,12 +1,6 @@
 """What an encoder's vectors mean: senses, similarity, isotropy, heads and layers."""
 
-from fastenc.analysis.analogies import (
-    AnalogyComparison,
-    AnalogyScore,
-    compare_analogies,
-    read_analogies,
-    score_analogies,
-)
+from fastenc.analysis.analogies import AnalogyScore, read_analogies, score_analogies
 from fastenc.analysis.analyze import analyze
 from fastenc.analysis.data_files import AnalysisData, find_data, labelled_words
 from fastenc.analysis.heads import HeadSummary, summarize_heads, visit_heads
@@ -34,6 +28,11 @@ from fastenc.analysis.similarity import (
     vectors_by_layer,
 )
 from fastenc.analysis.states import visit_texts
+from fastenc.analysis.static_comparison import (
+    StaticComparison,
+    compare_analogies,
+    compare_pairs,
+)
 from fastenc.analysis.static_model import StaticModel, distill_static
 from fastenc.analysis.static_vectors import (
     StaticVectors,
@@ -43,7 +42,6 @@ from fastenc.analysis.static_vectors import (
 )
 
 __all__ = [
-    "AnalogyComparison",
     "AnalogyScore",
     "AnalysisData",
     "FrequencyBin",
@@ -57,12 +55,14 @@ __all__ = [
     "ProbeScore",
     "RelationScores",
     "ScoredPairs",
+    "StaticComparison",
     "StaticModel",
     "StaticVectors",
     "Tree",
     "analyze",
     "compare_analogies",
     "compare_neighbours",
+    "compare_pairs",
     "correlation_by_layer",
     "distill_static",
     "find_data",

@@ -1,9 +1,8 @@
-"""Analogies: a is to b as c is to d, by static vectors and by each layer of an encoder."""
+"""Analogies: a is to b as c is to d, answered by static vectors."""
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from fastenc.analysis.similarity import vectors_by_layer
 from fastenc.analysis.static_vectors import StaticVectors
 from fastenc.data.readers import numbered_lines
 
@@ -54,54 +53,3 @@ def score_analogies(vectors: StaticVectors, sections: Sections) -> dict[str, Ana
         )
         found[name] = AnalogyScore(right, len(asked), len(questions))
     return found
-
-
-class AnalogyComparison(NamedTuple):
-    """Of one section: shares answered rightly, of the questions asked.
-
-    Fields:
-        static: by the static vectors; layers: by each layer of the encoder, from the embeddings' output.
-        asked, questions: those whose words all have a static vector, and all.
-    """
-
-    static: float
-    layers: list[float]
-    asked: int
-    questions: int
-
-
-def compare_analogies(
-    encoder: Any, vectors: StaticVectors, sections: Sections
-) -> dict[str, AnalogyComparison]:
-    """Both kinds of vectors on the same questions with the same candidates: the words of all questions asked.
-
-    A word that has no static vector as it is written is looked up in lower case. The encoder's vector of a word is that
-    of the word alone. Sections of which nothing can be asked are left out.
-    """
-    known: Sections = {}
-    for name, questions in sections.items():
-        every = [tuple(_spelling(vectors, word) for word in question) for question in questions]
-        if asked := [question for question in every if None not in question]:
-            known[name] = asked  # type: ignore[assignment]
-    words = sorted({word for questions in known.values() for each in questions for word in each})
-    if not words:
-        return {}
-    static = score_analogies(StaticVectors.of(words, vectors[words]), known)
-    layers = [
-        score_analogies(StaticVectors.of(words, of_layer), known)
-        for of_layer in vectors_by_layer(encoder, words)
-    ]
-    share = lambda score: score.right / score.asked
-    return {
-        name: AnalogyComparison(
-            share(static[name]),
-            [share(each[name]) for each in layers],
-            len(known[name]),
-            len(sections[name]),
-        )
-        for name in known
-    }
-
-
-def _spelling(vectors: StaticVectors, word: str) -> str | None:
-    return next((each for each in (word, word.lower()) if each in vectors), None)

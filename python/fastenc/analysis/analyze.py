@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from fastenc._extras import require
-from fastenc.analysis.analogies import compare_analogies, read_analogies
+from fastenc.analysis.analogies import read_analogies
 from fastenc.analysis.data_files import (
     SENSES,
     TEXT_PAIRS,
@@ -15,10 +15,11 @@ from fastenc.analysis.data_files import (
     Split,
     find_data,
     labelled_words,
-    name_of,
+    names_of,
+    spread,
     train_and_test,
 )
-from fastenc.analysis.figures import Figure, bars, by_layer, heat_maps, scatter, table
+from fastenc.analysis.figures import COLOURS, Figure, bars, by_layer, heat_maps, scatter, table
 from fastenc.analysis.heads import summarize_heads
 from fastenc.analysis.mix import learn_mix
 from fastenc.analysis.neighbours import (
@@ -30,23 +31,22 @@ from fastenc.analysis.neighbours import (
 from fastenc.analysis.probes import majority_accuracy, probe_by_layer
 from fastenc.analysis.relations import DIRECTIONS, Tree, read_trees, score_relations
 from fastenc.analysis.similarity import (
-    ScoredPairs,
     correlation_by_layer,
     isotropy_by_layer,
     read_scored_pairs,
     similarity_by_frequency,
 )
-from fastenc.analysis.static_vectors import (
-    StaticVectors,
-    read_static_vectors,
-    static_correlation,
+from fastenc.analysis.static_comparison import (
+    StaticComparison,
+    compare_analogies,
+    compare_pairs,
 )
+from fastenc.analysis.static_vectors import StaticVectors, read_static_vectors
 from fastenc.data.senses import SenseData, Target, read_senses
 from fastenc.models.word_vectors import resolve_layers
 
 MAPS = ("pca", "umap")
 PROBED_WORDS = 8000
-Pairs = dict[tuple[Path, tuple[str, ...]], str]  # (file, columns): name
 
 
 def analyze(
@@ -87,18 +87,16 @@ def analyze(
         targets = uses_of(senses, word, sentences)
         figures.append(map_of_uses(encoder, senses, targets, layer, map_method))
         figures.append(neighbours_figure(encoder, senses, targets, layer, sentences, vectors))
-        words = senses.sentences[:sentences]
+        words = spread(senses.sentences, sentences)
     elif word is not None:
         raise ValueError(f"a map of {word!r} needs a table with the columns {', '.join(SENSES)}")
-    sets = [read_trees(path)[:sentences] for path in train_and_test(data.trees)]
+    sets = [spread(read_trees(path), sentences) for path in train_and_test(data.trees)]
     if sets:
         words = [tree.words for tree in sets[0]]
     if words:
         figures += isotropy_figures(encoder, words)
-    pairs: Pairs = {(path, WORD_PAIRS): name_of(path) for path in data.word_pairs}
-    pairs |= {(path, TEXT_PAIRS): name_of(path) for path in data.text_pairs}
-    if pairs:
-        figures.append(similarity_figure(encoder, pairs))
+    if data.word_pairs or data.text_pairs:
+        figures.append(similarity_figure(encoder, data.word_pairs, data.text_pairs))
     if vectors is not None:
         figures.append(static_figure(encoder, vectors, data.word_pairs, data.analogies))
     if words:
@@ -118,7 +116,7 @@ def uses_of(data: SenseData, word: str | None, most: int) -> list[Target]:
     lemmas = [target.lemma for target in data.targets]
     if word is None:
         word = max(sorted(set(lemmas)), key=lemmas.count)
-    targets = [target for target in data.targets if target.lemma == word][:most]
+    targets = spread([target for target in data.targets if target.lemma == word], most)
     if len(targets) < 3:
         raise ValueError(
             f"{data.path}: a map needs three uses or more of {word!r}, got {len(targets)}: choose another of "
@@ -167,7 +165,8 @@ def neighbours_figure(
     for target in targets:
         chosen.setdefault(target.senses[0], []).append(target)
     uses = [target for sense in sorted(chosen) for target in chosen[sense][:2]]
-    pool = data.sentences[:most]
+    others = spread(data.sentences, most)
+    pool = [data.sentences[target.sentence] for target in targets] + others
     vectors = isolated_vectors(encoder, pool, (layer,)) if static is None else static
     occurrences = [(data.sentences[target.sentence], target.word) for target in uses]
     found = compare_neighbours(encoder, occurrences, pool, vectors, layers=(layer,))
@@ -178,7 +177,7 @@ def neighbours_figure(
     kind = "the word alone" if static is None else static.name
     says = (
         f"The nearest words of {targets[0].lemma!r} in different sentences by layer {layer}, beside those of its one "
-        f"static vector ({kind}): only the first follow the sense."
+        f"static vector ({kind}): only the first can follow the sense."
     )
     columns = ("sentence", "sense", "neighbours in the sentence", "neighbours of the static vector")
     return table("neighbours", f"Neighbours of {targets[0].lemma}", says, columns, rows)
@@ -209,17 +208,25 @@ def isotropy_figures(encoder: Any, words: Sequence[Sequence[str]]) -> list[Figur
     return [first, bars("frequency", title, says, labels, values, "mean cosine", counts)]
 
 
-def similarity_figure(encoder: Any, pairs: Pairs) -> Figure:
+def similarity_figure(
+    encoder: Any, word_pairs: Sequence[Path], text_pairs: Sequence[Path]
+) -> Figure:
     """Correlation with people's scores by layer, for each set before and after standardising."""
     lines: dict[str, list[float]] = {}
-    for (path, columns), name in pairs.items():
-        found = correlation_by_layer(encoder, read_scored_pairs(path, columns[:2], columns[2]))
+    every = [read_scored_pairs(path) for path in word_pairs]
+    every += [read_scored_pairs(path, TEXT_PAIRS[:2], TEXT_PAIRS[2]) for path in text_pairs]
+    sets = dict(zip(names_of([*word_pairs, *text_pairs]), every, strict=True))
+    # The largest first: a figure has no room for all lines of many sets.
+    for name, data in sorted(sets.items(), key=lambda item: -len(item[1].pairs)):
+        found = correlation_by_layer(encoder, data)
         lines[name] = [each.raw for each in found]
         lines[f"{name}, standardised"] = [each.standardized for each in found]
     says = (
         "Spearman's correlation of the cosines of pairs with people's scores; dashed, after each dimension is "
         "standardised."
     )
+    if len(sets) > len(COLOURS):
+        says += f" Drawn are the {len(COLOURS)} largest of {len(sets)} sets; the data have all."
     return by_layer("similarity", "Similarity by layer", says, lines, "Spearman", pairs=True)
 
 
@@ -227,33 +234,28 @@ def static_figure(
     encoder: Any, vectors: StaticVectors, pairs: Sequence[Path], analogies: Sequence[Path]
 ) -> Figure:
     """Static vectors against the encoder's, on the pairs and questions whose words have a static vector."""
-    rows: dict[str, tuple[float, list[float], int, int]] = {}  # static, layers, asked, all
-    for path in pairs:
-        every = read_scored_pairs(path)
-        known = [i for i, pair in enumerate(every.pairs) if all(w in vectors for w in pair)]
-        if len(known) < 2:
-            continue
-        data = ScoredPairs([every.pairs[i] for i in known], [every.scores[i] for i in known])
-        layers = [each.raw for each in correlation_by_layer(encoder, data)]
-        static = static_correlation(vectors, data).spearman
-        rows[name_of(path)] = static, layers, len(known), len(every.pairs)
+    rows: dict[str, StaticComparison] = {}
+    for name, path in zip(names_of(pairs), pairs, strict=True):
+        compared = compare_pairs(encoder, vectors, read_scored_pairs(path))
+        if compared is not None:
+            rows[name] = compared
     for path in analogies:
         found = compare_analogies(encoder, vectors, read_analogies(path))
-        for section, (static, layers, asked, questions) in found.items():
-            rows[f"analogies, {section}"] = static, layers, asked, questions
+        rows |= {f"analogies, {section}": each for section, each in found.items()}
     if not rows:
         raise ValueError(
             f"{vectors.name} has the words of no pair and no question: give vectors of this language"
         )
+    found_by = rows.values()
     groups = {
-        "static": [static for static, *_ in rows.values()],
-        "last layer": [layers[-1] for _, layers, *_ in rows.values()],
-        "best layer": [max(layers) for _, layers, *_ in rows.values()],
+        "static": [each.static for each in found_by],
+        "last layer": [each.layers[-1] for each in found_by],
+        "best layer": [max(each.layers) for each in found_by],
     }
     extra: dict[str, list[Any]] = {
-        "best": [layers.index(max(layers)) for _, layers, *_ in rows.values()],
-        "items": [asked for *_, asked, _ in rows.values()],
-        "covered": [asked / every for *_, asked, every in rows.values()],
+        "best": [each.layers.index(max(each.layers)) for each in found_by],
+        "items": [each.asked for each in found_by],
+        "covered": [each.asked / each.items for each in found_by],
     }
     says = (
         "Static vectors beside the encoder's of words alone, on the items whose words have both: Spearman's "
@@ -330,15 +332,15 @@ def probes_figure(encoder: Any, labelled: dict[str, Split]) -> Figure:
 
 def mix_figure(encoder: Any, labelled: dict[str, Split]) -> Figure:
     """What learned mixes of layers weigh: of labels of words, and the model's own."""
-    weights = {
-        name: learn_mix(encoder, train, max_words=PROBED_WORDS).weights.tolist()
+    shares = {
+        name: learn_mix(encoder, train, max_words=PROBED_WORDS).shares.tolist()
         for name, (train, _) in labelled.items()
     }
     if encoder.mix is not None:
-        weights["this model's own"] = encoder.mix.weights.tolist()
+        shares["this model's own"] = encoder.mix.shares.tolist()
     says = (
-        "The weights of the layers in a learned mix (ScalarMix) below a linear classifier: where a task finds what it "
-        "needs."
+        "The share of each layer in a learned mix of all (ScalarMix) below a linear classifier: where a task finds "
+        "what it needs."
     )
-    labels = [f"layer {i}" for i in range(encoder.config.num_layers + 1)]
-    return bars("mix", "Layers that tasks mix", says, labels, weights, "weight")
+    labels = ["embeddings", *(f"layer {i + 1}" for i in range(encoder.config.num_layers))]
+    return bars("mix", "Layers that tasks mix", says, labels, shares, "share")

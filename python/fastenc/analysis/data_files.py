@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 from fastenc.analysis.probes import LabelledWords
 from fastenc.analysis.relations import Tree, read_trees
@@ -12,6 +13,7 @@ from fastenc.data.senses import SenseData, read_senses
 
 WORD_PAIRS, TEXT_PAIRS = ("word1", "word2", "score"), ("sentence1", "sentence2", "score")
 SENSES = ("word", "index", "sense", "sentence")
+Item = TypeVar("Item")
 
 
 @dataclass
@@ -66,13 +68,24 @@ def _first_line(path: Path) -> str:
 
 
 def train_and_test(paths: Sequence[Path]) -> list[Path]:
-    """The training file first, and one other, where there are such."""
+    """The first training file, or the first there is, and a dev or test file of its folder, where there is one."""
     ordered = sorted(paths, key=lambda path: ("train" not in path.name, "dev" not in path.name))
-    return ordered[:2]
+    of_folder = lambda path: path.parent == ordered[0].parent and "train" not in path.name
+    return [*ordered[:1], *list(filter(of_folder, ordered[1:]))[:1]]
 
 
-def name_of(path: Path) -> str:
-    return path.name.split(".")[0]
+def names_of(paths: Sequence[Path]) -> list[str]:
+    """Names of files without their endings, and with their folders where they would be the same."""
+    stems = [path.name.split(".")[0] for path in paths]
+    return [
+        stem if stems.count(stem) == 1 else f"{path.parent.name}/{stem}"
+        for stem, path in zip(stems, paths, strict=True)
+    ]
+
+
+def spread(items: Sequence[Item], most: int) -> list[Item]:
+    """At most so many items, at equal distances: files are often sorted by word or genre."""
+    return list(items[:: max(1, -(-len(items) // most))])
 
 
 Split = tuple[LabelledWords, LabelledWords]  # training, test
@@ -93,7 +106,7 @@ def labelled_words(data: AnalysisData, sentences: int) -> dict[str, Split]:
     ]
     found = {}
     for name, paths, read in readers:
-        parts = [_first(read(path), sentences) for path in train_and_test(paths)]
+        parts = [_sample(read(path), sentences) for path in train_and_test(paths)]
         if len(parts) == 1:
             parts = [_part(parts[0], slice(None, None, 2)), _part(parts[0], slice(1, None, 2))]
         if not parts:
@@ -128,9 +141,9 @@ def _senses(data: SenseData) -> LabelledWords:
     return LabelledWords(data.sentences, labels, keys)
 
 
-def _first(data: LabelledWords, sentences: int) -> LabelledWords:
+def _sample(data: LabelledWords, sentences: int) -> LabelledWords:
     """Those with a label."""
-    chosen = [i for i, row in enumerate(data.labels) if any(row)][:sentences]
+    chosen = spread([i for i, row in enumerate(data.labels) if any(row)], sentences)
     pick = lambda rows: [rows[i] for i in chosen]
     keys = None if data.control_keys is None else pick(data.control_keys)
     return LabelledWords(pick(data.sentences), pick(data.labels), keys)

@@ -12,6 +12,7 @@ from fastenc._extras import require
 INK = "#010203"  # stands for the page's text colour until the SVG is written
 # Okabe and Ito's colours, which people with other colour vision tell apart; each is visible on white and on black.
 COLOURS = ("#0a84c6", "#e69f00", "#009e73", "#cc79a7", "#d55e00", "#56b4e9", "#999999")
+MARKERS = "osD^vP"  # of groups beyond the colours
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ def by_layer(
     label: str,
     pairs: bool = False,
 ) -> Figure:
-    """Lines over the layers, from the embeddings' output (0).
+    """Lines over the layers, from the embeddings' output (0); as many are drawn as there are colours.
 
     Args:
         pairs: lines come in twos, of which the second is dashed in the first one's colour.
@@ -87,9 +88,12 @@ def by_layer(
 
     def paint(axes: Any) -> None:
         for position, (line, values) in enumerate(lines.items()):
-            colour = COLOURS[(position // 2 if pairs else position) % len(COLOURS)]
+            number = position // 2 if pairs else position
+            if number == len(COLOURS):
+                break
+            look = {"color": COLOURS[number], "marker": "o", "ms": 4}
             style = "--" if pairs and position % 2 else "-"
-            axes.plot(range(len(values)), values, style, color=colour, marker="o", ms=4, label=line)
+            axes.plot(range(len(values)), values, style, label=line, **look)
         axes.set_xlabel("layer (0: embeddings)")
         axes.set_ylabel(label)
         axes.set_xticks(range(len(next(iter(lines.values())))))
@@ -109,8 +113,9 @@ def scatter(
         for position, group in enumerate(groups):
             chosen = [point for point in points if point[2] == group]
             x, y = zip(*((point[0], point[1]) for point in chosen), strict=True)
-            colour = COLOURS[position % len(COLOURS)]
-            axes.scatter(x, y, s=14, color=colour, alpha=0.8, linewidths=0, label=group)
+            again, colour = divmod(position, len(COLOURS))
+            look = {"color": COLOURS[colour], "marker": MARKERS[again % len(MARKERS)]}
+            axes.scatter(x, y, s=14, alpha=0.8, linewidths=0, label=group, **look)
         axes.set_xticks([])
         axes.set_yticks([])
         axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=8)

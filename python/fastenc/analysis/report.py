@@ -19,7 +19,7 @@ body { background: var(--ground); color: var(--ink); font: 16px/1.5 system-ui, s
 h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin: 0 0 .25rem; }
 section { border-top: 1px solid var(--line); padding: 1.5rem 0; }
 .meta, .data { color: var(--soft); font-size: .9rem; }
-svg { width: 100%; height: auto; max-height: 34rem; } a { color: inherit; }
+svg { width: 100%; height: auto; } a { color: inherit; }
 table { border-collapse: collapse; width: 100%; font-size: .9rem; }
 th, td { border-bottom: 1px solid var(--line); padding: .35rem .6rem .35rem 0; text-align: left; vertical-align: top; }
 th { color: var(--soft); font-weight: normal; }

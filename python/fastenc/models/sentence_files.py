@@ -104,7 +104,7 @@ def write_settings(
     steps = ["Transformer", "Pooling"]
     if mix is not None or settings.pooling == "last-four":
         steps.insert(1, "WeightedLayerPooling")
-        weights = torch.ones(LAST_LAYERS) if mix is None else mix.scalars.detach().softmax(0).cpu()
+        weights = torch.ones(LAST_LAYERS) if mix is None else mix.shares.detach().cpu()
         _write_layers(folder / "1_WeightedLayerPooling", config, weights)
     if settings.standardization is not None:
         steps.append("Dense")

@@ -34,7 +34,12 @@ class ScalarMix(nn.Module):
     @property
     def weights(self) -> Tensor:
         """(num_states,), γ softmax(s): what each state is multiplied by."""
-        return self.gamma * self.scalars.softmax(0)
+        return self.gamma * self.shares
+
+    @property
+    def shares(self) -> Tensor:
+        """(num_states,), softmax(s): what each state makes of the mix."""
+        return self.scalars.softmax(0)
 
     def forward(self, states: Sequence[Tensor]) -> Tensor:
         """Args:
@@ -54,7 +59,7 @@ class ScalarMix(nn.Module):
     def describe(self) -> str:
         """The share of each state, "embeddings 0.12, layer 1 0.20, …", and γ."""
         names = ["embeddings", *(f"layer {i}" for i in range(1, len(self.scalars)))]
-        shares = self.scalars.detach().softmax(0).tolist()
+        shares = self.shares.tolist()
         listed = ", ".join(f"{n} {share:.3f}" for n, share in zip(names, shares, strict=True))
         return f"{listed}; gamma {self.gamma.item():.3f}"
 

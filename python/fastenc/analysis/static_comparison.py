@@ -1,0 +1,72 @@
+"""Static vectors against an encoder's of words alone: similarity of pairs of words, and analogies."""
+
+from typing import Any, NamedTuple
+
+from fastenc.analysis.analogies import Sections, score_analogies
+from fastenc.analysis.similarity import ScoredPairs, correlation_by_layer, vectors_by_layer
+from fastenc.analysis.static_vectors import StaticVectors, static_correlation
+
+
+class StaticComparison(NamedTuple):
+    """Both kinds of vectors on the same items: those whose words all have a static vector.
+
+    Fields:
+        static: of the static vectors; layers: of each layer of the encoder, from the embeddings' output. Spearman's
+            correlation with people's scores of pairs, or the share of analogies answered rightly.
+        asked, items: those items, and all.
+    """
+
+    static: float
+    layers: list[float]
+    asked: int
+    items: int
+
+
+def compare_pairs(
+    encoder: Any, vectors: StaticVectors, data: ScoredPairs
+) -> StaticComparison | None:
+    """On pairs of words; None where fewer than two of them have static vectors."""
+    known = [i for i, pair in enumerate(data.pairs) if all(word in vectors for word in pair)]
+    if len(known) < 2:
+        return None
+    asked = ScoredPairs([data.pairs[i] for i in known], [data.scores[i] for i in known])
+    layers = [each.raw for each in correlation_by_layer(encoder, asked)]
+    static = static_correlation(vectors, asked).spearman
+    return StaticComparison(static, layers, len(known), len(data.pairs))
+
+
+def compare_analogies(
+    encoder: Any, vectors: StaticVectors, sections: Sections
+) -> dict[str, StaticComparison]:
+    """On the questions of each section; the candidates are the words of all questions asked.
+
+    A word that has no static vector as it is written is looked up in lower case. The encoder's vector of a word is that
+    of the word alone. Sections of which nothing can be asked are left out.
+    """
+    known: Sections = {}
+    for name, questions in sections.items():
+        every = [tuple(_spelling(vectors, word) for word in question) for question in questions]
+        if asked := [question for question in every if None not in question]:
+            known[name] = asked  # type: ignore[assignment]
+    words = sorted({word for questions in known.values() for each in questions for word in each})
+    if not words:
+        return {}
+    static = score_analogies(StaticVectors.of(words, vectors[words]), known)
+    layers = [
+        score_analogies(StaticVectors.of(words, of_layer), known)
+        for of_layer in vectors_by_layer(encoder, words)
+    ]
+    share = lambda score: score.right / score.asked
+    return {
+        name: StaticComparison(
+            share(static[name]),
+            [share(each[name]) for each in layers],
+            len(known[name]),
+            len(sections[name]),
+        )
+        for name in known
+    }
+
+
+def _spelling(vectors: StaticVectors, word: str) -> str | None:
+    return next((each for each in (word, word.lower()) if each in vectors), None)
