@@ -38,7 +38,8 @@ class CudaGraphRecorder:
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.graph(graph, pool=self._pool):
+            # Other threads may pin memory meanwhile, as data loaders do.
+            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
                 output = run()
         except RuntimeError as error:
             raise RuntimeError(

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -23,14 +24,24 @@ class RelativeBiasSpec:
 
 def distance_buckets(spec: RelativeBiasSpec, device: torch.device | str) -> Tensor:
     """int64 (2 max_distance + 1,): the buckets of distances key - query from -max_distance to max_distance."""
+    form = _form_buckets if torch.compiler.is_compiling() else _buckets
+    return form(spec, torch.device(device))
+
+
+def _form_buckets(spec: RelativeBiasSpec, device: torch.device) -> Tensor:
     half = spec.num_buckets // 2
     exact = half // 2
-    distance = torch.arange(-spec.max_distance, spec.max_distance + 1)
-    size = distance.abs()
-    ratio = torch.log(size.clamp(min=1).float() / exact) / math.log(spec.max_distance / exact)
-    grown = (exact + (ratio * (half - exact)).long()).clamp(max=half - 1)
-    bucket = torch.where(size < exact, size, grown)
-    return (bucket + (distance > 0) * half).to(device)
+    with torch.inference_mode(False):
+        distance = torch.arange(-spec.max_distance, spec.max_distance + 1)
+        size = distance.abs()
+        ratio = torch.log(size.clamp(min=1).float() / exact) / math.log(spec.max_distance / exact)
+        grown = (exact + (ratio * (half - exact)).long()).clamp(max=half - 1)
+        bucket = torch.where(size < exact, size, grown)
+        return (bucket + (distance > 0) * half).to(device)
+
+
+# Copied to a device once, and never dropped: a CUDA graph may go on reading it.
+_buckets = cache(_form_buckets)
 
 
 def layer_biases(

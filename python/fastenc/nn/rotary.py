@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -84,8 +84,9 @@ def rotary_table(spec: RotarySpec, positions: int, device: torch.device | str) -
     The angles are formed as transformers forms them: float32 frequencies times float32 positions.
     """
     device = torch.device(device)
-    # A graph of torch.compile cannot see into a cache: it forms the table itself.
-    return (_form if torch.compiler.is_compiling() else _kept)(spec, positions, device)
+    if torch.compiler.is_compiling():  # whose graphs cannot see into a cache
+        return _form(spec, positions, device)
+    return _kept(spec, 1 << max(0, positions - 1).bit_length(), device)[:positions]
 
 
 def plain_frequencies(dim: int, theta: float) -> Tensor:
@@ -97,7 +98,7 @@ def _powers(dim: int, theta: float) -> Tensor:
     return theta ** (torch.arange(0, dim, 2, dtype=torch.int64).to(torch.float32) / dim)
 
 
-@lru_cache(maxsize=16)
+@cache  # Never dropped: a CUDA graph may go on reading a table. Powers of two keep them few.
 def _kept(spec: RotarySpec, positions: int, device: torch.device) -> Tensor:
     with torch.inference_mode(False):
         return _form(spec, positions, device)

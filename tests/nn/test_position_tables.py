@@ -1,0 +1,29 @@
+"""Tables of positions: one for each device, which stays, and none of a cache's warnings under torch.compile."""
+
+import pytest
+import torch
+
+from fastenc.models import Encoder, EncoderConfig
+from fastenc.nn.relative_bias import RelativeBiasSpec, distance_buckets
+from fastenc.nn.rotary import RotarySpec, rotary_table
+from fastenc.packing import pack_sequences
+
+
+def test_a_device_has_one_table_and_keeps_it():
+    """A CUDA graph reads the table that its recording saw."""
+    bias, angles = RelativeBiasSpec(), RotarySpec(8, 100.0)
+    buckets, table = distance_buckets(bias, "cpu"), rotary_table(angles, 16, "cpu")
+    for positions in range(17, 60):
+        rotary_table(angles, positions, "cpu")
+        distance_buckets(RelativeBiasSpec(max_distance=positions), "cpu")
+    assert distance_buckets(RelativeBiasSpec(), torch.device("cpu")) is buckets
+    assert rotary_table(RotarySpec(8, 100.0), 16, "cpu").data_ptr() == table.data_ptr()
+    assert rotary_table(angles, 37, "cpu").shape == (37, 8)
+
+
+@pytest.mark.parametrize("family", ["mpnet", "modernbert"])
+def test_encoders_with_a_table_compile_as_one_graph(family):
+    encoder = Encoder(EncoderConfig(97, 32, 1, 2, 48, 40, family=family, type_vocab_size=0)).train()
+    compiled = torch.compile(encoder, fullgraph=True, dynamic=True, backend="eager")
+    batch = pack_sequences([[5, 6, 7], [8, 9, 10, 11]])
+    assert compiled(batch).last_hidden_state.shape == (7, 32)
