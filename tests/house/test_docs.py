@@ -47,7 +47,7 @@ def made_small(arguments):
         return [*arguments, *STEPS, *BATCHES]
     if command != "pretrain":
         return arguments
-    # A store has its tokens already, and --batch-tokens counts instead of sequences.
+    # A store is tokenised already, and --batch-tokens sizes its batches by tokens, not by sequences.
     return [*arguments, *MODEL, *STEPS, *([] if "store" in arguments else BATCHES + VOCABULARY)]
 
 

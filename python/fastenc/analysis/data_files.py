@@ -92,7 +92,7 @@ Split = tuple[LabelledWords, LabelledWords]  # training, test
 
 
 def labelled_words(data: AnalysisData, sentences: int) -> dict[str, Split]:
-    """What probes learn: {name of the labels: training and test}, at most so many sentences each.
+    """What probes learn: {name of the labels: training and test}, at most this number of sentences each.
 
     Parts of speech and relations of trees; the types of entities, of the words in one; senses. Of a file without
     another of its kind every second sentence is the test. Labels that training lacks are left out of the test, and

@@ -83,7 +83,7 @@ def by_layer(
     """Lines over the layers, from the embeddings' output (0); as many are drawn as there are colours.
 
     Args:
-        pairs: lines come in twos, of which the second is dashed in the first one's colour.
+        pairs: lines come in pairs: the second is dashed, in the first one's colour.
     """
 
     def paint(axes: Any) -> None:

@@ -98,7 +98,7 @@ class Embed(Command):
 
 
 class _Sentences:
-    """The words of a file's sentences, read anew at each iteration: nobody holds them."""
+    """The words of a file's sentences, read anew at each iteration; none is kept."""
 
     def __init__(self, path: str):
         self.path = path

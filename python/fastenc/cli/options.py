@@ -182,7 +182,7 @@ def values_of(command: Any) -> dict[str, Any]:
 def check_values(values: dict[str, Any], known: dict[str, Option], where: str) -> dict[str, Any]:
     """{field: value} of a file's {key: value}.
 
-    Raises: ValueError for an option that there is not, naming the nearest, or a value of another type.
+    Raises: ValueError for an unknown option, naming the nearest, or a value of another type.
     """
     checked = {}
     for key, value in values.items():

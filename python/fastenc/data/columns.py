@@ -258,7 +258,7 @@ def _words(path: str | Path, rows: Rows, column: int) -> list[str]:
         number, text = rows[spaced[0]][0], words[spaced[0]]
         raise ValueError(
             f"{path}, line {number}: column {column} must hold a word a line, got the text {text[:60]!r}: give words "
-            "(in a .conll file if so many have spaces inside), or texts to predict for as .txt"
+            "(in a .conll file if words have spaces inside), or texts to predict for as .txt"
         )
     return words
 

@@ -187,7 +187,7 @@ def encode_senses(
 
 
 def _around(start: int, stop: int, length: int, max_length: int) -> tuple[int, int]:
-    """The tokens in whose middle [start, stop) is, as many as fit."""
+    """The largest range of tokens that fits, with [start, stop) in its middle."""
     room = max_length - 2
     if length <= room:
         return 0, length

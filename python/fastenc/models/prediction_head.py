@@ -12,7 +12,7 @@ from fastenc.nn.layer_spec import ACTIVATIONS, NormSpec
 
 
 class PredictionHead(nn.ModuleDict):
-    """logits = dropout(Norm(act(dropout(x) W + b))) W_out + b_out, of which a HeadSpec names what there is.
+    """logits = dropout(Norm(act(dropout(x) W + b))) W_out + b_out; the HeadSpec says which of these steps exist.
 
     Modules: "dense", "norm" and "out".
     Raises: ValueError for a family that has no such head.

@@ -138,7 +138,7 @@ def write_settings(
 
 
 def _pooling(values: dict[str, Any]) -> str | None:
-    """The pooling of a module's config.json, or None for one that there is not here."""
+    """The pooling of a module's config.json, or None for one that is not implemented here."""
     if "pooling_mode" in values:
         found = values["pooling_mode"]
         modes = [found] if isinstance(found, str) else list(found)

@@ -200,7 +200,7 @@ def _check_options(
 
 
 def check_space(shape: tuple[int, int], dtype: torch.dtype, out: str | Path | None = None) -> None:
-    """Raises: ValueError when so many vectors cannot fit into memory or, with ``out``, the disk."""
+    """Raises: ValueError when the vectors cannot fit into memory or, with ``out``, the disk."""
     needed = shape[0] * shape[1] * dtype.itemsize
     if out is None:
         free, remedy = (
@@ -218,7 +218,7 @@ def check_space(shape: tuple[int, int], dtype: torch.dtype, out: str | Path | No
 
 
 def _free_memory() -> int | None:
-    """Bytes that programs can have without swapping; None where nobody tells."""
+    """Bytes that programs can have without swapping; None if the system does not tell."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
     except OSError:

@@ -167,7 +167,7 @@ def _after_attention(
     # So is the bias of the product before the activation.
     product = _stacked_linear(h.x, w.up_weights, (None,) * len(w.up_weights))
     up = added.to_output("up", product, h.x)
-    # Without gradients nobody else sees the product: it may be overwritten.
+    # Without gradients nothing else uses the product: it may be overwritten.
     up_bias = stack_biases(w.up_biases, w.up_weights)
     inner = activate(up, up_bias, spec.feed_forward, inplace=not torch.is_grad_enabled())
     inner, _ = drop(inner, dropout.inner)

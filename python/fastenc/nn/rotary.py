@@ -55,7 +55,7 @@ class YarnScaling:
         return 1.0 / (self.factor * powers) * (1 - stays) + 1.0 / powers * stays
 
     def _pair(self, periods: float, dim: int, theta: float) -> float:
-        """The pair of columns, in fractions, whose angle has so many periods in a text of pretraining."""
+        """The (fractional) pair of columns whose angle has this number of periods in a text of pretraining length."""
         ratio = self.positions / (periods * 2 * math.pi)
         return dim * math.log(ratio) / (2 * math.log(theta))
 

@@ -150,7 +150,7 @@ class SpanCollator:
                     last -= 1
                 if last > first:
                     break
-            else:  # no gap has room for so many words
+            else:  # no gap has room for these words
                 words -= 1
                 continue
             state[first:last] = bytes([MASKED]) * (last - first)

@@ -88,7 +88,7 @@ def check_eps(op: str, eps: float) -> None:
 
 
 def draw_rng_states(device: torch.device, masks: int) -> tuple[Tensor, ...]:
-    """Philox seeds and offsets of so many dropout masks, in one draw from the device's default generator.
+    """Philox seeds and offsets of dropout masks, in one draw from the device's default generator.
 
     Returns: for each mask int64 (2,), on that device.
     """

@@ -1,6 +1,6 @@
 """FLOPs of our ops for ``torch.utils.flop_counter``: those of their matrix products.
 
-Imported where somebody may count, because torch's module imports triton, which takes long.
+Imported only where FLOPs may be counted, because torch's module imports triton, which takes long.
 """
 
 from collections.abc import Callable

@@ -69,7 +69,7 @@ def attention(
         dropout_p: probability of dropping a softmax weight, rounded to a multiple of 2^-16. Applied whenever
             positive: pass 0 in evaluation.
         softmax_scale: head_dim ** -0.5 if None.
-        window_size: (left, right): a token sees so many tokens on each side of itself; -1 is no limit.
+        window_size: (left, right): the number of tokens that a token sees on each side; -1 is no limit.
         alibi_slopes: floating point (num_heads,).
         relative_bias: floating point (num_heads, 2 * R + 1), column R + d for distance d = j - i, clamped to
             [-R, R]. T5's table is one of buckets: with R its max_distance,

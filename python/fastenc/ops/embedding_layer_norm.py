@@ -154,7 +154,8 @@ def tied_embedding_layer_norm(
 def _run(tensors, position_offset, paddings, dropout_p, eps):
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
         y, table = _EmbeddingLayerNorm.apply(*tensors, position_offset, paddings, dropout_p, eps)
-        # Of a frozen table nobody shall form a gradient because the op's other inputs have one.
+        # If the table is frozen, return the original tensor, so that autograd does not compute its gradient just
+        # because other inputs need one.
         return y, table if tensors[3].requires_grad else tensors[3]
     y, _, _ = torch.ops.fastenc.embedding_layer_norm_fwd(
         *tensors, position_offset, dropout_p, eps, False

@@ -82,7 +82,7 @@ def head_statistics(
         skip_ends: look for the strongest key between a sequence's first and last token, which are special ones; of a
             query that sees no other among all it sees.
         softmax_scale: head_dim ** -0.5 if None.
-        window_size: (left, right): a token sees so many tokens on each side of itself; -1 is no limit.
+        window_size: (left, right): the number of tokens that a token sees on each side; -1 is no limit.
         relative_bias: floating point (num_heads, 2 * R + 1), as :func:`attention` takes it.
         impl: "auto", "cpp" (head_dim a multiple of 16 up to 128), "triton" (head_dim up to 128) or "reference".
     Returns: :class:`HeadStatistics`; float32, in float64 that (reference).

@@ -267,7 +267,7 @@ def _check_classes(path: str | Path, data: LabelledData) -> None:
 
 
 def _check_pairs(data: LabelledData, columns: list[str] | None) -> None:
-    """columns: what the model was trained on; None where nobody knows."""
+    """columns: what the model was trained on; None if they are unknown."""
     if columns is None or not data.texts:
         return
     pairs = isinstance(data.texts[0], tuple)

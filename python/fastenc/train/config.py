@@ -156,7 +156,7 @@ class TrainConfig:
             raise ValueError(f"device must be cpu or cuda, got {self.device!r}")
 
     def micro_batches(self, processes: int) -> int:
-        """Micro-batches of an optimiser step on each of so many processes.
+        """Micro-batches of an optimiser step on each process, for this number of processes.
 
         Raises: ValueError unless whole micro-batches make ``global_batch_size``.
         """
@@ -171,7 +171,7 @@ class TrainConfig:
         return number
 
     def steps_over(self, examples: int, processes: int = 1) -> int:
-        """Optimiser steps of a run over so many examples; an estimate where tokens limit the batches, or where a long
+        """Optimiser steps of a run over examples; an estimate where tokens limit the batches, or where a long
         example becomes several."""
         step = (self.batch_size or 32) * self.micro_batches(processes) * processes
         return self.max_steps or self.epochs * math.ceil(examples / step)

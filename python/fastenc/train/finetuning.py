@@ -116,7 +116,7 @@ def _described(name: str, task: Task, model: Any, data: Any, examples: Sequence[
 
 
 def default_lr(model: Any, config: TrainConfig, examples: int, adapt: str | None = None) -> float:
-    """:func:`fine_tuning_lr` of the model and the way in which it is adapted, for a run over so many examples."""
+    """:func:`fine_tuning_lr` of the model and its adaptation, for a run over this number of examples."""
     encoder = encoder_of(model)
     used = encoder.adapted.in_use()
     adapt = adapt or next((name for name, kind in METHODS.items() if type(used) is kind), None)

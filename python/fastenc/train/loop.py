@@ -52,8 +52,8 @@ class Trainer:
     (``output.terms``) is the weighted sum of such means, each over its own items, which ``collate.items(arguments)``
     counts. Checkpoints hold the weights, AdamW's moments, the random generators and the position in the data, so that a
     run that was killed and resumed gives the weights of one that was not: bit for bit on a CPU with the same number
-    of threads and processes. Another number of processes goes through the same micro-batches if it takes as many a
-    step together; the weights then differ by rounding, and by dropout, as random generators belong to processes.
+    of threads and processes. With another number of processes the micro-batches are the same if a step has the same
+    number of them; the weights then differ by rounding, and by dropout, as random generators belong to processes.
 
     With ``parallel="fsdp"`` the model given becomes a shard of itself and stays one: load the result from the folder.
 

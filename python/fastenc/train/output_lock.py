@@ -25,7 +25,7 @@ def output_lock(folder: str | Path) -> Iterator[None]:
     """Hold a folder for this run; made if it is not there, and removed again if it stays empty.
 
     The operating system releases the lock when the process ends, however it ends: a file that a killed run left
-    holds nobody up. Only the main process of a run takes it. A process may take it again while it holds it.
+    blocks nothing. Only the main process of a run takes it. A process may take it again while it holds it.
     Raises: ValueError naming the process that holds the folder, and since when.
     """
     path = Path(folder).resolve() / NAME

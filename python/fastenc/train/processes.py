@@ -26,7 +26,7 @@ def process_state(device: str | None = None) -> Any:
         device: "cpu" or "cuda", which the first call decides for the process; None: a GPU if there is one.
 
     Without an accelerator, processes have to be announced as CPU ones: accelerate takes those that torchrun starts
-    for so many separate runs otherwise.
+    for separate runs otherwise.
     Raises: ValueError when accelerate's launcher is to shard the model, for "cuda" without a GPU, and for another
         device than the process has already.
     """

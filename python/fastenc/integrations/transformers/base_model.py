@@ -34,7 +34,7 @@ class PackedRun(NamedTuple):
 
     Fields:
         last: (total_tokens, hidden_size).
-        states: the embeddings' output and each layer's, None for one that nobody asked for.
+        states: the embeddings' output and each layer's, None for one that was not asked for.
         word_table: the word embeddings' weight as a decoder that is tied to it takes it.
     """
 

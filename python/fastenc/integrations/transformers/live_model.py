@@ -1,8 +1,8 @@
 """Whether a live transformers model is still what its class and configuration make.
 
-The fused forward computes what the class's own code would compute. So everything of which that code is made is compared
-with a new model of the same class: classes of modules, their constants and buffers, hooks. The whole comparison takes
-milliseconds. Between two calls it is enough to see that nothing has changed, which takes microseconds.
+The fused forward stands in for the class's code, so the model must not have been changed. It is compared once with a
+new model of the same class: classes of modules, their constants and buffers, hooks. That takes milliseconds. Later
+calls only check that nothing has changed since, which takes microseconds.
 """
 
 import copy

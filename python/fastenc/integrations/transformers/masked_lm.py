@@ -112,7 +112,7 @@ def forward(
 
 
 def _transform(model: Any, live: LiveEncoder, hidden: Tensor) -> Tensor:
-    """LayerNorm(act(x W + b)), of which the norm may be missing."""
+    """LayerNorm(act(x W + b)); the norm may be missing."""
     kind, config = live.kind, live.config
     dense, norm = _module(model, live, "dense"), _module(model, live, "norm")
     assert kind.lm_head is not None  # is_masked_lm() has seen it

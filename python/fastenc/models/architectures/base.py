@@ -65,7 +65,7 @@ class Biases:
 
 @dataclass(frozen=True)
 class HeadSpec:
-    """What stands before a head's last linear layer: Norm(act(x W + b)), each part of which may be missing.
+    """The layer before a head's last linear layer: Norm(act(x W + b)). Norm, activation, weight or bias may be missing.
 
     Fields:
         names: "dense", "norm" and "out" (or "decoder" and "bias") → the checkpoint's names, without the prefix.
