@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,12 +20,13 @@ from fastenc.train import TrainConfig
 
 
 class Kind(ABC):
-    """What the Trainer needs to know of a task: its model, rows, collator and score."""
+    """What the Trainer needs to know of a task: its model, made from the checkpoint ``start``, rows, collator and
+    score."""
 
     architecture: str
 
-    def __init__(self, task: Any, train: Any, tokenizer: Any):
-        self.task, self.tokenizer = task, tokenizer
+    def __init__(self, task: Any, train: Any, tokenizer: Any, start: Path | None = None):
+        self.task, self.tokenizer, self.start = task, tokenizer, start or minilm_folder()
         self.names = getattr(train, "label_names", [])
 
     def model_options(self) -> dict[str, Any]:
@@ -34,7 +36,7 @@ class Kind(ABC):
         import transformers
 
         automatic = getattr(transformers, f"AutoModelFor{self.architecture}")
-        return automatic.from_pretrained(minilm_folder(), **self.model_options())
+        return automatic.from_pretrained(self.start, **self.model_options())
 
     def collator(self) -> Callable:
         import transformers
@@ -131,7 +133,7 @@ class Questions(Kind):
         return {}
 
     def _windows(self, data: Any) -> list:
-        tokenizer = load_tokenizer(minilm_folder())
+        tokenizer = load_tokenizer(self.start)
         return question_windows(data, tokenizer, self.task.max_length, self.task.stride)
 
     def rows(self, data: Any) -> list[dict]:
@@ -156,14 +158,14 @@ class Entities(Kind):
     """transformers has no model of spans: a head of torch's own functions stands on its encoder. Windows, spans and
     decoding are fastenc's, so that what differs is the training."""
 
-    def __init__(self, task: Any, train: Any, tokenizer: Any):
-        super().__init__(task, train, tokenizer)
-        self.ours = task.load(minilm_folder(), train)
+    def __init__(self, task: Any, train: Any, tokenizer: Any, start: Path | None = None):
+        super().__init__(task, train, tokenizer, start)
+        self.ours = task.load(self.start, train)
 
     def model(self) -> Any:
         import transformers
 
-        encoder = transformers.AutoModel.from_pretrained(minilm_folder(), add_pooling_layer=False)
+        encoder = transformers.AutoModel.from_pretrained(self.start, add_pooling_layer=False)
         return PlainSpanClassifier(encoder, self.ours.head)
 
     def collator(self) -> Callable:

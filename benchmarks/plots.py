@@ -7,6 +7,7 @@ held-out losses. FOLDER: where to write; without it beside the JSON files.
 
 import json
 import sys
+from itertools import cycle
 from pathlib import Path
 
 from benchmarks._harness import RESULTS
@@ -125,37 +126,37 @@ def roofline(device: str, results: dict[str, dict], path: Path) -> bool:
 
 
 def held_out_curves(data: dict) -> dict[str, dict[str, list]]:
-    """{case: {run: [(step, held-out loss)]}}, of the cases that have any."""
-    cases = {
-        case: {
-            n: row["curve"] for n, row in rows.items() if isinstance(row, dict) and "curve" in row
-        }
-        for case, rows in data["cases"].items()
-    }
-    return {case: rows for case, rows in cases.items() if rows}
+    """{case and term of the loss: {run: [(step, held-out loss)]}}, of the cases that have any."""
+    panels: dict[str, dict[str, list]] = {}
+    for case, rows in data["cases"].items():
+        for name, row in rows.items():
+            curves = row.get("curves", {}) if isinstance(row, dict) else {}
+            for term, points in curves.items():
+                panels.setdefault(f"{case}: {term}", {})[name] = points
+    return panels
 
 
 def draw_curves(result: Path, path: Path | None = None) -> None:
-    """The held-out losses of a result's JSON, a panel for each case; ``path``: without it beside the JSON."""
+    """The held-out losses of a result's JSON, a panel for each term; ``path``: without it beside the JSON."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    cases = held_out_curves(json.loads(result.read_text()))
-    columns = min(3, len(cases))
-    rows = -(-len(cases) // columns)
+    panels = held_out_curves(json.loads(result.read_text()))
+    columns = min(4, len(panels))
+    rows = -(-len(panels) // columns)
     figure, axes = pyplot.subplots(
-        rows, columns, figsize=(1 + 4 * columns, 3.4 * rows), squeeze=False
+        rows, columns, figsize=(1 + 3.2 * columns, 2.8 * rows), squeeze=False
     )
-    for axis, (case, runs) in zip(axes.flat, cases.items(), strict=False):
-        for position, (name, points) in enumerate(runs.items()):
-            axis.plot(*zip(*points, strict=True), ("-", "--", ":")[position % 3], label=name)
+    for axis, (title, runs) in zip(axes.flat, panels.items(), strict=False):
+        for (name, points), style in zip(runs.items(), cycle(("-", ":", "--"))):
+            axis.plot(*zip(*points, strict=True), style, label=name)
         axis.set(xlabel="step", ylabel="held-out loss (nats)")
-        axis.set_title(case, fontsize=9)
-        axis.legend(fontsize=7)
+        axis.set_title(title, fontsize=9)
+        axis.legend(fontsize=6)
         axis.grid(alpha=0.3)
-    for axis in axes.flat[len(cases) :]:
+    for axis in axes.flat[len(panels) :]:
         axis.remove()
     save(figure, path or result.with_suffix(".png"))
 

@@ -1,100 +1,227 @@
-"""Pretraining on wikipedia_en: fastenc and transformers from the same weights on the same batches.
+"""Every pretraining objective on wikipedia_en, until its losses are below those of guesses that do not read the text.
 
-python -m benchmarks.train_objectives {mlm,electra} [--steps N] [--width N] [--batch N] [--dropout P]
-(needs FASTENC_DATA; minutes on two cores)
+python -m benchmarks.train_objectives [OBJECTIVE ...] [--steps N] [--peer-steps N] [--folder FOLDER]
+(needs FASTENC_DATA; minutes of a core an objective)
 
-A model of 4 layers; blocks of 128 tokens, the same masks, the same random numbers of the samples and the same AdamW.
-Dropout is each model's own: with --dropout 0 both compute the same, and the curves differ by rounding alone. Writes
-both held-out losses at the same steps, and draws them.
+A BERT (or ELECTRA) of 2 layers, 128 wide, without dropout, with 4,000 word pieces, trained by fastenc's
+objective_trainer; "distill" makes a student of 1 layer from the model that "mlm" gave. Beside it transformers, or
+plain PyTorch on its encoder, from the same first weights on the same batches with the same AdamW in a plain loop, for
+fewer steps of the same schedule. Each term of the loss is measured on held-out articles, beside that of the best
+constant guess (_constant_guesses.py). A run that was stopped goes on from its last checkpoint in FOLDER; what is
+finished is not run again.
 """
 
 import argparse
-import tempfile
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
+from benchmarks._constant_guesses import constant_guesses
 from benchmarks._harness import read_cases, write
-from benchmarks._training import Side, corpus, padded, small_config, train_both
+from benchmarks._objective_peers import NAMES_OF_PEERS, PEERS, Peer
 from benchmarks.plots import draw_curves
-from fastenc.models import LossTerm
-from fastenc.objectives import OBJECTIVES
-from fastenc.objectives.electra import DETECTION_WEIGHT, GENERATOR_FOLDER
-from fastenc.objectives.loss_terms import loss_terms
-from tests.helpers.references import electra as reference
+from fastenc.data import BatchSampler, read_texts, train_tokenizer
+from fastenc.models import MaskedLM, load_tokenizer
+from fastenc.models.tokenizers import save_tokenizer
+from fastenc.objectives import OBJECTIVES, count_tokens, token_ids
+from fastenc.objectives.loss_terms import count_items, weighted_sum
+from fastenc.objectives.mlm import special_mask
+from fastenc.train import NewModel, ObjectiveOptions, PretrainConfig, objective_trainer
+from fastenc.train.interruption import TrainingInterrupted
+from fastenc.train.log import read_log
+from fastenc.train.optimizer import build_optimizer, lr_factor
+
+RESULT, OURS, GUESS = "train_objectives", "fastenc", "constant guess"
+VOCABULARY, LAYERS, STUDENT_LAYERS, WIDTH, BATCH = 4000, 2, 1, 128, 32
+HELD_OUT, EVALUATIONS = 100, 10  # articles; of each run
+Curves = dict[str, list[tuple[int, float]]]  # of each term: (step, held-out loss)
 
 
-def masked_lm(folder: str) -> Side:
-    """transformers' masked LM of a checkpoint."""
-    import transformers
+@dataclass(frozen=True)
+class Study:
+    """How an objective is trained.
 
-    model = transformers.AutoModelForMaskedLM.from_pretrained(folder)
-    return Side(model, lambda example: {"loss": LossTerm(model(**padded(example)).loss)})
+    Fields:
+        peer_steps: of the ``steps``, those of the peer.
+        from_mlm: begin with the encoder that "mlm" gave, in place of random weights.
+    """
 
-
-def electra(folder: str) -> Side:
-    """transformers' generator and discriminator, put together as the paper has them."""
-    import transformers
-
-    generator = transformers.ElectraForMaskedLM.from_pretrained(Path(folder) / GENERATOR_FOLDER)
-    discriminator = transformers.ElectraForPreTraining.from_pretrained(folder)
-    own, theirs = discriminator.electra.embeddings, generator.electra.embeddings
-    for name in ("word_embeddings", "position_embeddings", "token_type_embeddings"):
-        setattr(theirs, name, getattr(own, name))
-    generator.generator_lm_head.weight = own.word_embeddings.weight
-
-    def parts(example: dict[str, Any]) -> dict[str, LossTerm]:
-        batch = padded(example)
-        labelled = batch["labels"] != -100
-        output = generator(**batch)
-        samples = reference.sample(output.logits[labelled].detach(), example["uniform_samples"])
-        read = batch["input_ids"].masked_scatter(labelled, samples)
-        original = torch.where(labelled, batch["labels"], batch["input_ids"])
-        mask = batch["attention_mask"]
-        found = discriminator(read, attention_mask=mask, labels=(read != original).long())
-        return {"mlm": LossTerm(output.loss), "rtd": LossTerm(found.loss, DETECTION_WEIGHT)}
-
-    return Side(nn.ModuleDict({"generator": generator, "discriminator": discriminator}), parts)
+    steps: int
+    peer_steps: int
+    learning_rate: float = 3e-3
+    block_size: int = 64
+    from_mlm: bool = False
 
 
-THEIRS = {"mlm": masked_lm, "electra": electra}
+STUDIES = {
+    "mlm": Study(2500, 500),
+    "mlm+nsp": Study(800, 80, learning_rate=1e-3, block_size=256, from_mlm=True),
+    "mlm+sop": Study(800, 80, learning_rate=1e-3, block_size=256, from_mlm=True),
+    "span": Study(1200, 120),
+    "electra": Study(2000, 200, learning_rate=1e-3, from_mlm=True),
+    "distill": Study(1000, 100),
+}
+
+
+class Run:
+    """One objective: the first weights, in ``folder/first``, and a trainer that goes on with what is in the folder."""
+
+    def __init__(self, name: str, study: Study, folder: Path):
+        documents, held_out = wikipedia()
+        if not (folder / "tokenizer.json").exists():
+            save_tokenizer(train_tokenizer(documents, vocab_size=VOCABULARY), folder)
+        tokenizer = load_tokenizer(folder)
+        options = ObjectiveOptions(name, block_size=study.block_size)
+        self.name, self.study, self.folder = name, study, folder / name
+        self.teacher, self.teacher_folder = None, str(folder / "mlm")
+        if make_student := OBJECTIVES[name].student:
+            self.teacher = MaskedLM.from_pretrained(self.teacher_folder)
+            model = make_student(self.teacher, STUDENT_LAYERS)
+        else:
+            new = NewModel(tokenizer=str(folder), layers=LAYERS, hidden=WIDTH, dropout=0.0)
+            model = new.make(options, tokenizer)
+        if study.from_mlm:
+            trained = MaskedLM.from_pretrained(self.teacher_folder).encoder
+            inner = getattr(model, "discriminator", model).encoder
+            inner.load_state_dict(trained.state_dict(), strict=False)  # which has no pooler
+        model.save_pretrained(self.folder / "first")
+        self.every = -(-study.steps // EVALUATIONS)
+        self.config = PretrainConfig(
+            str(self.folder),
+            max_steps=study.steps,
+            batch_size=BATCH,
+            learning_rate=study.learning_rate,
+            warmup=0.1,
+            eval_every=self.every,
+            keep_checkpoints=1,
+        )
+        self.trainer = objective_trainer(options, model, documents, self.config, dev=held_out)
+        held_out_blocks = options.pack(held_out, tokenizer)
+        collator = options.collator(tokenizer, held_out_blocks, self.config.seed + 1)
+        batches = BatchSampler([1] * len(held_out_blocks), 32, shuffle=False).epoch(0)
+        # Those of evaluate_objective.
+        self.held_out = [
+            collator([held_out_blocks[place] for place in places], step)
+            for step, places in enumerate(batches)
+        ]
+        counts = count_tokens(map(token_ids, self.trainer.examples), tokenizer.get_vocab_size())
+        self.counts = counts.masked_fill(special_mask(tokenizer), 0)
+
+    def train(self) -> dict[str, dict]:
+        """fastenc's row and the constant guess's, as far as the run came."""
+        losses = self.trainer.evaluate
+        guesses = lambda model: constant_guesses(model, self.teacher, self.held_out, self.counts)
+        self.trainer.evaluate = lambda model: {
+            **losses(model),
+            **{f"{GUESS} {term}": loss for term, loss in guesses(model).items()},
+        }
+        first = {f"eval_{n}": v for n, v in self.trainer.evaluate(self.trainer.model).items()}
+        begin = time.process_time()
+        try:
+            self.trainer.train(resume=True)
+        except TrainingInterrupted as stop:
+            print(stop, flush=True)
+        lines = [{"step": 0, **first}, *read_log(self.folder / "log.jsonl")]
+        curve = lambda name: [(line["step"], line[name]) for line in lines if name in line]
+        guessed = {n.rpartition(" ")[2]: curve(n) for n in first if n.startswith(f"eval_{GUESS}")}
+        # The one term of the objective mlm has no name in the log.
+        ours = {t: curve(f"eval_{t}" if f"eval_{t}" in first else "eval_loss") for t in guessed}
+        spent = {"cpu_seconds": time.process_time() - begin}
+        return {OURS: {"curves": ours, **spent}, GUESS: {"curves": guessed}}
+
+    def train_peer(self) -> Iterator[dict]:
+        """The peer's row so far, after each evaluation."""
+        torch.manual_seed(self.config.seed)
+        peer = PEERS[self.name](str(self.folder / "first"), self.teacher_folder)
+        trainer, config, last = self.trainer, self.config, self.study.peer_steps
+        optimizer = build_optimizer(peer.model, config)
+        batches = chain.from_iterable(map(trainer.sampler.epoch, count()))
+        curves: Curves = {}
+        begin = time.process_time()
+        for step, places in enumerate(batches):
+            if step % self.every == 0 or step == last:
+                for term, loss in held_out_losses(peer, self.held_out, trainer.collate).items():
+                    curves.setdefault(term, []).append((step, loss))
+                yield {"curves": curves, "cpu_seconds": time.process_time() - begin}
+            if step == last:
+                return
+            peer.model.train()
+            example = trainer.collate([trainer.examples[place] for place in places], step)
+            weighted_sum(peer.terms(example)).backward()
+            torch.nn.utils.clip_grad_norm_(peer.model.parameters(), config.max_grad_norm)
+            for group in optimizer.param_groups:
+                factor = lr_factor(step, trainer.warmup_steps, trainer.total_steps)
+                group["lr"] = config.learning_rate * factor
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+
+
+@torch.inference_mode()
+def held_out_losses(peer: Peer, examples: list[dict[str, Any]], collator: Any) -> dict[str, float]:
+    """Each term's mean over all of its items."""
+    peer.model.eval()
+    total: dict[str, float] = {}
+    items: dict[str, int] = {}
+    for example in examples:
+        counts = count_items(collator, example)
+        for name, (mean, _) in peer.terms(example).items():
+            number = counts.get(name, counts.get("loss"))
+            total[name] = total.get(name, 0.0) + mean.item() * number
+            items[name] = items.get(name, 0) + number
+    return {name: total[name] / items[name] for name in total}
+
+
+def wikipedia() -> tuple[list[str], list[str]]:
+    """Articles to train on, and held-out ones."""
+    if "FASTENC_DATA" not in os.environ:
+        raise SystemExit("set FASTENC_DATA to the folder of data sets")
+    folder = Path(os.environ["FASTENC_DATA"]) / "wikipedia_en"
+    return read_texts(folder / "train.txt.gz"), read_texts(folder / "valid.txt.gz")[:HELD_OUT]
+
+
+def keep(name: str, rows: dict[str, dict]) -> dict[str, dict]:
+    """Write rows of an objective beside what is there, and draw them all."""
+    cases = read_cases(RESULT)
+    cases[name] = cases.get(name, {}) | rows
+    draw_curves(write(RESULT, cases))
+    return cases[name]
+
+
+def reached(row: dict | None) -> int:
+    """The last step of a row; -1 without one."""
+    return next(iter(row["curves"].values()))[-1][0] if row else -1
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("objective", choices=THEIRS)
-    parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--width", type=int, default=256)
-    parser.add_argument("--batch", type=int, default=16)
-    parser.add_argument("--dropout", type=float, default=0.1)
-    arguments = parser.parse_args()
-    name, objective = arguments.objective, OBJECTIVES[arguments.objective]
-    tokenizer, blocks, held_out = corpus()
-    torch.manual_seed(0)
-    dropout = dict.fromkeys(("hidden_dropout_p", "attention_dropout_p"), arguments.dropout)
-    vocabulary = tokenizer.get_vocab_size()
-    config = small_config(vocabulary, arguments.width, family=objective.family, **dropout)
-    ours = objective.model(config)
-    with tempfile.TemporaryDirectory() as scratch:
-        ours.save_pretrained(scratch)
-        theirs = THEIRS[name](scratch)
-    sides = {
-        "fastenc": Side(ours, lambda example: loss_terms(ours(**example))),
-        "transformers": theirs,
-    }
-    collators = (
-        objective.collator(tokenizer, some, s) for s, some in enumerate((blocks, held_out))
-    )
-    collator, held_out_collator = collators
-    rows = train_both(
-        sides, blocks, collator, held_out, held_out_collator, arguments.steps, arguments.batch
-    )
-    case = f"4 × {arguments.width}, batches of {arguments.batch}, dropout {arguments.dropout:g}"
-    draw_curves(write(f"train_{name}", read_cases(f"train_{name}") | {case: rows}))
+    parser.add_argument("objectives", nargs="*", metavar="OBJECTIVE", help=", ".join(STUDIES))
+    parser.add_argument("--steps", type=int)
+    parser.add_argument("--peer-steps", type=int)
+    parser.add_argument("--folder", type=Path, default=Path("build/train_objectives"))
+    options = parser.parse_args()
+    if unknown := set(options.objectives) - set(STUDIES):
+        parser.error(f"OBJECTIVE must be of {', '.join(STUDIES)}, got {', '.join(sorted(unknown))}")
+    given = {"steps": options.steps, "peer_steps": options.peer_steps}
+    for name in options.objectives or STUDIES:
+        study = replace(STUDIES[name], **{n: v for n, v in given.items() if v is not None})
+        rows = read_cases(RESULT).get(name, {})
+        finished = reached(rows.get(OURS)), reached(rows.get(NAMES_OF_PEERS[name]))
+        if finished == (study.steps, study.peer_steps):
+            continue
+        run = Run(name, study, options.folder)
+        if finished[0] < study.steps:
+            rows = keep(name, run.train())
+        if reached(rows[OURS]) == study.steps:
+            for row in run.train_peer():
+                keep(name, {NAMES_OF_PEERS[name]: row})
 
 
 if __name__ == "__main__":

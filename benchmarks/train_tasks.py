@@ -79,13 +79,23 @@ def ours(
 
 
 def theirs(
-    task: Any, train, dev, test, metric: str, config: TrainConfig, wrap: Callable | None = None
+    task: Any,
+    train,
+    dev,
+    test,
+    metric: str,
+    config: TrainConfig,
+    wrap: Callable | None = None,
+    start: Path | None = None,
 ) -> dict:
-    """MiniLM fine-tuned by transformers' Trainer, as it is or what ``wrap`` makes of it: see :func:`one_run`."""
+    """A checkpoint, MiniLM if none is given, fine-tuned by transformers' Trainer, as it is or what ``wrap`` makes of
+    it: see :func:`one_run`."""
     import transformers
 
     transformers.set_seed(config.seed)
-    kind = kind_of(task)(task, train, transformers.AutoTokenizer.from_pretrained(minilm_folder()))
+    start = start or minilm_folder()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(start)
+    kind = kind_of(task)(task, train, tokenizer, start)
     model = kind.model()
     trainer = transformers_trainer(
         wrap(model) if wrap else model,
