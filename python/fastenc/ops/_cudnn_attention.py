@@ -1,5 +1,7 @@
 """Attention by cuDNN over packed sequences, through PyTorch: taken by name alone, as a yardstick and a fallback."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -11,13 +13,32 @@ BACKWARD = torch.ops.aten._cudnn_attention_backward.default
 SHORT_GRADIENTS = (2, 13)
 
 
-def unsupported_reason(
+def cudnn_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens: Tensor,
+    max_seqlen: int,
+    dropout_p: float,
+    scale: float,
+    others: dict[str, Any],
+) -> Tensor:
+    """(total_tokens, num_heads, head_dim).
+
+    Args: others: by their names, arguments of attention that cuDNN does not take; None or False where not given.
+    Raises: ValueError saying why cuDNN cannot take the call.
+    """
+    wants_grad = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
+    given = [name for name, value in others.items() if value is not None and value is not False]
+    reason = _unsupported_reason(q, max_seqlen, wants_grad, given)
+    if reason is not None:
+        raise ValueError(f"attention: impl='cudnn' cannot take this call: {reason}")
+    return _CudnnAttention.apply(q, k, v, cu_seqlens, max_seqlen, dropout_p, scale, wants_grad)
+
+
+def _unsupported_reason(
     q: Tensor, max_seqlen: int, wants_grad: bool, given: list[str]
 ) -> str | None:
-    """Why cuDNN cannot take a call, or None.
-
-    Args: given: names of arguments that only the other implementations take.
-    """
     head_dim = q.shape[2]
     if given:
         return f"it takes no {', '.join(given)}"
@@ -34,15 +55,6 @@ def unsupported_reason(
             f"max_seqlen = {max_seqlen}"
         )
     return None
-
-
-def cudnn_attention(
-    qkv: tuple[Tensor, ...], cu_seqlens: Tensor, max_seqlen: int, dropout_p: float, scale: float
-) -> Tensor:
-    """(total_tokens, num_heads, head_dim); qkv: one tensor of all three, or q, k and v."""
-    q, k, v = qkv[0].unbind(1) if len(qkv) == 1 else qkv
-    wants_grad = torch.is_grad_enabled() and any(x.requires_grad for x in qkv)
-    return _CudnnAttention.apply(q, k, v, cu_seqlens, max_seqlen, dropout_p, scale, wants_grad)
 
 
 class _CudnnAttention(torch.autograd.Function):

@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fastenc.ops import _checks, _cudnn_attention
+from fastenc.ops import _checks
+from fastenc.ops._cudnn_attention import cudnn_attention
 from fastenc.ops._dispatch import choose, declare
 from fastenc.ops._library import define
 from fastenc.ops._numerics import (
@@ -233,23 +234,16 @@ def _attend(
     )
     scale = head_dim**-0.5 if softmax_scale is None else softmax_scale
     if chosen == "cudnn":
-        theirs = {
-            "window_size": window_size != (-1, -1),
-            "alibi_slopes": biases[0] is not None,
-            "relative_bias": biases[1] is not None,
-            "key_bias": biases[2] is not None,
-            "rotary": rotary is not None,
-            "rng_state": rng_state is not None,
+        others = {
+            "window_size": None if window_size == (-1, -1) else window_size,
+            "alibi_slopes": biases[0],
+            "relative_bias": biases[1],
+            "key_bias": biases[2],
+            "rotary": rotary,
+            "rng_state": rng_state,
             "return_lse": return_lse,
         }
-        wants_grad = torch.is_grad_enabled() and any(x.requires_grad for x in qkv)
-        given = [name for name, is_given in theirs.items() if is_given]
-        reason = _cudnn_attention.unsupported_reason(q, max_seqlens[0], wants_grad, given)
-        if reason is not None:
-            raise ValueError(f"{op}: impl='cudnn' cannot take this call: {reason}")
-        return _cudnn_attention.cudnn_attention(
-            qkv, cu_seqlens[0], max_seqlens[0], dropout_p, scale
-        )
+        return cudnn_attention(q, k, v, cu_seqlens[0], max_seqlens[0], dropout_p, scale, others)
     rng_state = _checks.mask_rng_state(op, rng_state, dropout_p, q)
     if chosen == "reference":
         if rotary is not None:
