@@ -180,10 +180,10 @@ class Prepare(Command):
 
 @dataclass(frozen=True, kw_only=True)
 class Clean(Command):
-    """Drop duplicates and bad documents by a datatrove pipeline, and report why.
+    """Drop duplicates and bad documents, and report why.
 
-    Each file is a task; --processes run at once. A corpus that outgrows a machine is cleaned by the same pipeline on
-    Slurm or Ray: --script prints a program for it.
+    A datatrove pipeline; each file is a task, and --processes run at once. A corpus that outgrows a machine is cleaned
+    by the same pipeline on Slurm or Ray: --script prints a program for it.
 
     Examples:
     fastenc clean crawl.jsonl.gz -o clean --english
