@@ -41,9 +41,9 @@ def measure_attention(
     dout = torch.randn(total, heads, dim, device=DEVICE).to(dtype)
 
     def before(qkv):
-        q, k = (rotary(qkv[:, i], table, cu_seqlens, longest) for i in (0, 1))
-        offsets = cu_seqlens, cu_seqlens, longest, longest
-        return cross_attention(q, k, qkv[:, 2], *offsets)
+        q, k, v = qkv.unbind(1)
+        q, k = (rotary(x, table, cu_seqlens, longest) for x in (q, k))
+        return cross_attention(q, k, v, cu_seqlens, cu_seqlens, longest, longest)
 
     functions = {
         "fastenc": lambda qkv: attention(qkv, cu_seqlens, longest, rotary=table),

@@ -4,6 +4,7 @@ tests/integrations/test_patch_families.py has what else is asked of a patched mo
 """
 
 import copy
+import warnings
 
 import pytest
 import torch
@@ -346,3 +347,66 @@ def test_adaptations(family, method, tmp_path):
             values.append(float(example.ours(ours)[1]))
     slope = (values[0] - values[1]) / 2e-6
     assert float(sum((p.grad * d).sum() for p, d in steps)) == pytest.approx(slope, rel=1e-3)
+
+
+# Configurations beside those of tests.helpers.families, switch by switch.
+SWITCHES = [
+    ("bert", dict(hidden_act="relu")),
+    ("bert", dict(tie_word_embeddings=False)),
+    ("roberta", dict(type_vocab_size=2, tie_word_embeddings=False)),
+    ("xlm-roberta-xl", dict(hidden_act="gelu_new", tie_word_embeddings=False)),
+    ("distilbert", dict(activation="relu", sinusoidal_pos_embds=True)),
+    ("electra", dict(embedding_size=32, hidden_act="gelu_new")),
+    ("mpnet", dict(hidden_act="relu", layer_norm_eps=1e-5)),
+    ("albert", dict(num_hidden_groups=1, hidden_act="gelu")),
+    # Groups that do not divide the layers.
+    ("albert", dict(num_hidden_layers=5, inner_group_num=1, tie_word_embeddings=False)),
+    ("t5", dict(relative_attention_num_buckets=8, relative_attention_max_distance=20)),
+    ("t5", dict(feed_forward_proj="gated-silu", num_heads=3, d_kv=16)),
+    ("t5", dict(feed_forward_proj="gated-relu", tie_word_embeddings=False)),
+    ("umt5", dict(relative_attention_num_buckets=8)),
+    ("bart", dict(scale_embedding=True, activation_function="relu")),
+    ("mbart", dict(scale_embedding=False)),
+    (
+        "modernbert",
+        dict(attention_bias=True, mlp_bias=True, norm_bias=True, decoder_bias=False)
+        | dict(classifier_bias=True, classifier_pooling="mean", classifier_activation="silu"),
+    ),
+    ("modernbert", dict(layer_types=["sliding_attention"] * 4, local_attention=6)),
+    ("modernbert", dict(global_attn_every_n_layers=2, hidden_activation="silu")),
+    ("modernbert", dict(tie_word_embeddings=False)),
+    ("nomic_bert", dict(head_dim=32, hidden_act="gelu", tie_word_embeddings=False)),
+    ("gte", dict(type_vocab_size=0)),
+    ("gte", dict(type_vocab_size=2, hidden_act="silu")),
+]
+
+
+@pytest.mark.parametrize(("family", "changes"), SWITCHES, ids=str)
+@needs_cpp
+def test_switches(family, changes, tmp_path):
+    kinds = ["Model"] if BY_NAME[family].no_heads else [*KINDS][:3]
+    for kind in kinds:
+        theirs, example = model(family, kind, **changes), Example(family, kind)
+        ours = KINDS[kind].from_pretrained(save(theirs, tmp_path / kind))
+        patched = fastenc.patch(copy.deepcopy(theirs))
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("error")
+            wanted, found = example.theirs(theirs), (example.ours(ours), example.theirs(patched))
+        for outputs, loss in found:
+            torch.testing.assert_close(outputs, wanted[0], rtol=1e-5, atol=2e-5)
+            torch.testing.assert_close(loss, wanted[1], rtol=1e-4, atol=1e-4)
+
+
+@needs_cpp
+def test_sparse_prediction():
+    """ModernBERT's switch that leaves out logits where there is no label."""
+    theirs = model("modernbert", "ForMaskedLM", sparse_prediction=True)
+    example = Example("modernbert", "ForMaskedLM")
+    patched = fastenc.patch(copy.deepcopy(theirs))
+    call = {**example.padded, "labels": example.tokens}
+    with torch.no_grad():
+        with pytest.warns(UserWarning, match="returns the logits of labelled tokens alone"):
+            found = patched(**call)
+        wanted = theirs(**call)
+    torch.testing.assert_close(found.logits, wanted.logits, rtol=0, atol=1e-5)
+    torch.testing.assert_close(found.loss, wanted.loss, rtol=0, atol=1e-5)

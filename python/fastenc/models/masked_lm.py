@@ -46,10 +46,12 @@ class MaskedLMHead(nn.Module):
                 f"{config.family} has no masked-LM head: take a model of another family"
             )
         spec = kind.head(config, kind.lm_head)
-        self.names = spec.names
         self.dense = nn.Linear(config.hidden_size, width, bias=spec.dense_bias)
         self.norm = make_norm(NormSpec("layer", config.eps), width, kind.biases(config).norm)
         tied = config.extra.get("tie_word_embeddings", True)
+        # transformers ties a bias beside the decoder to the decoder's own only where it ties the weights.
+        own_bias = {} if tied else {"bias": f"{spec.names['decoder']}.bias"}
+        self.names = {**spec.names, **own_bias}
         self.decoder = None if tied else nn.Linear(width, config.vocab_size, bias=False)
         has_bias = kind.decoder_bias(config)
         self.bias = nn.Parameter(torch.zeros(config.vocab_size)) if has_bias else None

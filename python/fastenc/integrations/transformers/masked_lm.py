@@ -62,6 +62,8 @@ def call_reason(model: Any, arguments: dict) -> str | None:
         return "the base model has hooks"
     if arguments.get("num_items_in_batch") is not None and _has_loss_function(type(model).forward):
         return "its loss is divided by num_items_in_batch"
+    if getattr(model, "sparse_prediction", False) and arguments.get("labels") is not None:
+        return "with config.sparse_prediction it returns the logits of labelled tokens alone"
     return None
 
 
@@ -97,7 +99,10 @@ def forward(
             rows = (targets != -100).nonzero_static(size=metadata.labelled).flatten()
             hidden, targets = hidden.index_select(0, rows), targets[rows]
         transformed = _transform(model, live, hidden)
-        loss = linear_masked_cross_entropy(transformed, weight, decoder.bias, targets)
+        chosen = None if metadata is None else metadata.labelled
+        loss = linear_masked_cross_entropy(
+            transformed, weight, decoder.bias, targets, max_labels=chosen
+        )
         loss = _nan_without_labels(loss, targets)
     else:
         logits = linear(_transform(model, live, hidden), weight, decoder.bias)
