@@ -248,6 +248,9 @@ def test_every_task_trains_evaluates_and_predicts_with_a_mix(base, data, task, f
     said = run(*command, *options, "--epochs", 20, "--metric", "loss", "--dev", data / file)
     assert "mix of layers: embeddings 0." in said and "layer 2 0." in said and "gamma" in said
     assert "| layers | mix |" in (out / "README.md").read_text()
+    lines = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+    rates = [line["learning_rate"] for line in lines if "learning_rate" in line]
+    assert 0 < max(rates) <= 5e-5 * 768 / 32, "the log shows the weights' rate"
     scalars = Encoder.from_pretrained(out).mix.scalars
     assert scalars.abs().max() > 1e-3, "it has learned"
     run("evaluate", out, data / file)

@@ -177,7 +177,7 @@ def bars(
             at = [i + (position - (len(groups) - 1) / 2) * height for i in range(len(labels))]
             axes.barh(at, values, height, color=COLOURS[position], label=group)
         axes.set_yticks(range(len(labels)), labels, fontsize=8)
-        axes.invert_yaxis()
+        axes.set_ylim(len(labels) - 0.5, -0.5)
         axes.set_xlabel(axis)
         if len(groups) > 1:
             axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=8)

@@ -230,7 +230,11 @@ class Trainer:
                 self._write(
                     f"left {_duration(self._time_left())}",
                     epoch=epoch + done / steps,
-                    learning_rate=max(float(group["lr"]) for group in self.optimizer.param_groups),
+                    # That of the weights; a mix of layers has a higher one.
+                    learning_rate=max(
+                        float(group["lr"]) / max(group["lr_scale"], 1.0)
+                        for group in self.optimizer.param_groups
+                    ),
                     **line,
                 )
             if evaluates:
