@@ -224,6 +224,8 @@ def test_the_command_of_neighbours(encoder, data, tmp_path, capsys):
         capsys, "neighbours", "no-such-model", texts, "--word", "bank", "--static", file
     )
     assert "the first line says 4 vectors, the file holds 2" in failed
+    failed = failure(capsys, "neighbours", "no-such-model", texts, "--word", "bank", "--count", 0)
+    assert "--count must be at least 1, got 0" in failed
     failed = failure(capsys, "neighbours", encoder.base, texts, "--word", "bank", "--layer", 9)
     assert "from 0 (the embeddings' output) to the model's 2" in failed and "got 9" in failed
 
@@ -268,6 +270,8 @@ def test_what_is_wrong_is_said(encoder, data, tmp_path, capsys):
         find_data(tmp_path / "x.txt")
     with pytest.raises(ValueError, match="three uses or more of 'river', got 0"):
         analyze(encoder, data, word="river")
+    with pytest.raises(ValueError, match="sentences must be at least 1, got 0"):
+        analyze(encoder, data, sentences=0)
     with pytest.raises(ValueError, match="map_method must be one of pca, umap"):
         analyze(encoder, data, map_method="tsne")
     with pytest.raises(ValueError, match=r"layers must be from 0 .* got 5"):

@@ -112,6 +112,21 @@ def test_every_family_mixes_its_states(family, tmp_path):
 
 
 @pytest.mark.parametrize("family", ["bert", "modernbert"])
+def test_under_autocast_and_in_bfloat16(family, tmp_path):
+    """Where the states' dtypes may differ."""
+    ours = mixed_model(TokenClassifier, save(model(family), tmp_path), num_labels=3)
+    batch = packed(padded_batch(family))
+    exact = ours(batch).logits
+    with torch.autocast("cpu", torch.bfloat16):
+        found = ours(batch).logits
+    assert (found - exact).norm() < 0.05 * exact.norm()
+    found.float().sum().backward()
+    assert all(p.grad.isfinite().all() and p.grad.any() for p in ours.encoder.mix.parameters())
+    found = ours.bfloat16()(batch).logits
+    assert found.dtype == torch.bfloat16 and (found - exact).norm() < 0.1 * exact.norm()
+
+
+@pytest.mark.parametrize("family", ["bert", "modernbert"])
 def test_the_mix_is_saved_with_the_model(family, tmp_path):
     folder = save(model(family), tmp_path / "base")
     assert TokenClassifier.from_pretrained(folder, num_labels=2).encoder.mix is None

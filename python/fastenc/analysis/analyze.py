@@ -67,11 +67,13 @@ def analyze(
         sentences: most of them that a figure reads.
         map_method: "pca", or "umap" (extra: umap).
         static: file of static vectors to compare with, on word pairs, analogies and neighbours.
-    Raises: ValueError as :func:`find_data`, for a layer that does not exist, an unknown map, or a word that the senses
-        do not have.
+    Raises: ValueError as :func:`find_data`, for a layer that does not exist, an unknown map, fewer than one sentence,
+        or a word that the senses do not have.
     """
     if map_method not in MAPS:
         raise ValueError(f"map_method must be one of {', '.join(MAPS)}, got {map_method!r}")
+    if sentences < 1:
+        raise ValueError(f"sentences must be at least 1, got {sentences}")
     resolve_layers((layer,), encoder.config.num_layers)
     data = find_data(folder)
     vectors = None if static is None else read_static_vectors(static)

@@ -42,6 +42,9 @@ class Neighbours(Command):
     device: str | None = option(None, DEVICE)
 
     def run(self) -> None:
+        for name in ("count", "occurrences"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         sentences = [each.words for each in read_words(self.inputs).sentences]
         found = find_occurrences(sentences, self.word, self.occurrences)
         static = None if self.static is None else read_static_vectors(self.static)
