@@ -118,7 +118,7 @@ def test_angles_that_depend_on_the_batch(family, tmp_path):
     [
         (
             {"rope_type": "longrope", "short_factor": [1.0], "long_factor": [2.0]},
-            "got 'longrope' .its angles change with the longest text of a batch",
+            "got 'longrope', whose angles change with the longest text of a batch",
         ),
         (
             {"rope_type": "su"},

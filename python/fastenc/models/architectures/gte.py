@@ -62,7 +62,9 @@ class Gte(NomicBert):
             return values
         for key, computed in REMOTE_SWITCHES.items():
             if values.get(key, computed) != computed:
-                raise ValueError(f"config.json: {key} must be {computed!r}, got {values[key]!r}")
+                raise ValueError(
+                    f"config.json: {key} must be {computed!r}, got {values[key]!r}: take the remote code for this model"
+                )
         gone = (*REMOTE_SWITCHES, "rope_theta", "rope_scaling", "auto_map")
         found = {key: value for key, value in values.items() if key not in gone}
         names = [name.removeprefix("New") for name in values.get("architectures") or []]
@@ -118,8 +120,8 @@ def _rope_parameters(values: dict[str, Any]) -> dict[str, Any]:
         return {"rope_type": "default", "rope_theta": theta}
     if scaling.get("type") != "ntk" or scaling.get("mixed_b") is not None:
         raise ValueError(
-            f"config.json: rope_scaling must be of type 'ntk' without mixed_b, got {scaling!r}: no other "
-            "is computed here"
+            f"config.json: rope_scaling must be of type 'ntk' without mixed_b, got {scaling!r}: take the "
+            "remote code for this model"
         )
     dim, k = values["hidden_size"] // values["num_attention_heads"], float(scaling["factor"])
     return {"rope_type": "linear", "factor": k ** (2 / dim), "rope_theta": k * theta}

@@ -115,7 +115,7 @@ class NomicBert(Architecture):
         if found.get("rotary_scaling_factor"):
             # Texts longer than those of pretraining have the angles of transformers' "dynamic".
             rope |= {"rope_type": "dynamic", "factor": found.pop("rotary_scaling_factor")}
-            found["max_position_embeddings"] = found["max_trained_positions"]
+            found["max_position_embeddings"] = found.get("max_trained_positions", 2048)
         return {**found, "rope_parameters": rope}
 
     def layer(self, config, number: int) -> LayerSpec:

@@ -70,12 +70,9 @@ class XlmRobertaXL(Roberta):
         return names | {"first_norm": "encoder.layer.0.attention.self_attn_layer_norm"}
 
     def dropout_names(self, config) -> dict[str, str]:
-        # A module that the layers do not have.
-        return {
-            name: path
-            for name, path in super().dropout_names(config).items()
-            if not name.endswith(".down")
-        }
+        names = super().dropout_names(config)
+        # Nothing is dropped after the feed-forward layer.
+        return {name: path for name, path in names.items() if not name.endswith(".down")}
 
 
 class Camembert(Roberta):

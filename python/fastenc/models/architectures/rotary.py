@@ -5,9 +5,6 @@ from typing import Any
 
 from fastenc.nn.rotary import LinearScaling, RotarySpec, YarnScaling
 
-# Kinds whose angles change with the batch, and with the calls before.
-BY_BATCH = ("longrope",)
-
 
 def read_rotary(given: dict[str, Any], dim: int, theta: float, positions: int) -> RotarySpec:
     """Args:
@@ -35,12 +32,10 @@ def read_scaling(given: dict[str, Any], positions: int) -> LinearScaling | YarnS
     if kind in ("default", "dynamic"):
         return None
     if kind not in ("linear", "yarn"):
-        why = (
-            "its angles change with the longest text of a batch" if kind in BY_BATCH else "unknown"
-        )
+        by_batch = ", whose angles change with the longest text of a batch"
         raise ValueError(
-            f"config.json: rope_type must be 'default', 'linear', 'dynamic' or 'yarn', got {kind!r} ({why}): take "
-            "transformers for this model"
+            "config.json: rope_type must be 'default', 'linear', 'dynamic' or 'yarn', got "
+            f"{kind!r}{by_batch if kind == 'longrope' else ''}: take transformers for this model"
         )
     factor = given.get("factor")
     original = given.get("original_max_position_embeddings") or positions
