@@ -7,10 +7,11 @@ import math
 import pytest
 import torch
 
-from benchmarks import _harness, train_objectives
+from benchmarks import _harness, fine_tune_objectives, train_objectives
 from benchmarks._constant_guesses import constant_guesses, entropy
 from benchmarks._objective_peers import NAMES_OF_PEERS, PEERS
 from benchmarks.train_objectives import GUESS, OURS, RESULT, STUDIES
+from benchmarks.train_tasks import THEIRS
 from fastenc.objectives import OBJECTIVES
 from fastenc.objectives.distill import TEMPERATURE
 from fastenc.objectives.loss_terms import loss_terms
@@ -130,3 +131,14 @@ def test_both_sides_are_written_and_a_finished_run_is_not_repeated(tiny, monkeyp
         torch.testing.assert_close(torch.tensor(ours[:3]), torch.tensor(theirs), rtol=1e-3, atol=0)
     monkeypatch.setattr(train_objectives, "Run", None)
     train_objectives.main()
+
+
+def test_a_checkpoint_is_fine_tuned_by_both(tiny):
+    (tiny / "sst2").mkdir()
+    for name in ("train", "dev"):
+        with gzip.open(tiny / "sst2" / f"{name}.tsv.gz", "wt") as file:
+            file.write((tiny / f"{name}.tsv").read_text())
+    first = make_run("electra", tiny / "runs").folder / "first"
+    rows = [fine_tune_objectives.one_run(str(first), provider, 0) for provider in (OURS, THEIRS)]
+    assert all(0 <= row["dev"] <= 1 for row in rows)
+    assert 0 < rows[0]["spread"] == rows[1]["spread"]
