@@ -6,6 +6,7 @@ from torch import Tensor
 
 from fastenc.ops import _checks
 from fastenc.ops._dispatch import choose, declare
+from fastenc.ops._index_sum import LARGEST, add_sorted, index_sum
 from fastenc.ops._library import define
 from fastenc.ops._numerics import LENGTHS, LONGEST, TOKENS, normal, numerics_case
 from fastenc.reference import embedding_layer_norm as reference
@@ -56,7 +57,8 @@ def embedding_layer_norm(
     Raises: ValueError stating rule, received value, remedy. Ids are looked at on CPU tensors only; on a device that
         would wait for it.
     Numerics: sums and statistics in fp32; the tables' gradients sum their tokens' in fp32, in an order that depends on
-        the ids alone. Deterministic: yes. Differentiable: word, position, token_type, weight, bias.
+        ids and shapes alone. A token whose gradient is not finite can make rows near its own NaN in the gradients of
+        position and token_type on a GPU. Deterministic: yes. Differentiable: word, position, token_type, weight, bias.
     Source: Devlin et al. 2018, arXiv:1810.04805.
     """
     y, _ = tied_embedding_layer_norm(
@@ -213,16 +215,15 @@ class _EmbeddingLayerNorm(torch.autograd.Function):
         dword = dposition = dtype = None
         if needs_word:
             dword = _zero_rows(word) if dtied is None else _for_writing(dtied)
-            _add_rows(dword, dh, input_ids, 0, ctx.paddings[0])
+            add_sorted(dword, dh, input_ids, 0, ctx.paddings[0])
         if needs_position:
-            dposition = _zero_rows(position)
-            _add_rows(dposition, dh, position_ids, ctx.position_offset, ctx.paddings[1])
-        if needs_type:
+            offset, padding_idx = ctx.position_offset, ctx.paddings[1]
+            dposition = _table_gradient(position, dh, position_ids, offset, padding_idx)
+        if needs_type and token_type_ids is None:  # all of them are of type 0
             dtype = _zero_rows(token_type)
-            if token_type_ids is None:  # all of them are of type 0
-                dtype[0] = torch.ops.fastenc.column_sum(dh)
-            else:
-                _add_rows(dtype, dh, token_type_ids, 0, -1)
+            dtype[0] = torch.ops.fastenc.column_sum(dh)
+        elif needs_type:
+            dtype = _table_gradient(token_type, dh, token_type_ids, 0, -1)
         return (
             None,
             None,
@@ -246,12 +247,15 @@ def _for_writing(gradient: Tensor) -> Tensor:
     return gradient.clone() if torch.compiler.is_compiling() else gradient.contiguous()
 
 
-def _add_rows(table: Tensor, rows: Tensor, ids: Tensor, offset: int, padding_idx: int) -> None:
-    """table[ids + offset] += rows; a row of the table sums its tokens in their order."""
-    # A GPU sorts by eight bits at a time: two turns for 16 bits, eight for 64.
-    narrow = torch.int16 if table.shape[0] <= 2**15 else torch.int32
-    sorted_ids, order = ids.flatten().to(narrow).sort(stable=True)
-    torch.ops.fastenc.add_rows_(table, rows, sorted_ids.long(), order, offset, padding_idx)
+def _table_gradient(
+    table: Tensor, rows: Tensor, ids: Tensor, offset: int, padding_idx: int
+) -> Tensor:
+    """Of a table of positions or token types."""
+    if table.shape[0] <= LARGEST:
+        return index_sum(rows, ids, table.shape[0], offset, padding_idx)
+    gradient = _zero_rows(table)
+    add_sorted(gradient, rows, ids, offset, padding_idx)
+    return gradient
 
 
 def _fake_forward(
@@ -308,11 +312,6 @@ define(
     "float dropout_p, bool wants_affine) -> (Tensor, Tensor, Tensor)",
     _fake_backward,
     triton="embedding_layer_norm.embedding_layer_norm_backward",
-)
-define(
-    "add_rows_(Tensor(a!) table, Tensor rows, Tensor sorted_ids, Tensor order, int offset, int padding_idx) -> ()",
-    lambda table, rows, sorted_ids, order, offset, padding_idx: None,
-    triton="embedding_layer_norm.add_rows_in_place",
 )
 
 

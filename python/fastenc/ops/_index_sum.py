@@ -1,0 +1,51 @@
+"""Sums of the rows that share an index: the gradient of an embedding table of few rows."""
+
+import torch
+from torch import Tensor
+
+from fastenc.ops._library import define, library
+
+# Rows of a result: sums by matrix products, as the GPU's are, grow with them, and a sort does not.
+LARGEST = 1024
+
+
+def index_sum(rows: Tensor, index: Tensor, size: int, offset: int, padding_idx: int) -> Tensor:
+    """out[r] = sum of rows[i] over index[i] + offset = r, without a gradient; 0 at ``padding_idx``.
+
+    Args:
+        rows: (count, width), floating point, on a device and in a dtype that the kernels take.
+        index: count integers (int64) in any shape; index + offset lies in [0, size).
+        size: rows of the result, at most LARGEST.
+        padding_idx: a row that stays 0, or -1.
+    Returns: (size, width), dtype of rows.
+    Numerics: float32 sums, in an order that depends on the shapes and, on a CPU, on the indices. On a GPU a row that
+        is not finite makes up to 127 rows of the result next to its own NaN.
+    """
+    return torch.ops.fastenc.index_sum(rows, index, size, offset, padding_idx)
+
+
+def add_sorted(table: Tensor, rows: Tensor, index: Tensor, offset: int, padding_idx: int) -> None:
+    """table[index + offset] += rows, in place; a row of the table sums its tokens in their order."""
+    # A GPU sorts by eight bits at a time: two turns for 16 bits, eight for 64.
+    narrow = torch.int16 if table.shape[0] <= 2**15 else torch.int32
+    sorted_index, order = index.flatten().to(narrow).sort(stable=True)
+    torch.ops.fastenc.add_rows_(table, rows, sorted_index.long(), order, offset, padding_idx)
+
+
+def _on_cpu(rows: Tensor, index: Tensor, size: int, offset: int, padding_idx: int) -> Tensor:
+    out = rows.new_zeros((size, rows.shape[1]))
+    add_sorted(out, rows, index, offset, padding_idx)
+    return out
+
+
+define(
+    "add_rows_(Tensor(a!) table, Tensor rows, Tensor sorted_ids, Tensor order, int offset, int padding_idx) -> ()",
+    lambda table, rows, sorted_ids, order, offset, padding_idx: None,
+    triton="embedding_layer_norm.add_rows_in_place",
+)
+define(
+    "index_sum(Tensor rows, Tensor index, int size, int offset, int padding_idx) -> Tensor",
+    lambda rows, index, size, offset, padding_idx: rows.new_empty((size, rows.shape[1])),
+    triton="index_sum.index_sum",
+)
+library.impl("index_sum", _on_cpu, "CPU")
