@@ -1,6 +1,6 @@
 """Fills this GPU's table of launch parameters, kernels/tuned/sm_<capability>.json.
 
-fastenc bench --tune [--dtype DTYPE] [--seconds N] [--force] [OP ...]
+fastenc bench --tune [--dtype DTYPE] [--seconds N] [--processes N] [--force] [OP ...]
 
 The problems are those that the ops' benchmarks name. Of each, the launches that the op asks about are noted and
 improved, from the kernel's own rule on, one parameter at a time, until no single change helps. A candidate that fails
@@ -8,21 +8,29 @@ to compile, or whose result or gradient is not the reference's, is never timed. 
 more than 2 %. The table is written after every launch, so an interrupted run goes on where it stopped; entries that are
 there are kept unless --force is given. The exit code is 75 where --seconds were up before everything was tuned.
 
-Candidates compile one after the other, which takes most of the time, so a run tunes for one dtype: bfloat16, in which
-encoders are trained and run on GPUs, unless --dtype names another. What is not tuned keeps its rule.
+Compiling takes most of the time, so --processes compile what a problem's launches try first, while problems before it
+are timed, and a run tunes for one dtype: bfloat16, in which encoders are trained and run on GPUs, unless --dtype names
+another. What is not tuned keeps its rule.
 """
 
 import argparse
 import json
 import math
+import multiprocessing
+import os
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
 from importlib import import_module
+from itertools import islice
 from pathlib import Path
 
 import torch
 from fastenc.kernels import launch
+from fastenc.kernels.run import compiling_only
 from torch import Tensor
 
 from benchmarks._harness import DEVICE, ON_GPU, TOLERANCES, UNFINISHED, machine
@@ -61,6 +69,62 @@ def kernel_clock() -> Clock:
         return statistics.median(timer.seconds(call, REPEATS, host, prepare))
 
     return clock
+
+
+def neighbours(op: str, parameters: dict) -> Iterator[dict]:
+    """The launches that differ from ``parameters`` in at most one, a parameter's values one after the other."""
+    for parameter, values in launch.registry[op].grid.items():
+        for value in values:
+            yield {**parameters, parameter: value}
+
+
+def compile_candidates(number: int, dtype: str, impl: str = "triton") -> int:
+    """Compile what the tuner tries first for problem ``number``; nothing is started. Returns: how many launches."""
+    problem = next(islice(problems(DTYPES[dtype]), number, None))()
+    asked: dict[tuple[str, launch.Key], dict] = {}
+
+    def note(tunable, key, rule):
+        return asked.setdefault((tunable.op, key), rule)
+
+    def both() -> None:
+        out = problem.run(*problem.inputs, impl=impl)
+        torch.autograd.grad(out, problem.inputs, torch.empty_like(out))
+
+    tried = 0
+    with problem.mode(), compiling_only():
+        with launch.overruled(note):
+            both()
+        for place, rule in asked.items():
+            for candidate in neighbours(place[0], rule):
+                tried += 1
+                with launch.overruled(answering(place, candidate)), suppress(Exception):
+                    both()  # one that does not compile is found out when it is timed
+    return tried
+
+
+def answering(place: tuple[str, launch.Key], candidate: dict) -> Callable:
+    """Launches of ``place`` take the candidate, all others their rule."""
+    return lambda tunable, key, rule: candidate if (tunable.op, key) == place else rule
+
+
+def compiled_ahead(dtype: str, processes: int) -> Iterator[Callable[[], Problem]]:
+    """The problems, each as soon as processes have compiled its first candidates."""
+    makers = list(problems(DTYPES[dtype]))
+    if processes == 0:
+        yield from makers
+        return
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(processes, mp_context=context) as pool:
+        waiting = [pool.submit(compile_candidates, n, dtype) for n in range(len(makers))]
+        try:
+            for make, compiled in zip(makers, waiting, strict=True):
+                with suppress(
+                    BrokenProcessPool
+                ):  # a compiler that crashed: the others compile when they are timed
+                    compiled.result()
+                yield make
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
 
 
 class Tuner:
@@ -160,10 +224,7 @@ class Tuner:
         )
 
     def _measure(self, launched, candidate: dict, problem: Problem, call, prepare, truth) -> float:
-        def answer(tunable, key, rule):
-            return candidate if (tunable.op, key) == launched else rule
-
-        with launch.overruled(answer):
+        with launch.overruled(answering(launched, candidate)):
             try:
                 result = call(*(() if prepare is None else (prepare(),)))
                 tolerance = problem.tolerance or TOLERANCES[problem.inputs[0].dtype]
@@ -198,6 +259,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("ops", nargs="*", metavar="OP", help="only these ops")
     parser.add_argument("--dtype", choices=DTYPES, default="bfloat16", help="default: bfloat16")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin nothing later")
+    cores = os.cpu_count() or 1
+    parser.add_argument(
+        "--processes",
+        type=int,
+        default=min(14, cores - 1),
+        help="that compile ahead (default: %(default)s)",
+    )
     parser.add_argument("--force", action="store_true", help="tune again what the table has")
     given = parser.parse_args(arguments)
     if not ON_GPU:
@@ -206,7 +274,7 @@ def main(arguments: list[str] | None = None) -> int:
     path = launch.TABLES / f"{launch.architecture(torch.device('cuda', 0))}.json"
     tuner = Tuner(path, kernel_clock(), keep=not given.force)
     finished = True
-    for make in problems(DTYPES[given.dtype]):
+    for make in compiled_ahead(given.dtype, given.processes):
         problem = make()
         if given.ops and problem.op not in given.ops:
             continue

@@ -5,7 +5,8 @@ waits for the host. Here a launch is one look-up: kernel, device, pointers' type
 specialises, constants. A launch that is new goes through Triton, which compiles or finds the kernel.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from triton.runtime.jit import JITFunction
@@ -34,6 +35,7 @@ class _Signature(NamedTuple):
 
 
 _signatures: dict[int, _Signature] = {}  # by the kernel's id: its own hash is the source's
+_compiles_only = False
 
 
 def signatures() -> Iterable[_Signature]:
@@ -53,6 +55,17 @@ def signature_of(kernel: JITFunction) -> _Signature:
         len(pointers) + len(numbers),
         {},
     )
+
+
+@contextmanager
+def compiling_only() -> Iterator[None]:
+    """Within, kernels are compiled into Triton's cache on disk and not started: what they write stays as it is."""
+    global _compiles_only
+    _compiles_only = True
+    try:
+        yield
+    finally:
+        _compiles_only = False
 
 
 def run(kernel, grid: Sequence[int], *arguments, **named) -> None:
@@ -93,8 +106,11 @@ def run(kernel, grid: Sequence[int], *arguments, **named) -> None:
     key.append(values[0].get_device())
     place = tuple(key)
     compiled = signature.compiled.get(place)
-    if compiled is not None:
+    if compiled is not None and not _compiles_only:
         compiled[(*grid, 1, 1)[:3]](*values)
+        return
+    if _compiles_only:
+        kernel.run(*arguments, **named, grid=grid, warmup=True, enable_fp_fusion=True)
         return
     # Triton 3.10 leaves fused multiply-adds out unless they are asked for.
     signature.compiled[place] = kernel[grid](*arguments, **named, enable_fp_fusion=True)

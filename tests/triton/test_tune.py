@@ -189,9 +189,16 @@ def test_a_run_that_is_not_finished_says_so(triton_target, tables, monkeypatch, 
     monkeypatch.setattr(tune, "kernel_clock", lambda: lambda call, prepare: 1.0)
     monkeypatch.setattr(tune, "problems", lambda dtype: iter([problem]))
     monkeypatch.setattr(tune, "Tuner", partial(tune.Tuner, impl=triton_target.impl))
-    assert tune.main(["--seconds", "0"]) == tune.UNFINISHED
+    assert tune.main(["--seconds", "0", "--processes", "0"]) == tune.UNFINISHED
     assert "the next run goes on here" in capsys.readouterr().out
-    assert tune.main([]) == 0 and (tables / "sm_00.json").exists()
+    assert tune.main(["--processes", "0"]) == 0 and (tables / "sm_00.json").exists()
+
+
+def test_candidates_are_compiled_ahead(triton_target, tables, monkeypatch):
+    """Those that differ from the rule in one parameter, of the forward's launch and of the backward's."""
+    monkeypatch.setattr(tune, "problems", lambda dtype: iter([problem]))
+    values = sum(map(len, launch.registry["bias_gelu"].grid.values()))
+    assert tune.compile_candidates(0, "float32", impl=triton_target.impl) == 2 * values
 
 
 SMALL = {
