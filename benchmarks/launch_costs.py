@@ -23,6 +23,7 @@ from fastenc.kernels import (
     bias_glu,
     column_sum,
     embedding_layer_norm,
+    index_sum,
     layer_norm,
     mlm_corruption,
     packing,
@@ -66,6 +67,7 @@ def calls(tokens: int) -> Iterator[tuple[str, Callable]]:
     order = ids.argsort(stable=True)
     rows = (table, x, ids[order], order, 0, -1)
     yield "embedding rows", lambda: embedding_layer_norm.add_rows_in_place(*rows)
+    yield "index_sum", lambda: index_sum.index_sum(x, ids % 100, 512, 2, -1)
     indices = torch.arange(tokens)
     yield "unpack", lambda: packing.unpack(x, indices, tokens + 3, 0.0)
     special, choices = torch.zeros(200, dtype=torch.bool), torch.zeros(9, 2, dtype=torch.int64)
@@ -78,13 +80,13 @@ def calls(tokens: int) -> Iterator[tuple[str, Callable]]:
     for name, longest in (("short ", 128), ("", 512)):
         if name and tokens > longest:
             continue
-        call = (offsets, None, RNG, *[None] * 5, longest, longest, 0.1, 0.125, -1, -1)
+        call = (offsets, None, RNG, *[None] * 7, longest, longest, 0.1, 0.125, -1, -1)
         out, lse = attention.attention_forward(q, k, v, *call)
         yield (
             f"{name}attention forward",
             lambda call=call: attention.attention_forward(q, k, v, *call),
         )
-        saved = (dout, None, out, lse, q, k, v, *call, True, False)
+        saved = (dout, None, out, lse, q, k, v, *call, True, False, True)
         yield (
             f"{name}attention backward",
             lambda saved=saved: attention.attention_backward(*saved),

@@ -122,8 +122,8 @@ std::tuple<Tensor, Tensor> forward(
     Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, std::optional<Tensor> cu_seqlens_k,
     std::optional<Tensor> rng_state, std::optional<Tensor> alibi_slopes, std::optional<Tensor> relative_bias,
     std::optional<Tensor> key_bias, std::optional<Tensor> rotary, std::optional<Tensor> /*bounds*/,
-    int64_t max_seqlen_q, int64_t max_seqlen_k, double dropout_p, double scale, int64_t window_left,
-    int64_t window_right) {
+    std::optional<Tensor> /*every_block*/, std::optional<Tensor> /*long_blocks*/, int64_t max_seqlen_q,
+    int64_t max_seqlen_k, double dropout_p, double scale, int64_t window_left, int64_t window_right) {
   Call call(
       q, k, v, cu_seqlens_q, cu_seqlens_k, rng_state, alibi_slopes, relative_bias, key_bias, rotary, max_seqlen_q,
       max_seqlen_k, dropout_p, scale, window_left, window_right);
@@ -175,13 +175,14 @@ class DistanceGradients {
   std::vector<float> sums_;
 };
 
-std::tuple<Tensor, Tensor, Tensor, Tensor> backward(
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> backward(
     Tensor dout, std::optional<Tensor> dlse, Tensor /*out*/, Tensor lse, Tensor q, Tensor k, Tensor v,
     Tensor cu_seqlens_q, std::optional<Tensor> cu_seqlens_k, std::optional<Tensor> rng_state,
     std::optional<Tensor> alibi_slopes, std::optional<Tensor> relative_bias, std::optional<Tensor> key_bias,
-    std::optional<Tensor> rotary, std::optional<Tensor> /*bounds*/, int64_t max_seqlen_q, int64_t max_seqlen_k,
-    double dropout_p, double scale, int64_t window_left, int64_t window_right, bool packed,
-    bool wants_relative_bias) {
+    std::optional<Tensor> rotary, std::optional<Tensor> /*bounds*/, std::optional<Tensor> /*every_block*/,
+    std::optional<Tensor> /*long_blocks*/, int64_t max_seqlen_q, int64_t max_seqlen_k, double dropout_p,
+    double scale, int64_t window_left, int64_t window_right, bool packed,
+    bool wants_relative_bias, bool wants_bias) {
   Call call(
       q, k, v, cu_seqlens_q, cu_seqlens_k, rng_state, alibi_slopes, relative_bias, key_bias, rotary, max_seqlen_q,
       max_seqlen_k, dropout_p, scale, window_left, window_right);
@@ -220,10 +221,11 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(
     float* scratch = thread_scratch(attention_backward_scratch(task.length_q, task.length_k, a.head_dim));
     FASTENC_CALL(attention_backward, a, call.bf16, task, scratch);
   });
-  if (!wants_relative_bias) return {dq, dk, dv, empty({0}, dtype)};
+  Tensor dbias = wants_bias ? sum_columns(dq.const_data_ptr(), a.total_q, 3 * width, call.bf16) : empty({0}, dtype);
+  if (!wants_relative_bias) return {dq, dk, dv, empty({0}, dtype), dbias};
   Tensor drelative_bias = empty({a.num_heads, 2 * a.relative_radius + 1}, ScalarType::Float);
   distances.add_to(drelative_bias);
-  return {dq, dk, dv, drelative_bias};
+  return {dq, dk, dv, drelative_bias, dbias};
 }
 
 }  // namespace

@@ -3,22 +3,24 @@
 #include "tensors.h"
 
 namespace fastenc {
+
+Tensor sum_columns(const void* x, int64_t rows, int64_t width, bool bf16) {
+  const RowBlocks blocks(rows);
+  ColumnSums sums(blocks, width);
+  torch::stable::parallel_for(0, blocks.count, 1, [&](int64_t first, int64_t last) {
+    for (int64_t block = first; block < last; ++block)
+      FASTENC_CALL(column_sum, x, width, bf16, blocks.begin(block), blocks.begin(block + 1), sums.of(block));
+  });
+  return sums.total();
+}
+
 namespace {
 
 // (width,), float32.
 Tensor sum(Tensor x) {
   STD_TORCH_CHECK(x.dim() == 2, "fastenc: column_sum takes (rows, width)");
   x = as_contiguous(x);
-  const bool bf16 = is_bfloat16(x);
-  const int64_t width = x.size(1);
-  const RowBlocks blocks(x.size(0));
-  ColumnSums sums(blocks, width);
-  torch::stable::parallel_for(0, blocks.count, 1, [&](int64_t first, int64_t last) {
-    for (int64_t block = first; block < last; ++block)
-      FASTENC_CALL(
-          column_sum, x.const_data_ptr(), width, bf16, blocks.begin(block), blocks.begin(block + 1), sums.of(block));
-  });
-  return sums.total();
+  return sum_columns(x.const_data_ptr(), x.size(0), x.size(1), is_bfloat16(x));
 }
 
 }  // namespace

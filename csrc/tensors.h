@@ -105,6 +105,9 @@ class ColumnSums {
   std::vector<float> sums_;
 };
 
+// (width,), float32: the sums of a matrix's columns (column_sum.cpp).
+Tensor sum_columns(const void* x, int64_t rows, int64_t width, bool bf16);
+
 // The mask of probability p for a seed and an offset that the caller drew, or none without them.
 inline Dropout make_dropout(double p, const std::optional<Tensor>& rng_state) {
   Dropout dropout;

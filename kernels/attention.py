@@ -13,6 +13,9 @@ Bytes: forward reads q, k, v and writes out, 4 T H D elements. FLOPs: 4 H D sum(
 Source: Dao 2023, arXiv:2307.08691.
 """
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -30,9 +33,12 @@ from fastenc.kernels.attention_tile import (
     score_unit,
     sequence_bounds,
     sequence_keys,
+    store_row_keys,
     store_rows,
+    store_sums,
     tile_scores,
 )
+from fastenc.kernels.column_sum import column_sum
 from fastenc.kernels.dropout import is_kept, load_rng, row_keys, spread
 from fastenc.kernels.launch import architecture, tunable
 from fastenc.kernels.rotary import rotary as rotated
@@ -43,12 +49,39 @@ from torch import Tensor
 # Numbers that change from batch to batch: compiling again for those that 16 divides would gain nothing.
 VARYING = ["total_q", "blocks", "threshold", "span", "left", "right"]
 UNLIMITED = 2**30  # tokens of a window
+TABLE_BLOCK = tl.constexpr(64)  # tokens of an entry of packing.AttentionBlocks
 
 
 @triton.jit
-def _program(blocks):
-    """(block, sequence, head) in a grid of (blocks * batch, heads): only its first axis is longer than 65,535."""
-    return tl.program_id(0) % blocks, tl.program_id(0) // blocks, tl.program_id(1)
+def _program(blocks_ptr, blocks, H: tl.constexpr, BLOCK: tl.constexpr):
+    """(block of BLOCK tokens, sequence, head).
+
+    From a table of blocks of TABLE_BLOCK tokens, all heads of a block beside each other; or, without one, in a grid of
+    (blocks * batch, heads): only its first axis is longer than 65,535.
+    """
+    if blocks_ptr is None:
+        return tl.program_id(0) % blocks, tl.program_id(0) // blocks, tl.program_id(1)
+    else:
+        EACH: tl.constexpr = max(1, TABLE_BLOCK // BLOCK)
+        place = tl.program_id(0) // H
+        entry = blocks_ptr + place // EACH * 2
+        start = tl.load(entry + 1) * TABLE_BLOCK + place % EACH * BLOCK
+        # Of the entries that share a larger block the first has it; the others' lies past every end.
+        block = tl.where(start % BLOCK == 0, start // BLOCK, 2147483647 // BLOCK)
+        return block, tl.load(entry), tl.program_id(0) % H
+
+
+@triton.jit
+def _row_pointers(rows, stride, BLOCK_D: tl.constexpr):
+    return rows.to(tl.int64)[:, None] * stride + tl.arange(0, BLOCK_D)[None, :]
+
+
+@triton.jit
+def _slot(
+    first, sequence, block, head, H: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """Where a block of a sequence has its sums: no two blocks of the batch share first // BLOCK + sequence + block."""
+    return ((first // BLOCK + sequence + block).to(tl.int64) * 3 * H + head) * D
 
 
 @triton.jit
@@ -103,6 +136,7 @@ def _attention_fwd_kernel(
     alibi_ptr,  # (H,), or None
     relative_ptr,  # (H, 2 * span + 1), or None
     key_bias_ptr,  # (total_k,), or None
+    blocks_ptr,  # (entries, 2), int32: packing.AttentionBlocks, or None
     stride_q_token,
     stride_q_head,
     stride_k_token,
@@ -125,12 +159,13 @@ def _attention_fwd_kernel(
     WINDOW: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    block, sequence, head = _program(blocks)
+    block, sequence, head = _program(blocks_ptr, blocks, H, BLOCK_M)
     start_m = block * BLOCK_M
     first_q, length_q = sequence_bounds(cu_seqlens_q_ptr, sequence)
     tl.device_assert(length_q <= blocks * BLOCK_M, "a sequence is longer than max_seqlen")
-    last_q = tl.load(cu_seqlens_q_ptr + tl.num_programs(0) // blocks)
-    tl.device_assert(last_q == total_q, "cu_seqlens ends before the last token")
+    if blocks_ptr is None:
+        last_q = tl.load(cu_seqlens_q_ptr + tl.num_programs(0) // blocks)
+        tl.device_assert(last_q == total_q, "cu_seqlens ends before the last token")
     if start_m >= length_q:
         return
     first_k, length_k = sequence_bounds(cu_seqlens_k_ptr, sequence)
@@ -173,16 +208,15 @@ def _attention_fwd_kernel(
     tl.store(lse_ptr + head.to(tl.int64) * total_q + tokens, lse, mask=mask_m)
 
 
-@triton.jit(do_not_specialize=["total_q", "size"])
+@triton.jit(do_not_specialize=["total_q"])
 def _attention_delta_kernel(
     out_ptr,
     dout_ptr,
     dlse_ptr,  # (H, total_q), float32, or None
     delta_ptr,  # (H, total_q), float32
-    keys_ptr,  # (2, H, total_q), int32: the queries' keys of dropout; None without
+    keys_ptr,  # (H, total_q), int64: the queries' keys of dropout; None without
     rng_ptr,
     total_q,
-    size,  # H * total_q
     H: tl.constexpr,
     D: tl.constexpr,
     BLOCK_D: tl.constexpr,
@@ -195,17 +229,24 @@ def _attention_delta_kernel(
     head = tl.program_id(1)
     offs_m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     mask_m = offs_m < total_q
+    places = head.to(tl.int64) * total_q + offs_m
     out = load_rows(out_ptr + head * D, offs_m, H * D, mask_m, D, BLOCK_D).to(tl.float32)
     dout = load_rows(dout_ptr + head * D, offs_m, H * D, mask_m, D, BLOCK_D).to(tl.float32)
     delta = tl.sum(out * dout, 1)
-    places = head.to(tl.int64) * total_q + offs_m
     if dlse_ptr is not None:
         delta -= tl.load(dlse_ptr + places, mask=mask_m, other=0.0)
     tl.store(delta_ptr + places, delta, mask=mask_m)
     if keys_ptr is not None:
-        first, second = row_keys(load_rng(rng_ptr), head, offs_m)
-        tl.store(keys_ptr + places, first.to(tl.int32, bitcast=True), mask=mask_m)
-        tl.store(keys_ptr + size + places, second.to(tl.int32, bitcast=True), mask=mask_m)
+        store_row_keys(keys_ptr, load_rng(rng_ptr), head, offs_m, places, mask_m)
+
+
+@triton.jit(do_not_specialize=["total_q"])
+def _attention_keys_kernel(keys_ptr, rng_ptr, total_q, BLOCK_M: tl.constexpr):
+    """The queries' keys of dropout alone, for the short sequences' backward, which forms delta itself."""
+    head = tl.program_id(1)
+    offs_m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    places = head.to(tl.int64) * total_q + offs_m
+    store_row_keys(keys_ptr, load_rng(rng_ptr), head, offs_m, places, offs_m < total_q)
 
 
 @triton.jit(do_not_specialize=VARYING)
@@ -215,23 +256,27 @@ def _attention_bwd_kv_kernel(
     v_ptr,
     dout_ptr,  # (total_q, H, D), contiguous
     wide_dq_ptr,  # (total_q, H, D), float32, contiguous, zeroed; None to leave dq to its own kernel
-    dk_ptr,  # (total_k, H, D), heads next to each other
+    finished_ptr,  # (batch, H), int32, zeroed: programs that have added to dq; None like wide_dq_ptr
+    dq_ptr,  # (total_q, H, D), heads next to each other
+    dk_ptr,  # (total_k, H, D), as dq
     dv_ptr,
+    sums_ptr,  # (slots, 3, H, D), float32, zeroed: of dq and dv over tokens, in _slot's; dk's are 0; or None
     lse_ptr,
     delta_ptr,
     cu_seqlens_q_ptr,
     cu_seqlens_k_ptr,
-    keys_ptr,  # (2, H, total_q), int32, or None
+    keys_ptr,  # (H, total_q), int64, or None
     alibi_ptr,
     relative_ptr,
     key_bias_ptr,
+    blocks_ptr,
     stride_q_token,
     stride_q_head,
     stride_k_token,
     stride_k_head,
     stride_v_token,
     stride_v_head,
-    stride_grad,  # of tokens in dk and dv
+    stride_grad,  # of tokens in dq, dk and dv
     total_q,
     blocks,  # of the longest sequence
     scale,
@@ -248,7 +293,7 @@ def _attention_bwd_kv_kernel(
     WINDOW: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    block, sequence, head = _program(blocks)
+    block, sequence, head = _program(blocks_ptr, blocks, H, BLOCK_N)
     start_n = block * BLOCK_N
     first_k, length_k = sequence_bounds(cu_seqlens_k_ptr, sequence)
     if start_n >= length_k:
@@ -264,9 +309,10 @@ def _attention_bwd_kv_kernel(
     q_base = head_rows(q_ptr, first_q, stride_q_token, head, stride_q_head)
     dout_base = dout_ptr + first_q.to(tl.int64) * (H * D) + head * D
     statistics = head.to(tl.int64) * total_q + first_q
-    size = H * total_q.to(tl.int64)
     qk_scale = scale * LOG2_E
     unit = score_unit(qk_scale, biases, WINDOW)
+    if wide_dq_ptr is not None:
+        wide_dq = wide_dq_ptr + first_q.to(tl.int64) * (H * D) + head * D
     dk = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
     dv = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
     start, stop = _visible_blocks(start_n - shift, length_q, right, left, BLOCK_M, BLOCK_N, WINDOW)
@@ -278,7 +324,7 @@ def _attention_bwd_kv_kernel(
         lse, delta = load_statistics(lse_ptr + statistics, delta_ptr + statistics, offs_m, mask_m)
         dropout = (None, threshold, drop_scale)
         if keys_ptr is not None:
-            found = load_row_keys(keys_ptr + statistics, size, offs_m, mask_m)
+            found = load_row_keys(keys_ptr + statistics, offs_m, mask_m)
             dropout = ((found[0][None, :], found[1][None, :]), threshold, drop_scale)
         # Keys by queries: what the next products take on their left stays in registers.
         s = tl.dot(k, q.T, input_precision=PRECISION)
@@ -292,21 +338,38 @@ def _attention_bwd_kv_kernel(
         ds = ds.to(q.dtype)
         dk = tl.dot(ds, q, dk, input_precision=PRECISION)
         if wide_dq_ptr is not None:
-            dq = tl.dot(ds.T, k, input_precision=PRECISION) * scale
-            offs_d = tl.arange(0, BLOCK_D)
-            pointers = (
-                wide_dq_ptr
-                + (first_q + offs_m).to(tl.int64)[:, None] * (H * D)
-                + head * D
-                + offs_d[None, :]
-            )
-            tl.atomic_add(pointers, dq, mask=mask_m[:, None] & (offs_d < D)[None, :], sem="relaxed")
+            dq = tl.dot(ds.T, k, input_precision=PRECISION)
+            pointers = wide_dq + _row_pointers(offs_m, H * D, BLOCK_D)
+            mask = mask_m[:, None] & (tl.arange(0, BLOCK_D) < D)[None, :]
+            tl.atomic_add(pointers, dq, mask=mask, sem="relaxed")
     grad_start = first_k.to(tl.int64) * stride_grad + head * D
     mask_n = columns < length_k
+    dk *= scale
     if keys_ptr is not None:
         dv *= drop_scale
-    store_rows(dk_ptr + grad_start, columns, stride_grad, mask_n, dk * scale, D, BLOCK_D)
+    store_rows(dk_ptr + grad_start, columns, stride_grad, mask_n, dk, D, BLOCK_D)
     store_rows(dv_ptr + grad_start, columns, stride_grad, mask_n, dv, D, BLOCK_D)
+    if sums_ptr is not None:
+        sums = sums_ptr + _slot(first_k, sequence, block, head, H, D, BLOCK_N)
+        store_sums(sums + 2 * H * D, tl.sum(dv, 0), D, BLOCK_D)
+    if wide_dq_ptr is not None:
+        # The last of the sequence's programs finds all their parts of dq, in the cache that multiprocessors share.
+        tl.debug_barrier()
+        before = tl.atomic_add(finished_ptr + sequence * H + head, 1, sem="acq_rel")
+        if before == tl.cdiv(length_k, BLOCK_N) - 1:
+            dq_start = first_q.to(tl.int64) * stride_grad + head * D
+            dq_sum = tl.zeros([BLOCK_D], tl.float32)
+            for start_m in tl.range(0, length_q, BLOCK_M):
+                offs_m = start_m + tl.arange(0, BLOCK_M)
+                mask_m = offs_m < length_q
+                mask = mask_m[:, None] & (tl.arange(0, BLOCK_D) < D)[None, :]
+                pointers = wide_dq + _row_pointers(offs_m, H * D, BLOCK_D)
+                dq = tl.load(pointers, mask=mask, other=0.0, cache_modifier=".cg") * scale
+                store_rows(dq_ptr + dq_start, offs_m, stride_grad, mask_m, dq, D, BLOCK_D)
+                dq_sum += tl.sum(dq, 0)
+            if sums_ptr is not None:
+                sums = sums_ptr + _slot(first_q, sequence, 0, head, H, D, BLOCK_N)
+                store_sums(sums, dq_sum, D, BLOCK_D)
 
 
 @triton.jit
@@ -337,6 +400,7 @@ def _attention_bwd_q_kernel(
     v_ptr,
     dout_ptr,
     dq_ptr,  # (total_q, H, D), heads next to each other
+    sums_ptr,  # as in the kernel above
     lse_ptr,
     delta_ptr,
     cu_seqlens_q_ptr,
@@ -345,6 +409,7 @@ def _attention_bwd_q_kernel(
     alibi_ptr,
     relative_ptr,
     key_bias_ptr,
+    blocks_ptr,
     stride_q_token,
     stride_q_head,
     stride_k_token,
@@ -368,7 +433,7 @@ def _attention_bwd_q_kernel(
     WINDOW: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    block, sequence, head = _program(blocks)
+    block, sequence, head = _program(blocks_ptr, blocks, H, BLOCK_M)
     start_m = block * BLOCK_M
     first_q, length_q = sequence_bounds(cu_seqlens_q_ptr, sequence)
     if start_m >= length_q:
@@ -390,7 +455,7 @@ def _attention_bwd_q_kernel(
     lse, delta = load_statistics(lse_ptr + statistics, delta_ptr + statistics, offs_m, mask_m)
     dropout = (None, threshold, drop_scale)
     if keys_ptr is not None:
-        found = load_row_keys(keys_ptr + statistics, H * total_q.to(tl.int64), offs_m, mask_m)
+        found = load_row_keys(keys_ptr + statistics, offs_m, mask_m)
         dropout = ((found[0][:, None], found[1][:, None]), threshold, drop_scale)
     dq = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     start, stop = _visible_blocks(start_m + shift, length_k, left, right, BLOCK_N, BLOCK_M, WINDOW)
@@ -407,7 +472,11 @@ def _attention_bwd_q_kernel(
         D, BLOCK_D, BLOCK_N, WINDOW, True, PRECISION,
     )  # fmt: skip
     grad_base = dq_ptr + first_q.to(tl.int64) * stride_grad + head * D
-    store_rows(grad_base, offs_m, stride_grad, mask_m, dq * scale, D, BLOCK_D)
+    dq *= scale
+    store_rows(grad_base, offs_m, stride_grad, mask_m, dq, D, BLOCK_D)
+    if sums_ptr is not None:
+        sums = sums_ptr + _slot(first_q, sequence, block, head, H, D, BLOCK_M)
+        store_sums(sums, tl.sum(dq, 0), D, BLOCK_D)
 
 
 @tunable(
@@ -471,14 +540,47 @@ def _biased(arguments: dict) -> bool:
     return arguments["WINDOW"] or any(bias is not None for bias in biases)
 
 
-def _is_short(max_seqlen: int, cu_seqlens_k: Tensor | None, arguments: dict) -> bool:
-    """Whether tiles of whole sequences take the call; float32 would not fit in them."""
-    return (
-        max_seqlen <= attention_short.LONGEST
-        and cu_seqlens_k is None
-        and arguments["q_ptr"].element_size() == 2
+class _Division(NamedTuple):
+    """Which kernels take a batch.
+
+    Fields:
+        short: whether those for short sequences take all that are.
+        any_length: whether those for any length take the others.
+        blocks: of these, or None for a grid over the longest sequence.
+    """
+
+    short: bool
+    any_length: bool
+    blocks: Tensor | None
+
+
+def _divide(
+    arguments: dict, cu_seqlens_k: Tensor | None, call: tuple, widest: int = 128
+) -> _Division:
+    """call: _call's, from bounds on; widest: head that the kernel for short sequences takes."""
+    _, every_block, long_blocks, max_seqlen = call[:4]
+    fits = (
+        cu_seqlens_k is None
+        and arguments["q_ptr"].element_size() == 2  # float32 would not fit in its tiles
+        and arguments["D"] <= widest
         and not _biased(arguments)
     )
+    if fits and max_seqlen <= attention_short.LONGEST:
+        return _Division(True, False, None)
+    if fits and long_blocks is not None:
+        return _Division(True, True, long_blocks)
+    return _Division(False, True, None if cu_seqlens_k is not None else every_block)
+
+
+def _blocks(
+    division: _Division, max_seqlen: int, block: int, arguments: dict
+) -> tuple[dict, tuple]:
+    """(arguments, grid) of a kernel whose programs have ``block`` tokens each."""
+    blocks, heads = triton.cdiv(max_seqlen, block), arguments["H"]
+    own = {"blocks_ptr": division.blocks, "blocks": blocks}
+    if division.blocks is None:
+        return own, (blocks * (arguments["cu_seqlens_q_ptr"].shape[0] - 1), heads)
+    return own, (division.blocks.shape[0] * max(1, TABLE_BLOCK.value // block) * heads,)
 
 
 def _call(
@@ -492,6 +594,8 @@ def _call(
     relative_bias: Tensor | None,
     key_bias: Tensor | None,
     bounds: Tensor | None,
+    every_block: Tensor | None,
+    long_blocks: Tensor | None,
     max_seqlen_q: int,
     max_seqlen_k: int,
     dropout_p: float,
@@ -546,29 +650,21 @@ def attention_forward(q: Tensor, k: Tensor, v: Tensor, *call) -> tuple[Tensor, T
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     lse = q.new_empty((q.shape[1], q.shape[0]), dtype=torch.float32)
     arguments = _call(q, k, v, *call)
-    cu_seqlens_q, bounds, max_seqlen_q = call[0], call[6], call[7]
-    if _is_short(max_seqlen_q, call[1], arguments):
-        attention_short.forward(out, lse, bounds, max_seqlen_q, arguments)
-        return out, lse
-    launch = _config("forward", max_seqlen_q, arguments)
-    blocks = triton.cdiv(max_seqlen_q, launch["BLOCK_M"])
-    grid = (blocks * (cu_seqlens_q.shape[0] - 1), q.shape[1])
-    if 0 not in grid:
-        run(
-            _attention_fwd_kernel,
-            grid,
-            out_ptr=out,
-            lse_ptr=lse,
-            blocks=blocks,
-            **arguments,
-            **launch,
-        )
+    bounds, max_seqlen = call[6], call[9]
+    division = _divide(arguments, call[1], call[6:])
+    if division.short:
+        attention_short.forward(out, lse, bounds, max_seqlen, arguments)
+    if division.any_length:
+        launch = _config("forward", max_seqlen, arguments)
+        own, grid = _blocks(division, max_seqlen, launch["BLOCK_M"], arguments)
+        if 0 not in grid:
+            run(_attention_fwd_kernel, grid, out_ptr=out, lse_ptr=lse, **own, **arguments, **launch)
     return out, lse
 
 
 def _rotated(q: Tensor, k: Tensor, call: tuple) -> tuple[Tensor, Tensor, tuple]:
     """Queries and keys by the angles of their positions, and the call without its table of them."""
-    cu_seqlens, cu_seqlens_k, table, max_seqlen = call[0], call[1], call[6], call[8]
+    cu_seqlens, cu_seqlens_k, table, max_seqlen = call[0], call[1], call[6], call[10]
     call = call[:6] + call[7:]
     if table is None:
         return q, k, call
@@ -589,19 +685,25 @@ def attention_backward(
     k: Tensor,
     v: Tensor,
     *rest,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """(dq, dk, dv, drelative_bias), or (dqkv, two empty, drelative_bias) if packed; contiguous.
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """(dq, dk, dv, drelative_bias, dbias), or (dqkv, two empty, drelative_bias, dbias) if packed; contiguous.
 
-    rest: see _call, with a table of angles before the bounds; then packed and wants_relative_bias.
+    rest: see _call, with a table of angles before the bounds; then packed, wants_relative_bias and wants_bias.
     """
-    cu_seqlens, table, max_seqlen = rest[0], rest[6], rest[8]
-    q, k, rest = _rotated(q, k, rest)
-    results = _backward(dout, dlse, out, lse, q, k, v, *rest)
+    cu_seqlens, table, max_seqlen = rest[0], rest[6], rest[10]
+    *rest, wants_bias = rest
+    q, k, rest = _rotated(q, k, tuple(rest))
+    # The sum of the keys' gradients is 0, because a constant added to all of a query's scores changes no probability;
+    # but not behind a rotation, or with a gradient through lse.
+    in_kernels = wants_bias and table is None and dlse is None
+    *results, dbias = _backward(dout, dlse, out, lse, q, k, v, *rest, in_kernels)
     if table is not None:
         dq, dk = results[0].unbind(1)[:2] if rest[-2] else results[:2]
         for gradient in (dq, dk):
             rotate_into(gradient, gradient, table, cu_seqlens, max_seqlen, True)
-    return results
+    if wants_bias and not in_kernels:
+        dbias = column_sum(results[0].flatten(1))
+    return (*results, dbias)
 
 
 def _backward(
@@ -613,35 +715,36 @@ def _backward(
     k: Tensor,
     v: Tensor,
     *rest,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, ...]:
     """As attention_backward, of rotated queries and keys.
 
     dq by atomic addition, or by its own kernel under torch.use_deterministic_algorithms.
     """
-    *call, packed, wants_relative_bias = rest
+    *call, packed, wants_relative_bias, wants_bias = rest
     nothing = lambda: q.new_empty(0)
     if packed:
         dqkv = q.new_empty((q.shape[0], 3, *q.shape[1:]))
         (dq, dk, dv), results = dqkv.unbind(1), (dqkv, nothing(), nothing())
     else:
         dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
+        if call[1] is not None:
+            dq.zero_()  # of a sequence without keys
         results = (dq, dk, dv)
     arguments = _call(q, k, v, *call)
     dout = dout.contiguous()
-    bounds, max_seqlen_q, max_seqlen_k = call[6:9]
-    fits = attention_short.backward_fits(q.shape[2], max_seqlen_q, q.device)
-    if dlse is None and fits and _is_short(max_seqlen_q, call[1], arguments):
-        attention_short.backward(dout, dq, dk, dv, bounds, max_seqlen_q, arguments)
-        return (*results, nothing())
-    delta = torch.empty_like(lse)
+    bounds, (max_seqlen_q, max_seqlen_k) = call[6], call[9:11]
+    widest = attention_short.WIDEST_BACKWARD if dlse is None else 0
+    division = _divide(arguments, call[1], tuple(call[6:]), widest)
+    delta = torch.empty_like(lse) if division.any_length else None
     rng_state = arguments.pop("rng_ptr")
-    keys = None if rng_state is None else q.new_empty((2, *lse.shape), dtype=torch.int32)
+    keys = None if rng_state is None else torch.empty_like(lse, dtype=torch.int64)
     arguments |= {"dout_ptr": dout, "lse_ptr": lse, "delta_ptr": delta, "keys_ptr": keys}
     (total_q, heads, head_dim), batch = q.shape, call[0].shape[0] - 1
-    if total_q and heads:
+    grid = (triton.cdiv(total_q, 64), heads)
+    if 0 not in grid and delta is not None:
         run(
             _attention_delta_kernel,
-            (triton.cdiv(total_q, 64), heads),
+            grid,
             out,
             dout,
             _contiguous(dlse),
@@ -649,46 +752,24 @@ def _backward(
             keys,
             rng_state,
             total_q,
-            delta.numel(),
             **{name: arguments[name] for name in ("H", "D", "BLOCK_D")},
             BLOCK_M=64,
             num_warps=4,
         )
-    deterministic = torch.are_deterministic_algorithms_enabled()
-    wide_dq = None if deterministic else torch.zeros(q.shape, dtype=torch.float32, device=q.device)
-    launch = _config("backward_kv", max_seqlen_k, arguments)
-    blocks = triton.cdiv(max_seqlen_k, launch["BLOCK_N"])
-    grid = (blocks * batch, heads)
-    if 0 not in grid:
-        run(
-            _attention_bwd_kv_kernel,
-            grid,
-            blocks=blocks,
-            wide_dq_ptr=wide_dq,
-            dk_ptr=dk,
-            dv_ptr=dv,
-            stride_grad=dk.stride(0),
-            **arguments,
-            **launch,
-        )
-    if wide_dq is not None:
-        dq.copy_(wide_dq)
-    else:
-        launch = _config("backward_q", max_seqlen_q, arguments)
-        blocks = triton.cdiv(max_seqlen_q, launch["BLOCK_M"])
-        grid = (blocks * batch, heads)
-        if 0 not in grid:
-            run(
-                _attention_bwd_q_kernel,
-                grid,
-                blocks=blocks,
-                dq_ptr=dq,
-                stride_grad=dq.stride(0),
-                **arguments,
-                **launch,
-            )
+    elif 0 not in grid and keys is not None:
+        grid = (triton.cdiv(total_q, 256), heads)
+        run(_attention_keys_kernel, grid, keys, rng_state, total_q, BLOCK_M=256, num_warps=4)
+    dbias = torch.zeros(3 * heads * head_dim, device=q.device) if wants_bias else nothing()
+    if division.short:
+        sums = attention_short.backward(dq, dk, dv, bounds, max_seqlen_q, wants_bias, arguments)
+        if sums is not None:
+            dbias += sums.sum(0).flatten()
+    if division.any_length:
+        sums = _backward_any_length(q, dq, dk, dv, division, call[9:11], wants_bias, arguments)
+        if sums is not None:
+            dbias += sums.sum(0).flatten()
     if not wants_relative_bias:
-        return (*results, nothing())
+        return (*results, nothing(), dbias)
     drelative_bias = relative_bias_gradient(
         call[4],
         max_seqlen_q,
@@ -697,4 +778,56 @@ def _backward(
         launch=relative_config(head_dim, _precision(arguments)),
         **arguments,
     )
-    return (*results, drelative_bias)
+    return (*results, drelative_bias, dbias)
+
+
+def _backward_any_length(
+    q: Tensor,
+    dq: Tensor,
+    dk: Tensor,
+    dv: Tensor,
+    division: _Division,
+    max_seqlens: Sequence[int],
+    wants_sums: bool,
+    arguments: dict,
+) -> Tensor | None:
+    """Writes dq, dk and dv. Returns: sums of them over blocks of tokens, (slots, 3, H, D), or None."""
+    max_seqlen_q, max_seqlen_k = max_seqlens
+    batch = arguments["cu_seqlens_q_ptr"].shape[0] - 1
+    gradients = {"dq_ptr": dq, "stride_grad": dq.stride(0), "sums_ptr": None}
+    launch = _config("backward_kv", max_seqlen_k, arguments)
+    launch_q, wide_dq, finished = None, None, None
+    if torch.are_deterministic_algorithms_enabled():
+        launch_q = _config("backward_q", max_seqlen_q, arguments)
+    else:
+        wide_dq, finished = _zeroed_dq(q, batch)
+    if wants_sums:
+        block = min(launch["BLOCK_N"], launch_q["BLOCK_M"] if launch_q else launch["BLOCK_N"])
+        shape = (q.shape[0] // block + batch, 3, *q.shape[1:])
+        gradients["sums_ptr"] = torch.zeros(shape, dtype=torch.float32, device=q.device)
+    own, grid = _blocks(division, max_seqlen_k, launch["BLOCK_N"], arguments)
+    if 0 not in grid:
+        run(
+            _attention_bwd_kv_kernel,
+            grid,
+            wide_dq_ptr=wide_dq,
+            finished_ptr=finished,
+            dk_ptr=dk,
+            dv_ptr=dv,
+            **own,
+            **gradients,
+            **arguments,
+            **launch,
+        )
+    if launch_q:
+        own, grid = _blocks(division, max_seqlen_q, launch_q["BLOCK_M"], arguments)
+        if 0 not in grid:
+            run(_attention_bwd_q_kernel, grid, **own, **gradients, **arguments, **launch_q)
+    return gradients["sums_ptr"]
+
+
+def _zeroed_dq(q: Tensor, batch: int) -> tuple[Tensor, Tensor]:
+    """Zeros for dq in float32, and for the programs that have added to it, filled at once."""
+    size = q.numel()
+    zeros = torch.zeros(size + batch * q.shape[1], dtype=torch.float32, device=q.device)
+    return zeros[:size], zeros[size:].view(torch.int32)

@@ -41,7 +41,7 @@ def _attention_bwd_relative_kernel(
     delta_ptr,  # (H, total_q), float32
     cu_seqlens_q_ptr,
     cu_seqlens_k_ptr,
-    keys_ptr,  # (2, H, total_q), int32: the queries' keys of dropout, or None
+    keys_ptr,  # (H, total_q), int64: the queries' keys of dropout, or None
     alibi_ptr,
     relative_ptr,
     key_bias_ptr,
@@ -123,8 +123,7 @@ def _attention_bwd_relative_kernel(
             dp = tl.dot(dout, v.T, input_precision=PRECISION)
             dropout = (None, threshold, drop_scale)
             if keys_ptr is not None:
-                size = H * total_q.to(tl.int64)
-                found = load_row_keys(keys_ptr + statistics, size, offs_m, mask_m)
+                found = load_row_keys(keys_ptr + statistics, offs_m, mask_m)
                 dropout = ((found[0][:, None], found[1][:, None]), threshold, drop_scale)
             _, ds = score_gradients(p, dp, delta[:, None], offs_n[None, :], dropout)
             sums += ds

@@ -9,8 +9,9 @@ nothing atomically and gives the same bits every time. Another sequence's keys a
 Packing without a chain: window w of the tokens, BLOCK long, takes the sequences that begin in it. They make at most
 two tiles: those that fit in BLOCK tokens from the first one's beginning, and the one behind them (it begins in the
 window and ends past it, so there is only one). A program finds its tile from where the sequences around three tokens
-begin and end; a next-fit over the whole batch would have to be walked from its start. Empty tiles exit at once. The
-grid, 2 ceil(T / BLOCK) tiles, depends on the number of tokens only.
+begin and end; a next-fit over the whole batch would have to be walked from its start. A longer sequence, which only the
+last of a window can be, is left to other kernels. Empty tiles exit at once. The grid, 2 ceil(T / BLOCK) tiles, depends
+on the number of tokens only.
 
 Bytes: forward 4 T H D elements, backward 7.
 """
@@ -18,14 +19,20 @@ Bytes: forward 4 T H D elements, backward 7.
 import torch
 import triton
 import triton.language as tl
-from fastenc.kernels.attention_tile import LOG2_E, load_rows, store_rows
-from fastenc.kernels.device import shared_memory
+from fastenc.kernels.attention_tile import (
+    LOG2_E,
+    load_row_keys,
+    load_rows,
+    store_rows,
+    store_sums,
+)
 from fastenc.kernels.dropout import is_kept, load_rng, row_keys, spread
 from fastenc.kernels.launch import architecture, tunable
 from fastenc.kernels.run import run
 from torch import Tensor
 
 LONGEST = 128  # tokens of a sequence
+WIDEST_BACKWARD = 64  # of a head: dk and dv of 128 keys fill the registers
 
 
 @triton.jit(do_not_specialize=["total_tokens", "batch", "steps", "max_seqlen"])
@@ -60,7 +67,9 @@ def _tile(starts_ptr, ends_ptr, total_tokens, BLOCK: tl.constexpr):
     edge = tl.program_id(0) // 2 * BLOCK
     starts_here = tl.load(starts_ptr + edge) == edge
     first = tl.where(starts_here, edge, tl.load(ends_ptr + edge))
-    last = tl.load(ends_ptr + tl.minimum(edge + BLOCK, total_tokens) - 1)
+    end = tl.minimum(edge + BLOCK, total_tokens) - 1
+    last_start, last = tl.load(starts_ptr + end), tl.load(ends_ptr + end)
+    last = tl.where(last - last_start > BLOCK, last_start, last)  # other kernels take longer ones
     full = first + BLOCK
     inside = tl.load(starts_ptr + full, mask=full < total_tokens, other=2147483647)
     middle = tl.minimum(inside, last)
@@ -150,8 +159,10 @@ def _attention_short_bwd_kernel(
     dq_ptr,  # (total_tokens, H, D), heads next to each other
     dk_ptr,
     dv_ptr,
+    lse_ptr,  # (H, total_tokens), float32
+    sums_ptr,  # (tiles, 3, H, D), float32, zeroed: of dq and dv over the tile's tokens, dk's are 0; or None
     bounds_ptr,
-    rng_ptr,
+    keys_ptr,  # (H, total_tokens), int64: the queries' keys of dropout, or None
     stride_q_token,
     stride_q_head,
     stride_k_token,
@@ -170,14 +181,13 @@ def _attention_short_bwd_kernel(
     ROWS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
+    """Scores are keys by queries: what the products of dk and dv take on their left stays in registers."""
     starts_ptr, ends_ptr = bounds_ptr, bounds_ptr + total_tokens
     first, last = _tile(starts_ptr, ends_ptr, total_tokens, BLOCK)
     if first >= last:
         return
     head = tl.program_id(1)
     wide_head = head.to(tl.int64)  # strides of heads may be long
-    if rng_ptr is not None:
-        rng = load_rng(rng_ptr)
     keys = first + tl.arange(0, BLOCK)
     valid = keys < last
     starts = tl.load(starts_ptr + keys, mask=valid, other=-2)
@@ -185,29 +195,44 @@ def _attention_short_bwd_kernel(
     v = load_rows(v_ptr + wide_head * stride_v_head, keys, stride_v_token, valid, D, BLOCK_D)
     dk = tl.zeros([BLOCK, BLOCK_D], tl.float32)
     dv = tl.zeros([BLOCK, BLOCK_D], tl.float32)
+    ds_sums = tl.zeros([BLOCK], tl.float32)
+    columns = spread(keys - starts)[:, None]  # right for the queries that see the key
     for start_m in tl.range(first, last, ROWS):
         tokens = start_m + tl.arange(0, ROWS)
         mask_m = tokens < last
         row_starts = tl.load(starts_ptr + tokens, mask=mask_m, other=-1)
+        rows = wide_head * total_tokens + tokens
+        lse = tl.load(lse_ptr + rows, mask=mask_m, other=0.0) * LOG2_E
         q = load_rows(q_ptr + wide_head * stride_q_head, tokens, stride_q_token, mask_m, D, BLOCK_D)
         dout = load_rows(dout_ptr + head * D, tokens, H * D, mask_m, D, BLOCK_D)
-        p, _, total = _softmax(q, k, row_starts, starts, scale * LOG2_E, PRECISION)
-        p *= (1.0 / total)[:, None]
-        dp = tl.dot(dout, v.T, input_precision=PRECISION)
+        s = tl.dot(k, q.T, input_precision=PRECISION)
+        s = tl.where(starts[:, None] == row_starts[None, :], s, float("-inf"))
+        p = tl.math.exp2(s * (scale * LOG2_E) - lse[None, :])
+        dp = tl.dot(v, dout.T, input_precision=PRECISION)
         kept = p
-        if rng_ptr is not None:
-            keep = _is_kept(rng, head, tokens, row_starts, keys, threshold)
+        if keys_ptr is not None:
+            one, two = load_row_keys(keys_ptr, rows, mask_m)
+            keep = is_kept((one[None, :], two[None, :]), columns, threshold)
             kept = tl.where(keep, p, 0.0)
             dp = tl.where(keep, dp, 0.0) * drop_scale
-        dv = tl.dot(kept.to(dout.dtype).T, dout, dv, input_precision=PRECISION)
-        ds = (p * (dp - tl.sum(p * dp, 1)[:, None])).to(q.dtype)
-        dk = tl.dot(ds.T, q, dk, input_precision=PRECISION)
-        dq = tl.dot(ds, k, input_precision=PRECISION) * scale
+        dv = tl.dot(kept.to(dout.dtype), dout, dv, input_precision=PRECISION)
+        ds = p * (dp - tl.sum(p * dp, 0)[None, :])
+        if sums_ptr is not None:
+            ds_sums += tl.sum(ds, 1)
+        ds = ds.to(q.dtype)
+        dk = tl.dot(ds, q, dk, input_precision=PRECISION)
+        dq = tl.dot(ds.T, k, input_precision=PRECISION) * scale
         store_rows(dq_ptr + head * D, tokens, stride_grad, mask_m, dq, D, BLOCK_D)
-    store_rows(dk_ptr + head * D, keys, stride_grad, valid, dk * scale, D, BLOCK_D)
-    if rng_ptr is not None:
+    dk *= scale
+    if keys_ptr is not None:
         dv *= drop_scale
+    store_rows(dk_ptr + head * D, keys, stride_grad, valid, dk, D, BLOCK_D)
     store_rows(dv_ptr + head * D, keys, stride_grad, valid, dv, D, BLOCK_D)
+    if sums_ptr is not None:
+        sums = sums_ptr + (tl.program_id(0) * 3 * H + head).to(tl.int64) * D
+        dq_sum = tl.sum(ds_sums[:, None] * k.to(tl.float32), 0) * scale
+        store_sums(sums, dq_sum, D, BLOCK_D)
+        store_sums(sums + 2 * H * D, tl.sum(dv, 0), D, BLOCK_D)
 
 
 @tunable("attention_short", bucketed=("max_seqlen",), ROWS=(16, 32, 64), num_warps=(4, 8, 16))
@@ -219,23 +244,16 @@ def config(head_dim: int, max_seqlen: int, backward: bool, warp_groups: bool) ->
     As many query rows at a time as sm_80 takes without spills; the backward holds dk and dv beside them.
     """
     small = max_seqlen <= 64
-    if warp_groups and not backward and head_dim <= 64:
-        block = 64 if small else LONGEST
-        return {"BLOCK": block, "ROWS": 64, "num_warps": 4, "num_stages": 1}
+    if warp_groups and head_dim <= 64:
+        block, warps = (64, 4) if small else (LONGEST, 8 if backward else 4)
+        return {"BLOCK": block, "ROWS": 64, "num_warps": warps, "num_stages": 1}
+    rows = 32
     if head_dim <= 32 and (backward or not small):
         rows = 16  # narrow heads leave the compiler so much room that it unrolls past the registers
-    elif backward:
-        rows = 32 if head_dim <= 64 else 16
-    else:
-        rows = 64 if head_dim <= 64 and small else 32
+    elif head_dim <= 64 and small and not backward:
+        rows = 64
     block, warps = (64, 4) if small else (LONGEST, 8)
     return {"BLOCK": block, "ROWS": rows, "num_warps": warps, "num_stages": 1}
-
-
-def backward_fits(head_dim: int, max_seqlen: int, device: torch.device) -> bool:
-    """Whether a program can have the backward's tiles. Wide heads take 108 KiB for 128 tokens, and the GPUs of sm_86,
-    sm_89 and sm_120 have 99 (CUDA C++ Programming Guide, "Technical Specifications per Compute Capability")."""
-    return head_dim <= 64 or max_seqlen <= 64 or shared_memory(device) >= 108 * 1024
 
 
 def sequence_bounds(cu_seqlens: Tensor, total_tokens: int, max_seqlen: int) -> Tensor:
@@ -262,55 +280,53 @@ def forward(
     out: Tensor, lse: Tensor, bounds: Tensor | None, max_seqlen: int, arguments: dict
 ) -> None:
     """bounds: by sequence_bounds, or None to form them here."""
-    _launch(_attention_short_fwd_kernel, bounds, max_seqlen, arguments, out_ptr=out, lse_ptr=lse)
+    launch = _config(max_seqlen, False, arguments)
+    own = {"out_ptr": out, "lse_ptr": lse}
+    _run(_attention_short_fwd_kernel, bounds, max_seqlen, launch, arguments | own)
 
 
 def backward(
-    dout: Tensor,
     dq: Tensor,
     dk: Tensor,
     dv: Tensor,
     bounds: Tensor | None,
     max_seqlen: int,
+    wants_sums: bool,
     arguments: dict,
-) -> None:
-    """dq, dk and dv have one stride of tokens."""
-    _launch(
-        _attention_short_bwd_kernel,
-        bounds,
-        max_seqlen,
-        arguments,
-        dout_ptr=dout,
-        dq_ptr=dq,
-        dk_ptr=dk,
-        dv_ptr=dv,
-        stride_grad=dq.stride(0),
+) -> Tensor | None:
+    """dq, dk and dv have one stride of tokens. Returns: sums of them over tiles, (tiles, 3, H, D), or None."""
+    launch = _config(max_seqlen, True, arguments)
+    sums = None
+    if wants_sums:
+        shape = (_tiles(arguments, launch), 3, arguments["H"], arguments["D"])
+        sums = torch.zeros(shape, dtype=torch.float32, device=dq.device)
+    own = {"dq_ptr": dq, "dk_ptr": dk, "dv_ptr": dv, "sums_ptr": sums, "stride_grad": dq.stride(0)}
+    _run(_attention_short_bwd_kernel, bounds, max_seqlen, launch, arguments | own)
+    return sums
+
+
+def _config(max_seqlen: int, backward: bool, arguments: dict) -> dict:
+    return config(
+        arguments["D"],
+        min(max_seqlen, LONGEST),
+        backward,
+        architecture(arguments["q_ptr"].device) == "sm_90",
+        like=arguments["q_ptr"],
+        dropout=arguments["threshold"] > 0,
     )
 
 
-def _launch(kernel, bounds: Tensor | None, max_seqlen: int, arguments: dict, **own) -> None:
-    """arguments: those of the kernels for any length, of which these take what they name."""
+def _tiles(arguments: dict, launch: dict) -> int:
+    return 2 * triton.cdiv(arguments["total_q"], launch["BLOCK"])
+
+
+def _run(kernel, bounds: Tensor | None, max_seqlen: int, launch: dict, arguments: dict) -> None:
+    """arguments: also those of the kernels for any length, of which these take what they name."""
     total_tokens = arguments["total_q"]
     if total_tokens == 0:
         return
     if bounds is None:
         bounds = sequence_bounds(arguments["cu_seqlens_q_ptr"], total_tokens, max_seqlen)
-    launch = config(
-        arguments["D"],
-        max_seqlen,
-        kernel is _attention_short_bwd_kernel,
-        architecture(arguments["q_ptr"].device) == "sm_90",
-        like=arguments["q_ptr"],
-        dropout=arguments["rng_ptr"] is not None,
-    )
-    shared = {name: arguments[name] for name in kernel.arg_names if name in arguments}
-    grid = (2 * triton.cdiv(total_tokens, launch["BLOCK"]), arguments["H"])
-    run(
-        kernel,
-        grid,
-        bounds_ptr=bounds,
-        total_tokens=total_tokens,
-        **own,
-        **shared,
-        **launch,
-    )
+    named = arguments | {"bounds_ptr": bounds, "total_tokens": total_tokens}
+    taken = {name: named[name] for name in kernel.arg_names if name in named}
+    run(kernel, (_tiles(arguments, launch), arguments["H"]), **taken, **launch)

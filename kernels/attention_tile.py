@@ -11,7 +11,7 @@ or 1 where a bias has been added to scores in units of log2. Arguments travel in
 
 import triton
 import triton.language as tl
-from fastenc.kernels.dropout import is_kept, spread
+from fastenc.kernels.dropout import is_kept, row_keys, spread
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 
@@ -31,6 +31,13 @@ def store_rows(base, rows, stride, valid, values, D: tl.constexpr, BLOCK_D: tl.c
     mask = valid[:, None] & (offs_d < D)[None, :]
     pointers = base + rows.to(tl.int64)[:, None] * stride + offs_d[None, :]
     tl.store(pointers, values.to(base.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def store_sums(base, sums, D: tl.constexpr, BLOCK_D: tl.constexpr):
+    """A row of head_dim sums."""
+    offs_d = tl.arange(0, BLOCK_D)
+    tl.store(base + offs_d, sums, mask=offs_d < D)
 
 
 @triton.jit
@@ -118,11 +125,17 @@ def load_statistics(lse_ptr, delta_ptr, rows, valid):
 
 
 @triton.jit
-def load_row_keys(keys_ptr, size, rows, valid):
-    """Keys of dropout that the delta kernel stored, the second words `size` places behind the first."""
-    first = tl.load(keys_ptr + rows, mask=valid, other=0).to(tl.uint32, bitcast=True)
-    second = tl.load(keys_ptr + size + rows, mask=valid, other=0).to(tl.uint32, bitcast=True)
-    return first, second
+def store_row_keys(keys_ptr, rng, head, rows, places, valid):
+    """Each query's key of dropout, two words in one, for the kernels that would form it again for each block."""
+    first, second = row_keys(rng, head, rows)
+    words = (second.to(tl.int64) << 32) | first.to(tl.int64)
+    tl.store(keys_ptr + places, words, mask=valid)
+
+
+@triton.jit
+def load_row_keys(keys_ptr, places, valid):
+    words = tl.load(keys_ptr + places, mask=valid, other=0)
+    return words.to(tl.uint32), (words >> 32).to(tl.uint32)
 
 
 @triton.jit

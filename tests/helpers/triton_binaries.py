@@ -34,6 +34,7 @@ from fastenc.kernels import (
     crf,
     embedding_layer_norm,
     head_statistics,
+    index_sum,
     launch,
     layer_norm,
     mlm_corruption,
@@ -45,14 +46,14 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 TOOLS = Path(triton.__file__).parent / "backends/nvidia/bin"
-FLOAT32_POINTERS = {"lse", "delta", "dlse", "wide_dq", "mean", "rstd", "partial"}
+FLOAT32_POINTERS = {"lse", "delta", "dlse", "wide_dq", "mean", "rstd", "partial", "sums"}
 FLOAT32_POINTERS |= {"alibi", "relative", "key_bias", "table"}
 INTEGER_POINTERS = {
-    **dict.fromkeys(("cu_seqlens", "cu_seqlens_q", "cu_seqlens_k", "bounds"), "*i32"),
-    **dict.fromkeys(("argmax", "keys"), "*i32"),
-    **dict.fromkeys(("rng", "seed", "ids", "indices", "positions", "types", "order"), "*i64"),
+    **dict.fromkeys(("cu_seqlens", "cu_seqlens_q", "cu_seqlens_k", "bounds", "blocks"), "*i32"),
+    **dict.fromkeys(("argmax", "seqused", "last", "finished"), "*i32"),
+    **dict.fromkeys(("rng", "keys", "seed", "ids", "indices"), "*i64"),
+    **dict.fromkeys(("positions", "types", "order"), "*i64"),
     **dict.fromkeys(("choices", "corrupted", "cutoffs", "labels", "tags", "path"), "*i64"),
-    **dict.fromkeys(("seqused", "last"), "*i32"),
     "pointers": "*u8",
     "special": "*i1",
 }
@@ -95,10 +96,12 @@ def attention_binaries(key: dict) -> Iterator[Binary]:
     if not key["biased"]:
         constants |= without_biases
     yield "", kernel, constants
+    if key["head_dim"] == 64 and not key["biased"] and key["precision"] == "half":
+        yield " in a grid", kernel, {**constants, "blocks_ptr": None}
     if key["head_dim"] != 64:  # what is left out below changes all of them alike
         return
     if key["kernel"] == "backward_kv":
-        yield " alone", kernel, {**constants, "wide_dq_ptr": None}
+        yield " alone", kernel, {**constants, "wide_dq_ptr": None, "finished_ptr": None}
     if key["biased"] and key["precision"] == "half":
         yield " window alone", kernel, {**constants, **without_biases}
         for name in without_biases:
@@ -110,6 +113,8 @@ def attention_short_binaries(key: dict) -> Iterator[Binary]:
     forward = attention_short._attention_short_fwd_kernel
     backward = attention_short._attention_short_bwd_kernel
     yield "", backward if key["backward"] else forward, attention_constants(key)
+    if key["backward"]:
+        yield " without sums", backward, {**attention_constants(key), "sums_ptr": None}
 
 
 def layer_norm_binaries(key: dict) -> Iterator[Binary]:
@@ -187,7 +192,7 @@ def keys() -> Iterator[tuple[str, dict]]:
                 for kernel in ("forward", "backward_kv", "backward_q"):
                     yield "attention", {"kernel": kernel, **key, "dropout": True}
         for length in (64, 128):
-            for backward in (False, True):
+            for backward in (False, True) if dim <= attention_short.WIDEST_BACKWARD else (False,):
                 key = {"max_seqlen": length, "backward": backward, "head_dim": dim}
                 yield "attention_short", {**key, "dropout": True, "dtype": "bfloat16"}
     for key in (
@@ -255,6 +260,8 @@ def untuned_cases() -> Iterator[tuple[str, object, str, dict]]:
             kernel = attention_relative._attention_bwd_relative_kernel
             yield name, kernel, ELEMENTS[dtype], constants
     constants = {"BLOCK": 256, "num_warps": 4}
+    keys_constants = {"BLOCK_M": 256, "num_warps": 4}
+    yield "keys of dropout", attention._attention_keys_kernel, "bf16", keys_constants
     yield "sequence bounds", attention_short._sequence_bounds_kernel, "bf16", constants
     for element in ELEMENTS.values():
         parameters = segment_pool.config(768)
@@ -272,6 +279,11 @@ def untuned_cases() -> Iterator[tuple[str, object, str, dict]]:
             yield name, head_statistics._head_statistics_kernel, element, constants
         yield f"unpack {element}", packing._unpack_kernel, element, packing.config(768)
         yield f"column sum {element}", column_sum._column_sum_kernel, element, column_sum.config()
+        for size in (2, 512):
+            constants = index_sum.config(size, 4 if element == "fp32" else 2)
+            constants["PRECISION"] = "tf32x3" if element == "fp32" else "ieee"
+            name = f"index sum {size} {element}"
+            yield name, index_sum._index_sum_kernel, element, constants
     for path in sorted(Path(launch.__file__).parent.glob("[!_]*.py")):
         module = import_module(f"fastenc.kernels.{path.stem}")
         for (name, kernel, constants), element in product(

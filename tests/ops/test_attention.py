@@ -120,16 +120,17 @@ def test_long_sequences_keep_no_square_of_the_length():
 @needs_cpp
 def test_registration_passes_opcheck():
     qkv, cu_seqlens, rng_state = torch.randn(10, 3, 2, 16), offsets_of((4, 6)), torch.tensor([3, 4])
-    tensors, numbers = (rng_state, *[None] * 5), (6, 6, 0.1, 0.25, -1, -1)
+    tensors, numbers = (rng_state, *[None] * 7), (6, 6, 0.1, 0.25, -1, -1)
     call = (*qkv.unbind(1), cu_seqlens, None, *tensors, *numbers)
     torch.library.opcheck(torch.ops.fastenc.attention_fwd.default, call)
     k, v = torch.randn(2, 7, 2, 16)
     separate = (qkv[:, 0], k, v, cu_seqlens, offsets_of((0, 7)), *tensors, 6, 7, *numbers[2:])
     for arguments, one_tensor in ((call, True), (separate, False)):
         out, lse = torch.ops.fastenc.attention_fwd(*arguments)
+        gradients = (torch.randn(10, 2, 16), torch.randn(2, 10))
         torch.library.opcheck(
             torch.ops.fastenc.attention_bwd.default,
-            (torch.randn(10, 2, 16), torch.randn(2, 10), out, lse, *arguments, one_tensor, False),
+            (*gradients, out, lse, *arguments, one_tensor, False, one_tensor),
         )
 
 
@@ -188,7 +189,7 @@ def test_a_direct_call_of_the_op_is_guarded_too():
         torch.ops.fastenc.attention_fwd(
             *torch.zeros(3, 6, 2, 16),
             torch.tensor([0, 6]).int(),
-            *[None] * 7,
+            *[None] * 9,
             3,
             3,
             0.0,

@@ -247,14 +247,14 @@ def test_registration_passes_opcheck():
     (qkv,) = inputs.qkv
     rotary = torch.randn(6, 8)
     biases = (inputs.slopes, inputs.relative, inputs.key_bias)
-    tensors = (inputs.cu_seqlens[0], None, None, *biases, rotary, None)
+    tensors = (inputs.cu_seqlens[0], None, None, *biases, rotary, None, None, None)
     call = [x if x is None else x.detach() for x in (*qkv.unbind(1), *tensors)]
     call += [6, 6, 0.0, 0.25, *case.window]
     torch.library.opcheck(torch.ops.fastenc.attention_fwd.default, call)
     out, lse = torch.ops.fastenc.attention_fwd(*call)
     torch.library.opcheck(
         torch.ops.fastenc.attention_bwd.default,
-        (torch.randn(10, 2, 16), None, out, lse, *call, True, True),
+        (torch.randn(10, 2, 16), None, out, lse, *call, True, True, True),
     )
 
 

@@ -137,5 +137,6 @@ def test_the_op_refuses_a_table_for_keys_of_their_own():
     biases = (None,) * 4
     with pytest.raises(RuntimeError, match="queries and keys of the same sequences"):
         torch.ops.fastenc.attention_fwd(
-            q, q, q, cu_seqlens, cu_seqlens, *biases, table_of(4, 16), None, 4, 4, 0.0, 1.0, -1, -1
+            *(q, q, q, cu_seqlens, cu_seqlens, *biases, table_of(4, 16), None, None, None),
+            *(4, 4, 0.0, 1.0, -1, -1),
         )

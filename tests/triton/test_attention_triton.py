@@ -1,11 +1,10 @@
 """The Triton kernels behind fastenc.ops.attention: on a GPU, or interpreted."""
 
-from unittest.mock import Mock
-
 import pytest
 import torch
 
 from fastenc.ops import attention
+from fastenc.packing import AttentionBlocks, attention_blocks
 from fastenc.reference.attention import attention as reference
 from fastenc.testing import assert_within_budget
 from tests.helpers.attention_cases import (
@@ -101,19 +100,49 @@ def test_short_sequences_keep_the_budget(triton_target, lengths, dim):
         )
 
 
-@pytest.mark.parametrize("longest, fits", [(128, False), (64, True)])
-def test_short_sequences_on_a_device_with_little_shared_memory(
-    triton_target, monkeypatch, longest, fits
+@pytest.mark.parametrize(
+    "lengths, dim, dtype",
+    [((70, 0, 5, 128), 16, torch.float16), ((70, 0, 5), 16, torch.float32)],
+    ids=["short", "any length"],
+)
+@pytest.mark.parametrize("dropout_p", [0.0, 0.3])
+def test_the_bias_gradient_is_the_sum_of_the_gradients(
+    triton_target, lengths, dim, dtype, dropout_p
 ):
-    from fastenc.kernels import attention_short
-
-    if triton_target.device.type == "cuda":
-        pytest.skip("a device has what it has")
-    launched = Mock(wraps=attention_short.backward)
-    monkeypatch.setattr(attention_short, "backward", launched)
-    monkeypatch.setattr(attention_short, "shared_memory", lambda device: 99 * 1024)
-    test_short_sequences_keep_the_budget(triton_target, (longest, 5), 96)
-    assert launched.called == fits
+    """In both modes, and behind a rotation, where it is a pass of its own."""
+    qkv, cu_seqlens, longest = packed(lengths, 2, dim, dtype)
+    qkv, cu_seqlens = qkv.detach().to(triton_target.device), cu_seqlens.to(triton_target.device)
+    rng_state = torch.tensor([3, 4], device=qkv.device) if dropout_p else None
+    table = torch.randn(longest, dim, device=qkv.device)
+    numbers = (longest, longest, dropout_p, dim**-0.5, -1, -1)
+    for rotary in (None, table):
+        call = (
+            *qkv.unbind(1),
+            cu_seqlens,
+            None,
+            rng_state,
+            None,
+            None,
+            None,
+            rotary,
+            None,
+            None,
+            None,
+        )
+        out, lse = torch.ops.fastenc.attention_fwd(*call, *numbers)
+        dout = torch.randn_like(out)
+        backward = lambda out=out, lse=lse, dout=dout, call=call: torch.ops.fastenc.attention_bwd(
+            dout, None, out, lse, *call, *numbers, True, False, True
+        )
+        atomic = backward()
+        with deterministic():
+            both = (atomic, backward())
+        for dqkv, *_, dbias in both:
+            assert dbias.dtype == torch.float32
+            wide = dqkv.double().flatten(1)
+            # Each gradient was rounded, and a key's, whose true sum is 0, is a difference.
+            error = (dbias - wide.sum(0)).abs()
+            assert (error <= 8 * torch.finfo(dtype).eps * wide.abs().sum(0) + 1e-6).all()
 
 
 @pytest.mark.parametrize("lengths", [(5, 20, 39, 64), (70, 17, 128)])
@@ -147,6 +176,39 @@ def test_dropout_mask_and_gradient_are_the_references(triton_target):
     (expected,) = torch.autograd.grad(theirs, qkv, dout)
     for (dqkv,) in gradients(ours, qkv, dout).values():
         torch.testing.assert_close(dqkv, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "lengths, dtype",
+    [
+        ((3, 140, 0, 66, 128, 1, 129), torch.float16),
+        ((270, 20), torch.float16),
+        ((127, 130, 1), torch.float16),  # a long one that begins at a window's last token
+        ((250, 1, 140), torch.float16),
+        ((20, 30), torch.float16),
+        ((3, 140, 0, 66), torch.float32),
+    ],
+)
+def test_blocks_of_the_batch_change_no_result(triton_target, lengths, dtype):
+    """Short sequences keep their kernel beside long ones, in both modes."""
+    qkv, cu_seqlens, longest = packed(lengths, 2, 16, dtype)
+    qkv = qkv.detach().to(triton_target.device).requires_grad_()
+    blocks = attention_blocks(cu_seqlens)
+    assert blocks.every.shape[0] == sum(-(-length // 64) for length in lengths)
+    assert blocks.long.shape[0] == sum(-(-length // 64) for length in lengths if length > 128)
+    blocks = AttentionBlocks(*(b.to(qkv.device) for b in blocks))
+    cu_seqlens, dout = cu_seqlens.to(qkv.device), torch.randn_like(qkv[:, 0])
+    results = []
+    for given in (None, blocks):
+        torch.manual_seed(9)
+        options = {"dropout_p": 0.2, "blocks": given, "impl": triton_target.impl}
+        out, lse = attention(qkv, cu_seqlens, longest, return_lse=True, **options)
+        found = gradients(out, qkv, dout)
+        results.append((out, lse, *found["atomic"], *found["deterministic"]))
+    # delta is a sum over the output, which was rounded, or over the probabilities.
+    tolerance = 5e-3 if dtype == torch.float16 else 1e-5
+    for ours, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.gpu

@@ -47,6 +47,33 @@ def test_a_launch_is_looked_up_by_dtype_and_alignment():
     assert done.stdout.split() == ["1", "1", "2", "2", "2", "3"]
 
 
+COMPILING_ONLY = """
+import torch
+from benchmarks import _stub_driver
+from fastenc.kernels.column_sum import column_sum
+from fastenc.kernels.run import compiling_only
+
+def start(*arguments):
+    raise AssertionError("started")
+
+_stub_driver._Launcher.__call__ = start
+with compiling_only():
+    column_sum(torch.zeros(4, 8))
+try:
+    column_sum(torch.zeros(4, 8))
+except AssertionError:
+    print("compiled, then started")
+"""
+
+
+def test_kernels_can_be_compiled_without_being_started():
+    root = Path(__file__).parents[2]
+    compiling = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-c", COMPILING_ONLY]
+    done = subprocess.run(command, cwd=root, env=compiling, capture_output=True, text=True)
+    assert done.stdout == "compiled, then started\n", done.stderr[-3000:]
+
+
 @pytest.fixture
 def debugging(monkeypatch):
     """The interpreter with device assertions, as compiled kernels have them under TRITON_DEBUG=1."""
@@ -74,6 +101,6 @@ def test_offsets_that_do_not_fit_are_asserted_when_debugging(
     q = torch.randn(70, 1, 16, dtype=dtype)
     offsets = torch.tensor(offsets, dtype=torch.int32)
     longest = longest if dtype == torch.float16 else min(longest, 32) if longest < 40 else longest
-    call = (offsets, *[None] * 7, longest, longest, 0.0, 0.25, -1, -1)
+    call = (offsets, *[None] * 9, longest, longest, 0.0, 0.25, -1, -1)
     with pytest.raises(Exception, match=message):
         attention.attention_forward(q, q, q, *call)

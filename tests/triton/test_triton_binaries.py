@@ -18,7 +18,6 @@ triton = pytest.importorskip("triton")
 # and the CRF's backward.
 STACK = {80: 24, 89: 24, 90: 0, 100: 16}
 TIGHT, WITHOUT_MATRICES, WIDEST_NORMS, CRF_BACKWARD = 56, 48, 160, 128
-WIDE_SHORT_BACKWARD = re.compile("attention_short max_seqlen=128 backward=True head_dim=(96|128)")
 # The launches were chosen with Triton 3.9's code; that of 3.6 spills up to 224 bytes more, in backward passes with
 # biases.
 OLDER_TRITON = 0 if tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 9) else 224
@@ -46,7 +45,8 @@ INNER_LOOPS = {
     ATTENTION.format("backward_kv", True): (32, 33),
     SHORT.format(False, False): (64, 12),
     SHORT.format(False, True): (64, 22),
-    SHORT.format(True, True): (16, 54),
+    SHORT.format(True, False): (32, 27),
+    SHORT.format(True, True): (32, 43),
     "layer_norm width=768 itemsize=2 backward=True dropout=True dtype=bfloat16": (24, 33),
     "embedding_layer_norm width=768 itemsize=2 backward=True dropout=True dtype=bfloat16": (24, 37),
 }
@@ -62,6 +62,8 @@ def compiled(capability: int, *table: Path) -> dict[str, dict]:
 def takes_matrix_instructions(name: str) -> bool:
     if name.startswith("head statistics"):
         return "fp32" not in name
+    if name.startswith("index sum"):
+        return True
     return name.startswith("attention") and "precision=ieee" not in name
 
 
@@ -87,11 +89,9 @@ def misfits(binaries: dict[str, dict], capability: int) -> dict[str, dict]:
         # A tuned launch was the fastest on a device, whatever it spilled.
         tuned = name.split()[1] == "tuned"
         programs = 1 if tuned or OLDER_TRITON or ALONE.match(name) else 2
-        # Launched only where it fits (attention_short.backward_fits).
-        shared = SHARED[80] if WIDE_SHORT_BACKWARD.match(name) else SHARED[capability]
         fits = (
             (tuned or max(binary["stack"], binary["spills"]) <= stack)
-            and binary["shared"] <= shared
+            and binary["shared"] <= SHARED[capability]
             and (capability == 89 or programs_at_a_time(binary, capability) >= programs)
             and (binary["matrix"] > 0) == takes_matrix_instructions(name)
         )
@@ -113,7 +113,7 @@ def slow_loops(binaries: dict[str, dict]) -> dict[str, dict]:
             if (
                 binary["loop"] > elements * each * older
                 or binary["loop barriers"] > barriers
-                or (not grouped and "max_seqlen=128 backward=True" not in name)
+                or not grouped
             ):
                 wrong[name] = binary
     return wrong

@@ -77,7 +77,8 @@ def copied(batch: PackedBatch, device: torch.device) -> PackedBatch:
         for name, value in vars(batch).items()
         if isinstance(value, Tensor)
     }
-    return replace(batch, **tensors)
+    # A recording takes batches of any lengths, which have other blocks.
+    return replace(batch, blocks=None, **tensors)
 
 
 def overwrite(batch: PackedBatch, values: PackedBatch) -> None:

@@ -182,6 +182,7 @@ class _Attention(torch.autograd.Function):
             None,
             inputs.rotary,
             inputs.bounds,
+            *(inputs.blocks or (None, None)),
         )
         ctx.bias_dtype = None if relative_bias is None else relative_bias.dtype
         longest = inputs.max_seqlen
@@ -224,7 +225,7 @@ class _Attention(torch.autograd.Function):
                 dout_weight = gemm(dprojected.t(), attended.flatten(1))
             if needs_x or needs_qkv or needs_qkv_bias or needs_relative_bias:
                 dattended = gemm(dprojected, out_weight).view(-1, *qkv.shape[2:])
-                dqkv, _, _, drelative_bias = torch.ops.fastenc.attention_bwd(
+                dqkv, _, _, drelative_bias, dbias = torch.ops.fastenc.attention_bwd(
                     dattended,
                     None,
                     attended,
@@ -234,19 +235,22 @@ class _Attention(torch.autograd.Function):
                     *ctx.attention,
                     True,
                     needs_relative_bias,
+                    needs_qkv_bias,
                 )
                 dqkv = dqkv.flatten(1)
                 if needs_qkv:
                     dqkv_weight = gemm(dqkv.t(), x)
                 if needs_qkv_bias:
-                    dqkv_bias = column_sum(dqkv)
+                    dqkv_bias = dbias
                 if needs_x and ctx.one_input:
                     dx = gemm(dqkv, qkv_weight, added=dresidual)
                 elif needs_x:
                     dx = gemm(dqkv, qkv_weight)
         weights = _cast((dqkv_weight, dqkv_bias, dout_weight, *dnorm), ctx.dtypes)
-        (dbias,) = _cast((drelative_bias if needs_relative_bias else None,), (ctx.bias_dtype,))
-        return dx, dresidual if needs[1] else None, *weights, dbias, *(None,) * 5
+        if not needs_relative_bias:
+            drelative_bias = None
+        (drelative_bias,) = _cast((drelative_bias,), (ctx.bias_dtype,))
+        return dx, dresidual if needs[1] else None, *weights, drelative_bias, *(None,) * 5
 
 
 class _FeedForward(torch.autograd.Function):

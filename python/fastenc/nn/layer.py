@@ -109,13 +109,13 @@ def _attend(
     qkv = _stacked_linear(x, w.qkv_weights, w.qkv_biases)
     qkv = added.to_output("qkv", qkv, x).view(x.shape[0], 3, spec.num_heads, spec.head_dim)
     cu_seqlens, max_seqlen, rows = inputs.cu_seqlens, inputs.max_seqlen, None
-    bounds = inputs.bounds
+    bounds, blocks = inputs.bounds, inputs.blocks
     if added.prefix is not None:
         # The prefix has no queries: zeros stand for them, and their results are dropped.
         prefix = added.prefix.view(added.prefix.shape[0], 2, *qkv.shape[2:])
         prefix = F.pad(prefix, (0, 0, 0, 0, 1, 0))
         qkv, cu_seqlens, rows = prepend_rows(qkv, cu_seqlens, prefix)
-        max_seqlen, bounds = max_seqlen + prefix.shape[0], None
+        max_seqlen, bounds, blocks = max_seqlen + prefix.shape[0], None, None
     attended = attention(
         qkv,
         cu_seqlens,
@@ -123,6 +123,7 @@ def _attend(
         dropout_p=dropout.attention,
         rng_state=dropout.rng_states[0],
         bounds=bounds,
+        blocks=blocks,
         softmax_scale=spec.scale,
         window_size=spec.window,
         relative_bias=inputs.relative_bias,

@@ -27,7 +27,7 @@ from fastenc.ops._numerics import (
     rotated,
 )
 from fastenc.ops.rotary import check_table
-from fastenc.packing import check_cu_seqlens
+from fastenc.packing import AttentionBlocks, check_cu_seqlens
 from fastenc.reference import attention as reference
 from fastenc.reference.rotary import rotary as rotate_reference
 
@@ -48,6 +48,7 @@ def attention(
     key_bias: Tensor | None = None,
     rotary: Tensor | None = None,
     bounds: Tensor | None = None,
+    blocks: AttentionBlocks | None = None,
     rng_state: Tensor | None = None,
     return_lse: bool = False,
     impl: str = "auto",
@@ -79,6 +80,8 @@ def attention(
         rotary: float32 (positions, rotary_dim), the table of :func:`rotary`, by which queries and keys are rotated.
         bounds: int32 (2, total_tokens), by :func:`sequence_bounds`, for calls over the same sequences; None forms them
             where a kernel needs them.
+        blocks: of the batch, by :func:`fastenc.packing.attention_blocks`, so that on a GPU one long sequence neither
+            starts programs for those that are short nor takes them off their kernel; None does without.
         rng_state: int64 (2,), seed and offset of dropout's mask, on qkv's device; None draws them from the device's
             default generator.
         return_lse: return softmax_lse too, the natural logarithm of sum_j exp(s[i, j]); -inf without a key.
@@ -94,7 +97,7 @@ def attention(
     A NaN or infinity stays in its sequence, save that on a GPU one in the values of a short half-precision sequence
     reaches its neighbours. Memory: C++ and Triton keep nothing of size length x length. Deterministic: yes; Triton's
     backward only under torch.use_deterministic_algorithms, for it is slower, or for half-precision sequences of at
-    most 128 tokens without window, bias and gradient through softmax_lse.
+    most 128 tokens with head_dim up to 64, without window, bias and gradient through softmax_lse.
     Differentiable: qkv, relative_bias.
     Source: Vaswani et al. 2017, arXiv:1706.03762; Press et al. 2021, arXiv:2108.12409 (ALiBi); Raffel et al.
     2020, arXiv:1910.10683 (T5).
@@ -115,7 +118,7 @@ def attention(
         softmax_scale,
         window_size,
         (alibi_slopes, relative_bias, key_bias),
-        (rotary, bounds, rng_state),
+        (rotary, bounds, blocks, rng_state),
         return_lse,
         impl,
     )
@@ -187,7 +190,7 @@ def cross_attention(
         softmax_scale,
         window_size,
         (alibi_slopes, relative_bias, key_bias),
-        (None, None, None),
+        (None, None, None, None),
         return_lse,
         impl,
     )
@@ -204,12 +207,12 @@ def _attend(
     softmax_scale: float | None,
     window_size: tuple[int, int],
     biases: tuple[Tensor | None, Tensor | None, Tensor | None],
-    shared: tuple[Tensor | None, Tensor | None, Tensor | None],  # rotary, bounds, rng_state
+    shared: tuple[Tensor | None, Tensor | None, AttentionBlocks | None, Tensor | None],
     return_lse: bool,
     impl: str,
 ) -> Any:
     q, k, v = _split(qkv)
-    rotary, bounds, rng_state = shared
+    rotary, bounds, blocks, rng_state = shared
     heads, head_dim = q.shape[1:]
     _checks.check_dropout(op, dropout_p)
     _checks.check_window(op, window_size)
@@ -219,6 +222,8 @@ def _attend(
         check_table(op, "rotary", rotary, q, max_seqlens[0])
     if bounds is not None:
         _check_bounds(op, bounds, q)
+    for block in blocks or ():
+        _check_block(op, block, q)
     cpp_limit = triton_limit = None
     if head_dim % 16 or not 0 < head_dim <= 128:
         cpp_limit = f"head_dim must be a multiple of 16 up to 128, got {head_dim}"
@@ -266,7 +271,8 @@ def _attend(
         )
         return (out, lse) if return_lse else out
     alibi_slopes, relative_bias, key_bias = (x if x is None else x.float() for x in biases)
-    tensors = (*cu_seqlens, rng_state, alibi_slopes, relative_bias, key_bias, rotary, bounds)
+    biases = (alibi_slopes, relative_bias, key_bias)
+    tensors = (*cu_seqlens, rng_state, *biases, rotary, bounds, *(blocks or (None, None)))
     numbers = (*max_seqlens, dropout_p, scale, *window_size)
     wants_grad = torch.is_grad_enabled() and any(
         x is not None and x.requires_grad for x in (*qkv, relative_bias)
@@ -296,6 +302,15 @@ def _check_bounds(op: str, bounds: Tensor, q: Tensor) -> None:
             f"{tuple(bounds.shape)}: make them with sequence_bounds"
         )
     _checks.check_device(op, "bounds", bounds, q)
+
+
+def _check_block(op: str, block: Tensor, q: Tensor) -> None:
+    if block.dtype != torch.int32 or block.dim() != 2 or block.shape[1] != 2:
+        raise ValueError(
+            f"{op}: blocks must be int32 of shape (blocks, 2), got {block.dtype} of shape {tuple(block.shape)}: "
+            "make them with fastenc.packing.attention_blocks"
+        )
+    _checks.check_device(op, "blocks", block, q)
 
 
 def _check_biases(
@@ -336,11 +351,11 @@ def _split(qkv: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
 
 
 class _Attention(torch.autograd.Function):
-    """Arguments: eight tensors, six numbers (the schema's, in its order), then qkv or q, k, v."""
+    """Arguments: ten tensors, six numbers (the schema's, in its order), then qkv or q, k, v."""
 
     @staticmethod
     def forward(ctx, *arguments):
-        tensors, numbers, qkv = arguments[:8], arguments[8:14], arguments[14:]
+        tensors, numbers, qkv = arguments[:10], arguments[10:16], arguments[16:]
         out, lse = torch.ops.fastenc.attention_fwd(*_split(qkv), *tensors, *numbers)
         # The backward forms the probabilities again.
         ctx.save_for_backward(out, lse, *tensors, *qkv)
@@ -352,9 +367,9 @@ class _Attention(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx, dout, dlse):
         out, lse, *rest = ctx.saved_tensors
-        tensors, qkv = rest[:8], rest[8:]
+        tensors, qkv = rest[:10], rest[10:]
         wants_relative_bias = ctx.needs_input_grad[4]
-        *grads, drelative_bias = torch.ops.fastenc.attention_bwd(
+        *grads, drelative_bias, _ = torch.ops.fastenc.attention_bwd(
             torch.zeros_like(out) if dout is None else dout,
             dlse,
             out,
@@ -364,8 +379,9 @@ class _Attention(torch.autograd.Function):
             *ctx.numbers,
             len(qkv) == 1,
             wants_relative_bias,
+            False,
         )
-        unused = [None] * 14
+        unused = [None] * 16
         if wants_relative_bias:
             unused[4] = drelative_bias
         return (*unused, *grads[: len(qkv)])
@@ -378,8 +394,9 @@ define(
 )
 _CALL = (
     "Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? rng_state, Tensor? alibi_slopes, "
-    "Tensor? relative_bias, Tensor? key_bias, Tensor? rotary, Tensor? bounds, SymInt max_seqlen_q, "
-    "SymInt max_seqlen_k, float dropout_p, float scale, SymInt window_left, SymInt window_right"
+    "Tensor? relative_bias, Tensor? key_bias, Tensor? rotary, Tensor? bounds, Tensor? every_block, "
+    "Tensor? long_blocks, SymInt max_seqlen_q, SymInt max_seqlen_k, float dropout_p, float scale, "
+    "SymInt window_left, SymInt window_right"
 )
 
 
@@ -388,7 +405,7 @@ def _fake_forward(q, *call):
 
 
 def _fake_backward(dout, dlse, out, lse, q, k, v, *call):
-    relative_bias, packed, wants_relative_bias = call[4], call[-2], call[-1]
+    relative_bias, (packed, wants_relative_bias, wants_bias) = call[4], call[-3:]
     if packed:
         grads = (q.new_empty((q.shape[0], 3, *q.shape[1:])), q.new_empty(0), q.new_empty(0))
     else:
@@ -396,6 +413,9 @@ def _fake_backward(dout, dlse, out, lse, q, k, v, *call):
     return (
         *grads,
         torch.empty_like(relative_bias) if wants_relative_bias else q.new_empty(0),
+        q.new_empty(3 * q.shape[1] * q.shape[2], dtype=torch.float32)
+        if wants_bias
+        else q.new_empty(0),
     )
 
 
@@ -405,9 +425,11 @@ define(
     triton="attention.attention_forward",
 )
 # packed: q, k and v are thirds of one tensor, and so is their gradient, the first result; the next two are empty.
+# wants_bias: also the gradient's sum over the tokens, (3 * H * D,) float32, that of the projection's bias; only packed.
 define(
     f"attention_bwd(Tensor dout, Tensor? dlse, Tensor out, Tensor lse, {_CALL}, bool packed, "
-    "bool wants_relative_bias) -> (Tensor dq, Tensor dk, Tensor dv, Tensor drelative_bias)",
+    "bool wants_relative_bias, bool wants_bias) -> (Tensor dq, Tensor dk, Tensor dv, Tensor drelative_bias, "
+    "Tensor dbias)",
     _fake_backward,
     triton="attention.attention_backward",
 )

@@ -265,7 +265,9 @@ def _attention_inputs(
     def of_layer(number: int) -> AttentionInputs:
         rotary = live.rotary[number]
         table = None if rotary is None else rotary_table(rotary, positions, batch.cu_seqlens.device)
-        return AttentionInputs(batch.cu_seqlens, batch.max_seqlen, table, bias(number), bounds)
+        return AttentionInputs(
+            batch.cu_seqlens, batch.max_seqlen, table, bias(number), bounds, batch.blocks
+        )
 
     return of_layer
 
