@@ -88,3 +88,12 @@ def test_on_a_cpu_the_steps_run_as_they_are(tmp_path):
 def test_objectives_that_count_padding_are_refused_before_the_run(tmp_path, objective):
     with pytest.raises(ValueError, match="which would change the loss of this"):
         build_objective(tmp_path, objective, graph=True)
+
+
+def test_several_processes_are_refused(tmp_path):
+    trainer = build(tmp_path)
+    trainer.processes = 2
+    with pytest.raises(
+        ValueError, match="the steps of one process, got graph=True and 2 processes"
+    ):
+        trainer._record_steps()
