@@ -30,10 +30,10 @@ class Peer(NamedTuple):
 def padded(example: dict[str, Any]) -> dict[str, Tensor]:
     """The same batch as Hugging Face takes it."""
     batch = example["batch"]
-    places, shape = batch.padded_indices()
+    indices, shape = batch.padded_indices()
 
     def pad(values: Tensor, padding: int) -> Tensor:
-        return values.new_full(shape, padding).flatten().index_copy(0, places, values).view(shape)
+        return values.new_full(shape, padding).flatten().index_copy(0, indices, values).view(shape)
 
     types = batch.token_type_ids
     return {

@@ -345,21 +345,21 @@ def fine_tune_objectives(data: dict) -> str:
     for case, rows in data["cases"].items():
         checkpoints.setdefault(case.rpartition(", seed ")[0], []).append(rows)
     providers = ("fastenc", "transformers Trainer")
-    lines = [f"| | {' | '.join(providers)} | spread of the states | seeds |", "|---|" + "---:|" * 4]
+    lines = [f"| | {' | '.join(providers)} | spread of the states |", "|---|" + "---:|" * 3]
     for name, seeds in checkpoints.items():
         scores = [[rows[p] for rows in seeds if p in rows] for p in providers]
-        cells = [mean_score(rows) if rows else "–" for rows in scores]
-        cells += [f"{seeds[0]['fastenc']['spread']:.2f}", str(len(seeds))]
+        cells = [f"{mean_score(rows)} ({len(rows)})" if rows else "–" for rows in scores]
+        cells.append(f"{seeds[0]['fastenc']['spread']:.2f}")
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return section(
         "What the checkpoints of short pretraining are worth: 8,000 phrases of SST-2",
         "FASTENC_DATA=... python -m benchmarks.fine_tune_objectives NAME=CHECKPOINT ...",
-        "Accuracy on dev × 100 after 500 steps, mean and standard deviation over seeds; 50.9 is the more frequent "
-        "class. ELECTRA's own head learns from random weights, so neither head nor settings fail. A discriminator that "
-        "is at its constant guess is a worse beginning than random weights at every seed. It has learnt to give nearly "
-        "the same state to every token (spread: mean distance of the last states from their mean, relative to their "
-        "length). The masked LM of the same short pretraining is a worse beginning too, with the spread of random "
-        "weights. " + machine_line(data["machine"]),
+        "Accuracy on dev × 100 after 500 steps, mean and standard deviation, in brackets the number of seeds; 50.9 is "
+        "the more frequent class. ELECTRA's own head learns from random weights, so neither head nor settings fail. A "
+        "discriminator at its constant guess is a worse beginning at every seed, for transformers' Trainer too. It has "
+        "learnt to give nearly the same state to every token (spread: mean distance of the last states from their "
+        "mean, relative to their length). The masked LM of the same short pretraining is a worse beginning too, with "
+        "the spread of random weights. " + machine_line(data["machine"]),
         "\n".join(lines),
     )
 

@@ -1,14 +1,14 @@
-"""Every pretraining objective on wikipedia_en, until its losses are below those of guesses that do not read the text.
+"""Every pretraining objective on wikipedia_en, beside transformers and guesses that do not read the text.
 
 python -m benchmarks.train_objectives [OBJECTIVE ...] [--steps N] [--peer-steps N] [--folder FOLDER]
 (needs FASTENC_DATA; minutes of a core an objective)
 
 A BERT (or ELECTRA) of 2 layers, 128 wide, without dropout, with 4,000 word pieces, trained by fastenc's
-objective_trainer; "distill" makes a student of 1 layer from the model that "mlm" gave. Beside it transformers, or
-plain PyTorch on its encoder, from the same first weights on the same batches with the same AdamW in a plain loop, for
-fewer steps of the same schedule. Each term of the loss is measured on held-out articles, beside that of the best
-constant guess (_constant_guesses.py). A run that was stopped goes on from its last checkpoint in FOLDER; what is
-finished is not run again.
+objective_trainer; the pairs and "electra" begin with the encoder that "mlm" gave, and "distill" makes a student of 1
+layer from it. Beside it transformers, or plain PyTorch on its encoder, from the same first weights on the same batches
+with the same AdamW in a plain loop, for fewer steps of the same schedule. Each term of the loss is measured on held-out
+articles, beside that of the best constant guess (_constant_guesses.py). A run that was stopped goes on from its last
+checkpoint in FOLDER; what is finished is not run again.
 """
 
 import argparse
@@ -107,8 +107,8 @@ class Run:
         batches = BatchSampler([1] * len(held_out_blocks), 32, shuffle=False).epoch(0)
         # Those of evaluate_objective.
         self.held_out = [
-            collator([held_out_blocks[place] for place in places], step)
-            for step, places in enumerate(batches)
+            collator([held_out_blocks[index] for index in indices], step)
+            for step, indices in enumerate(batches)
         ]
         counts = count_tokens(map(token_ids, self.trainer.examples), tokenizer.get_vocab_size())
         self.counts = counts.masked_fill(special_mask(tokenizer), 0)
@@ -144,7 +144,7 @@ class Run:
         batches = chain.from_iterable(map(trainer.sampler.epoch, count()))
         curves: Curves = {}
         begin = time.process_time()
-        for step, places in enumerate(batches):
+        for step, indices in enumerate(batches):
             if step % self.every == 0 or step == last:
                 for term, loss in held_out_losses(peer, self.held_out, trainer.collate).items():
                     curves.setdefault(term, []).append((step, loss))
@@ -152,7 +152,7 @@ class Run:
             if step == last:
                 return
             peer.model.train()
-            example = trainer.collate([trainer.examples[place] for place in places], step)
+            example = trainer.collate([trainer.examples[index] for index in indices], step)
             weighted_sum(peer.terms(example)).backward()
             torch.nn.utils.clip_grad_norm_(peer.model.parameters(), config.max_grad_norm)
             for group in optimizer.param_groups:
@@ -219,9 +219,10 @@ def main() -> None:
         run = Run(name, study, options.folder)
         if finished[0] < study.steps:
             rows = keep(name, run.train())
-        if reached(rows[OURS]) == study.steps:
-            for row in run.train_peer():
-                keep(name, {NAMES_OF_PEERS[name]: row})
+        if reached(rows[OURS]) < study.steps:  # a signal came
+            return
+        for row in run.train_peer():
+            keep(name, {NAMES_OF_PEERS[name]: row})
 
 
 if __name__ == "__main__":
