@@ -148,6 +148,24 @@ def test_the_mix_is_saved_with_the_model(family, tmp_path):
     )
 
 
+def test_transformers_reads_the_last_layer_of_a_mixed_checkpoint(tmp_path):
+    from transformers import AutoModelForTokenClassification
+
+    import fastenc
+
+    ours = mixed_model(TokenClassifier, save(model("bert"), tmp_path / "base"), num_labels=2)
+    ours.save_pretrained(tmp_path / "saved")
+    theirs = AutoModelForTokenClassification.from_pretrained(tmp_path / "saved").eval()
+    batch = padded_batch("bert")
+    inside = batch["attention_mask"].bool()
+    unmixed = TokenClassifier.from_pretrained(tmp_path / "saved", layer_mix=False)
+    with torch.no_grad():
+        expected = unmixed(packed(batch)).logits
+        close(theirs(**batch).logits[inside], expected)
+        fastenc.patch(theirs)
+        close(theirs(**batch).logits[inside], expected)
+
+
 def test_a_mix_without_its_weights_is_incomplete(tmp_path):
     folder = tmp_path / "saved"
     mixed_model(TokenClassifier, save(model("bert"), tmp_path / "base"), num_labels=2)
