@@ -329,7 +329,8 @@ def train_objectives(data: dict) -> str:
         "fewer steps of the same schedule: transformers' BertForMaskedLM, BertForPreTraining or ELECTRA, with "
         "SpanBERT's boundary head and DistilBERT's loss in plain PyTorch. The encoder of pairs and ELECTRA's "
         "discriminator begin with what mlm gave. Pairs of sentences have 256 tokens; one in five holds its article's "
-        "title, which alone tells the order and would give 0.55. "
+        "title, which alone tells the order and would give 0.55. The next sentence (pair of mlm+nsp) and replaced "
+        "tokens (rtd) are not learnt in so few steps: both are hardly below their guesses. "
         + picture(data, "train_objectives", "Held-out losses")
         + machine_line(data["machine"]),
         "\n".join(lines),
@@ -356,10 +357,10 @@ def fine_tune_objectives(data: dict) -> str:
         "FASTENC_DATA=... python -m benchmarks.fine_tune_objectives NAME=CHECKPOINT ...",
         "Accuracy on dev × 100 after 500 steps, mean and standard deviation, in brackets the number of seeds; 50.9 is "
         "the more frequent class. ELECTRA's own head learns from random weights, so neither head nor settings fail. A "
-        "discriminator at its constant guess is a worse beginning at every seed, for transformers' Trainer too. It has "
-        "learnt to give nearly the same state to every token (spread: mean distance of the last states from their "
-        "mean, relative to their length). The masked LM of the same short pretraining is a worse beginning too, with "
-        "the spread of random weights. " + machine_line(data["machine"]),
+        "discriminator at its constant guess is a worse beginning at every seed, and transformers' Trainer finds the "
+        "same. It has learnt to give nearly the same state to every token (spread: mean distance of the last states "
+        "from their mean, relative to their length). The masked LM of the same short pretraining is a worse beginning "
+        "too, with the spread of random weights. " + machine_line(data["machine"]),
         "\n".join(lines),
     )
 
