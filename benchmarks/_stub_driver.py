@@ -23,11 +23,13 @@ class _Utils:
 
 
 class _Launcher:
+    last: tuple = ()  # what the last launch was called with
+
     def __init__(self, source, metadata):
         pass
 
     def __call__(self, *arguments):
-        pass
+        _Launcher.last = arguments
 
 
 class StubDriver:

@@ -74,6 +74,39 @@ def test_kernels_can_be_compiled_without_being_started():
     assert done.stdout == "compiled, then started\n", done.stderr[-3000:]
 
 
+ONCE_MORE = """
+import torch
+from triton import knobs
+from benchmarks._stub_driver import _Launcher
+from fastenc.kernels import run
+from fastenc.kernels.column_sum import _column_sum_kernel
+
+x, partial = torch.randn(65, 64), torch.empty(3, 64)
+launch = lambda: run.run(_column_sum_kernel, (3, 2), x, partial, 65, 64, ROWS=32, BLOCK=128, num_warps=4)
+launch()
+first, hook = _Launcher.last, lambda metadata: None
+launch()
+again = _Launcher.last
+knobs.runtime.launch_enter_hook.add(hook)
+launch()
+hooked = _Launcher.last
+same = lambda a, b: all(x is y or x == y for x, y in zip(a[:6] + a[9:], b[:6] + b[9:], strict=True))
+print(len(first) - 9, first[:3], same(first, again), same(first, hooked))
+print(again[6:9], hooked[6].get()["name"], hook in hooked[7].calls)
+"""
+
+
+def test_a_kernel_started_again_gets_what_triton_gives_it_and_a_profilers_hooks():
+    root = Path(__file__).parents[2]
+    compiling = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-c", ONCE_MORE]
+    done = subprocess.run(command, cwd=root, env=compiling, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    first, last = done.stdout.splitlines()
+    assert first == "6 (3, 2, 1) True True"
+    assert last == "(None, None, None) _column_sum_kernel True"
+
+
 @pytest.fixture
 def debugging(monkeypatch):
     """The interpreter with device assertions, as compiled kernels have them under TRITON_DEBUG=1."""
