@@ -391,14 +391,15 @@ def static_vectors(data: dict) -> str:
     names = ("word2vec", "distilled", "MiniLM, last layer", "MiniLM, best layer")
     lines = [f"| | {' | '.join(names)} | its number | items |", "|---|" + "---:|" * 6]
     for case, row in data["cases"].items():
-        cells = " | ".join(f"{row[name]:.1%}" for name in names)
+        cells = " | ".join(f"{100 * row[name]:.1f}" for name in names)
         lines.append(f"| {case} | {cells} | {row['best layer']} | {row['items']:,} |")
     return section(
         "Static vectors against MiniLM's of words alone",
         "FASTENC_DATA=... python -m benchmarks.static_vectors questions-words.txt",
-        "Spearman's correlation with people's scores of pairs of words, and the share of Google's analogies answered "
-        "rightly among their words, on the items that word2vec knows. word2vec is gensim's skip-gram on 4.9 million "
-        "words of Wikipedia, distilled is MiniLM's static model. " + machine_line(data["machine"]),
+        "× 100: Spearman's correlation with people's scores of pairs of words, and the share of Google's analogies "
+        "answered rightly among their words, on the items that word2vec knows. word2vec is gensim's skip-gram on 4.9 "
+        "million words of Wikipedia, few for it; distilled is MiniLM's static model. "
+        + machine_line(data["machine"]),
         "\n".join(lines),
     )
 
