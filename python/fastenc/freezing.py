@@ -1,4 +1,4 @@
-"""freeze and unfreeze: inference without packing weights in every call."""
+"""freeze and unfreeze: inference without packing or stacking weights in every call."""
 
 from typing import Any
 
@@ -11,10 +11,10 @@ from fastenc.nn.frozen_weights import FrozenWeights
 def freeze(model: Any) -> Any:
     """Promise that a model's weights do not change, and return the model.
 
-    In inference on a CPU the layers' weights are packed for the kernels in every call. A frozen model keeps the packed
-    copies, as large as its layers' weights, and reads those alone: a weight that is changed afterwards is not seen
-    until the model is unfrozen. :func:`unfreeze`, ``model.train()``, a call with gradients, ``model.to(...)`` and
-    ``load_state_dict`` end it.
+    In inference on a CPU the layers' weights are packed for the kernels in every call; elsewhere those of q, k and v
+    are stacked, where they are three tensors. A frozen model keeps these copies, at most as large as its layers'
+    weights, and reads those alone: a weight that is changed afterwards is not seen until the model is unfrozen.
+    :func:`unfreeze`, ``model.train()``, a call with gradients, ``model.to(...)`` and ``load_state_dict`` end it.
 
     Args:
         model: an encoder or a model over one, or a Hugging Face model that :func:`fastenc.patch` has patched.

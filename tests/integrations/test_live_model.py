@@ -7,9 +7,11 @@ import warnings
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import fastenc
 from fastenc.integrations.transformers.live_model import new_of_same_class
+from fastenc.nn import packed_inference
 from tests.helpers.extension import needs_cpp
 from tests.helpers.families import model, padded_batch
 from tests.helpers.patching import assert_same_outputs
@@ -254,3 +256,27 @@ def test_freezing_a_patched_model():
         fastenc.freeze(ours)
     with pytest.raises(ValueError, match=r"freeze needs .*fastenc.patch"):
         fastenc.freeze(fastenc.unpatch(ours))
+
+
+def test_a_frozen_model_stacks_once_what_is_not_packed(monkeypatch):
+    class Copies(TorchDispatchMode):
+        """Counts the weights that are stacked."""
+
+        count = 0
+
+        def __torch_dispatch__(self, function, types, arguments=(), options=None):
+            stacks = function is torch.ops.aten.cat.default and arguments[0][0].shape == (32, 32)
+            self.count += stacks
+            return function(*arguments, **(options or {}))
+
+    monkeypatch.setattr(packed_inference, "packed_is_faster", lambda: False)
+    theirs = model("bert")
+    ours, batch = fastenc.patch(copy.deepcopy(theirs)), padded_batch("bert", (30,) * 12)
+    with torch.no_grad():
+        with Copies() as in_a_call:
+            ours(**batch)
+        fastenc.freeze(ours)
+        with Copies() as frozen:
+            result = ours(**batch)
+        assert_same_outputs(result, theirs(**batch), batch["attention_mask"])
+    assert (in_a_call.count, frozen.count) == (len(theirs.encoder.layer), 0)

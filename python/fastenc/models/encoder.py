@@ -22,7 +22,7 @@ from fastenc.nn.adaptation import LayerAdaptation
 from fastenc.nn.cast_weights import cast_weights
 from fastenc.nn.embeddings import Embeddings, make_norm
 from fastenc.nn.evaluation_mode import trains
-from fastenc.nn.frozen_weights import FrozenWeights
+from fastenc.nn.frozen_weights import FrozenLayer, FrozenWeights
 from fastenc.nn.layer import start
 from fastenc.nn.layer_spec import (
     NO_DROPOUT,
@@ -35,7 +35,6 @@ from fastenc.nn.layer_spec import (
     with_rng_states,
 )
 from fastenc.nn.layer_ways import run_layer, unsupported_reasons
-from fastenc.nn.packed_inference import PackedWeights
 from fastenc.nn.pooling import LAST_LAYERS, pool, pool_layers
 from fastenc.nn.prepend import prepend_rows
 from fastenc.nn.relative_bias import layer_biases
@@ -121,7 +120,7 @@ class EncoderLayer(nn.Module):
         inputs: AttentionInputs,
         spec: LayerSpec,
         dropout: LayerDropout | None = None,
-        packed: PackedWeights | None = None,
+        frozen: FrozenLayer | None = None,
         cast: CastWeights | None = None,
     ) -> LayerState:
         return run_layer(
@@ -131,7 +130,7 @@ class EncoderLayer(nn.Module):
             spec,
             self.dropout() if dropout is None else dropout,
             adaptation=self.adapted(),
-            packed=packed,
+            frozen=frozen,
             cast=cast,
         )
 
@@ -275,8 +274,8 @@ class Encoder(PretrainedModel):
             if recomputes:
                 state = checkpoint(self.layers[place], *call, use_reentrant=False)
             else:
-                packed = None if frozen is None else frozen[place]
-                state = self.layers[place](*call, packed, cast[place])
+                of_layer = None if frozen is None else frozen[place]
+                state = self.layers[place](*call, of_layer, cast[place])
             # A pre-norm layer's output is the sum; the norm after it belongs to the next layer, or ends the stack.
             yield F.dropout(state.x, self._final_p()) if number == last else state.residual
 
@@ -329,7 +328,7 @@ class Encoder(PretrainedModel):
                     spec,
                     layer.dropout(),
                     adaptation=layer.adapted(),
-                    packed=None if frozen is None else frozen[place],
+                    frozen=None if frozen is None else frozen[place],
                 )
             )
         return found

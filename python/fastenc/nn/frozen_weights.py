@@ -1,4 +1,4 @@
-"""Weights that were packed once, on the promise that they do not change."""
+"""Weights that were packed or stacked once, on the promise that they do not change."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,16 +8,20 @@ from typing import Any
 import torch
 from torch import nn
 
+from fastenc.nn.layer_spec import LayerWeights, stacked
 from fastenc.nn.packed_inference import PackedWeights, pack, weights_reason
 
-# Packed for the length of a call, by the object that holds them: other threads and calls do not see them.
-_during_call: ContextVar[dict[int, list[PackedWeights | None]] | None] = ContextVar(
-    "packed weights of a call", default=None
+# A layer's weights packed, or stacked where it does not run on packed weights, as on a GPU.
+FrozenLayer = PackedWeights | LayerWeights
+
+# Frozen for the length of a call, by the object that holds them: other threads and calls do not see them.
+_during_call: ContextVar[dict[int, list[FrozenLayer]] | None] = ContextVar(
+    "frozen weights of a call", default=None
 )
 
 
 class FrozenWeights(nn.Module):
-    """The packed layers of one encoder, or none.
+    """The frozen layers of one encoder, or none.
 
     They are dropped by everything that announces other weights: ``train()``, a call with gradients, moving to another
     device or dtype, loading a state dict. A copy of the model starts without them.
@@ -25,16 +29,16 @@ class FrozenWeights(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self._layers: list[PackedWeights | None] | None = None
+        self._layers: list[FrozenLayer] | None = None
 
     def freeze(self, owner: Any) -> None:
-        self._layers = pack_layers(owner)
+        self._layers = frozen_layers(owner)
 
     def drop(self) -> None:
         self._layers = None
 
-    def current(self, owner: Any) -> list[PackedWeights | None] | None:
-        """The packed layers that a call may use, by the layer's module."""
+    def current(self, owner: Any) -> list[FrozenLayer] | None:
+        """The frozen layers that a call may use, by the layer's module."""
         if torch.compiler.is_compiling():
             return None
         if torch.is_grad_enabled():
@@ -49,7 +53,7 @@ class FrozenWeights(nn.Module):
         if calls < 2 or self._layers is not None:
             yield
             return
-        token = _during_call.set({**(_during_call.get() or {}), id(self): pack_layers(owner)})
+        token = _during_call.set({**(_during_call.get() or {}), id(self): frozen_layers(owner)})
         try:
             yield
         finally:
@@ -77,14 +81,14 @@ class FrozenWeights(nn.Module):
         return FrozenWeights, ()
 
 
-def pack_layers(owner: Any) -> list[PackedWeights | None]:
-    """Every layer's weights packed, or None for a layer that does not run on packed weights.
+def frozen_layers(owner: Any) -> list[FrozenLayer]:
+    """Every layer's weights packed, or stacked where the layer does not run on packed weights.
 
     Args:
         owner: has ``layer_weights()``, the weights and a description of every layer's module.
     """
     with torch.no_grad():
         return [
-            pack(weights) if weights_reason(weights, spec) is None else None
+            pack(weights) if weights_reason(weights, spec) is None else stacked(weights)
             for weights, spec in owner.layer_weights()
         ]

@@ -183,6 +183,17 @@ def stack_biases(biases: tuple[Tensor | None, ...], weights: tuple[Tensor, ...])
     return stack(tuple(w.new_zeros(w.shape[0]) if b is None else b for b, w in pairs))
 
 
+def stacked(weights: LayerWeights) -> LayerWeights:
+    """The layer with q, k and v, and a gated layer's two halves, as one tensor each."""
+    w = weights
+    return w._replace(
+        qkv_weights=(stack(w.qkv_weights),),
+        qkv_biases=(stack_biases(w.qkv_biases, w.qkv_weights),),
+        up_weights=(stack(w.up_weights),),
+        up_biases=(stack_biases(w.up_biases, w.up_weights),),
+    )
+
+
 Reason = str | None
 # A way of running a layer.
 RunLayer = Callable[

@@ -140,7 +140,7 @@ def run(
         _first_state(live, reading, x),
         _attention_inputs(live, reading, batch, x),
     )
-    packed = live.frozen.current(model)
+    frozen = live.frozen.current(model)
     weights = [layer.weights() for layer in reading.layers]
     dropouts = [reading.layers[index].dropout for index in live.module_of_layer]
     dropouts = with_rng_states(dropouts, x.device)
@@ -153,7 +153,7 @@ def run(
         call = (state, attention_inputs(number), weights[index], spec, dropouts[number])
         options: dict[str, Any] = {
             "adaptation": layer.adaptation(),
-            "packed": None if packed is None else packed[index],
+            "frozen": None if frozen is None else frozen[index],
             "cast": None if recomputes else cast[index],
         }
         if torch.is_grad_enabled() and _recomputes(layer):

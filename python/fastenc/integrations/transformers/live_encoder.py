@@ -93,7 +93,7 @@ class LiveEncoder:
         specs, rotary: each layer's description, and that of its angles.
         module_of_layer: for each layer, which of a :class:`Reading`'s layers computes it.
         output_class: what the model's own forward returns.
-        frozen: the packed weights of :func:`fastenc.freeze`.
+        frozen: the weights that :func:`fastenc.freeze` packed or stacked.
     """
 
     def __init__(self, model: Any):
