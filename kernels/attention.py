@@ -505,7 +505,7 @@ def config(kernel: str, head_dim: int, precision: str, biased: bool, warp_groups
     if head_dim > 64 and precision == "tf32":
         return _launch(32, 16 if kernel == "backward_kv" else 32, 4)
     if kernel == "backward_kv" and head_dim > 64:
-        return _launch(32, 64, 8) if head_dim > 96 else _launch(32, 32, 4)
+        return _launch(32, 64, 8) if head_dim > 96 else _launch(32, 32, 8 if biased else 4)
     if kernel == "backward_kv":
         return _launch(32, 32 if precision == "tf32" and head_dim > 32 else 64, 4)
     # A bias and TF32 take registers as a wider head does.

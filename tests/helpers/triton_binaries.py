@@ -1,27 +1,20 @@
-"""Compiles the Triton kernels ahead of time, without a GPU, and reports what the machine code uses, as JSON.
+"""Compiles the Triton kernels ahead of time, without a GPU, and reads what the machine code uses.
 
-    python -m tests.helpers.triton_binaries 80|89|90|100 [TABLE]
-
-Those of each kernel's own rule, and those of the architecture's tuned table (or of TABLE).
-
-Runs in a process of its own: the tests' process has chosen Triton's interpreter.
+Those of each kernel's own rule, and those of an architecture's tuned table. ``triton_record`` keeps what is read, so
+that a binary is compiled again only when what it is made from has changed.
 """
 
+import hashlib
+import inspect
 import json
-import os
 import re
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from functools import partial
 from importlib import import_module
-from itertools import islice, product
-from multiprocessing import Pool
+from itertools import product
 from pathlib import Path
-
-if __name__ == "__main__":
-    os.environ.pop("TRITON_INTERPRET", None)
 
 import triton
 from fastenc.kernels import (
@@ -43,7 +36,8 @@ from fastenc.kernels import (
 )
 from fastenc.kernels.run import OPTIONS
 from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
+from triton.compiler import ASTSource, make_backend
+from triton.runtime import JITFunction
 
 TOOLS = Path(triton.__file__).parent / "backends/nvidia/bin"
 FLOAT32_POINTERS = {"lse", "delta", "dlse", "wide_dq", "mean", "rstd", "partial", "sums"}
@@ -336,8 +330,8 @@ def main_loop(places, instructions, targets) -> list[str]:
     return list(min(multiplying, key=len) if multiplying else max(inner, key=len, default=()))
 
 
-def compile_case(kernel, element: str, constants: dict, capability: int) -> dict:
-    """Registers, stack bytes, local loads and stores (spills), shared memory and matrix instructions."""
+def source_of(kernel, element: str, constants: dict) -> tuple[ASTSource, dict]:
+    """What Triton compiles, and its options."""
     options = {"enable_fp_fusion": True}
     options |= {name: constants[name] for name in OPTIONS if name in constants}
     names = kernel.arg_names
@@ -355,11 +349,32 @@ def compile_case(kernel, element: str, constants: dict, capability: int) -> dict
         constexprs={(names.index(name),): value for name, value in values.items()},
         attrs=aligned,
     )
-    compiled = triton.compile(
-        source,
-        target=GPUTarget("cuda", capability, 32),
-        options=options | {"enable_fp_fusion": True},
-    )
+    return source, options
+
+
+def made_from(kernel, element: str, constants: dict, capability: int) -> str:
+    """A hash of all that a binary depends on: kernel, launch parameters, Triton, ptxas, and how it is read."""
+    source, options = source_of(kernel, element, constants)
+    backend = make_backend(GPUTarget("cuda", capability, 32))
+    read_by = (INSTRUCTION.pattern, *map(inspect.getsource, (main_loop, compile_case)))
+    parts = [triton.__version__, source.hash(), backend.hash()]
+    parts += [backend.parse_options(options).hash(), *read_by]
+    return hashlib.sha256("-".join(parts).encode()).hexdigest()[:16]
+
+
+def forget_line_numbers() -> None:
+    """Line numbers are debugging information; without them an edit above a kernel leaves its hash as it is."""
+    for name, module in list(sys.modules.items()):
+        if name.startswith("fastenc.kernels."):
+            for function in vars(module).values():
+                if isinstance(function, JITFunction):
+                    function.starting_line_number = 0
+
+
+def compile_case(kernel, element: str, constants: dict, capability: int) -> dict:
+    """Registers, stack bytes, local loads and stores (spills), shared memory, matrix instructions and the main loop."""
+    source, options = source_of(kernel, element, constants)
+    compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(compiled.asm["cubin"])
         file.flush()
@@ -380,41 +395,8 @@ def compile_case(kernel, element: str, constants: dict, capability: int) -> dict
         "shared": compiled.metadata.shared,
         "matrix": count(*MATRIX),
         "warp group matrix": count("HGMMA"),
+        "instructions": len(instructions) - count("NOP"),
         "loop": len(loop),
         "loop barriers": sum(instruction == "BAR" for instruction in loop),
         "warps": compiled.metadata.num_warps,
     }
-
-
-def compile_numbered(capability: int, table: Path, number: int) -> tuple[str, dict]:
-    name, *case = next(islice(cases(table, capability), number, None))
-    return name, compile_case(*case, capability)
-
-
-# Without FASTENC_EVERY_BINARY, beside those whose loops have a budget.
-SAMPLE_ONE_IN = 6
-ALWAYS = (
-    "attention kernel=forward head_dim=64 precision=half biased=False",
-    "attention kernel=backward_kv head_dim=64 precision=half biased=False",
-    "attention_short max_seqlen=128",
-    "layer_norm width=768 itemsize=2",
-    "embedding_layer_norm width=768 itemsize=2",
-)
-
-
-def main() -> None:
-    capability = int(sys.argv[1])
-    table = Path(sys.argv[2]) if len(sys.argv) > 2 else launch.TABLES / f"sm_{capability}.json"
-    # Less shared memory is what tells sm_89 from sm_80, and attention alone takes much of it.
-    wanted = "attention" if capability == 89 else ""
-    names = [name for name, *_ in cases(table, capability)]
-    numbers = [number for number, name in enumerate(names) if name.startswith(wanted)]
-    if "FASTENC_EVERY_BINARY" not in os.environ:  # all of them take ten minutes of two cores
-        numbers = [n for n in numbers if n % SAMPLE_ONE_IN == 0 or names[n].startswith(ALWAYS)]
-    with Pool() as pool:  # by number: kernels cannot be sent to another process
-        found = pool.imap(partial(compile_numbered, capability, table), numbers)
-        print(json.dumps(dict(found), indent=1))
-
-
-if __name__ == "__main__":
-    main()
