@@ -500,7 +500,9 @@ def test_a_visit_hands_over_its_results(tmp_path):
     results(folder / "results")
     done = visit("tables", "tune", folder=folder, OUT=str(out))
     assert done.returncode == 0, done.stdout + done.stderr
-    states = {line.split()[0]: line.split()[1] for line in (out / "summary.txt").open()}
+    states = {
+        line.split()[0]: line.split()[1] for line in (out / "summary.txt").read_text().splitlines()
+    }
     assert states == {"tables": "passed", "tune": "skipped"}
     assert (out / "visit.tar.gz").stat().st_size
     assert "Some GPU" in (folder / "tables.md").read_text()

@@ -224,7 +224,9 @@ def test_finetune_predict(folder, options):
     places = sorted((e["first_word"], e["end_word"]) for e in row["entities"])
     assert len(places) == 2 and places[0][1] <= places[1][0]
     run("predict", output, folder / "texts.txt", "-o", folder / "no.jsonl", "--null-offset", 1e6)
-    assert not any(json.loads(x)["entities"] for x in (folder / "no.jsonl").open())
+    assert not any(
+        json.loads(x)["entities"] for x in (folder / "no.jsonl").read_text().splitlines()
+    )
 
 
 def test_the_offset_is_the_best_of_the_dev_set(untrained):

@@ -91,7 +91,7 @@ def test_two_runs_in_one_folder_are_an_error(tmp_path):
     finally:
         run.kill()
         run.communicate()
-    # A killed run's file holds nobody up.
+    # A killed run's file blocks nothing.
     assert (tmp_path / "run" / NAME).exists()
     assert "loss" in build(tmp_path / "run").train()
     assert not (tmp_path / "run" / NAME).exists()

@@ -53,8 +53,9 @@ def _locked(path: Path, folder: str) -> IO[str]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            file.seek(0)
-            raise ValueError(_in_use(file.read(), folder)) from None
+            with file:
+                file.seek(0)
+                raise ValueError(_in_use(file.read(), folder)) from None
         # The run before may have removed the file between our opening and our locking it.
         if path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat()):
             break
