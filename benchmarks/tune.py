@@ -20,7 +20,7 @@ import multiprocessing
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
@@ -78,9 +78,16 @@ def neighbours(op: str, parameters: dict) -> Iterator[dict]:
             yield {**parameters, parameter: value}
 
 
-def compile_candidates(number: int, dtype: str, impl: str = "triton") -> int:
-    """Compile what the tuner tries first for problem ``number``; nothing is started. Returns: how many launches."""
+def compile_candidates(
+    number: int, dtype: str, ops: Sequence[str] = (), impl: str = "triton"
+) -> int:
+    """Compile what the tuner tries first for problem ``number``, if it is one of ``ops``; nothing is started.
+
+    Returns: how many launches.
+    """
     problem = next(islice(problems(DTYPES[dtype]), number, None))()
+    if ops and problem.op not in ops:
+        return 0
     asked: dict[tuple[str, launch.Key], dict] = {}
 
     def note(tunable, key, rule):
@@ -107,7 +114,9 @@ def answering(place: tuple[str, launch.Key], candidate: dict) -> Callable:
     return lambda tunable, key, rule: candidate if (tunable.op, key) == place else rule
 
 
-def compiled_ahead(dtype: str, processes: int) -> Iterator[Callable[[], Problem]]:
+def compiled_ahead(
+    dtype: str, processes: int, ops: Sequence[str]
+) -> Iterator[Callable[[], Problem]]:
     """The problems, each as soon as processes have compiled its first candidates."""
     makers = list(problems(DTYPES[dtype]))
     if processes == 0:
@@ -115,7 +124,7 @@ def compiled_ahead(dtype: str, processes: int) -> Iterator[Callable[[], Problem]
         return
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(processes, mp_context=context) as pool:
-        waiting = [pool.submit(compile_candidates, n, dtype) for n in range(len(makers))]
+        waiting = [pool.submit(compile_candidates, n, dtype, ops) for n in range(len(makers))]
         try:
             for make, compiled in zip(makers, waiting, strict=True):
                 with suppress(
@@ -274,7 +283,7 @@ def main(arguments: list[str] | None = None) -> int:
     path = launch.TABLES / f"{launch.architecture(torch.device('cuda', 0))}.json"
     tuner = Tuner(path, kernel_clock(), keep=not given.force)
     finished = True
-    for make in compiled_ahead(given.dtype, given.processes):
+    for make in compiled_ahead(given.dtype, given.processes, given.ops):
         problem = make()
         if given.ops and problem.op not in given.ops:
             continue
