@@ -78,6 +78,11 @@ def machine() -> dict:
 
 
 def _processor() -> str:
+    limit = os.environ.get("FASTENC_ISA")  # of the instruction set: another processor's figures
+    return _processor_name() + (f" as {limit}" if limit else "")
+
+
+def _processor_name() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         return next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))

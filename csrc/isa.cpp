@@ -81,6 +81,7 @@ bool is_intel() {
 }
 
 bool has_bf16_units() {
+  if (std::getenv("FASTENC_ISA")) return false;  // it stands for a processor of that set alone
 #if FASTENC_X86
   // Subleaf 1 of leaf 7: AVX512-BF16 in EAX; subleaf 0: AMX-BF16 in EDX.
   unsigned a, b, c, d;

@@ -270,7 +270,8 @@ static void attention_forward_task(const Attention& a, const AttentionTask& task
 }
 
 // p = exp(s - lse);  dv = p_kept^T dout;  dp = dout v^T, kept;  ds = p (dp - sum_j p dp + dlse);  dq = scale ds k;
-// dk = scale ds^T q. The sum over j is also out . dout, but of an `out` that was rounded to its storage type.
+// dk = scale ds^T q. The sum over j is also out . dout, but of an `out` that was rounded to its storage type. exp(s - lse)
+// has lse's rounding in it, and dp may have a large mean: p is divided by its sum, so that the mean falls out of ds.
 template <class T>
 static void attention_backward_task(const Attention& a, const AttentionTask& task, float* scratch) {
   const int64_t dim = a.head_dim, length = task.length_k;
@@ -321,8 +322,8 @@ static void attention_backward_task(const Attention& a, const AttentionTask& tas
     widen(dout + row * out_stride, out_stride, rows, dim, 1.f, douts);
     multiply_panels(queries, dim, keys_t + start, p, stride, rows, padded, dim);
     multiply_panels(douts, dim, values_t + start, ds, stride, rows, padded, dim);
-    Vec partial[kAttentionRows];
-    float deltas[kAttentionRows];
+    Vec partial[kAttentionRows], partial_sums[kAttentionRows];
+    float deltas[kAttentionRows], sums[kAttentionRows];
     for (int64_t r = 0; r < rows; ++r) {
       float* p_row = p + r * stride;
       float* ds_row = ds + r * stride;
@@ -337,28 +338,32 @@ static void attention_backward_task(const Attention& a, const AttentionTask& tas
       }
       const bool blind = lse[row + r] == -__builtin_inff();  // sees no key: every probability is exp(-inf)
       const Vec row_lse = splat(blind ? __builtin_inff() : lse[row + r]);
-      Vec delta{};
+      Vec delta{}, sum{};
       for (int64_t j = 0; j < padded; j += kLanes) {
         const Vec probability = exp2_of_negative((load(p_row + j) - row_lse) * kLog2E);
         delta += probability * load(ds_row + j);
+        sum += probability;
         store(p_row + j, probability);
       }
       partial[r] = delta;
+      partial_sums[r] = sum;
     }
     fold_all<add>(partial, rows, deltas);
+    fold_all<add>(partial_sums, rows, sums);
     for (int64_t r = 0; r < rows; ++r) {
       float* p_row = p + r * stride;
       float* ds_row = ds + r * stride;
       const bool blind = lse[row + r] == -__builtin_inff();
-      const Vec delta = splat(blind ? 0.f : deltas[r] - (dlse ? dlse[row + r] : 0.f));
+      const float inverse = blind ? 0.f : 1.f / sums[r];
+      const Vec delta = splat(blind ? 0.f : deltas[r] * inverse - (dlse ? dlse[row + r] : 0.f));
       for (int64_t j = 0; j < padded; j += kLanes) {
-        const Vec probability = load(p_row + j);
+        const Vec probability = load(p_row + j) * inverse;
         store(ds_row + j, probability * (load(ds_row + j) - delta));
-        if (a.dropout.threshold) store(p_row + j, probability * load(keep + r * keep_stride + j));
+        store(p_row + j, a.dropout.threshold ? probability * load(keep + r * keep_stride + j) : probability);
       }
       if (a.ddistance) {
-        float* sums = ddistance + bias.distance_index(row + r) + seen.first;
-        for (int64_t j = 0; j < padded; j += kLanes) store(sums + j, load(sums + j) + load(ds_row + j));
+        float* of_distance = ddistance + bias.distance_index(row + r) + seen.first;
+        for (int64_t j = 0; j < padded; j += kLanes) store(of_distance + j, load(of_distance + j) + load(ds_row + j));
       }
     }
     multiply(ds, stride, keys + start, dqueries, rows, dim, seen.count, false);

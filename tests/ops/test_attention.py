@@ -27,6 +27,26 @@ def test_values_and_gradients_keep_the_budget_at_edge_lengths(instruction_set, d
     )
 
 
+@pytest.mark.parametrize("window", [(-1, -1), (20, 20)], ids=["full", "window"])
+def test_large_scores_and_values_around_a_large_mean_keep_the_budget(instruction_set, window):
+    """The mean falls out of the scores' gradient only if the probabilities add up to 1."""
+    qkv = torch.randn(70, 3, 2, 32)
+    qkv[:, 0] *= 30
+    qkv[:, 2] += 40
+    dout, cu_seqlens, qkv = torch.randn(70, 2, 32), offsets_of((70,)), qkv.requires_grad_()
+    exact_qkv = qkv.detach().double().requires_grad_()
+    results = [
+        torch.autograd.grad(y, x, dout.to(y.dtype))[0]
+        for y, x in (
+            (attention(qkv, cu_seqlens, 70, window_size=window, impl="cpp"), qkv),
+            (plain(qkv, (70,), window=window), qkv),
+            (truth(exact_qkv, cu_seqlens, 70, window_size=window), exact_qkv),
+        )
+    ]
+    for name, number in (("dq", 0), ("dk", 1), ("dv", 2)):
+        assert_within_budget(*(result[:, number] for result in results), name)
+
+
 def test_dropout_mask_and_gradient_are_the_references(instruction_set):
     qkv, cu_seqlens, longest = packed((5, 130, 17), 3, 32)
     dout = torch.randn(qkv.shape[0], 3, 32)
