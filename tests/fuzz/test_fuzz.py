@@ -15,7 +15,14 @@ from tests.helpers.extension import needs_cpp
 @needs_cpp
 @pytest.mark.parametrize(
     "subject, trials, seed",
-    [("valid", 25, 11), ("broken", 25, 11), ("batches", 90, 5), ("checkpoints", 90, 5)],
+    [
+        ("valid", 25, 11),
+        ("broken", 25, 11),
+        ("batches", 90, 5),
+        ("checkpoints", 90, 5),
+        ("surgery", 120, 3),
+        ("weights", 120, 3),
+    ],
 )
 def test_random_trials_keep_the_promises(subject, trials, seed):
     """In a process of its own, which a segmentation fault ends."""

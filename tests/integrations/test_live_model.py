@@ -34,6 +34,27 @@ class Halved(nn.Dropout):
         return x / 2
 
 
+class Loud(torch.Tensor):
+    """Whose products are twice those of a tensor."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        result = super().__torch_function__(func, types, args, kwargs or {})
+        doubled = func is nn.functional.linear
+        return (2 * result).as_subclass(torch.Tensor) if doubled else result
+
+
+def set_weight(linear, change):
+    linear.weight = nn.Parameter(change(linear.weight.detach()), requires_grad=False)
+
+
+def cut(layer, width):
+    up, down = layer.intermediate.dense, layer.output.dense
+    up.weight = nn.Parameter(up.weight.detach()[:width])
+    up.bias = nn.Parameter(up.bias.detach()[:width])
+    down.weight = nn.Parameter(down.weight.detach()[:, :width])
+
+
 def replace(owner, name, module):
     setattr(owner, name, module)
 
@@ -112,6 +133,17 @@ CHANGES = {
     ].output.dense.register_forward_pre_hook(lambda module, inputs: (inputs[0] * 2,)),
     "a parametrization": lambda m: nn.utils.parametrizations.weight_norm(
         m.encoder.layer[0].output.dense
+    ),
+    "a sparse weight": lambda m: set_weight(
+        m.encoder.layer[0].output.dense, lambda weight: weight.to_sparse()
+    ),
+    "a weight of another class": lambda m: set_weight(
+        m.encoder.layer[1].attention.self.key, lambda weight: weight.as_subclass(Loud)
+    ),
+    "a narrower feed-forward network": lambda m: cut(m.encoder.layer[0], 24),
+    "a dropout of everything": lambda m: (
+        replace(m.embeddings.dropout, "p", 1.0),
+        m.embeddings.dropout.train(),
     ),
 }
 
@@ -224,6 +256,15 @@ def test_a_new_model_has_buffers_and_no_other_memory_and_draws_nothing():
     assert torch.equal(torch.get_rng_state(), state)
     assert all(parameter.is_meta for parameter in new.parameters())
     assert torch.equal(new.embeddings.position_ids, theirs.embeddings.position_ids)
+
+
+def test_the_device_on_which_the_caller_makes_tensors_does_not_matter():
+    theirs, batch = model("bert"), padded_batch("bert")
+    with torch.device("meta"):
+        ours = fastenc.patch(copy.deepcopy(theirs))
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert_same_outputs(ours(**batch), theirs(**batch), batch["attention_mask"])
 
 
 def test_freezing_a_patched_model():

@@ -176,11 +176,18 @@ def test_checkpoints_are_untouched_and_unpatch_restores(tmp_path):
     assert fastenc.unpatch(ours) is ours
 
 
-def test_a_deep_copy_is_patched_and_independent():
-    ours = fastenc.patch(model("bert"))
-    batch = padded_batch("bert")
+@EVERY_ENCODER
+@pytest.mark.parametrize(
+    "copied", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))], ids=["deep copy", "pickle"]
+)
+def test_a_copy_is_patched_and_independent(family, copied):
+    ours = fastenc.patch(model(family))
+    batch = padded_batch(family)
     before = ours(**batch).last_hidden_state
-    twin = copy.deepcopy(ours)
+    twin = copied(ours)
+    real = batch["attention_mask"].bool()
+    found = twin(**batch).last_hidden_state
+    assert torch.equal(found, before) and not found[~real].any()
     with torch.no_grad():
         for parameter in twin.parameters():
             parameter.zero_()

@@ -111,7 +111,7 @@ def model_reason(reading: Reading) -> str | None:
     """Why a call of the model as it now is must take its own forward, or None."""
     if has_global_hooks():
         return "there are global module hooks"
-    return reading.unsupported_reason
+    return reading.unsupported_reason or reading.weight_difference()
 
 
 def run(

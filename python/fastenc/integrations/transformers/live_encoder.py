@@ -4,7 +4,6 @@ import copy
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from torch import nn
@@ -15,6 +14,7 @@ from fastenc.integrations.transformers.live_model import (
     first_difference,
     new_of_same_class,
     output_class,
+    weight_difference,
 )
 from fastenc.integrations.transformers.lora import LiveLowRank, base_linear, is_lora_linear
 from fastenc.models.architectures import ARCHITECTURES, Architecture
@@ -76,13 +76,23 @@ class Reading(NamedTuple):
         layers: one for each module that computes layers.
         modules: those outside the layers, by our names; None for one that the model lacks.
         embedding_dropout_p, final_dropout_p: 0 in evaluation.
+        linears: the linear layers, each beside that of a new model.
     """
 
     unsupported_reason: str | None
     layers: tuple[LiveLayer, ...] = ()
-    modules: Mapping[str, Any] = MappingProxyType({})
+    modules: Mapping[str, Any] = {}
     embedding_dropout_p: float = 0.0
     final_dropout_p: float = 0.0
+    linears: tuple[tuple[Any, Any], ...] = ()
+
+    def weight_difference(self) -> str | None:
+        """Why the kernels cannot take a weight as it now is, or None."""
+        for linear, expected in self.linears:
+            difference = weight_difference(linear, expected)
+            if difference is not None:
+                return difference
+        return None
 
 
 class LiveEncoder:
@@ -158,13 +168,22 @@ class LiveEncoder:
             for name, paths in self._names.items()
             if not name.startswith("layers.")
         }
-        return Reading(
-            None,
-            tuple(layers),
-            outside,
-            self._dropout_p(model, "embeddings", self.kind.embedding_dropout_p(self.config)),
-            self._dropout_p(model, "final", self.kind.final_dropout_p(self.config)),
+        embeddings = self._dropout_p(
+            model, "embeddings", self.kind.embedding_dropout_p(self.config)
         )
+        final = self._dropout_p(model, "final", self.kind.final_dropout_p(self.config))
+        if 1.0 in (embeddings, final, *(p for layer in layers for p in layer.dropout)):
+            return Reading("a probability of dropout is 1")
+        return Reading(None, tuple(layers), outside, embeddings, final, self._linears(model))
+
+    def _linears(self, model: Any) -> tuple[tuple[Any, Any], ...]:
+        found = []
+        for paths in self._names.values():
+            for path in paths:
+                live, expected = _found(model, path), _found(self._expected, path)
+                if isinstance(expected, nn.Linear):
+                    found.append((base_linear(live), expected))
+        return tuple(found)
 
     def _is_partly_training(self, layer: nn.Module, path: str) -> bool:
         """Whether the modules of a layer are of two modes; a linear layer, which may have LoRA in it, has none."""
@@ -187,6 +206,9 @@ class LiveEncoder:
             if path is not None:
                 read[field] = model.get_submodule(path).p
         return described._replace(**read)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_last": None}
 
     def __deepcopy__(self, memo: dict) -> "LiveEncoder":
         """For a copy of the model: it has modules of its own."""

@@ -37,7 +37,10 @@ class _WithoutParameters(TorchFunctionMode):
 
 def new_of_same_class(model: Any) -> Any:
     """What ``type(model)`` makes of the model's configuration, without memory for the parameters."""
-    with _WithoutParameters():
+    with (
+        torch.device("cpu"),
+        _WithoutParameters(),
+    ):  # whichever device the caller makes its tensors on
         return _new(model, copy.deepcopy(model.config))
 
 
@@ -103,7 +106,7 @@ def first_difference(live: Any, expected: Any, allowed: Allowed, path: str = "")
         new = expected._modules[key]
         inner = f"{path}.{key}" if path else key
         if child is None or new is None:
-            if child is not new and inner not in allowed.called:
+            if child is not new:
                 return f"{inner} was {'added' if new is None else 'removed'}"
             continue
         difference = first_difference(child, new, allowed, inner)
@@ -153,6 +156,18 @@ def _same_values(live: Tensor, new: Tensor) -> bool:
     if live.dtype != new.dtype or live.shape != new.shape:
         return False
     return live.is_meta or torch.equal(live, new.to(live.device))
+
+
+def weight_difference(module: Any, expected: Any) -> str | None:
+    """What the kernels have against a linear layer's weight as it now is, or None. Read at every call."""
+    weight = module.weight
+    if type(weight) not in (Tensor, nn.Parameter):
+        return f"a weight is a {type(weight).__name__}"
+    if weight.layout is not torch.strided:
+        return f"a weight is {weight.layout}"
+    if weight.shape != expected.weight.shape:
+        return f"a weight has shape {tuple(weight.shape)}, not {tuple(expected.weight.shape)}"
+    return None
 
 
 class Snapshot:

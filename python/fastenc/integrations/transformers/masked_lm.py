@@ -17,6 +17,7 @@ from fastenc.integrations.transformers.live_model import (
     Snapshot,
     first_difference,
     new_of_same_class,
+    weight_difference,
 )
 from fastenc.models.architectures import Architecture
 from fastenc.nn.layer import activate_plain
@@ -33,12 +34,23 @@ def is_masked_lm(model: Any, kind: Architecture) -> bool:
 class LiveHead:
     """The masked-LM head of a live model."""
 
-    def __init__(self, model: Any):
+    def __init__(self, model: Any, kind: Architecture):
+        assert kind.lm_head is not None  # is_masked_lm() has seen it
+        names = kind.lm_head.names
+        self._linears = [names[name] for name in ("dense", "decoder") if name in names]
         self._expected = new_of_same_class(model)
         self._last: tuple[Snapshot, str | None] | None = None
 
     def unsupported_reason(self, model: Any) -> str | None:
         """Why the model's own head must be called, or None."""
+        reason = self._difference(model)
+        if reason is not None:
+            return reason
+        find = self._expected.get_submodule
+        found = (weight_difference(model.get_submodule(p), find(p)) for p in self._linears)
+        return next((each for each in found if each is not None), None)
+
+    def _difference(self, model: Any) -> str | None:
         last = self._last
         if last is not None and last[0].is_current():
             return last[1]
@@ -49,6 +61,9 @@ class LiveHead:
         reason = first_difference(model, self._expected, Allowed(called=encoder))
         self._last = snapshot, reason
         return reason
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_last": None}
 
     def __deepcopy__(self, memo: dict) -> "LiveHead":
         twin = object.__new__(LiveHead)

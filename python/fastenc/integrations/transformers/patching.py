@@ -3,8 +3,8 @@
 import functools
 import inspect
 import warnings
+from collections.abc import Callable
 from contextvars import ContextVar
-from types import MethodType
 from typing import Any, NamedTuple
 
 import torch
@@ -30,13 +30,15 @@ class _State:
     """What a patched module remembers.
 
     Attributes:
+        fused: what is called in the place of the module's own forward.
         previous: an instance's own forward that was there before.
         encoder: the :class:`LiveEncoder`, on the module that is one.
         head: the :class:`masked_lm.LiveHead`, on a module that has one.
         said: reasons for the model's own forward that were already given.
     """
 
-    def __init__(self, previous: Any):
+    def __init__(self, fused: Callable[..., Any], previous: Any):
+        self.fused = fused
         self.previous = previous
         self.labelled_logits_only = False
         self.encoder: Any = None
@@ -108,7 +110,7 @@ def patch(model: Any, *, labelled_logits_only: bool = False) -> Any:
     if has_head:
         state = _install(top, _masked_lm_forward)
         state.labelled_logits_only = labelled_logits_only
-        state.head = state.head or masked_lm.LiveHead(top)
+        state.head = state.head or masked_lm.LiveHead(top, kind)
     elif top is not encoder:
         _install(top, _task_forward)
     return model
@@ -122,7 +124,7 @@ def unpatch(model: Any) -> Any:
         if state is None:
             continue
         module._modules.pop(FROZEN, None)
-        if getattr(module.__dict__.get("forward"), "_fastenc", False):
+        if getattr(module.__dict__.get("forward"), "func", None) is _forward:
             del module.forward
             if state.previous is not None:
                 module.forward = state.previous
@@ -158,31 +160,32 @@ def _encoder_of(top: Any) -> Any:
     return base if kind is None else base.get_submodule(kind.live_path)
 
 
-def _install(module: Any, fused) -> _State:
+def _install(module: Any, fused: Callable[..., Any]) -> _State:
     state = module.__dict__.get(STATE)
     if state is not None:
         return state
-    original = type(module).forward
-
-    # The Trainer reads the signature, which functools.wraps keeps, to know the columns the model takes. The bound
-    # method refers to its module, so that a deep copy's forward belongs to the copy.
-    @functools.wraps(original)
-    def forward(self, *args, **kwargs):
-        state = self.__dict__.get(STATE)
-        # Not a bound method, whose call torch.compile would look up on the module, where it finds this forward.
-        no_other = state is None or state.previous is None
-        plain = functools.partial(original, self) if no_other else state.previous
-        if torch.compiler.is_compiling():
-            kwargs.pop(KEY, None)
-            return plain(*args, **kwargs)
-        if state is None:
-            return plain(*args, **kwargs)
-        return fused(self, state, _named(original, args, kwargs), plain)
-
-    forward._fastenc = True  # type: ignore[attr-defined]
-    module.__dict__[STATE] = state = _State(module.__dict__.get("forward"))
-    module.forward = MethodType(forward, module)
+    own = inspect.signature(module.forward)
+    module.__dict__[STATE] = state = _State(fused, module.__dict__.get("forward"))
+    # With its module as an argument, so that the forward of a copy, or of what was pickled, has the copy.
+    forward = functools.partial(_forward, module)
+    # The Trainer reads the signature to know the columns that the model takes.
+    forward.__signature__ = own  # type: ignore[attr-defined]
+    module.forward = forward
     return state
+
+
+def _forward(module: Any, *args: Any, **kwargs: Any) -> Any:
+    """The forward of a patched module."""
+    state, own = module.__dict__.get(STATE), type(module).forward
+    # Not a bound method, whose call torch.compile would look up on the module, where it finds this forward.
+    no_other = state is None or state.previous is None
+    plain = functools.partial(own, module) if no_other else state.previous
+    if torch.compiler.is_compiling():
+        kwargs.pop(KEY, None)
+        return plain(*args, **kwargs)
+    if state is None:
+        return plain(*args, **kwargs)
+    return state.fused(module, state, _named(own, args, kwargs), plain)
 
 
 @functools.cache
