@@ -89,6 +89,10 @@ class PackedBatch:
                     f"{name} must be int64 of shape {expected}, got {value.dtype} of shape "
                     f"{tuple(value.shape)}: {BUILD}"
                 )
+        if self.blocks is not None and not isinstance(self.blocks, AttentionBlocks):
+            raise TypeError(
+                f"blocks must be those of attention_blocks or None, got {type(self.blocks).__name__}: leave them out"
+            )
         if self.hidden is not None and (self.hidden.dim() != 2 or self.hidden.shape[:1] != tokens):
             raise ValueError(
                 f"hidden must have one row for each of the {tokens[0]} tokens, got shape {tuple(self.hidden.shape)}"

@@ -62,7 +62,7 @@ def sentence_transformer(folder):
 @pytest.mark.parametrize("columns", [2, 3])
 @pytest.mark.parametrize("symmetric", [False, True])
 def test_ranking_loss_and_gradient_are_sentence_transformers(columns, symmetric):
-    from sentence_transformers import losses
+    from sentence_transformers.sentence_transformer import losses
 
     options = {"directions": ("query_to_doc", "doc_to_query"), "partition_mode": "per_direction"}
     peer = losses.MultipleNegativesRankingLoss(None, 30.0, **options if symmetric else {})
@@ -123,7 +123,7 @@ def test_autocast_leaves_similarities_in_single_precision():
 
 
 def test_cosent_loss_and_gradient_are_sentence_transformers():
-    from sentence_transformers import losses
+    from sentence_transformers.sentence_transformer import losses
 
     peer = losses.CoSENTLoss(None, similarity_fct=lambda a, b: a.mul(b).sum(1))
     ours = torch.randn(9, 16, requires_grad=True)
@@ -142,7 +142,7 @@ def test_cosent_loss_and_gradient_are_sentence_transformers():
 @pytest.mark.parametrize("loss", ["ranking", "cosent", "cosine"])
 @pytest.mark.parametrize("pooling", POOLINGS)
 def test_a_models_loss_and_gradients_are_sentence_transformers(base, tmp_path, loss, pooling):
-    from sentence_transformers import losses
+    from sentence_transformers.sentence_transformer import losses
 
     options = {} if loss == "ranking" else {"similarity_loss": loss}
     ours = SentenceEmbedder.from_pretrained(base(), pooling=pooling, **options)

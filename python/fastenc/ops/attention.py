@@ -222,8 +222,8 @@ def _attend(
         check_table(op, "rotary", rotary, q, max_seqlens[0])
     if bounds is not None:
         _check_bounds(op, bounds, q)
-    for block in blocks or ():
-        _check_block(op, block, q)
+    if blocks is not None:
+        _check_blocks(op, blocks, q)
     cpp_limit = triton_limit = None
     if head_dim % 16 or not 0 < head_dim <= 128:
         cpp_limit = f"head_dim must be a multiple of 16 up to 128, got {head_dim}"
@@ -304,13 +304,18 @@ def _check_bounds(op: str, bounds: Tensor, q: Tensor) -> None:
     _checks.check_device(op, "bounds", bounds, q)
 
 
-def _check_block(op: str, block: Tensor, q: Tensor) -> None:
-    if block.dtype != torch.int32 or block.dim() != 2 or block.shape[1] != 2:
-        raise ValueError(
-            f"{op}: blocks must be int32 of shape (blocks, 2), got {block.dtype} of shape {tuple(block.shape)}: "
-            "make them with fastenc.packing.attention_blocks"
+def _check_blocks(op: str, blocks: AttentionBlocks, q: Tensor) -> None:
+    if not isinstance(blocks, AttentionBlocks):
+        raise TypeError(
+            f"{op}: blocks must be those of fastenc.packing.attention_blocks, got {type(blocks).__name__}"
         )
-    _checks.check_device(op, "blocks", block, q)
+    for block in blocks:
+        if block.dtype != torch.int32 or block.dim() != 2 or block.shape[1] != 2:
+            raise ValueError(
+                f"{op}: blocks must be int32 of shape (blocks, 2), got {block.dtype} of shape {tuple(block.shape)}: "
+                "make them with fastenc.packing.attention_blocks"
+            )
+        _checks.check_device(op, "blocks", block, q)
 
 
 def _check_biases(
