@@ -193,6 +193,18 @@ def test_what_changes_nothing_stays_fused():
         assert not found.last_hidden_state[batch["attention_mask"] == 0].any()
 
 
+def test_windows_that_the_configuration_now_names():
+    theirs = model("modernbert")
+    ours, batch = fastenc.patch(copy.deepcopy(theirs)), padded_batch("modernbert", (30,) * 3)
+    with torch.no_grad():
+        ours(**batch)
+        for m in (ours, theirs):
+            m.config.local_attention = 2
+        with pytest.warns(UserWarning, match="its configuration names other windows"):
+            found = ours(**batch).last_hidden_state
+        assert torch.equal(found, theirs(**batch).last_hidden_state)
+
+
 def test_global_hooks_are_called():
     theirs = model("bert")
     ours, batch = fastenc.patch(copy.deepcopy(theirs)), padded_batch("bert")

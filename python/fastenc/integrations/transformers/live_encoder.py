@@ -127,7 +127,7 @@ class LiveEncoder:
         )
         self._expected = new_of_same_class(model)
         self.output_class = output_class(model)
-        self._last: tuple[Snapshot, Reading] | None = None
+        self._last: tuple[Snapshot, dict[str, Any], Reading] | None = None
 
     @property
     def kind(self) -> Architecture:
@@ -135,14 +135,25 @@ class LiveEncoder:
 
     def read(self, model: Any) -> Reading:
         """Cheap, unless the model has changed since the last call."""
-        last = self._last
-        if last is not None and last[0].is_current():
-            return last[1]
-        snapshot = Snapshot(model.modules())
-        reason = first_difference(model, self._expected, self._allowed)
+        last, values = self._last, vars(model.config)
+        if last is not None and last[1] == values and last[0].is_current():
+            return last[2]
+        snapshot, values = Snapshot(model.modules()), copy.deepcopy(values)
+        reason = self._configuration_difference(model)
+        reason = reason or first_difference(model, self._expected, self._allowed)
         reading = self._parts_of(model) if reason is None else Reading(reason)
-        self._last = snapshot, reading
+        self._last = snapshot, values, reading
         return reading
+
+    def _configuration_difference(self, model: Any) -> str | None:
+        """Whether the windows changed: of all values, transformers reads these from the configuration in each call."""
+        try:
+            now = EncoderConfig.from_hf(model.config.to_dict())
+            windows = [self.kind.layer(now, i).attention.window for i in range(len(self.specs))]
+        except (ValueError, LookupError) as error:
+            return f"its configuration was changed: {error}"
+        same = windows == [spec.attention.window for spec in self.specs]
+        return None if same else "its configuration names other windows"
 
     def _parts_of(self, model: Any) -> Reading:
         layers = []
