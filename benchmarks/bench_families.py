@@ -61,7 +61,7 @@ def corpora(family: str) -> dict[str, list[int]]:
     sst2 = lengths("SST-2", 16 * TEXTS)[:TEXTS]
     found = {"lengths of SST-2": sst2, "lengths 10 to 256": random_lengths(10, 256, BATCH)}
     if family in LONG:
-        found["lengths 10 to 2048"] = random_lengths(10, 2048, BATCH // 4)
+        found["lengths 10 to 2048"] = random_lengths(10, 2048, 5)
     return found
 
 
