@@ -3,7 +3,7 @@
 A provider whose result is wrong is reported as wrong, without a time; one that is not installed, or refuses the case,
 with its reason. Runs of the providers alternate in one process, so that a drift of the machine's speed hits all of
 them alike; quote the ratios. On a GPU an op's time is that of its kernels from a cold cache (KernelTimer), and a
-model's that from the call to the finished work. Results are written after every part of a benchmark.
+model's that from the call to the finished work. Results are written after every group of cases.
 """
 
 import hashlib
@@ -41,7 +41,7 @@ TURN, PAUSE = 0.05, 0.02  # seconds
 # an earlier call of the stage left are kept.
 END = float(os.environ.get("FASTENC_BENCH_END", "inf"))
 GO_ON = "FASTENC_BENCH_GO_ON" in os.environ
-LEAST_LEFT = 30  # seconds before END in which no part is begun
+LEAST_LEFT = 30  # seconds before END in which no group is begun
 UNFINISHED = 75  # exit code, EX_TEMPFAIL of sysexits.h
 LIBRARIES = (
     "fastenc",
@@ -367,31 +367,31 @@ def write(name: str, cases: dict) -> Path:
     return path
 
 
-Parts = dict[str, Callable[[], dict[str, dict]]]
+Groups = dict[str, Callable[[], dict[str, dict]]]  # each call measures a group of cases
 
 
-def run_parts(name: str, parts: Parts) -> None:
-    """:func:`measure_parts`; exits with an error when anything is broken."""
+def run_groups(name: str, groups: Groups) -> None:
+    """:func:`measure_groups`; exits with an error when anything is broken."""
     broken: list[str] = []
-    measure_parts(name, parts, broken)
+    measure_groups(name, groups, broken)
     exit_if_broken(broken)
 
 
 def run_shapes(op: str, measure: Callable[..., dict], shapes: dict[str, tuple]) -> None:
-    """``run_parts`` over measure(name, *shape, dtype) in float32 and bfloat16."""
-    parts = {}
+    """``run_groups`` over measure(name, *shape, dtype) in float32 and bfloat16."""
+    groups = {}
     for shape, arguments in shapes.items():
         for dtype in (torch.float32, torch.bfloat16):
             name = f"{shape}, {dtype_name(dtype)}"
-            parts[name] = partial(measure, name, *arguments, dtype)
-    run_parts(op, parts)
+            groups[name] = partial(measure, name, *arguments, dtype)
+    run_groups(op, groups)
 
 
-def measure_parts(name: str, parts: Parts, broken: list[str]) -> None:
-    """Measure part after part, each giving its cases, and write and print what there is after each.
+def measure_groups(name: str, groups: Groups, broken: list[str]) -> None:
+    """Measure one group of cases after another; write the results and print the cases after each.
 
-    A part that raises does not stop the next. With GO_ON, parts are left out that are in the results already, measured
-    with the same table of launch parameters and right, and those that went wrong come last. Where the next one would
+    A group that raises does not stop the next. With GO_ON, a group is left out if the results hold it already, right
+    and measured with the same table of launch parameters; groups that went wrong come last. If the next group would
     last beyond END, the program exits: with an error if anything is broken, else with UNFINISHED.
 
     Args:
@@ -399,27 +399,27 @@ def measure_parts(name: str, parts: Parts, broken: list[str]) -> None:
     """
     content = _begun(name) if GO_ON else _nothing_yet()
     if math.inf > END:
-        # A stage that is ended in its first part must not leave older results as its own.
+        # A stage that is ended in its first group must not leave older results as its own.
         _save(name, content)
     longest = float(LEAST_LEFT)
-    left = [part for part in parts if part not in content["measured"]]
-    for part in sorted(left, key=content["failed"].__contains__):
+    left = [group for group in groups if group not in content["measured"]]
+    for group in sorted(left, key=content["failed"].__contains__):
         start = time.time()
         if start + longest > END:
-            print(f"{name}: the time is up; the next run goes on at {part}")
+            print(f"{name}: the time is up; the next run goes on at {group}")
             exit_if_broken(broken)
             raise SystemExit(UNFINISHED)
         try:
-            cases = parts[part]()
+            cases = groups[group]()
         except Exception as error:
             traceback.print_exc()
-            cases, wrong = {}, [f"{part}: {type(error).__name__}"]
+            cases, wrong = {}, [f"{group}: {type(error).__name__}"]
         else:
             wrong = _broken(cases)
         longest = max(longest, 1.5 * (time.time() - start))
         broken += [f"{name}: {row}" for row in wrong]
         content["cases"] |= cases
-        content["failed" if wrong else "measured"].append(part)
+        content["failed" if wrong else "measured"].append(group)
         content["machine"] = machine()
         content["ceilings"] = _joined(content["ceilings"], ceilings().as_json())
         _save(name, content)
@@ -492,11 +492,11 @@ def _line(row: dict) -> str:
             return f"{state}: {row[state]}"
     if "median_ms" not in row:
         return str(row)
-    parts = [f"{row['median_ms']:10.3f} ms [{row['p20_ms']:.3f}, {row['p80_ms']:.3f}]"]
+    columns = [f"{row['median_ms']:10.3f} ms [{row['p20_ms']:.3f}, {row['p80_ms']:.3f}]"]
     if "speedup" in row:
-        parts.append(f"{row['speedup']:6.2f}x")
+        columns.append(f"{row['speedup']:6.2f}x")
     if "percent_of_roofline" in row:
-        parts.append(f"{row['percent_of_roofline']:5.1f} % of roofline")
+        columns.append(f"{row['percent_of_roofline']:5.1f} % of roofline")
     if row.get("peak_MB"):
-        parts.append(f"{row['peak_MB']:.0f} MB")
-    return "  ".join(parts)
+        columns.append(f"{row['peak_MB']:.0f} MB")
+    return "  ".join(columns)

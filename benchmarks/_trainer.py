@@ -149,7 +149,7 @@ class Questions(Kind):
 
     def score(self, data: Any, prediction: Any) -> dict[str, float]:
         windows = self._windows(data)
-        both = torch.stack([torch.as_tensor(part) for part in prediction.predictions], -1)
+        both = torch.stack([torch.as_tensor(each) for each in prediction.predictions], -1)
         logits = [row[: len(w.input_ids)] for row, w in zip(both, windows, strict=True)]
         return self.task.score(None, data, self.task.decode(None, data, windows, logits))
 

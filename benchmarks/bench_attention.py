@@ -27,7 +27,7 @@ from benchmarks._harness import (
     compiled,
     dtype_name,
     exit_if_broken,
-    measure_parts,
+    measure_groups,
     peer,
 )
 from benchmarks._tuning import (
@@ -73,14 +73,14 @@ class Case(NamedTuple):
     @property
     def name(self) -> str:
         usual = (self.heads, self.head_dim) == (HEADS, HEAD_DIM)
-        parts = (
+        labels = (
             self.batch,
             self.variant,
             "" if usual else f"{self.heads} x {self.head_dim}",
             dtype_name(self.dtype),
             f"dropout {self.dropout_p}" if self.dropout_p else "",
         )
-        return ", ".join(part for part in parts if part)
+        return ", ".join(label for label in labels if label)
 
     def work(self) -> tuple[Work, Work]:
         """Forward: q, k, v read, out written; the products q k^T and p v. Backward: these, out and dout read, dq, dk
@@ -293,13 +293,13 @@ class Batch:
         lengths, key_lengths = self.case.lengths, self.case.key_lengths or self.case.lengths
         indices = torch.arange(k.shape[0], device=DEVICE).split(key_lengths)
         outs = []
-        parts = (q.split(lengths), k.split(key_lengths), v.split(key_lengths), indices)
-        for q_part, k_part, v_part, index in zip(*parts, strict=True):
+        texts = (q.split(lengths), k.split(key_lengths), v.split(key_lengths), indices)
+        for q_text, k_text, v_text, index in zip(*texts, strict=True):
             bias = None
             if self.variant.bias is not None:
-                distance = distances(len(q_part), len(k_part))
+                distance = distances(len(q_text), len(k_text))
                 bias = self.variant.bias(distance, index[None], *inputs[count:])
-            outs.append(sdpa((q_part[None], k_part[None], v_part[None]), bias)[0])
+            outs.append(sdpa((q_text[None], k_text[None], v_text[None]), bias)[0])
         return torch.cat(outs)
 
     def varlen(self, module) -> Provider | str:
@@ -414,7 +414,7 @@ def main() -> None:
     broken = []
     for group in sys.argv[1:] or groups:
         name, make = groups[group]
-        measure_parts(name, {case.name: partial(measure, case) for case in make()}, broken)
+        measure_groups(name, {case.name: partial(measure, case) for case in make()}, broken)
     exit_if_broken(broken)
 
 

@@ -13,7 +13,7 @@ from benchmarks._harness import (
     compare_functions,
     compiled,
     dtype_name,
-    run_parts,
+    run_groups,
 )
 from benchmarks._tuning import TOKENS, Problem, random_inputs
 from fastenc.ops import bias_gelu
@@ -42,12 +42,12 @@ def measure(name: str, width: int, dtype: torch.dtype) -> dict[str, dict]:
 
 
 def main() -> None:
-    parts = {}
+    groups = {}
     for model, width in WIDTHS.items():
         for dtype in (torch.float32, torch.bfloat16):
             name = f"{model} {ROWS:,} x {width:,} {dtype_name(dtype)}"
-            parts[name] = partial(measure, name, width, dtype)
-    run_parts("bias_gelu", parts)
+            groups[name] = partial(measure, name, width, dtype)
+    run_groups("bias_gelu", groups)
 
 
 def tuned(dtype: torch.dtype) -> Iterator[Callable[[], Problem]]:

@@ -14,7 +14,7 @@ from benchmarks._harness import (
     compiled,
     dtype_name,
     peer,
-    run_parts,
+    run_groups,
 )
 from benchmarks._tuning import TOKENS, Problem, random_inputs
 from fastenc.ops import bias_glu
@@ -56,13 +56,13 @@ def measure(name: str, width: int, activation: str, dtype: torch.dtype) -> dict[
 
 
 def main() -> None:
-    parts = {}
+    groups = {}
     for model, width in WIDTHS.items():
         for activation in ACTIVATIONS:
             for dtype in (torch.float32, torch.bfloat16):
                 name = f"{model} {ROWS:,} x {width:,} {activation} {dtype_name(dtype)}"
-                parts[name] = partial(measure, name, width, activation, dtype)
-    run_parts("bias_glu", parts)
+                groups[name] = partial(measure, name, width, activation, dtype)
+    run_groups("bias_glu", groups)
 
 
 def tuned(dtype: torch.dtype) -> Iterator[Callable[[], Problem]]:

@@ -8,7 +8,7 @@ from functools import partial
 
 import torch
 
-from benchmarks._harness import DEVICE, NOT_INSTALLED, Work, compare, peer, run_parts
+from benchmarks._harness import DEVICE, NOT_INSTALLED, Work, compare, peer, run_groups
 from fastenc.nn import CRF
 from fastenc.ops import crf_decode, crf_log_likelihood
 from fastenc.reference import crf as reference
@@ -103,7 +103,7 @@ def measure(num_tags: int) -> dict[str, dict]:
 
 
 def main() -> None:
-    run_parts("crf", {f"{count} tags": partial(measure, count) for count in (9, 25)})
+    run_groups("crf", {f"{count} tags": partial(measure, count) for count in (9, 25)})
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from benchmarks._harness import (
     compare_functions,
     compiled,
     dtype_name,
-    run_parts,
+    run_groups,
 )
 from benchmarks._tuning import TOKENS, Problem, random_inputs
 from fastenc.ops import embedding_layer_norm, tied_embedding_layer_norm
@@ -105,12 +105,12 @@ def measure(name: str, tokens: int, width: int, dtype: torch.dtype) -> dict[str,
 
 
 def main() -> None:
-    parts = {}
+    groups = {}
     for model, tokens, width in SHAPES:
         for dtype in (torch.float32, torch.bfloat16):
             name = f"{model} {tokens:,} x {width} {dtype_name(dtype)}"
-            parts[name] = partial(measure, name, tokens, width, dtype)
-    run_parts("embedding_layer_norm", parts)
+            groups[name] = partial(measure, name, tokens, width, dtype)
+    run_groups("embedding_layer_norm", groups)
 
 
 def tuned(dtype: torch.dtype) -> Iterator[Callable[[], Problem]]:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks._harness import ON_GPU, compare, run_parts
+from benchmarks._harness import ON_GPU, compare, run_groups
 from benchmarks._peers import OnnxRuntime, OpenVino, export_onnx, hugging_face, padded
 from benchmarks._products import FLOOR, Products
 from fastenc import freeze, patch
@@ -150,7 +150,7 @@ def main() -> None:
     if corpora["lengths of SST-2"] is None:
         print("FASTENC_DATA is not set: the SST-2 lengths are left out")
         del corpora["lengths of SST-2"]
-    run_parts("encoder", {name: partial(measure, name, texts) for name, texts in corpora.items()})
+    run_groups("encoder", {name: partial(measure, name, texts) for name, texts in corpora.items()})
 
 
 if __name__ == "__main__":

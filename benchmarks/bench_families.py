@@ -10,7 +10,7 @@ from functools import partial
 
 import torch
 
-from benchmarks._harness import ON_GPU, compare, run_parts
+from benchmarks._harness import ON_GPU, compare, run_groups
 from benchmarks._peers import padded
 from benchmarks._products import FLOOR, Products
 from benchmarks.lengths import lengths
@@ -118,7 +118,7 @@ def main() -> None:
     if ON_GPU:
         print("a benchmark of CPUs: models measures whole models on a GPU")
         return
-    run_parts("families", {family: partial(measure, family) for family in BASE})
+    run_groups("families", {family: partial(measure, family) for family in BASE})
 
 
 if __name__ == "__main__":

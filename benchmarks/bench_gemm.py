@@ -9,7 +9,7 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 
-from benchmarks._harness import NOT_INSTALLED, ON_GPU, Work, compare, run_parts
+from benchmarks._harness import NOT_INSTALLED, ON_GPU, Work, compare, run_groups
 from fastenc.ops import _library
 
 TABLES = {"gemm": "Float32 products and their gradients"}
@@ -55,7 +55,7 @@ def main() -> None:
         return
     sizes = ((name, rows, *size) for name, size in SIZES.items() for rows in ROWS)
     with torch.inference_mode():
-        run_parts("gemm", {f"{n}, {r}": partial(measure, n, r, *size) for n, r, *size in sizes})
+        run_groups("gemm", {f"{n}, {r}": partial(measure, n, r, *size) for n, r, *size in sizes})
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from benchmarks._harness import (
     compiled,
     dtype_name,
     peer,
-    run_parts,
+    run_groups,
 )
 from benchmarks._tuning import TOKENS, Problem, random_inputs
 from fastenc.ops import layer_norm, rms_norm
@@ -125,14 +125,14 @@ def pre_norm_cases(name: str, width: int, dtype: torch.dtype) -> dict[str, dict]
 
 
 def main() -> None:
-    parts = {}
+    groups = {}
     kinds = (("", layer_norm_cases), ("RMSNorm, ", rms_norm_cases), ("pre-norm, ", pre_norm_cases))
     for prefix, make in kinds:
         for model, width in WIDTHS.items():
             for dtype in (torch.float32, torch.bfloat16):
                 name = f"{prefix}{model} {ROWS:,} x {width:,} {dtype_name(dtype)}"
-                parts[name] = partial(make, name, width, dtype)
-    run_parts("layer_norm", parts)
+                groups[name] = partial(make, name, width, dtype)
+    run_groups("layer_norm", groups)
 
 
 def tuned(dtype: torch.dtype) -> Iterator[Callable[[], Problem]]:

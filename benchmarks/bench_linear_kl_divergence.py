@@ -5,7 +5,7 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 
-from benchmarks._harness import DEVICE, ON_GPU, Work, compare, compiled, dtype_name, run_parts
+from benchmarks._harness import DEVICE, ON_GPU, Work, compare, compiled, dtype_name, run_groups
 from fastenc.ops import linear_kl_divergence
 from fastenc.reference.linear_kl_divergence import linear_kl_divergence as exact
 
@@ -79,12 +79,12 @@ def measure(
 
 
 def main() -> None:
-    parts = {}
+    groups = {}
     for student, (rows, width, teacher_width, vocabulary) in SHAPES.items():
         for dtype in DTYPES:
             name = f"{student} {rows:,} x {width} x {vocabulary:,} {dtype_name(dtype)}"
-            parts[name] = partial(measure, name, rows, width, teacher_width, vocabulary, dtype)
-    run_parts("linear_kl_divergence", parts)
+            groups[name] = partial(measure, name, rows, width, teacher_width, vocabulary, dtype)
+    run_groups("linear_kl_divergence", groups)
 
 
 if __name__ == "__main__":

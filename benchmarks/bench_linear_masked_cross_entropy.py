@@ -5,7 +5,16 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 
-from benchmarks._harness import DEVICE, ON_GPU, Work, compare, compiled, dtype_name, peer, run_parts
+from benchmarks._harness import (
+    DEVICE,
+    ON_GPU,
+    Work,
+    compare,
+    compiled,
+    dtype_name,
+    peer,
+    run_groups,
+)
 from fastenc.ops import linear_masked_cross_entropy
 
 TABLES = {
@@ -97,12 +106,12 @@ def measure(
 
 
 def main() -> None:
-    parts = {}
+    groups = {}
     for model, (tokens, hidden, vocabulary) in SHAPES.items():
         for dtype in DTYPES:
             name = f"{model} {tokens:,} x {hidden} x {vocabulary:,} {dtype_name(dtype)}"
-            parts[name] = partial(measure, name, tokens, hidden, vocabulary, dtype)
-    run_parts("linear_masked_cross_entropy", parts)
+            groups[name] = partial(measure, name, tokens, hidden, vocabulary, dtype)
+    run_groups("linear_masked_cross_entropy", groups)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,16 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 
-from benchmarks._harness import DEVICE, ON_GPU, Work, compare, compiled, dtype_name, peer, run_parts
+from benchmarks._harness import (
+    DEVICE,
+    ON_GPU,
+    Work,
+    compare,
+    compiled,
+    dtype_name,
+    peer,
+    run_groups,
+)
 from fastenc.ops import masked_cross_entropy
 
 SHARE = 0.15
@@ -143,17 +152,17 @@ def main() -> None:
         print(json.dumps(found))
         return
     if ON_GPU:
-        parts = {
+        groups = {
             f"{rows:,} x {vocabulary:,}": partial(times_on_gpu, rows, vocabulary)
             for rows, vocabulary in SHAPES
         }
     else:
-        parts = {
+        groups = {
             "default allocator": partial(times_on_cpu, "default allocator", {}),
             "tuned allocator": partial(times_on_cpu, "tuned allocator", TUNED),
             "memory": memory_on_cpu,
         }
-    run_parts("masked_cross_entropy", parts)
+    run_groups("masked_cross_entropy", groups)
 
 
 if __name__ == "__main__":

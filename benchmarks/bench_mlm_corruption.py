@@ -4,7 +4,7 @@ from functools import partial
 
 import torch
 
-from benchmarks._harness import DEVICE, ON_GPU, Work, compare, compiled, run_parts
+from benchmarks._harness import DEVICE, ON_GPU, Work, compare, compiled, run_groups
 from fastenc.objectives import MlmCollator, MlmCorruption
 from fastenc.packing import pack_sequences
 from fastenc.reference.mlm_corruption import mlm_corruption
@@ -62,11 +62,11 @@ def measure(name: str, sequences: int, length: int) -> dict[str, dict]:
 
 
 def main() -> None:
-    parts = {}
+    groups = {}
     for sequences, length in ((16, 128), (128, 512)):
         name = f"{sequences} x {length}"
-        parts[name] = partial(measure, name, sequences, length)
-    run_parts("mlm_corruption", parts)
+        groups[name] = partial(measure, name, sequences, length)
+    run_groups("mlm_corruption", groups)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from benchmarks._harness import (
     compare,
     compiled,
     exit_if_broken,
-    measure_parts,
+    measure_groups,
     peer,
 )
 from benchmarks._peers import padded
@@ -80,7 +80,7 @@ def finish(rows: dict, tokens: int, flops: float) -> dict:
 
 
 def inference(ours: MaskedLM, folder: str) -> dict[str, Callable[[], dict]]:
-    """Parts: last hidden states of one batch, real tokens only compared."""
+    """Groups: last hidden states of one batch, real tokens only compared."""
     found = {
         name: m if isinstance(m, str) else m.base_model
         for name, m in variants(folder, DTYPE).items()
@@ -97,7 +97,7 @@ def inference(ours: MaskedLM, folder: str) -> dict[str, Callable[[], dict]]:
         order = sorted(range(len(sizes)), key=sizes.__getitem__)
         by_length = [sequences[i] for i in order]
         step = -(-len(by_length) // SORTED_BATCHES)
-        parts = [
+        batches = [
             on_device(padded(by_length[i : i + step], config.pad_token_id))
             for i in range(0, len(by_length), step)
         ]
@@ -108,10 +108,10 @@ def inference(ours: MaskedLM, folder: str) -> dict[str, Callable[[], dict]]:
 
         calls: dict = {n: m if isinstance(m, str) else forward(m) for n, m in found.items()}
         sdpa = found["Hugging Face sdpa"]
-        masks = [part["attention_mask"].bool() for part in parts]
+        masks = [each["attention_mask"].bool() for each in batches]
         by_length_name = f"Hugging Face sdpa, sorted, {SORTED_BATCHES} batches"
         calls[by_length_name] = lambda: torch.cat(
-            [sdpa(**part).last_hidden_state[m] for part, m in zip(parts, masks, strict=True)]
+            [sdpa(**x).last_hidden_state[m] for x, m in zip(batches, masks, strict=True)]
         )
         if ON_GPU:
             calls["Hugging Face sdpa, torch.compile"] = forward(compiled(sdpa))
@@ -137,7 +137,7 @@ def inference(ours: MaskedLM, folder: str) -> dict[str, Callable[[], dict]]:
 
 
 def training(ours: MaskedLM, folder: str) -> dict[str, Callable[[], dict]]:
-    """Parts: forward, backward and AdamW."""
+    """Groups: forward, backward and AdamW."""
     found = variants(folder, torch.float32)
     exact = hugging_face(folder, "eager", torch.float32)
     config = ours.config
@@ -248,8 +248,8 @@ def main() -> None:
             with tempfile.TemporaryDirectory() as folder:
                 ours.save_pretrained(folder)
                 run = inference if mode == "inference" else training
-                parts = run(ours.to(DEVICE), folder)
-            measure_parts(f"models_{name}_{mode}", parts, broken)
+                groups = run(ours.to(DEVICE), folder)
+            measure_groups(f"models_{name}_{mode}", groups, broken)
     exit_if_broken(broken)
 
 

@@ -13,7 +13,7 @@ from benchmarks._harness import (
     compare_functions,
     compiled,
     dtype_name,
-    run_parts,
+    run_groups,
 )
 from fastenc.ops import attention, cross_attention, rotary
 
@@ -71,7 +71,7 @@ def measure(
     x, dy = (torch.randn(sum(lengths), heads, dim, device=DEVICE).to(dtype) for _ in range(2))
     # Transformers forms these once a batch, for all layers.
     of_tokens = torch.cat([table[:length] for length in lengths])[:, None]
-    cosine, sine = (part.repeat(1, 1, 2) for part in of_tokens.chunk(2, -1))
+    cosine, sine = (half.repeat(1, 1, 2) for half in of_tokens.chunk(2, -1))
 
     def rotate_half(x):
         first, second = x.chunk(2, -1)
@@ -90,16 +90,16 @@ def measure(
 
 
 def main() -> None:
-    parts = {}
+    groups = {}
     for shape, case in SHAPES.items():
         if shape.startswith("8 ") and not ON_GPU:
             continue
         for dtype in (torch.float32, torch.bfloat16):
             name = f"{shape}, {dtype_name(dtype)}"
-            parts[name] = partial(measure, name, *case, dtype)
+            groups[name] = partial(measure, name, *case, dtype)
             name = f"attention of {name}"
-            parts[name] = partial(measure_attention, name, *case, dtype)
-    run_parts("rotary", parts)
+            groups[name] = partial(measure_attention, name, *case, dtype)
+    run_groups("rotary", groups)
 
 
 if __name__ == "__main__":

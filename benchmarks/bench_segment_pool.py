@@ -12,7 +12,7 @@ from benchmarks._harness import (
     compare_op,
     compiled,
     dtype_name,
-    run_parts,
+    run_groups,
 )
 from fastenc.ops import segment_pool
 
@@ -47,8 +47,8 @@ def measure(
         return padded.masked_fill(~mask.unsqueeze(2), float("-inf")).max(1).values
 
     def exact():
-        parts = wide.split(lengths)
-        return torch.stack([p.mean(0) if mode == "mean" else p.max(0)[0] for p in parts])
+        texts = wide.split(lengths)
+        return torch.stack([x.mean(0) if mode == "mean" else x.max(0)[0] for x in texts])
 
     reduce = lambda: torch.segment_reduce(x, mode, lengths=sizes, axis=0)
     providers = {
@@ -71,13 +71,13 @@ def measure(
 
 
 def main() -> None:
-    parts = {}
+    groups = {}
     for shape, (lengths, width) in SHAPES.items():
         for dtype in (torch.float32, torch.bfloat16):
             for mode in ("mean", "max"):
                 name = f"{shape}, {mode}, {dtype_name(dtype)}"
-                parts[name] = partial(measure, name, lengths, width, mode, dtype)
-    run_parts("segment_pool", parts)
+                groups[name] = partial(measure, name, lengths, width, mode, dtype)
+    run_groups("segment_pool", groups)
 
 
 if __name__ == "__main__":

@@ -50,7 +50,8 @@ def texts(folder: Path) -> dict[str, list]:
         "SST-2": [row[sentence] for row in sst2[1 : MOST + 1]],
         "SNLI": [(row[first], row[second]) for row in snli[1 : MOST + 1]],
         "WNUT-17": [
-            " ".join(line.split("\t")[0] for line in part.splitlines()) for part in words[:MOST]
+            " ".join(line.split("\t")[0] for line in sentence.splitlines())
+            for sentence in words[:MOST]
         ],
         "Wikipedia": list(islice(paragraphs, MOST)),
     }

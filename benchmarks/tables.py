@@ -380,7 +380,7 @@ def word_vectors(data: dict) -> str:
         "Word vectors, and statistics of heads: MiniLM (6 × 384)",
         "FASTENC_DATA=... python -m benchmarks.word_vectors 20000",
         "Sentences of UD English EWT, then of SemCor; transformers with output_hidden_states and batches sorted by "
-        "length; both sides tokenise. Ratios are medians over alternating parts, of the time that passed and of CPU "
+        "length; both sides tokenise. Ratios are medians over alternating slices, of the time that passed and of CPU "
         "time, which leaves out other work on the machine: there was some. OMP_NUM_THREADS sets the threads. "
         + machine_line(data["machine"]),
         "\n".join(lines),
@@ -483,17 +483,17 @@ SECTIONS: dict[str, Callable[[dict], str]] = {
 
 
 def tables() -> str:
-    parts, fine_tuned = [], []
+    sections, fine_tuned = [], []
     for device in sorted(path for path in RESULTS.glob("*") if path.is_dir()):
         results = {name: load(device, name) for name in SECTIONS}
         results = {name: data for name, data in results.items() if data is not None}
         if results:
-            parts.append(f"## {next(iter(results.values()))['machine']['device']}\n")
-        parts += [SECTIONS[name](data) for name, data in results.items()]
+            sections.append(f"## {next(iter(results.values()))['machine']['device']}\n")
+        sections += [SECTIONS[name](data) for name, data in results.items()]
         fine_tuned += [results["train_tasks"]] if "train_tasks" in results else []
     if len(fine_tuned) > 1:
-        parts += ["## All machines\n", scores_of_every_seed(fine_tuned)]
-    return "\n".join(parts)
+        sections += ["## All machines\n", scores_of_every_seed(fine_tuned)]
+    return "\n".join(sections)
 
 
 def readme_results() -> dict[Path, list[dict]]:

@@ -78,8 +78,8 @@ def _appended(data: Any, more: Any) -> Any:
     return replace(data, **{name: [*values, *added[name]] for name, values in _lists(data).items()})
 
 
-def _parts(folder: str, suffix: str) -> dict[str, tuple[str, ...]]:
-    return {part: (f"{folder}/{part}.{suffix}.gz",) for part in ("train", "dev", "test")}
+def _splits(folder: str, suffix: str) -> dict[str, tuple[str, ...]]:
+    return {split: (f"{folder}/{split}.{suffix}.gz",) for split in ("train", "dev", "test")}
 
 
 SETS = {
@@ -105,7 +105,7 @@ SETS = {
         ("cola/in_domain_train.tsv.gz",),
         ("cola/in_domain_dev.tsv.gz", "cola/out_of_domain_dev.tsv.gz"),
     ),
-    "mrpc": TaskSet("MRPC", "f1", SequenceClassification(text=PAIR), **_parts("mrpc", "tsv")),
+    "mrpc": TaskSet("MRPC", "f1", SequenceClassification(text=PAIR), **_splits("mrpc", "tsv")),
     "rte": TaskSet(
         "RTE",
         "accuracy",
@@ -126,8 +126,8 @@ SETS = {
         "accuracy",
         SequenceClassification(text=PAIR, label="gold_label"),
         *(
-            (f"snli_cad/original_{part}.tsv.gz", f"snli_cad/revised_{part}.tsv.gz")
-            for part in ("train", "dev", "test")
+            (f"snli_cad/original_{split}.tsv.gz", f"snli_cad/revised_{split}.tsv.gz")
+            for split in ("train", "dev", "test")
         ),
         most=4000,
     ),
@@ -140,20 +140,20 @@ SETS = {
         most=4000,
     ),
     "wnut17": TaskSet(
-        "WNUT-17", "f1", TokenClassification(max_length=256), **_parts("wnut17", "conll")
+        "WNUT-17", "f1", TokenClassification(max_length=256), **_splits("wnut17", "conll")
     ),
     "ud-pos": TaskSet(
         "UD English EWT, UPOS, 4,000 sentences",
         "accuracy",
         TokenClassification(max_length=256),
-        **_parts("ud_english_ewt", "conllu"),
+        **_splits("ud_english_ewt", "conllu"),
         most=4000,
     ),
     "germeval": TaskSet(
         "GermEval 2014 with nested entities, 4,000 sentences",
         "f1",
         SpanNer(max_length=256, inner_tag_column=3),
-        **_parts("germeval2014_nested", "conll"),
+        **_splits("germeval2014_nested", "conll"),
         most=4000,
     ),
     "squad": TaskSet(

@@ -60,7 +60,7 @@ def one_run(name: str, provider: str, seed: int, epochs: int, limit: int | None)
         result = theirs(task, *data, fastenc.patch if provider == PATCHED else None)
     shutil.rmtree(scratch)
     if isinstance(chosen.task, QuestionAnswering):  # SQuAD's own scores are percentages
-        result |= {part: result[part] / 100 for part in ("dev", "test") if part in result}
+        result |= {split: result[split] / 100 for split in ("dev", "test") if split in result}
     return result
 
 

@@ -2,7 +2,7 @@
 
 python -m benchmarks.word_senses [coarse] [all-words] [wic]    (needs FASTENC_DATA; minutes)
 
-Results of parts that are not run again stay.
+Results of tasks that are not run again stay.
 
 coarse: CoarseWSD-20, accuracy of each word, over all rows (micro) and over words (macro). all-words: Senseval-2 and
 SemEval-2013 with SemCor's senses, F1. wic: same sense or not, by a threshold on the cosine that is chosen on dev.
@@ -80,8 +80,8 @@ def compare(title: str, train: SenseData, tests: dict[str, Path], words: bool) -
 
 def split(data: SenseData) -> tuple[SenseData, SenseData]:
     """Nine tenths and a tenth of the targets."""
-    parts = [t for i, t in enumerate(data.targets) if i % 10], data.targets[::10]
-    kept, held_out = (SenseData(data.sentences, part, data.path) for part in parts)
+    targets = [t for i, t in enumerate(data.targets) if i % 10], data.targets[::10]
+    kept, held_out = (SenseData(data.sentences, each, data.path) for each in targets)
     return kept, held_out
 
 

@@ -4,10 +4,10 @@ python -m benchmarks.word_vectors [sentences] [vectors] [heads]    (needs FASTEN
 
 The sentences are those of UD English EWT, then of SemCor. Peer: transformers with output_hidden_states, batches of 32
 sorted by length, the mean of four layers and of a word's tokens by index_add; both sides tokenise. The sentences go in
-ten parts through each side by turns, in one process; transformers, which takes several times as long, reads the first
-three. Times are sums over the parts that a side reads, the ratio is the median over the parts that both read. CPU time
-stands beside the time that passed: other work on the machine leaves it as it is. Results of a case that is not run
-again stay.
+ten slices through each side by turns, in one process; transformers, which takes several times as long, reads the first
+three. Times are sums over the slices that a side reads; the ratio is the median over the slices that both read. CPU
+time stands beside the time that passed: other work on the machine leaves it as it is. Results of a case that is not
+run again stay.
 """
 
 import os
@@ -27,7 +27,7 @@ from fastenc.models import Encoder
 from fastenc.models.word_vectors import LAYERS
 from fastenc.packing import pack_sequences
 
-PARTS, PEER_PARTS, BATCH = 10, 3, 32
+SLICES, PEER_SLICES, BATCH = 10, 3, 32
 
 
 def sentences(count: int) -> list[list[str]]:
@@ -52,11 +52,11 @@ class Transformers:
         self.tokenizer = transformers.AutoTokenizer.from_pretrained(minilm_folder())
 
     @torch.inference_mode()
-    def __call__(self, part: Sequence[list[str]]) -> torch.Tensor:
+    def __call__(self, texts: Sequence[list[str]]) -> torch.Tensor:
         options = {"is_split_into_words": True, "truncation": True, "max_length": 512}
-        encoded = self.tokenizer(list(part), **options)
-        order = sorted(range(len(part)), key=lambda i: len(encoded["input_ids"][i]), reverse=True)
-        vectors: list = [None] * len(part)
+        encoded = self.tokenizer(list(texts), **options)
+        order = sorted(range(len(texts)), key=lambda i: len(encoded["input_ids"][i]), reverse=True)
+        vectors: list = [None] * len(texts)
         for start in range(0, len(order), BATCH):
             chosen = order[start : start + BATCH]
             rows = {"input_ids": [encoded["input_ids"][i] for i in chosen]}
@@ -65,30 +65,30 @@ class Transformers:
             mean = torch.stack([states[layer] for layer in LAYERS]).mean(0)
             for row, i in enumerate(chosen):
                 words = [-1 if word is None else word for word in encoded.word_ids(i)]
-                own = torch.tensor(words)
-                inside = own >= 0
-                sums = torch.zeros(len(part[i]), mean.shape[2])
-                sums.index_add_(0, own[inside], mean[row, : len(words)][inside])
-                vectors[i] = sums / own[inside].bincount(minlength=len(part[i]))[:, None]
+                word_of_token = torch.tensor(words)
+                inside = word_of_token >= 0
+                sums = torch.zeros(len(texts[i]), mean.shape[2])
+                sums.index_add_(0, word_of_token[inside], mean[row, : len(words)][inside])
+                vectors[i] = sums / word_of_token[inside].bincount(minlength=len(texts[i]))[:, None]
         return torch.cat(vectors)
 
 
 def compare(
-    sides: dict[str, Callable], parts: Sequence, first_parts: int = PARTS
+    sides: dict[str, Callable], slices: Sequence, first_slices: int = SLICES
 ) -> dict[str, dict]:
     """{name: {sentences, seconds, cpu_seconds, ratios}}; the ratio is of the first side's time to each, the median over
-    the parts that the first side reads, ``first_parts`` of them."""
+    the slices that the first side reads, ``first_slices`` of them."""
     for call in sides.values():
-        call(parts[0][:64])
+        call(slices[0][:64])
     seconds: dict[str, list[float]] = {name: [] for name in sides}
     cpu: dict[str, list[float]] = {name: [] for name in sides}
     first = next(iter(sides))
-    for number, part in enumerate(parts):
+    for number, texts in enumerate(slices):
         for name, call in sides.items():
-            if name == first and number >= first_parts:
+            if name == first and number >= first_slices:
                 continue
             begin = time.perf_counter(), time.process_time()
-            call(part)
+            call(texts)
             seconds[name].append(time.perf_counter() - begin[0])
             cpu[name].append(time.process_time() - begin[1])
     ratio = lambda times, name: statistics.median(
@@ -96,7 +96,7 @@ def compare(
     )
     return {
         name: {
-            "sentences": sum(map(len, parts[: len(seconds[name])])),
+            "sentences": sum(map(len, slices[: len(seconds[name])])),
             "seconds": sum(seconds[name]),
             "cpu_seconds": sum(cpu[name]),
             "times_as_fast": ratio(seconds, name),
@@ -113,27 +113,27 @@ def main() -> None:
     count = next((int(argument) for argument in sys.argv[1:] if argument.isdigit()), 20_000)
     wanted = [argument for argument in sys.argv[1:] if not argument.isdigit()]
     chosen = sentences(count)
-    parts = [chosen[i::PARTS] for i in range(PARTS)]
+    slices = [chosen[i::SLICES] for i in range(SLICES)]
     encoder = Encoder.from_pretrained(minilm_folder())
     cases = read_cases("word_vectors")
     if not wanted or "vectors" in wanted:
         peer = Transformers()
-        ours = lambda part: encoder.embed_words(part, show_progress=False).vectors
-        difference = (ours(parts[0][:200]) - peer(parts[0][:200])).abs().max().item()
+        ours = lambda texts: encoder.embed_words(texts, show_progress=False).vectors
+        difference = (ours(slices[0][:200]) - peer(slices[0][:200])).abs().max().item()
         if not difference < 1e-4:
             raise SystemExit(f"the word vectors differ by {difference}")
         name = f"word vectors of {count:,} sentences, last four layers, {threads} {noun}"
-        cases[name] = compare({"transformers": peer, "fastenc": ours}, parts, PEER_PARTS)
+        cases[name] = compare({"transformers": peer, "fastenc": ours}, slices, PEER_SLICES)
     if not wanted or "heads" in wanted:
-        cases[f"heads of {count:,} sentences, {threads} {noun}"] = compare(heads(encoder), parts)
+        cases[f"heads of {count:,} sentences, {threads} {noun}"] = compare(heads(encoder), slices)
     write("word_vectors", cases)
 
 
 def heads(encoder: Encoder) -> dict[str, Callable]:
     """A plain forward, and one with every head's statistics."""
 
-    def run(part: Sequence[list[str]], look: Callable) -> None:
-        encoded = encoder.tokenizer.encode_batch(part, is_pretokenized=True)
+    def run(texts: Sequence[list[str]], look: Callable) -> None:
+        encoded = encoder.tokenizer.encode_batch(texts, is_pretokenized=True)
         ids = sorted((e.ids[: encoder.positions] for e in encoded), key=len, reverse=True)
         with torch.inference_mode():
             for start in range(0, len(ids), BATCH):
@@ -141,8 +141,8 @@ def heads(encoder: Encoder) -> dict[str, Callable]:
 
     every = lambda batch: visit_heads(encoder, batch, lambda layer, found: None)
     return {
-        "fastenc, forward": lambda part: run(part, encoder),
-        "fastenc, forward and statistics of heads": lambda part: run(part, every),
+        "fastenc, forward": lambda texts: run(texts, encoder),
+        "fastenc, forward and statistics of heads": lambda texts: run(texts, every),
     }
 
 

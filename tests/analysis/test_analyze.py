@@ -52,10 +52,10 @@ def encoder(tmp_path_factory):
     texts = [row[3] for row in SENSES] + [" ".join((*nouns, *verbs))]
     tokenizer = train_tokenizer(texts, vocab_size=80)
     model("bert", vocab_size=tokenizer.get_vocab_size()).save_pretrained(folder)
-    own = Encoder.from_pretrained(folder)
-    own.tokenizer = tokenizer
-    own.save_pretrained(folder)
-    return own
+    encoder = Encoder.from_pretrained(folder)
+    encoder.tokenizer = tokenizer
+    encoder.save_pretrained(folder)
+    return encoder
 
 
 @pytest.fixture(scope="module")
@@ -193,11 +193,11 @@ def test_a_models_own_mix_is_shown(data, tmp_path):
     folder = tmp_path / "mixed"
     theirs = model("bert", vocab_size=80)
     theirs.save_pretrained(folder)
-    own = Encoder.from_pretrained(folder, layer_mix=True)
-    own.tokenizer = train_tokenizer([row[3] for row in SENSES], vocab_size=80)
+    encoder = Encoder.from_pretrained(folder, layer_mix=True)
+    encoder.tokenizer = train_tokenizer([row[3] for row in SENSES], vocab_size=80)
     with torch.no_grad():
-        own.mix.scalars.copy_(torch.tensor([0.0, 1.0, 2.0]))
-    figure = analyze(own, tmp_path)[-1]
+        encoder.mix.scalars.copy_(torch.tensor([0.0, 1.0, 2.0]))
+    figure = analyze(encoder, tmp_path)[-1]
     assert figure.name == "mix" and figure.columns == ("label", "this model's own")
     weights = torch.tensor([0.0, 1.0, 2.0]).softmax(0).tolist()
     assert [row[1] for row in figure.rows] == pytest.approx(weights)

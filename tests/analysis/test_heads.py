@@ -80,11 +80,11 @@ def test_statistics_are_those_of_transformers_matrices(family, tmp_path):
         p = every[:, row, :, :length, :length]
         indices = np.arange(length)
         distance = np.abs(indices[:, None] - indices)
-        own = slice(offset, offset + length)
+        rows = slice(offset, offset + length)
         assert found.keys() == set(range(len(p)))
         for layer, statistics in found.items():
-            check = lambda name, expected, s=statistics, own=own: np.testing.assert_allclose(
-                getattr(s, name)[own], expected.T, rtol=1e-4, atol=1e-5, err_msg=name
+            check = lambda name, expected, s=statistics, rows=rows: np.testing.assert_allclose(
+                getattr(s, name)[rows], expected.T, rtol=1e-4, atol=1e-5, err_msg=name
             )
             check("entropy", -(p[layer] * np.log(np.where(p[layer] > 0, p[layer], 1))).sum(-1))
             check("distance", (p[layer] * distance).sum(-1))

@@ -41,9 +41,9 @@ def encoder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("base")
     tokenizer = train_tokenizer(TEXTS, vocab_size=97)
     model("bert", vocab_size=97).save_pretrained(folder)
-    own = Encoder.from_pretrained(folder)
-    own.tokenizer = tokenizer
-    return own
+    encoder = Encoder.from_pretrained(folder)
+    encoder.tokenizer = tokenizer
+    return encoder
 
 
 def states(encoder, text):
@@ -116,15 +116,15 @@ def test_isotropy_by_layer_is_that_of_all_tokens_at_once(encoder):
     found = isotropy_by_layer(encoder, TEXTS, batch_size=2)
     every = np.concatenate([states(encoder, text) for text in TEXTS], axis=1)
     assert len(found) == 3
-    for own, x in zip(found, every, strict=True):
+    for layer, x in zip(found, every, strict=True):
         scaler = StandardScaler()
         scaled = scaler.fit_transform(x)
-        np.testing.assert_allclose(own.moments.mean, scaler.mean_, rtol=1e-4, atol=1e-5)
-        np.testing.assert_allclose(own.moments.std, scaler.scale_, rtol=1e-4)
+        np.testing.assert_allclose(layer.moments.mean, scaler.mean_, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(layer.moments.std, scaler.scale_, rtol=1e-4)
         upper = np.triu_indices(len(x), 1)
-        assert own.raw.anisotropy == pytest.approx(cosine_similarity(x)[upper].mean(), rel=1e-4)
+        assert layer.raw.anisotropy == pytest.approx(cosine_similarity(x)[upper].mean(), rel=1e-4)
         after = cosine_similarity(scaled)[upper].mean()
-        assert own.standardized.anisotropy == pytest.approx(after, rel=1e-3, abs=1e-6)
+        assert layer.standardized.anisotropy == pytest.approx(after, rel=1e-3, abs=1e-6)
 
 
 def test_correlations_by_layer_are_scipys(encoder):
@@ -133,8 +133,11 @@ def test_correlations_by_layer_are_scipys(encoder):
     found = correlation_by_layer(encoder, ScoredPairs(pairs, scores), batch_size=2)
     texts = sorted({text for pair in pairs for text in pair})
     means = np.stack([states(encoder, text).mean(1) for text in texts], axis=1)
-    for own, x in zip(found, means, strict=True):
-        for value, rows in ((own.raw, x), (own.standardized, StandardScaler().fit_transform(x))):
+    for layer, x in zip(found, means, strict=True):
+        for value, rows in (
+            (layer.raw, x),
+            (layer.standardized, StandardScaler().fit_transform(x)),
+        ):
             of = dict(zip(texts, rows, strict=True))
             cosines = [cosine_similarity(of[a][None], of[b][None])[0, 0] for a, b in pairs]
             assert value == pytest.approx(spearmanr(cosines, scores).statistic, abs=1e-6)
@@ -147,8 +150,8 @@ def test_self_similarity_is_the_mean_over_pairs_of_occurrences(encoder):
     sums = torch.zeros(3, 4).index_add_(0, owner, unit)
     found = self_similarity(sums, owner.bincount())
     for word in (0, 1):
-        own = cosine_similarity(x[owner == word].numpy())
-        expected = own[np.triu_indices(len(own), 1)].mean()
+        cosines = cosine_similarity(x[owner == word].numpy())
+        expected = cosines[np.triu_indices(len(cosines), 1)].mean()
         assert float(found[word]) == pytest.approx(expected, rel=1e-5)
     assert found[2].isnan()
     sentences = [text.split() for text in TEXTS]
@@ -161,8 +164,8 @@ def test_self_similarity_is_the_mean_over_pairs_of_occurrences(encoder):
         chosen = [word for word, n in every.items() if low <= n < high]
         means = []
         for word in chosen:
-            own = cosine_similarity(vectors[[w == word for w in words]])
-            means.append(own[np.triu_indices(len(own), 1)].mean())
+            cosines = cosine_similarity(vectors[[w == word for w in words]])
+            means.append(cosines[np.triu_indices(len(cosines), 1)].mean())
         assert count == len(chosen) and similarity == pytest.approx(np.mean(means), rel=1e-5)
 
 
@@ -176,17 +179,19 @@ def test_saved_with_an_encoder_used_by_encode_and_by_sentence_transformers(
     plain = encoder.encode(TEXTS, pooling="mean", normalize=False).numpy()
     np.testing.assert_allclose(moments.mean, plain.mean(0), rtol=1e-4, atol=1e-5)
     standardization = moments.standardization()
-    own = Encoder.from_pretrained(encoder.base)
-    own.tokenizer = encoder.tokenizer
-    own.sentence = replace(SentenceSettings(normalize=normalize), standardization=standardization)
-    own.save_pretrained(tmp_path)
+    standardizing = Encoder.from_pretrained(encoder.base)
+    standardizing.tokenizer = encoder.tokenizer
+    standardizing.sentence = replace(
+        SentenceSettings(normalize=normalize), standardization=standardization
+    )
+    standardizing.save_pretrained(tmp_path)
     expected = StandardScaler().fit_transform(plain)
     if normalize:
         expected /= np.linalg.norm(expected, axis=1, keepdims=True)
     again = Encoder.from_pretrained(tmp_path)
     peer = SentenceTransformer(str(tmp_path), device="cpu").eval()
     vectors = {
-        "encoder": own.encode(TEXTS),
+        "encoder": standardizing.encode(TEXTS),
         "loaded": again.encode(TEXTS),
         "embedder": SentenceEmbedder.from_pretrained(tmp_path).encode(TEXTS),
         "sentence-transformers": peer.encode(TEXTS, convert_to_tensor=True),

@@ -176,9 +176,9 @@ def encoder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("base")
     tokenizer = train_tokenizer(TEXTS, vocab_size=80)
     model("bert", vocab_size=tokenizer.get_vocab_size()).save_pretrained(folder)
-    own = Encoder.from_pretrained(folder)
-    own.tokenizer = tokenizer
-    return own
+    encoder = Encoder.from_pretrained(folder)
+    encoder.tokenizer = tokenizer
+    return encoder
 
 
 @pytest.mark.parametrize("components", [None, 5])

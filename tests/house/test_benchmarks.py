@@ -33,7 +33,7 @@ from benchmarks._harness import (
     compare_op,
     peer,
     rates,
-    run_parts,
+    run_groups,
 )
 from fastenc.data import EntityData, TaggedData
 from fastenc.demo.checkpoint import minilm_folder
@@ -204,14 +204,14 @@ def test_each_part_is_written_at_once_and_an_error_comes_at_the_end():
         assert written("some")["cases"] == {"1, a": RIGHT, "1, b": RIGHT, "2": WRONG}
         raise ValueError("no such shape")
 
-    parts = {
+    groups = {
         "1": lambda: {"1, a": RIGHT, "1, b": RIGHT},
         "2": lambda: {"2": WRONG},
         "3": third,
         "4": lambda: {"4": RIGHT},
     }
     with pytest.raises(SystemExit, match="wrong or failed: some: 2: fastenc; some: 3: ValueError"):
-        run_parts("some", parts)
+        run_groups("some", groups)
     assert list(written("some")["cases"]) == ["1, a", "1, b", "2", "4"]
 
 
@@ -227,40 +227,40 @@ def test_an_unfinished_run_goes_on_with_what_is_not_right_yet(quick, monkeypatch
         monkeypatch.setattr(_harness, "END", 0.0)
         return measure(part, RIGHT)
 
-    parts = {
+    groups = {
         "wrong": lambda: measure("wrong", WRONG),
         "right": lambda: last_in_time("right"),
         "late": lambda: measure("late", RIGHT),
         "last": lambda: measure("last", RIGHT),
     }
     with pytest.raises(SystemExit, match="wrong or failed: some: wrong: fastenc"):
-        run_parts("some", parts)
+        run_groups("some", groups)
     assert called == ["wrong", "right"], "an error, and not only the end of the time"
     monkeypatch.setattr(_harness, "END", float("inf"))
     monkeypatch.setattr(_harness, "GO_ON", True)
-    monkeypatch.setitem(parts, "late", lambda: last_in_time("late"))
+    monkeypatch.setitem(groups, "late", lambda: last_in_time("late"))
     with pytest.raises(SystemExit) as exit_:
-        run_parts("some", parts)
+        run_groups("some", groups)
     assert exit_.value.code == UNFINISHED and called[2:] == ["late"]
-    monkeypatch.setitem(parts, "late", lambda: measure("late", RIGHT))
+    monkeypatch.setitem(groups, "late", lambda: measure("late", RIGHT))
 
     def again(go_on):
         called.clear()
         monkeypatch.setattr(_harness, "END", float("inf"))
         monkeypatch.setattr(_harness, "GO_ON", go_on)
-        monkeypatch.setitem(parts, "wrong", lambda: measure("wrong", RIGHT))
-        monkeypatch.setitem(parts, "right", lambda: measure("right", RIGHT))
-        run_parts("some", parts)
+        monkeypatch.setitem(groups, "wrong", lambda: measure("wrong", RIGHT))
+        monkeypatch.setitem(groups, "right", lambda: measure("right", RIGHT))
+        run_groups("some", groups)
         return list(called)
 
     assert again(go_on=True) == ["last", "wrong"], "what went wrong comes last"
-    assert written("some")["cases"] == dict.fromkeys(parts, RIGHT)
+    assert written("some")["cases"] == dict.fromkeys(groups, RIGHT)
     assert again(go_on=True) == []
-    assert again(go_on=False) == list(parts), "new figures are asked for"
+    assert again(go_on=False) == list(groups), "new figures are asked for"
     monkeypatch.setattr(launch, "TABLES", tmp_path)
     monkeypatch.setattr(launch, "architecture", lambda device: "sm_00")
     (tmp_path / "sm_00.json").write_text('{"entries": []}')
-    assert again(go_on=True) == list(parts), "those there are were measured with other tables"
+    assert again(go_on=True) == list(groups), "those there are were measured with other tables"
     assert again(go_on=True) == []
 
 
@@ -270,11 +270,11 @@ def test_ceilings_of_a_run_in_two_processes_are_joined(quick, monkeypatch):
         return {str(dtype): RIGHT}
 
     monkeypatch.setattr(quick, "_bandwidth", 1e9)
-    parts = {
+    groups = {
         "first": lambda: measure(torch.float32),
         "second": lambda: measure(torch.bfloat16),
     }
-    run_parts("some", parts)
+    run_groups("some", groups)
     rates = written("some")["ceilings"]["product_TFLOP_per_s"]
     assert rates == {"float32": 0.001, "bfloat16": 0.001}
 

@@ -146,8 +146,8 @@ class SequenceClassification(Task):
         """Texts, or pairs of them."""
         texts = [tuple(each) if isinstance(each, list | tuple) else each for each in inputs]
         for index, each in enumerate(texts):
-            parts = each if isinstance(each, tuple) else (each,)
-            if len(parts) != len(self.text) or not all(isinstance(part, str) for part in parts):
+            columns = each if isinstance(each, tuple) else (each,)
+            if len(columns) != len(self.text) or not all(isinstance(x, str) for x in columns):
                 kind = "a text" if len(self.text) == 1 else "a pair of texts"
                 raise ValueError(f"input {index} must be {kind}, got {each!r}")
         return LabelledData(texts, [], [])

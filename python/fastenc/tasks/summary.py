@@ -11,10 +11,10 @@ SHOWN = 12  # labels
 def count_labels(labels: Iterable[str]) -> str:
     """Such as "neg 60, pos 40", the most frequent first."""
     counts = Counter(labels)
-    parts = [f"{label} {count:,}" for label, count in counts.most_common(SHOWN)]
+    counted = [f"{label} {count:,}" for label, count in counts.most_common(SHOWN)]
     if len(counts) > SHOWN:
-        parts.append(f"and {len(counts) - SHOWN:,} more")
-    return ", ".join(parts)
+        counted.append(f"and {len(counts) - SHOWN:,} more")
+    return ", ".join(counted)
 
 
 def number_range(values: Sequence[float]) -> str:

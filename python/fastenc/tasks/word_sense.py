@@ -175,7 +175,7 @@ class WordSense(Task):
         if self.word_layers is None:
             return None
         try:
-            return [int(part) for part in self.word_layers.split(",")]
+            return [int(number) for number in self.word_layers.split(",")]
         except ValueError:
             raise ValueError(
                 f"word_layers must be numbers with commas between, such as -4,-3,-2,-1, got {self.word_layers!r}"
