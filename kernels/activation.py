@@ -8,6 +8,10 @@ fitted to log(P(u) / P(-u)): the largest absolute error against the erf form is 
 what the hardware's exp2 and rsqrt add; float32 keeps erf.
 """
 
+from collections.abc import Iterator
+from itertools import product
+from typing import Any
+
 import triton
 import triton.language as tl
 
@@ -75,3 +79,19 @@ def slope(u, g, KIND: tl.constexpr, NARROW: tl.constexpr):
         # 1 - g would lose its digits where the gate is near 1.
         from_gate = g * tl.sigmoid(-_argument(u, KIND)) * _argument_slope(u, KIND)
     return g + u * from_gate
+
+
+def compiled_keys() -> Iterator[dict]:
+    """Keys of tuned entries for which a test compiles the launches of the ops with an activation."""
+    for width, backward in product((256, 512, 1536, 3072), (False, True)):
+        for dtype in ("bfloat16", "float32") if width > 1000 else ("bfloat16",):
+            yield {"width": width, "backward": backward, "dtype": dtype}
+
+
+def launched(key: dict, kernel: Any, names: tuple[str, ...]) -> Iterator[tuple[str, Any, dict]]:
+    """(variant, kernel, constants) of what a tuned entry launches, for activations of these names."""
+    kinds = {"erf": GELU, "tanh": GELU_TANH, "silu": SILU}
+    narrow = key["dtype"] != "float32"
+    for name in names if narrow else ("erf",):
+        constants = {"HAS_BIAS": True, "ACTIVATION": kinds[name].value, "NARROW": narrow}
+        yield f" {name}", kernel, constants

@@ -13,8 +13,9 @@ Bytes: forward reads q, k, v and writes out, 4 T H D elements. FLOPs: 4 H D sum(
 Source: Dao 2023, arXiv:2307.08691.
 """
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from itertools import product
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -33,6 +34,7 @@ from fastenc.kernels.attention_tile import (
     score_unit,
     sequence_bounds,
     sequence_keys,
+    shape_constants,
     store_row_keys,
     store_rows,
     store_sums,
@@ -512,6 +514,45 @@ def config(kernel: str, head_dim: int, precision: str, biased: bool, warp_groups
     if head_dim > 64 or (head_dim > 32) + biased + (precision == "tf32") >= 2:
         return _launch(64, 32, 4)
     return _launch(64, 64, 4)
+
+
+def compiled_keys() -> Iterator[dict]:
+    """Keys of tuned entries for which a test compiles the rule's launches."""
+    for dim, precision, biased in product(
+        (32, 64, 96, 128), ("half", "tf32", "ieee"), (False, True)
+    ):
+        dtype = "bfloat16" if precision == "half" else "float32"
+        key = {"head_dim": dim, "precision": precision, "biased": biased, "dtype": dtype}
+        for kernel in ("forward", "backward_kv", "backward_q"):
+            yield {"kernel": kernel, **key, "dropout": True}
+    for kernel, dropout in product(("forward", "backward_kv"), (False, True)):
+        key = {"kernel": kernel, "head_dim": 64, "precision": "half", "biased": False}
+        yield {**key, "dropout": dropout, "dtype": "float16"}
+
+
+def launched(key: dict) -> Iterator[tuple[str, Any, dict]]:
+    """(variant, kernel, constants) of what a tuned entry launches."""
+    kernel = {
+        "forward": _attention_fwd_kernel,
+        "backward_q": _attention_bwd_q_kernel,
+        "backward_kv": _attention_bwd_kv_kernel,
+    }[key["kernel"]]
+    constants = {**shape_constants(key), "WINDOW": key["biased"]}
+    without_biases = dict.fromkeys(("alibi_ptr", "relative_ptr", "key_bias_ptr"))
+    if not key["biased"]:
+        constants |= without_biases
+    yield "", kernel, constants
+    if key["head_dim"] == 64 and not key["biased"] and key["precision"] == "half":
+        yield " in a grid", kernel, {**constants, "blocks_ptr": None}
+    if key["head_dim"] != 64:  # the variants below change every head_dim alike
+        return
+    if key["kernel"] == "backward_kv":
+        yield " alone", kernel, {**constants, "wide_dq_ptr": None, "finished_ptr": None}
+    if key["biased"] and key["precision"] == "half":
+        yield " window alone", kernel, {**constants, **without_biases}
+        for name in without_biases:
+            others = dict.fromkeys(other for other in without_biases if other != name)
+            yield f" {name} alone", kernel, {**constants, **others, "WINDOW": False}
 
 
 def _launch(block_m: int, block_n: int, num_warps: int) -> dict:

@@ -16,6 +16,10 @@ on the number of tokens only.
 Bytes: forward 4 T H D elements, backward 7.
 """
 
+from collections.abc import Iterator
+from itertools import product
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -23,6 +27,7 @@ from fastenc.kernels.attention_tile import (
     LOG2_E,
     load_row_keys,
     load_rows,
+    shape_constants,
     store_rows,
     store_sums,
 )
@@ -254,6 +259,26 @@ def config(head_dim: int, max_seqlen: int, backward: bool, warp_groups: bool) ->
         rows = 64
     block, warps = (64, 4) if small else (LONGEST, 8)
     return {"BLOCK": block, "ROWS": rows, "num_warps": warps, "num_stages": 1}
+
+
+def compiled_keys() -> Iterator[dict]:
+    """Keys of tuned entries for which a test compiles the rule's launches."""
+    for dim, length in product((32, 64, 96, 128), (64, 128)):
+        for backward in (False, True) if dim <= WIDEST_BACKWARD else (False,):
+            key = {"max_seqlen": length, "backward": backward, "head_dim": dim}
+            yield {**key, "dropout": True, "dtype": "bfloat16"}
+    for backward, dropout in product((False, True), (False, True)):
+        key = {"max_seqlen": 128, "backward": backward, "head_dim": 64}
+        yield {**key, "dropout": dropout, "dtype": "float16"}
+
+
+def launched(key: dict) -> Iterator[tuple[str, Any, dict]]:
+    """(variant, kernel, constants) of what a tuned entry launches."""
+    if not key["backward"]:
+        yield "", _attention_short_fwd_kernel, shape_constants(key)
+        return
+    yield "", _attention_short_bwd_kernel, shape_constants(key)
+    yield " without sums", _attention_short_bwd_kernel, {**shape_constants(key), "sums_ptr": None}
 
 
 def sequence_bounds(cu_seqlens: Tensor, total_tokens: int, max_seqlen: int) -> Tensor:

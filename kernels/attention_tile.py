@@ -16,6 +16,17 @@ from fastenc.kernels.dropout import is_kept, row_keys, spread
 LOG2_E = tl.constexpr(1.4426950408889634)
 
 
+def shape_constants(key: dict) -> dict:
+    """Constants that a tuned entry gives every attention kernel: shapes, precision, and whether there is dropout."""
+    constants = {
+        "H": 12,
+        "D": key["head_dim"],
+        "BLOCK_D": triton.next_power_of_2(key["head_dim"]),
+        "PRECISION": key["precision"] if key["dtype"] == "float32" else "ieee",
+    }
+    return constants if key["dropout"] else {**constants, "rng_ptr": None, "keys_ptr": None}
+
+
 @triton.jit
 def load_rows(base, rows, stride, valid, D: tl.constexpr, BLOCK_D: tl.constexpr):
     """(len(rows), BLOCK_D), zero where not valid or past head_dim."""

@@ -6,9 +6,13 @@ Tiling: a program takes ROWS rows of BLOCK columns; the backward walks rows with
 Bytes per element, 2-byte types: forward 4, backward 6. Source: Hendrycks and Gimpel 2016, arXiv:1606.08415.
 """
 
+from collections.abc import Iterator
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
+from fastenc.kernels import activation
 from fastenc.kernels.activation import GELU, GELU_TANH, gate, slope
 from fastenc.kernels.device import persistent_programs
 from fastenc.kernels.launch import tunable
@@ -77,6 +81,15 @@ def config(width: int) -> dict:
     """Launch parameters where no table has better ones."""
     block = min(1024, triton.next_power_of_2(width))
     return {"ROWS": max(1, 2048 // block), "BLOCK": block, "num_warps": 4}
+
+
+compiled_keys = activation.compiled_keys
+
+
+def launched(key: dict) -> Iterator[tuple[str, Any, dict]]:
+    """(variant, kernel, constants) of what a tuned entry launches."""
+    kernel = _bias_gelu_bwd_kernel if key["backward"] else _bias_gelu_fwd_kernel
+    return activation.launched(key, kernel, ("erf", "tanh"))
 
 
 def _variant(x: Tensor, tanh: bool) -> dict:

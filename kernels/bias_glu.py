@@ -5,9 +5,13 @@ gradient in registers. Bytes per element of y, 2-byte types: forward 6, backward
 Source: Shazeer 2020, arXiv:2002.05202.
 """
 
+from collections.abc import Iterator
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
+from fastenc.kernels import activation
 from fastenc.kernels.activation import gate, slope
 from fastenc.kernels.device import persistent_programs
 from fastenc.kernels.launch import tunable
@@ -92,6 +96,15 @@ def config(width: int) -> dict:
     """Launch parameters for halves of ``width`` columns, where no table has better ones."""
     block = min(1024, triton.next_power_of_2(width))
     return {"ROWS": max(1, 1024 // block), "BLOCK": block, "num_warps": 4}
+
+
+compiled_keys = activation.compiled_keys
+
+
+def launched(key: dict) -> Iterator[tuple[str, Any, dict]]:
+    """(variant, kernel, constants) of what a tuned entry launches."""
+    kernel = _bias_glu_bwd_kernel if key["backward"] else _bias_glu_fwd_kernel
+    return activation.launched(key, kernel, ("erf", "tanh", "silu"))
 
 
 def bias_glu_forward(x: Tensor, bias: Tensor | None, activation: int) -> Tensor:

@@ -16,6 +16,9 @@ Bytes per element, 2-byte types: forward 4 (word row, y), backward 6 for dh and 
 Source: Devlin et al. 2018, arXiv:1810.04805; Ba et al. 2016, arXiv:1607.06450.
 """
 
+from collections.abc import Iterator
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -333,6 +336,24 @@ def _add_long_kernel(
 def config(width: int, itemsize: int, backward: bool) -> dict:
     """Launch parameters of the norm's kernels where no table has better ones: those of a norm alone."""
     return layer_norm.config.rule(width, itemsize, backward)
+
+
+def compiled_keys() -> Iterator[dict]:
+    """Keys of tuned entries for which a test compiles the rule's launches."""
+    return (key for key in layer_norm.compiled_keys() if key["width"] <= 4096)
+
+
+def launched(key: dict) -> Iterator[tuple[str, Any, dict]]:
+    """(variant, kernel, constants) of what a tuned entry launches."""
+    flags = {f"HAS_{name}": True for name in ("POSITION", "TYPE", "TYPE_IDS", "WEIGHT")}
+    flags |= {"HAS_DROPOUT": key["dropout"], "WIDTH": key["width"]}
+    chunk, count = layer_norm.chunks(key["width"], key["itemsize"])
+    flags |= {"CHUNK": chunk, "CHUNKS": count}
+    if key["backward"]:
+        yield "", _embedding_layer_norm_bwd_kernel, {**flags, "WANTS_AFFINE": True}
+    else:
+        flags |= {"HAS_BIAS": True, "SAVE_STATISTICS": True}
+        yield "", _embedding_layer_norm_fwd_kernel, flags
 
 
 def config_add(width: int) -> dict:

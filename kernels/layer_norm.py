@@ -15,6 +15,10 @@ Bytes per element, 2-byte types: forward 4 to 8 (x, y, and residual, h where the
 Source: Ba et al. 2016, arXiv:1607.06450; Zhang and Sennrich 2019, arXiv:1910.07467.
 """
 
+from collections.abc import Iterator
+from itertools import product
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -256,6 +260,40 @@ def config(width: int, itemsize: int, backward: bool) -> dict:
         rows = 1 << (min(8, (1024 if backward else 2048) // (chunk * count)) or 1).bit_length() - 1
         warps = max(4, triton.next_power_of_2(width) // (512 if backward else 1024))
     return {"CHUNK": chunk, "CHUNKS": count, "ROWS": rows, "num_warps": warps}
+
+
+# With these every launch of the rule for the widths of transformers is compiled.
+_WIDTHS = (256, 512, 640, 1536, 2048, 2560, 3072, 3584, 5120, 6144, 7168)
+
+
+def compiled_keys() -> Iterator[dict]:
+    """Keys of tuned entries for which a test compiles the rule's launches."""
+    in_float32 = (128, 384, 768, 1024, 4096, 8192)
+    for width, backward in product(sorted({*in_float32, *_WIDTHS}), (False, True)):
+        for dtype in ("bfloat16", "float32") if width in in_float32 else ("bfloat16",):
+            key = {"width": width, "itemsize": 2 if dtype == "bfloat16" else 4}
+            yield {**key, "backward": backward, "dropout": True, "dtype": dtype}
+    for backward in (False, True):
+        key = {"width": 768, "itemsize": 2, "backward": backward}
+        yield {**key, "dropout": False, "dtype": "float16"}
+
+
+def launched(key: dict) -> Iterator[tuple[str, Any, dict]]:
+    """(variant, kernel, constants) of what a tuned entry launches."""
+    flags = {"HAS_WEIGHT": True, "HAS_DROPOUT": key["dropout"], "WIDTH": key["width"]}
+    chunk, count = chunks(key["width"], key["itemsize"])
+    flags |= {"CHUNK": chunk, "CHUNKS": count}
+    if key["backward"]:
+        kernel = _layer_norm_bwd_kernel
+        flags |= {"WANTS_AFFINE": True, "WANTS_X_BIAS": True, "HAS_DRESIDUAL_SUM": True}
+    else:
+        kernel = _layer_norm_fwd_kernel
+        flags |= {"HAS_RESIDUAL": True, "HAS_X_BIAS": True, "SAVE_H": True, "SAVE_STATISTICS": True}
+    biased = {} if key["backward"] else {"HAS_BIAS": True}
+    yield "", kernel, {**flags, "RMS": False, **biased}
+    if key["width"] == 768:  # RMSNorm leaves out a sum, at every width alike
+        biased = {} if key["backward"] else {"HAS_BIAS": False}
+        yield " rms", kernel, {**flags, "RMS": True, **biased}
 
 
 def backward_programs(width: int) -> int:

@@ -21,19 +21,17 @@ from fastenc.kernels import (
     attention,
     attention_relative,
     attention_short,
-    bias_gelu,
-    bias_glu,
     column_sum,
     crf,
     embedding_layer_norm,
     head_statistics,
     index_sum,
     launch,
-    layer_norm,
     mlm_corruption,
     packing,
     segment_pool,
 )
+from fastenc.kernels.attention_tile import shape_constants
 from fastenc.kernels.run import OPTIONS
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, make_backend
@@ -64,169 +62,27 @@ def type_of(argument: str, element: str) -> str:
     return "fp32" if argument in FLOATS else "i32"
 
 
-Binary = tuple[str, object, dict]  # variant, kernel, constants without launch parameters
-
-
-def attention_constants(key: dict) -> dict:
-    dim = key["head_dim"]
-    constants = {
-        "H": 12,
-        "D": dim,
-        "BLOCK_D": triton.next_power_of_2(dim),
-        "PRECISION": key["precision"] if key["dtype"] == "float32" else "ieee",
-    }
-    return constants if key["dropout"] else {**constants, "rng_ptr": None, "keys_ptr": None}
-
-
-def attention_binaries(key: dict) -> Iterator[Binary]:
-    """The kernels that one entry of a table launches, or one call of the rule."""
-    kernel = {
-        "forward": attention._attention_fwd_kernel,
-        "backward_q": attention._attention_bwd_q_kernel,
-        "backward_kv": attention._attention_bwd_kv_kernel,
-    }[key["kernel"]]
-    constants = {**attention_constants(key), "WINDOW": key["biased"]}
-    without_biases = dict.fromkeys(("alibi_ptr", "relative_ptr", "key_bias_ptr"))
-    if not key["biased"]:
-        constants |= without_biases
-    yield "", kernel, constants
-    if key["head_dim"] == 64 and not key["biased"] and key["precision"] == "half":
-        yield " in a grid", kernel, {**constants, "blocks_ptr": None}
-    if key["head_dim"] != 64:  # what is left out below changes all of them alike
-        return
-    if key["kernel"] == "backward_kv":
-        yield " alone", kernel, {**constants, "wide_dq_ptr": None, "finished_ptr": None}
-    if key["biased"] and key["precision"] == "half":
-        yield " window alone", kernel, {**constants, **without_biases}
-        for name in without_biases:
-            others = dict.fromkeys(other for other in without_biases if other != name)
-            yield f" {name} alone", kernel, {**constants, **others, "WINDOW": False}
-
-
-def attention_short_binaries(key: dict) -> Iterator[Binary]:
-    forward = attention_short._attention_short_fwd_kernel
-    backward = attention_short._attention_short_bwd_kernel
-    yield "", backward if key["backward"] else forward, attention_constants(key)
-    if key["backward"]:
-        yield " without sums", backward, {**attention_constants(key), "sums_ptr": None}
-
-
-def layer_norm_binaries(key: dict) -> Iterator[Binary]:
-    flags = {"HAS_WEIGHT": True, "HAS_DROPOUT": key["dropout"], "WIDTH": key["width"]}
-    chunk, count = layer_norm.chunks(key["width"], key["itemsize"])
-    flags |= {"CHUNK": chunk, "CHUNKS": count}
-    if key["backward"]:
-        kernel = layer_norm._layer_norm_bwd_kernel
-        flags |= {"WANTS_AFFINE": True, "WANTS_X_BIAS": True, "HAS_DRESIDUAL_SUM": True}
-    else:
-        kernel = layer_norm._layer_norm_fwd_kernel
-        flags |= {"HAS_RESIDUAL": True, "HAS_X_BIAS": True, "SAVE_H": True, "SAVE_STATISTICS": True}
-    biased = {} if key["backward"] else {"HAS_BIAS": True}
-    yield "", kernel, {**flags, "RMS": False, **biased}
-    if key["width"] == 768:  # the root mean square leaves a sum out at every width alike
-        biased = {} if key["backward"] else {"HAS_BIAS": False}
-        yield " rms", kernel, {**flags, "RMS": True, **biased}
-
-
-ACTIVATIONS = {"erf": 0, "tanh": 1, "silu": 2}
-
-
-def activation_binaries(key: dict, forward, backward, kinds: tuple[str, ...]) -> Iterator[Binary]:
-    kernel = backward if key["backward"] else forward
-    narrow = key["dtype"] != "float32"
-    for kind in kinds if narrow else ("erf",):
-        constants = {"HAS_BIAS": True, "ACTIVATION": ACTIVATIONS[kind], "NARROW": narrow}
-        yield f" {kind}", kernel, constants
-
-
-def bias_gelu_binaries(key: dict) -> Iterator[Binary]:
-    kernels = bias_gelu._bias_gelu_fwd_kernel, bias_gelu._bias_gelu_bwd_kernel
-    return activation_binaries(key, *kernels, ("erf", "tanh"))
-
-
-def bias_glu_binaries(key: dict) -> Iterator[Binary]:
-    kernels = bias_glu._bias_glu_fwd_kernel, bias_glu._bias_glu_bwd_kernel
-    return activation_binaries(key, *kernels, ("erf", "tanh", "silu"))
-
-
-def embedding_layer_norm_binaries(key: dict) -> Iterator[Binary]:
-    flags = {f"HAS_{name}": True for name in ("POSITION", "TYPE", "TYPE_IDS", "WEIGHT")}
-    flags |= {"HAS_DROPOUT": key["dropout"], "WIDTH": key["width"]}
-    chunk, count = layer_norm.chunks(key["width"], key["itemsize"])
-    flags |= {"CHUNK": chunk, "CHUNKS": count}
-    if key["backward"]:
-        kernel = embedding_layer_norm._embedding_layer_norm_bwd_kernel
-        yield "", kernel, {**flags, "WANTS_AFFINE": True}
-    else:
-        kernel = embedding_layer_norm._embedding_layer_norm_fwd_kernel
-        yield "", kernel, {**flags, "HAS_BIAS": True, "SAVE_STATISTICS": True}
-
-
-# op: which kernels an entry of its table launches
-BINARIES = {
-    "attention": attention_binaries,
-    "attention_short": attention_short_binaries,
-    "layer_norm": layer_norm_binaries,
-    "bias_gelu": bias_gelu_binaries,
-    "bias_glu": bias_glu_binaries,
-    "embedding_layer_norm": embedding_layer_norm_binaries,
-}
-# With those of keys() in float32 every launch of the norms' rules for the widths of transformers.
-NORM_WIDTHS = (256, 512, 640, 1536, 2048, 2560, 3072, 3584, 5120, 6144, 7168)
 ELEMENTS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+# Every kernel's module; those with tuned launches are in launch.registry from here on.
+MODULES = [
+    import_module(f"fastenc.kernels.{path.stem}")
+    for path in sorted(Path(launch.__file__).parent.glob("[!_]*.py"))
+]
 
 
-def keys() -> Iterator[tuple[str, dict]]:
-    """(op, key) that the kernels' own rules are compiled for."""
-    for dim in (32, 64, 96, 128):
-        for precision in ("half", "tf32", "ieee"):
-            dtype = "bfloat16" if precision == "half" else "float32"
-            for biased in (False, True):
-                key = {"head_dim": dim, "precision": precision, "biased": biased, "dtype": dtype}
-                for kernel in ("forward", "backward_kv", "backward_q"):
-                    yield "attention", {"kernel": kernel, **key, "dropout": True}
-        for length in (64, 128):
-            for backward in (False, True) if dim <= attention_short.WIDEST_BACKWARD else (False,):
-                key = {"max_seqlen": length, "backward": backward, "head_dim": dim}
-                yield "attention_short", {**key, "dropout": True, "dtype": "bfloat16"}
-    for key in (
-        {"kernel": "forward", "head_dim": 64, "precision": "half", "biased": False},
-        {"kernel": "backward_kv", "head_dim": 64, "precision": "half", "biased": False},
-        {"max_seqlen": 128, "backward": False, "head_dim": 64},
-        {"max_seqlen": 128, "backward": True, "head_dim": 64},
-    ):
-        op = "attention" if "kernel" in key else "attention_short"
-        for dropout in (False, True):
-            yield op, {**key, "dropout": dropout, "dtype": "float16"}
-    in_float32 = (128, 384, 768, 1024, 4096, 8192)
-    for width in sorted({*in_float32, *NORM_WIDTHS}):
-        for backward in (False, True):
-            for dtype in ("bfloat16", "float32") if width in in_float32 else ("bfloat16",):
-                key = {"width": width, "itemsize": 2 if dtype == "bfloat16" else 4}
-                key |= {"backward": backward, "dropout": True, "dtype": dtype}
-                yield "layer_norm", key
-                if width <= 4096:
-                    yield "embedding_layer_norm", key
-    for backward in (False, True):
-        key = {"width": 768, "itemsize": 2, "backward": backward}
-        key |= {"dropout": False, "dtype": "float16"}
-        yield "layer_norm", key
-        yield "embedding_layer_norm", key
-    for op in ("bias_gelu", "bias_glu"):
-        for width in (256, 512, 1536, 3072):
-            for backward in (False, True):
-                for dtype in ("bfloat16", "float32") if width > 1000 else ("bfloat16",):
-                    yield op, {"width": width, "backward": backward, "dtype": dtype}
+def module_of(tunable: launch.Tunable):
+    return sys.modules[tunable.rule.__module__]
 
 
 def cases(table: Path, capability: int = 90) -> Iterator[tuple[str, object, str, dict]]:
     """(name, kernel, element type, constants and launch parameters) of every rule and of the table's entries."""
     yield from untuned_cases()
-    for op, key in keys():
-        tunable = launch.registry[op]
-        key = {**key, "warp_groups": capability == 90} if "warp_groups" in tunable.names else key
-        parameters = tunable.rule(*(key[name] for name in tunable.names))
-        yield from variants(op, key, parameters, "")
+    for op, tunable in launch.registry.items():
+        for key in module_of(tunable).compiled_keys():
+            if "warp_groups" in tunable.names:
+                key = {**key, "warp_groups": capability == 90}
+            parameters = tunable.rule(*(key[name] for name in tunable.names))
+            yield from variants(op, key, parameters, "")
     if table.is_file():
         for entry in json.loads(table.read_text())["entries"]:
             yield from variants(entry["op"], entry["key"], entry["launch"], " tuned")
@@ -234,7 +90,7 @@ def cases(table: Path, capability: int = 90) -> Iterator[tuple[str, object, str,
 
 def variants(op: str, key: dict, parameters: dict, kind: str):
     values = " ".join(f"{name}={value}" for name, value in key.items())
-    for variant, kernel, constants in BINARIES[op](key):
+    for variant, kernel, constants in module_of(launch.registry[op]).launched(key):
         name = f"{op}{kind} {values}{variant}"
         yield name, kernel, ELEMENTS[key["dtype"]], {**constants, **parameters}
 
@@ -248,7 +104,7 @@ def untuned_cases() -> Iterator[tuple[str, object, str, dict]]:
         for precision in ("half", "tf32", "ieee"):
             dtype = "bfloat16" if precision == "half" else "float32"
             key = {"head_dim": dim, "precision": precision, "dtype": dtype, "dropout": True}
-            constants = attention_constants(key) | {"WINDOW": True}
+            constants = shape_constants(key) | {"WINDOW": True}
             constants |= attention_relative.config(dim, precision)
             name = f"attention backward_relative {dim} precision={precision}"
             kernel = attention_relative._attention_bwd_relative_kernel
@@ -278,8 +134,7 @@ def untuned_cases() -> Iterator[tuple[str, object, str, dict]]:
             constants["PRECISION"] = "tf32x3" if element == "fp32" else "ieee"
             name = f"index sum {size} {element}"
             yield name, index_sum._index_sum_kernel, element, constants
-    for path in sorted(Path(launch.__file__).parent.glob("[!_]*.py")):
-        module = import_module(f"fastenc.kernels.{path.stem}")
+    for module in MODULES:
         for (name, kernel, constants), element in product(
             getattr(module, "binaries", tuple)(), ELEMENTS.values()
         ):

@@ -13,7 +13,6 @@ USERS = {
     "benchmarks/launch_costs.py",
     "docs/benchmarks.md",
     "tests/helpers/sanitize.py",  # the fuzzers' calls stand for an op that is not there
-    "tests/helpers/triton_binaries.py",  # kernels with tuned launches; others have binaries()
     "tests/triton/test_ops_triton.py",  # what random calls do not cover
 }
 
