@@ -19,6 +19,7 @@ from functools import partial
 import torch
 from fastenc.kernels import (
     attention,
+    attention_blocks,
     bias_gelu,
     bias_glu,
     column_sum,
@@ -75,6 +76,7 @@ def calls(tokens: int) -> Iterator[tuple[str, Callable]]:
     yield "mlm_corruption", lambda: mlm_corruption.mlm_corruption(*corruption)
     q, k, v = bf16(tokens, 3, 1, 64).unbind(1)
     offsets, dout = torch.tensor([0, tokens], dtype=torch.int32), bf16(tokens, 1, 64)
+    yield "attention_blocks", lambda: attention_blocks.attention_blocks(offsets, tokens, tokens)
     angles = torch.randn(max(512, tokens), 64)
     yield "rotary", lambda: rotary.rotary(q, angles, offsets, 512, False)
     for name, longest in (("short ", 128), ("", 512)):

@@ -51,7 +51,7 @@ from torch import Tensor
 # Numbers that change from batch to batch: compiling again for those that 16 divides would gain nothing.
 VARYING = ["total_q", "blocks", "threshold", "span", "left", "right"]
 UNLIMITED = 2**30  # tokens of a window
-TABLE_BLOCK = tl.constexpr(64)  # tokens of an entry of packing.AttentionBlocks
+TABLE_BLOCK = tl.constexpr(64)  # tokens of an entry of attention_blocks.py's tables
 
 
 @triton.jit
@@ -138,7 +138,7 @@ def _attention_fwd_kernel(
     alibi_ptr,  # (H,), or None
     relative_ptr,  # (H, 2 * span + 1), or None
     key_bias_ptr,  # (total_k,), or None
-    blocks_ptr,  # (entries, 2), int32: packing.AttentionBlocks, or None
+    blocks_ptr,  # (entries, 2), int32: by attention_blocks.py, or None
     stride_q_token,
     stride_q_head,
     stride_k_token,
@@ -525,7 +525,7 @@ def compiled_keys() -> Iterator[dict]:
         key = {"head_dim": dim, "precision": precision, "biased": biased, "dtype": dtype}
         for kernel in ("forward", "backward_kv", "backward_q"):
             yield {"kernel": kernel, **key, "dropout": True}
-    for kernel, dropout in product(("forward", "backward_kv"), (False, True)):
+    for kernel, dropout in product(("forward", "backward_kv", "backward_q"), (False, True)):
         key = {"kernel": kernel, "head_dim": 64, "precision": "half", "biased": False}
         yield {**key, "dropout": dropout, "dtype": "float16"}
 

@@ -81,6 +81,7 @@ def poisoned(new):
 @pytest.fixture
 def triton_target(monkeypatch):
     """A GPU; or the CPU, where interpreted Triton kernels take the place of the C++ code behind the same ops."""
+    torch.utils._device._device_constructors()  # a table of them, kept as they are at its first use
     makers = ((torch, "empty"), (torch, "empty_like"), (torch.Tensor, "new_empty"))
     for owner, name in makers:
         monkeypatch.setattr(owner, name, poisoned(getattr(owner, name)))

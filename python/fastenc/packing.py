@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, chain
 from operator import sub
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,35 +16,6 @@ from torch import Tensor
 from fastenc._transfer import send
 
 BUILD = "build the batch with fastenc.packing.pack or pack_sequences"
-
-
-# The GPU's kernels for short sequences take those of at most SHORT tokens, the others blocks of BLOCK.
-SHORT, BLOCK = 128, 64
-
-
-class AttentionBlocks(NamedTuple):
-    """A batch in blocks for the GPU's attention: as many programs as there are blocks, the longest sequences first.
-
-    Without it the programs are as many as if all sequences were as long as the longest.
-
-    Fields:
-        every: (blocks, 2) int32, sequence and number of the block of 64 tokens in it.
-        long: those of sequences with more than 128 tokens, the first of them.
-    """
-
-    every: Tensor
-    long: Tensor
-
-
-def attention_blocks(cu_seqlens: Tensor) -> AttentionBlocks:
-    """Args: cu_seqlens: (B+1,) int32 on the CPU, whose values decide how many blocks there are."""
-    lengths, sequences = cu_seqlens.diff().sort(descending=True, stable=True)
-    counts = (lengths + BLOCK - 1) // BLOCK
-    total = int(counts.sum())
-    first = (counts.cumsum(0) - counts).repeat_interleave(counts, output_size=total)
-    numbers = torch.arange(total) - first
-    every = torch.stack((sequences.repeat_interleave(counts, output_size=total), numbers), 1).int()
-    return AttentionBlocks(every, every[: int(counts[lengths > SHORT].sum())])
 
 
 @dataclass(frozen=True)
@@ -61,8 +32,6 @@ class PackedBatch:
         padded_shape: (B, length) of that padded batch, or None.
         hidden: (T, hidden_size), the encoder's output for these tokens if it was computed before. The encoder then
             returns it unchanged.
-        blocks: how the GPU's attention divides the batch; :meth:`to` makes them where a batch leaves the CPU. None:
-            the kernels do without.
     Raises: ValueError naming the field, the value and the rule. Offsets and indices are read on CPU tensors only; on an
         accelerator that would wait for the device.
     """
@@ -75,7 +44,6 @@ class PackedBatch:
     indices: Tensor | None = None
     padded_shape: tuple[int, int] | None = None
     hidden: Tensor | None = None
-    blocks: AttentionBlocks | None = None
 
     def __post_init__(self) -> None:
         tokens = self.input_ids.shape[:1]
@@ -89,10 +57,6 @@ class PackedBatch:
                     f"{name} must be int64 of shape {expected}, got {value.dtype} of shape "
                     f"{tuple(value.shape)}: {BUILD}"
                 )
-        if self.blocks is not None and not isinstance(self.blocks, AttentionBlocks):
-            raise TypeError(
-                f"blocks must be those of attention_blocks or None, got {type(self.blocks).__name__}: leave them out"
-            )
         if self.hidden is not None and (self.hidden.dim() != 2 or self.hidden.shape[:1] != tokens):
             raise ValueError(
                 f"hidden must have one row for each of the {tokens[0]} tokens, got shape {tuple(self.hidden.shape)}"
@@ -159,12 +123,6 @@ class PackedBatch:
             for name, value in vars(self).items()
             if isinstance(value, Tensor)
         }
-        blocks = self.blocks
-        if blocks is None and self.cu_seqlens.is_cpu and torch.device(device).type == "cuda":
-            blocks = attention_blocks(self.cu_seqlens)
-        if blocks is not None:
-            every = send(blocks.every, device, non_blocking)
-            moved["blocks"] = AttentionBlocks(every, every[: blocks.long.shape[0]])
         return replace(self, **moved)
 
     def split(self, groups: Sequence[tuple[int, int, int]]) -> list["PackedBatch"]:

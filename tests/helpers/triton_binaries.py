@@ -19,6 +19,7 @@ from pathlib import Path
 import triton
 from fastenc.kernels import (
     attention,
+    attention_blocks,
     attention_relative,
     attention_short,
     column_sum,
@@ -42,6 +43,7 @@ FLOAT32_POINTERS = {"lse", "delta", "dlse", "wide_dq", "mean", "rstd", "partial"
 FLOAT32_POINTERS |= {"alibi", "relative", "key_bias", "table"}
 INTEGER_POINTERS = {
     **dict.fromkeys(("cu_seqlens", "cu_seqlens_q", "cu_seqlens_k", "bounds", "blocks"), "*i32"),
+    **dict.fromkeys(("every", "long"), "*i32"),
     **dict.fromkeys(("argmax", "seqused", "last", "finished"), "*i32"),
     **dict.fromkeys(("rng", "keys", "seed", "ids", "indices"), "*i64"),
     **dict.fromkeys(("positions", "types", "order"), "*i64"),
@@ -113,6 +115,8 @@ def untuned_cases() -> Iterator[tuple[str, object, str, dict]]:
     keys_constants = {"BLOCK_M": 256, "num_warps": 4}
     yield "keys of dropout", attention._attention_keys_kernel, "bf16", keys_constants
     yield "sequence bounds", attention_short._sequence_bounds_kernel, "bf16", constants
+    kernel = attention_blocks._attention_blocks_kernel
+    yield "sequence blocks", kernel, "bf16", attention_blocks.config()
     for element in ELEMENTS.values():
         parameters = segment_pool.config(768)
         for mode in ("cls", "mean", "max"):

@@ -98,6 +98,13 @@ def test_models(family, training):
             assert any(p.grad is not None for p in m.parameters())
 
 
+def test_one_long_sequence_among_short_ones():
+    batch = pack_sequences([[1] * 200, [2] * 3]).to(META)
+    encoder = on_meta(Encoder, EncoderConfig(*SIZES[:5], 256)).train()
+    encoder(batch).last_hidden_state.sum().backward()
+    assert all(p.grad is not None for p in encoder.layers.parameters())
+
+
 @pytest.mark.parametrize("representation", REPRESENTATIONS)
 def test_span_classifier(representation):
     m = on_meta(SpanClassifier, label_names=["X", "Y"], representation=representation).train()

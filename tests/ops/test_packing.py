@@ -165,16 +165,3 @@ def test_positions_that_start_elsewhere_move_no_row():
     moved = replace(batch, position_ids=batch.position_ids + 1000)
     values = torch.randn(5, 3)
     assert torch.equal(ops.unpack(values, moved), ops.unpack(values, batch))
-
-
-def test_blocks_are_made_where_a_batch_leaves_for_a_gpu(monkeypatch):
-    from fastenc import packing
-
-    monkeypatch.setattr(packing, "send", lambda tensor, device, non_blocking: tensor)
-    batch = packing.pack_sequences([[7] * length for length in (3, 200, 0, 129, 64)])
-    assert batch.to("cpu").blocks is None
-    moved = batch.to("cuda")
-    every = [[1, 0], [1, 1], [1, 2], [1, 3], [3, 0], [3, 1], [3, 2], [4, 0], [0, 0]]
-    assert moved.blocks.every.tolist() == every and moved.blocks.every.dtype == torch.int32
-    assert moved.blocks.long.tolist() == every[:7]
-    assert packing.attention_blocks(torch.zeros(1, dtype=torch.int32)).every.shape == (0, 2)

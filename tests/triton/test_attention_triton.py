@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fastenc.ops import attention
-from fastenc.packing import AttentionBlocks, attention_blocks
+from fastenc.ops._attention_blocks import AttentionBlocks
 from fastenc.reference.attention import attention as reference
 from fastenc.testing import assert_within_budget
 from tests.helpers.attention_cases import (
@@ -193,11 +193,8 @@ def test_blocks_of_the_batch_change_no_result(triton_target, lengths, dtype):
     """Short sequences keep their kernel beside long ones, in both modes."""
     qkv, cu_seqlens, longest = packed(lengths, 2, 16, dtype)
     qkv = qkv.detach().to(triton_target.device).requires_grad_()
-    blocks = attention_blocks(cu_seqlens)
-    assert blocks.every.shape[0] == sum(-(-length // 64) for length in lengths)
-    assert blocks.long.shape[0] == sum(-(-length // 64) for length in lengths if length > 128)
-    blocks = AttentionBlocks(*(b.to(qkv.device) for b in blocks))
     cu_seqlens, dout = cu_seqlens.to(qkv.device), torch.randn_like(qkv[:, 0])
+    blocks = AttentionBlocks(*torch.ops.fastenc.attention_blocks(cu_seqlens, 20, 15))
     results = []
     for given in (None, blocks):
         torch.manual_seed(9)

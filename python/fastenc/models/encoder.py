@@ -40,8 +40,9 @@ from fastenc.nn.prepend import prepend_rows
 from fastenc.nn.relative_bias import layer_biases
 from fastenc.nn.rotary import rotary_table
 from fastenc.nn.scalar_mix import ScalarMix, add_weighted
+from fastenc.ops._attention_blocks import attention_blocks
 from fastenc.ops.attention import sequence_bounds
-from fastenc.packing import AttentionBlocks, PackedBatch, check_cu_seqlens
+from fastenc.packing import PackedBatch, check_cu_seqlens
 
 # Gets the number of a state, 0 for the embeddings' output, and the state, which it must not change.
 Visit = Callable[[int, Tensor], None]
@@ -225,17 +226,15 @@ class Encoder(PretrainedModel):
             check_cu_seqlens(batch.cu_seqlens, batch.total_tokens, batch.max_seqlen)
         x, table = self.embeddings(batch, word_table, self.adapted.first_position)
         cu_seqlens, max_seqlen, rows = batch.cu_seqlens, batch.max_seqlen, None
-        blocks = batch.blocks
         prompt = self.adapted.prompt()
         if prompt is not None:
             x, cu_seqlens, rows = prepend_rows(x, cu_seqlens, prompt)
-            max_seqlen, blocks = max_seqlen + prompt.shape[0], None
+            max_seqlen += prompt.shape[0]
         own = lambda state: state if rows is None else state[rows]
         kept: list[Tensor | None] = [None] * (self.config.num_layers + 1)
         weights = None if self.mix is None else self.mix.weights.unbind()
         mixed: Tensor | None = None
-        run = self._states(x, cu_seqlens, max_seqlen, blocks, visit_input)
-        for number, state in enumerate(run):
+        for number, state in enumerate(self._states(x, cu_seqlens, max_seqlen, visit_input)):
             if number in wanted:
                 kept[number] = own(state)
             if visit is not None:
@@ -247,17 +246,12 @@ class Encoder(PretrainedModel):
         return EncoderOutput(last, states, self._pooled(last, batch), table)
 
     def _states(
-        self,
-        x: Tensor,
-        cu_seqlens: Tensor,
-        max_seqlen: int,
-        blocks: AttentionBlocks | None,
-        visit_input: VisitInput | None,
+        self, x: Tensor, cu_seqlens: Tensor, max_seqlen: int, visit_input: VisitInput | None
     ) -> Iterator[Tensor]:
         """The embeddings' output and each layer's."""
         state = self._first_state(x)
         yield state.residual
-        inputs = self._inputs(x, cu_seqlens, max_seqlen, blocks)
+        inputs = self._inputs(x, cu_seqlens, max_seqlen)
         frozen = self.frozen.current(self)
         modules = self._modules_of_layers()
         dropouts = [modules[place].dropout() for place in self.module_of_layer]
@@ -288,11 +282,12 @@ class Encoder(PretrainedModel):
         return start(x, weights, self.specs[0].out_norm)
 
     def _inputs(
-        self, x: Tensor, cu_seqlens: Tensor, max_seqlen: int, blocks: AttentionBlocks | None
+        self, x: Tensor, cu_seqlens: Tensor, max_seqlen: int
     ) -> Callable[[int], AttentionInputs]:
         """What the attention of each layer needs of the batch, formed once for all that share it."""
         bias = layer_biases([*self.relative_biases.parameters()], self.relative_bias_spec)
         bounds = sequence_bounds(x, cu_seqlens, max_seqlen)
+        blocks = attention_blocks(x, cu_seqlens, max_seqlen)
         tables = {
             spec: rotary_table(spec, max(self.config.max_positions, max_seqlen), x.device)
             for spec in set(self.rotary)
@@ -315,7 +310,7 @@ class Encoder(PretrainedModel):
         x = modules[0].down.weight.new_zeros((tokens, self.config.hidden_size))
         length = min(32, self.config.max_positions)
         offsets = torch.arange(0, tokens + 1, length, dtype=torch.int32, device=x.device)
-        inputs, frozen = self._inputs(x, offsets, length, None), self.frozen.current(self)
+        inputs, frozen = self._inputs(x, offsets, length), self.frozen.current(self)
         found = []
         for number, spec in enumerate(self.specs):
             place = self.module_of_layer[number]

@@ -77,8 +77,7 @@ def copied(batch: PackedBatch, device: torch.device) -> PackedBatch:
         for name, value in vars(batch).items()
         if isinstance(value, Tensor)
     }
-    # A recording takes batches of any lengths, which have other blocks.
-    return replace(batch, blocks=None, **tensors)
+    return replace(batch, **tensors)
 
 
 def overwrite(batch: PackedBatch, values: PackedBatch) -> None:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fastenc.ops import _checks
-from fastenc.packing import AttentionBlocks
+from fastenc.ops._attention_blocks import AttentionBlocks
 
 # Name in a configuration → name in the kernels.
 ACTIVATIONS: dict[str, str] = {
@@ -149,7 +149,7 @@ class AttentionInputs(NamedTuple):
         rotary: float32 (positions, rotary_dim), cosines beside sines, as :func:`fastenc.ops.rotary` takes them.
         relative_bias: (num_heads, 2 R + 1), as :func:`fastenc.ops.attention` takes it.
         bounds: (2, total_tokens), as :func:`fastenc.ops.attention.sequence_bounds` forms them once for all layers.
-        blocks: of the batch, as :func:`fastenc.packing.attention_blocks` makes them.
+        blocks: of the batch, as :func:`fastenc.ops._attention_blocks.attention_blocks` makes them once for all layers.
     """
 
     cu_seqlens: Tensor

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fastenc.ops import _checks
+from fastenc.ops._attention_blocks import AttentionBlocks, check_blocks
 from fastenc.ops._cudnn_attention import cudnn_attention
 from fastenc.ops._dispatch import choose, declare
 from fastenc.ops._library import define
@@ -27,7 +28,7 @@ from fastenc.ops._numerics import (
     rotated,
 )
 from fastenc.ops.rotary import check_table
-from fastenc.packing import AttentionBlocks, check_cu_seqlens
+from fastenc.packing import check_cu_seqlens
 from fastenc.reference import attention as reference
 from fastenc.reference.rotary import rotary as rotate_reference
 
@@ -80,8 +81,9 @@ def attention(
         rotary: float32 (positions, rotary_dim), the table of :func:`rotary`, by which queries and keys are rotated.
         bounds: int32 (2, total_tokens), by :func:`sequence_bounds`, for calls over the same sequences; None forms them
             where a kernel needs them.
-        blocks: of the batch, by :func:`fastenc.packing.attention_blocks`, so that on a GPU one long sequence neither
-            starts programs for those that are short nor takes them off their kernel; None does without.
+        blocks: of the batch, by :func:`fastenc.ops._attention_blocks.attention_blocks`, for calls over the same
+            sequences, so that on a GPU one long sequence neither starts programs for those that are short nor takes
+            them off their kernel; None does without.
         rng_state: int64 (2,), seed and offset of dropout's mask, on qkv's device; None draws them from the device's
             default generator.
         return_lse: return softmax_lse too, the natural logarithm of sum_j exp(s[i, j]); -inf without a key.
@@ -223,7 +225,7 @@ def _attend(
     if bounds is not None:
         _check_bounds(op, bounds, q)
     if blocks is not None:
-        _check_blocks(op, blocks, q)
+        check_blocks(op, blocks, q)
     cpp_limit = triton_limit = None
     if head_dim % 16 or not 0 < head_dim <= 128:
         cpp_limit = f"head_dim must be a multiple of 16 up to 128, got {head_dim}"
@@ -302,20 +304,6 @@ def _check_bounds(op: str, bounds: Tensor, q: Tensor) -> None:
             f"{tuple(bounds.shape)}: make them with sequence_bounds"
         )
     _checks.check_device(op, "bounds", bounds, q)
-
-
-def _check_blocks(op: str, blocks: AttentionBlocks, q: Tensor) -> None:
-    if not isinstance(blocks, AttentionBlocks):
-        raise TypeError(
-            f"{op}: blocks must be those of fastenc.packing.attention_blocks, got {type(blocks).__name__}"
-        )
-    for block in blocks:
-        if block.dtype != torch.int32 or block.dim() != 2 or block.shape[1] != 2:
-            raise ValueError(
-                f"{op}: blocks must be int32 of shape (blocks, 2), got {block.dtype} of shape {tuple(block.shape)}: "
-                "make them with fastenc.packing.attention_blocks"
-            )
-        _checks.check_device(op, "blocks", block, q)
 
 
 def _check_biases(

@@ -19,6 +19,7 @@ from fastenc.nn.layer_ways import run_layer
 from fastenc.nn.relative_bias import layer_biases
 from fastenc.nn.rotary import rotary_table
 from fastenc.ops import _dispatch, unpack
+from fastenc.ops._attention_blocks import attention_blocks
 from fastenc.ops.attention import sequence_bounds
 from fastenc.packing import PackedBatch, check_cu_seqlens, pack
 
@@ -256,6 +257,7 @@ def _attention_inputs(
     """What the attention of each layer needs of the batch, formed once for all that share it."""
     kind, config = live.kind, live.config
     bounds = sequence_bounds(x, batch.cu_seqlens, batch.max_seqlen)
+    blocks = attention_blocks(x, batch.cu_seqlens, batch.max_seqlen)
     biases = [
         reading.modules[f"relative_biases.{i}"].weight for i in range(kind.relative_biases(config))
     ]
@@ -266,7 +268,7 @@ def _attention_inputs(
         rotary = live.rotary[number]
         table = None if rotary is None else rotary_table(rotary, positions, batch.cu_seqlens.device)
         return AttentionInputs(
-            batch.cu_seqlens, batch.max_seqlen, table, bias(number), bounds, batch.blocks
+            batch.cu_seqlens, batch.max_seqlen, table, bias(number), bounds, blocks
         )
 
     return of_layer
