@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
+from torch.utils._device import _device_constructors
 
 torch.set_num_threads(min(2, torch.get_num_threads()))
 
@@ -81,7 +82,7 @@ def poisoned(new):
 @pytest.fixture
 def triton_target(monkeypatch):
     """A GPU; or the CPU, where interpreted Triton kernels take the place of the C++ code behind the same ops."""
-    torch.utils._device._device_constructors()  # a table of them, kept as they are at its first use
+    _device_constructors()  # a table of them, kept as they are at its first use
     makers = ((torch, "empty"), (torch, "empty_like"), (torch.Tensor, "new_empty"))
     for owner, name in makers:
         monkeypatch.setattr(owner, name, poisoned(getattr(owner, name)))
