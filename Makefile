@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test test-all lint docs bench wheel clean setup
+.PHONY: demo test test-all lint docs bench wheel transformers-suite clean setup
 setup: .stamps/build
 
 # What building takes; seqeval, which comes as source alone, asks for setuptools-scm.
@@ -34,6 +34,16 @@ test: setup
 test-all: setup
 	$(BIN)/python -m tests.helpers.triton_record --all --write > /dev/null
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
+
+# transformers' own tests of a model, which only its sdist has, on patched models of every family.
+SDIST := build/transformers-suite
+transformers-suite: setup
+	$(BIN)/pip install -q parameterized
+	set -e; version=$$($(BIN)/python -c "import transformers; print(transformers.__version__)"); \
+	$(BIN)/pip download -q --no-deps --no-build-isolation --no-binary :all: -d $(SDIST) transformers==$$version; \
+	tar xzf $(SDIST)/transformers-$$version.tar.gz -C $(SDIST); \
+	OMP_NUM_THREADS=1 FASTENC_TRANSFORMERS_SDIST=$(SDIST)/transformers-$$version \
+		$(BIN)/python -m pytest -n 2 --dist worksteal tests/transformers_suite
 
 lint: setup
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy

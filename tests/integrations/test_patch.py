@@ -403,12 +403,14 @@ def test_sentence_transformers_model():
     assert (theirs.encode(texts) == before).all()
 
 
+@pytest.mark.parametrize("configured", [False, True])
 @pytest.mark.parametrize("asked", [[0, 2], [-1], [1], 1, [], [7], True, None])
 @pytest.mark.parametrize("task", ["Model", "ForMaskedLM", "ForSequenceClassification"])
-def test_hidden_states_of_some_layers(task, asked):
-    """None in the place of those that were not asked for, as transformers gives them."""
-    theirs = model("bert", task)
-    ours, batch = fastenc.patch(copy.deepcopy(theirs)), padded_batch("bert")
+@pytest.mark.parametrize("family", ["bert", "mpnet"])
+def test_hidden_states_of_some_layers(family, task, asked, configured):
+    """None in the place of those that were not asked for, where transformers gives it; MPNet gives all."""
+    theirs = model(family, task, output_hidden_states=configured)
+    ours, batch = fastenc.patch(copy.deepcopy(theirs)), padded_batch(family)
     real = batch["attention_mask"].bool()
     with torch.no_grad():
         found, expected = (
@@ -419,6 +421,15 @@ def test_hidden_states_of_some_layers(task, asked):
         assert (a is None) == (b is None)
         if a is not None:
             torch.testing.assert_close(a[real], b[real], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", ["bert", "mpnet"])
+def test_return_dict_of_none_is_the_configurations(family):
+    theirs = model(family, return_dict=False)
+    ours, batch = fastenc.patch(copy.deepcopy(theirs)), padded_batch(family)
+    with torch.no_grad():
+        a, b = (m(**batch, return_dict=None) for m in (ours, theirs))
+    assert type(a) is type(b) and len(a) == len(b)
 
 
 @pytest.mark.parametrize("task", ["Model", "ForMaskedLM", "ForSequenceClassification"])

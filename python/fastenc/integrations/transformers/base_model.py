@@ -1,6 +1,8 @@
 """The fused forward of an encoder of transformers: unpad once, the trunk's layers, pad once."""
 
+import inspect
 from collections.abc import Callable
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -200,7 +202,7 @@ def wanted_states(model: Any, live: LiveEncoder, arguments: dict) -> frozenset[i
     asked, count = switch(model, arguments, "output_hidden_states"), live.config.num_layers + 1
     if not asked:
         return None
-    if asked is True:
+    if asked is True or _takes_flag(type(model).forward, "output_hidden_states"):
         return frozenset(range(count))
     numbers = [asked] if isinstance(asked, int) else list(asked)
     return frozenset(number % count for number in numbers if -count <= number < count)
@@ -208,7 +210,19 @@ def wanted_states(model: Any, live: LiveEncoder, arguments: dict) -> frozenset[i
 
 def switch(model: Any, arguments: dict, name: str) -> Any:
     """A switch given in the call, or else the configuration's."""
-    return arguments[name] if name in arguments else getattr(model.config, name, None)
+    given = arguments.get(name)
+    if name not in arguments or (given is None and _takes_flag(type(model).forward, name)):
+        return getattr(model.config, name, None)
+    return given
+
+
+@cache
+def _takes_flag(forward: Callable, name: str) -> bool:
+    """Whether a forward has the switch among its parameters, as MPNet's: None is the configuration's, all else a flag.
+
+    The others have it from decorators, where None is off and numbers choose.
+    """
+    return name in inspect.signature(forward).parameters
 
 
 def inputs_of(arguments: dict) -> Any:

@@ -1,0 +1,30 @@
+"""transformers' own tests of a model, from the sdist that ``make transformers-suite`` fetches."""
+
+import importlib
+import sys
+from pathlib import Path
+from types import ModuleType
+from unittest import mock
+
+import pytest
+
+# What the sdist leaves out of its tests: of generation and of exports.
+LEFT_OUT = {
+    "exporters.test_export": "ExportTesterMixin",
+    "generation.test_utils": "GenerationTesterMixin",
+}
+
+
+def load(folder: str) -> type:
+    """``ModelTesterMixin`` of the unpacked sdist. Its package goes by another name, as ours is ``tests`` too."""
+    package = ModuleType("transformers_tests")
+    package.__path__ = [str(Path(folder) / "tests")]
+    sys.modules[package.__name__] = package
+    for name, mixin in LEFT_OUT.items():
+        module = ModuleType(name)
+        setattr(module, mixin, type(mixin, (), {}))
+        sys.modules[f"{package.__name__}.{name}"] = module
+    # Its markers are not ours; marks without a configuration take any.
+    with mock.patch.object(pytest, "mark", pytest.MarkGenerator(_ispytest=True)):
+        module = importlib.import_module(f"{package.__name__}.test_modeling_common")
+    return module.ModelTesterMixin

@@ -1,0 +1,123 @@
+"""For each family a TestCase with transformers' tests, and its models patched as they are made."""
+
+import importlib
+import inspect
+import unittest
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import cache, wraps
+from unittest import mock
+
+import torch
+from transformers import PreTrainedModel
+
+import fastenc
+from tests.helpers.families import BY_NAME, config, padded_batch
+
+
+class ModelTester:
+    """What the tests ask of a family: a small configuration and a padded batch."""
+
+    batch_size, seq_length, num_choices = 3, 7, 4
+
+    def __init__(self, family: str):
+        self.family = family
+        self.is_training = not BY_NAME[family].no_heads  # the encoder alone has no loss
+        settings = config(family)
+        self.num_hidden_layers = settings.num_hidden_layers
+        self.num_attention_heads = settings.num_attention_heads
+        self.hidden_size = settings.hidden_size
+
+    def get_config(self):
+        return config(self.family)
+
+    def prepare_config_and_inputs_for_common(self):
+        return self.get_config(), padded_batch(self.family, (7, 4, 5))
+
+
+@cache
+def case_of(family: str, mixin: type) -> type[unittest.TestCase]:
+    """Transformers' tests on every class of the family that ``patch`` takes."""
+
+    def __init__(self, name):
+        unittest.TestCase.__init__(self, name)
+        self.model_tester = ModelTester(family)
+
+    def _prepare_for_class(self, inputs_dict, model_class, return_labels=False):
+        inputs = mixin._prepare_for_class(self, inputs_dict, model_class, return_labels)
+        return inputs | _labels(model_class, inputs) if return_labels else inputs
+
+    members = {
+        "__init__": __init__,
+        "_prepare_for_class": _prepare_for_class,
+        "all_model_classes": _classes(family),
+    }
+    return type(family, (mixin, unittest.TestCase), members)
+
+
+def _labels(model_class: type, inputs: dict) -> dict:
+    """The labels that the mixin does not give, and -100 at padding, where a loss takes the model's own forward."""
+    mask, taken = inputs["attention_mask"], inspect.signature(model_class.forward).parameters
+    labels = {
+        name: torch.zeros(len(mask), dtype=torch.long)
+        for name in ("next_sentence_label", "sentence_order_label")
+        if name in taken
+    }
+    if "labels" in taken:
+        given = inputs.get("labels", torch.zeros_like(mask))
+        labels["labels"] = (
+            given.masked_fill(mask == 0, -100) if given.shape == mask.shape else given
+        )
+    return labels
+
+
+def _classes(family: str) -> tuple[type, ...]:
+    settings = config(family)
+    module = importlib.import_module(
+        type(settings).__module__.replace("configuration_", "modeling_")
+    )
+    classes = filter(inspect.isclass, vars(module).values())
+    own = (kind for kind in classes if kind.__module__ == module.__name__)
+    return tuple(k for k in own if issubclass(k, PreTrainedModel) and _is_patched(k, settings))
+
+
+def _is_patched(kind: type, settings) -> bool:
+    try:
+        fastenc.patch(kind(settings))
+    except (ValueError, AttributeError, TypeError, NotImplementedError):
+        return False  # another family's, a decoder, or a class that is only for others to inherit
+    return True
+
+
+@contextmanager
+def patched(classes: tuple[type, ...]) -> Iterator[None]:
+    """Inside, whatever is constructed or loaded as one of ``classes`` is patched at once."""
+    with ExitStack() as stack:
+        for kind in classes:
+            stack.enter_context(mock.patch.object(kind, "__init__", _constructs(kind)))
+            stack.enter_context(mock.patch.object(kind, "from_pretrained", _loads(kind)))
+        yield
+
+
+def _constructs(kind: type):
+    own = kind.__init__
+
+    @wraps(own)  # patch reads its signature
+    def __init__(self, *arguments, **options):
+        own(self, *arguments, **options)
+        # Without values it is a step of loading, or what patch itself compares with.
+        if type(self) is kind and not any(p.is_meta for p in self.parameters()):
+            fastenc.patch(self)
+
+    return __init__
+
+
+def _loads(kind: type):
+    own = kind.from_pretrained
+
+    def from_pretrained(*arguments, **options):
+        loaded = own(*arguments, **options)
+        fastenc.patch(loaded[0] if isinstance(loaded, tuple) else loaded)
+        return loaded
+
+    return from_pretrained

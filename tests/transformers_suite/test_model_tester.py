@@ -1,0 +1,56 @@
+"""transformers' own tests of a model, on patched models of every family: ``make transformers-suite``."""
+
+import os
+import unittest
+import warnings
+
+import pytest
+import torch
+
+from tests.helpers.families import BY_NAME
+from tests.transformers_suite import mixin
+from tests.transformers_suite.subjects import ModelTester, case_of, patched
+
+FOLDER = os.environ.get("FASTENC_TRANSFORMERS_SDIST")
+if not FOLDER:
+    pytest.skip("`make transformers-suite` fetches and runs them", allow_module_level=True)
+
+Mixin = mixin.load(FOLDER)
+NAMES = [name for name in dir(Mixin) if name.startswith("test_") and callable(getattr(Mixin, name))]
+if not torch.cuda.is_available():  # float16 has kernels on a GPU alone
+    NAMES = [name for name in NAMES if "fp16" not in name]
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+@pytest.mark.parametrize("family", BY_NAME)
+def test_the_fused_forward_is_what_is_tested(family):
+    case, tester = case_of(family, Mixin), ModelTester(family)
+    config, inputs = tester.prepare_config_and_inputs_for_common()
+    for kind in case.all_model_classes:
+        with patched(case.all_model_classes):
+            model = kind(config).eval()
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", ".*takes its own forward")
+            model(**case("test_training")._prepare_for_class(inputs, kind))
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("family", BY_NAME)
+def test_patched(family, name):
+    case = case_of(family, Mixin)
+    try:
+        with patched(case.all_model_classes):
+            run(case, name)
+    except unittest.SkipTest:
+        raise
+    except Exception:
+        try:
+            run(case, name)
+        except Exception as error:
+            pytest.skip(f"fails without the patch, too: {error}")
+        raise
+
+
+def run(case, name):
+    torch.manual_seed(0)
+    getattr(case(name), name)()
