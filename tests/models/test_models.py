@@ -409,6 +409,8 @@ def test_bad_batches_are_named(tmp_path, minilm):
     with pytest.raises(ValueError, match=r"batch_size must be at least 1, got 0"):
         minilm.encode(["a"], batch_size=0)
     bare = Encoder(EncoderConfig(vocab_size=50, hidden_size=32, num_layers=1, num_heads=2))
+    with pytest.raises(ValueError, match=r"takes a PackedBatch, got str: encode\(\) takes texts"):
+        bare("a text")
     with pytest.raises(ValueError, match=r"encode needs the checkpoint's tokenizer.json"):
         bare.encode(["a"])
     classifier = SequenceClassifier(bare.config)

@@ -23,13 +23,14 @@ class ModelTester:
     def __init__(self, family: str):
         self.family = family
         self.is_training = not BY_NAME[family].no_heads  # the encoder alone has no loss
-        settings = config(family)
+        settings = self.get_config()
         self.num_hidden_layers = settings.num_hidden_layers
         self.num_attention_heads = settings.num_attention_heads
         self.hidden_size = settings.hidden_size
 
     def get_config(self):
-        return config(self.family)
+        changes = {"is_encoder_decoder": False} if BY_NAME[self.family].no_heads else {}
+        return config(self.family, **changes)
 
     def prepare_config_and_inputs_for_common(self):
         return self.get_config(), padded_batch(self.family, (7, 4, 5))

@@ -210,9 +210,14 @@ class Encoder(PretrainedModel):
             visit: called with each state when it is there; nothing of it is kept.
             visit_input: called before each layer with what its attention reads, a prompt's rows among them.
 
-        Raises: ValueError for token ids outside the table, sequences longer than the positions, or states that do not
-            exist.
+        Raises: ValueError for what is no batch, token ids outside the table, sequences longer than the positions, or
+            states that do not exist.
         """
+        if not isinstance(batch, PackedBatch):
+            raise ValueError(
+                f"the encoder takes a PackedBatch, got {type(batch).__name__}: encode() takes texts, and "
+                "fastenc.packing.pack makes a batch of padded ids"
+            )
         wanted = wanted_states(output_hidden_states, self.config.num_layers)
         if batch.hidden is not None:
             if wanted or word_table or visit is not None or visit_input is not None:
