@@ -25,6 +25,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("family", BY_NAME)
 def test_the_fused_forward_is_what_is_tested(family):
     case, tester = case_of(family, Mixin), ModelTester(family)
+    assert case.all_model_classes
     config, inputs = tester.prepare_config_and_inputs_for_common()
     for kind in case.all_model_classes:
         with patched(case.all_model_classes):
