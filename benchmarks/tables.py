@@ -321,16 +321,18 @@ def train_objectives(data: dict) -> str:
             cells += ["–"] * (8 - len(cells)) + [", ".join(seconds)]
             lines.append(f"| {' | '.join(cells)} |")
     return section(
-        "Pretraining: every objective on wikipedia_en, 2 layers of 128, 4,000 word pieces",
+        "Pretraining: every objective on wikipedia_en",
         "FASTENC_DATA=... python -m benchmarks.train_objectives",
         "Mean loss of each term on held-out articles, in nats. The constant guess is the best that does not read the "
         "text: the frequencies of tokens in training, the share of wrong pairs or of replaced tokens, the mean of the "
         "teacher's distributions or states. The peer begins with the same weights and takes the same batches, for "
         "fewer steps of the same schedule: transformers' BertForMaskedLM, BertForPreTraining or ELECTRA, with "
-        "SpanBERT's boundary head and DistilBERT's loss in plain PyTorch. The encoder of pairs and ELECTRA's "
-        "discriminator begin with what mlm gave. Pairs of sentences have 256 tokens; one in five holds its article's "
-        "title, which alone tells the order and would give 0.55. The next sentence (pair of mlm+nsp) and replaced "
-        "tokens (rtd) are not learnt in so few steps: both are hardly below their guesses. "
+        "SpanBERT's boundary head and DistilBERT's loss in plain PyTorch. mlm, span and distill train 2 layers of 128 "
+        "(the student has 1) with 4,000 word pieces, and mlm+sop goes on from what mlm gave. Its pairs have 256 "
+        "tokens; one in five holds its article's title, which alone tells the order and would give 0.55. mlm+nsp and "
+        "electra go on from MiniLM's encoder (6 layers of 384), because 2 layers hardly learnt either in 800 and "
+        "2,000 steps. Their heads and ELECTRA's generator begin with random weights: in 100 steps the generator does "
+        "not reach the frequencies of tokens, so the tokens that it puts in are easy to detect. "
         + picture(data, "train_objectives", "Held-out losses")
         + machine_line(data["machine"]),
         "\n".join(lines),

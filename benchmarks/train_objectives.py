@@ -3,12 +3,13 @@
 python -m benchmarks.train_objectives [OBJECTIVE ...] [--steps N] [--peer-steps N] [--folder FOLDER]
 (needs FASTENC_DATA; minutes of a core an objective)
 
-A BERT (or ELECTRA) of 2 layers, 128 wide, without dropout, with 4,000 word pieces, trained by fastenc's
-objective_trainer; the pairs and "electra" begin with the encoder that "mlm" gave, and "distill" makes a student of 1
-layer from it. Beside it transformers, or plain PyTorch on its encoder, from the same first weights on the same batches
-with the same AdamW in a plain loop, for fewer steps of the same schedule. Each term of the loss is measured on held-out
-articles, beside that of the best constant guess (_constant_guesses.py). A run that was stopped goes on from its last
-checkpoint in FOLDER; what is finished is not run again.
+fastenc's objective_trainer trains a BERT of 2 layers, 128 wide, with 4,000 word pieces; "mlm+sop" goes on from the
+encoder that "mlm" gave, and "distill" makes a student of 1 layer from it. "mlm+nsp" and "electra", which so small a
+model does not learn in the time, go on from the encoder of MiniLM (6 layers, 384 wide). No model has dropout. Beside
+it transformers, or plain PyTorch on its encoder, from the same first weights on the same batches with the same AdamW
+in a plain loop, for fewer steps of the same schedule. Each term of the loss is measured on held-out articles, beside
+that of the best constant guess (_constant_guesses.py). A run that was stopped goes on from its last checkpoint in
+FOLDER; what is finished is not run again.
 """
 
 import argparse
@@ -27,9 +28,11 @@ from benchmarks._harness import read_cases, write
 from benchmarks._objective_peers import NAMES_OF_PEERS, PEERS, Peer
 from benchmarks.plots import draw_curves
 from fastenc.data import BatchSampler, read_texts, train_tokenizer
-from fastenc.models import MaskedLM, load_tokenizer
+from fastenc.demo.checkpoint import minilm_folder
+from fastenc.models import Encoder, MaskedLM, load_tokenizer
+from fastenc.models.pretrained import PretrainedModel
 from fastenc.models.tokenizers import save_tokenizer
-from fastenc.objectives import OBJECTIVES, count_tokens, token_ids
+from fastenc.objectives import OBJECTIVES, Objective, count_tokens, token_ids
 from fastenc.objectives.loss_terms import count_items, weighted_sum
 from fastenc.objectives.mlm import special_mask
 from fastenc.train import NewModel, ObjectiveOptions, PretrainConfig, objective_trainer
@@ -39,7 +42,7 @@ from fastenc.train.optimizer import build_optimizer, lr_factor
 
 RESULT, OURS, GUESS = "train_objectives", "fastenc", "constant guess"
 VOCABULARY, LAYERS, STUDENT_LAYERS, WIDTH, BATCH = 4000, 2, 1, 128, 32
-HELD_OUT, EVALUATIONS = 100, 10  # articles; of each run
+EVALUATIONS = 10  # of each run
 Curves = dict[str, list[tuple[int, float]]]  # of each term: (step, held-out loss)
 
 
@@ -49,22 +52,24 @@ class Study:
 
     Fields:
         peer_steps: of the ``steps``, those of the peer.
-        from_mlm: begin with the encoder that "mlm" gave, in place of random weights.
+        held_out: articles.
+        start: "random" weights, or the encoder that "mlm" gave, or that of "MiniLM".
     """
 
     steps: int
     peer_steps: int
     learning_rate: float = 3e-3
     block_size: int = 64
-    from_mlm: bool = False
+    held_out: int = 100
+    start: str = "random"
 
 
 STUDIES = {
     "mlm": Study(2500, 500),
-    "mlm+nsp": Study(800, 80, learning_rate=1e-3, block_size=256, from_mlm=True),
-    "mlm+sop": Study(800, 80, learning_rate=1e-3, block_size=256, from_mlm=True),
+    "mlm+nsp": Study(300, 30, learning_rate=3e-4, held_out=30, start="MiniLM"),
+    "mlm+sop": Study(800, 80, learning_rate=1e-3, block_size=256, start="mlm"),
     "span": Study(1200, 120),
-    "electra": Study(2000, 200, learning_rate=1e-3, from_mlm=True),
+    "electra": Study(100, 10, learning_rate=3e-4, held_out=30, start="MiniLM"),
     "distill": Study(1000, 100),
 }
 
@@ -73,23 +78,21 @@ class Run:
     """One objective: the first weights, in ``folder/first``, and a trainer that goes on with what is in the folder."""
 
     def __init__(self, name: str, study: Study, folder: Path):
-        documents, held_out = wikipedia()
-        if not (folder / "tokenizer.json").exists():
-            save_tokenizer(train_tokenizer(documents, vocab_size=VOCABULARY), folder)
-        tokenizer = load_tokenizer(folder)
+        documents, held_out = wikipedia(study.held_out)
         options = ObjectiveOptions(name, block_size=study.block_size)
         self.name, self.study, self.folder = name, study, folder / name
         self.teacher, self.teacher_folder = None, str(folder / "mlm")
         if make_student := OBJECTIVES[name].student:
             self.teacher = MaskedLM.from_pretrained(self.teacher_folder)
             model = make_student(self.teacher, STUDENT_LAYERS)
+        elif study.start != "random":
+            start = minilm_folder() if study.start == "MiniLM" else folder / study.start
+            model = with_new_head(start, options.definition)
         else:
-            new = NewModel(tokenizer=str(folder), layers=LAYERS, hidden=WIDTH, dropout=0.0)
-            model = new.make(options, tokenizer)
-        if study.from_mlm:
-            trained = MaskedLM.from_pretrained(self.teacher_folder).encoder
-            inner = getattr(model, "discriminator", model).encoder
-            inner.load_state_dict(trained.state_dict(), strict=False)  # which has no pooler
+            if not (folder / "tokenizer.json").exists():
+                save_tokenizer(train_tokenizer(documents, vocab_size=VOCABULARY), folder)
+            new = NewModel(layers=LAYERS, hidden=WIDTH, dropout=0.0)
+            model = new.make(options, load_tokenizer(folder))
         model.save_pretrained(self.folder / "first")
         self.every = -(-study.steps // EVALUATIONS)
         self.config = PretrainConfig(
@@ -102,6 +105,7 @@ class Run:
             keep_checkpoints=1,
         )
         self.trainer = objective_trainer(options, model, documents, self.config, dev=held_out)
+        tokenizer = model.tokenizer
         held_out_blocks = options.pack(held_out, tokenizer)
         collator = options.collator(tokenizer, held_out_blocks, self.config.seed + 1)
         batches = BatchSampler([1] * len(held_out_blocks), 32, shuffle=False).epoch(0)
@@ -162,6 +166,21 @@ class Run:
             optimizer.zero_grad(set_to_none=True)
 
 
+def with_new_head(folder: Path, objective: Objective) -> PretrainedModel:
+    """The objective's model, without dropout: a checkpoint's encoder, and random weights where it has none."""
+    encoder = Encoder.from_pretrained(folder)
+    stored = {n: w for n, w in encoder.state_dict().items() if n not in encoder.first_weights}
+    torch.manual_seed(0)
+    config = encoder.config.replace(
+        family=objective.family, hidden_dropout_p=0.0, attention_dropout_p=0.0
+    )
+    model = objective.model(config)
+    inner = getattr(model, "discriminator", model).encoder
+    inner.load_state_dict(stored, strict=False)  # ELECTRA has no pooler, a masked LM gives none
+    model.tokenizer = encoder.tokenizer
+    return model
+
+
 @torch.inference_mode()
 def held_out_losses(peer: Peer, examples: list[dict[str, Any]], collator: Any) -> dict[str, float]:
     """Each term's mean over all of its items."""
@@ -177,12 +196,12 @@ def held_out_losses(peer: Peer, examples: list[dict[str, Any]], collator: Any) -
     return {name: total[name] / items[name] for name in total}
 
 
-def wikipedia() -> tuple[list[str], list[str]]:
-    """Articles to train on, and held-out ones."""
+def wikipedia(held_out: int) -> tuple[list[str], list[str]]:
+    """Articles to train on, and ``held_out`` others."""
     if "FASTENC_DATA" not in os.environ:
         raise SystemExit("set FASTENC_DATA to the folder of data sets")
     folder = Path(os.environ["FASTENC_DATA"]) / "wikipedia_en"
-    return read_texts(folder / "train.txt.gz"), read_texts(folder / "valid.txt.gz")[:HELD_OUT]
+    return read_texts(folder / "train.txt.gz"), read_texts(folder / "valid.txt.gz")[:held_out]
 
 
 def keep(name: str, rows: dict[str, dict]) -> dict[str, dict]:

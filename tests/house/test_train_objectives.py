@@ -12,10 +12,12 @@ from benchmarks._constant_guesses import constant_guesses, entropy
 from benchmarks._objective_peers import NAMES_OF_PEERS, PEERS
 from benchmarks.train_objectives import GUESS, OURS, RESULT, STUDIES
 from benchmarks.train_tasks import THEIRS
+from fastenc.models import Encoder
 from fastenc.objectives import OBJECTIVES
 from fastenc.objectives.distill import TEMPERATURE
 from fastenc.objectives.loss_terms import loss_terms
 from fastenc.objectives.mlm import IGNORED
+from fastenc.train import NewModel, ObjectiveOptions
 from tests.helpers.sample_files import write_sample_files
 
 pytest.importorskip("transformers")
@@ -35,6 +37,10 @@ def tiny(tmp_path, monkeypatch):
     monkeypatch.setenv("FASTENC_DATA", str(tmp_path))
     monkeypatch.setattr(_harness, "RESULTS", tmp_path / "results")
     monkeypatch.setattr(train_objectives, "WIDTH", 64)
+    new = NewModel(vocab_size=200, layers=1, hidden=64)
+    options = ObjectiveOptions("mlm+nsp")
+    new.make(options, new.make_tokenizer(documents)).save_pretrained(tmp_path / "minilm")
+    monkeypatch.setattr(train_objectives, "minilm_folder", lambda: tmp_path / "minilm")
     return tmp_path
 
 
@@ -55,6 +61,19 @@ def test_the_peer_has_the_same_loss(name, tiny):
     for mine, other in zip(ours.values(), theirs.values(), strict=True):
         assert mine.weight == other.weight
         torch.testing.assert_close(mine.mean, other.mean, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["mlm+nsp", "mlm+sop", "electra"])
+def test_it_begins_with_the_encoder_of_another_model_and_without_dropout(name, tiny):
+    model = make_run(name, tiny / "runs").trainer.model
+    start = tiny / ("minilm" if STUDIES[name].start == "MiniLM" else "runs/mlm")
+    assert model.config.hidden_dropout_p == model.config.attention_dropout_p == 0
+    encoder = getattr(model, "discriminator", model).encoder.state_dict()
+    stored = Encoder.from_pretrained(start)
+    first = {n: w for n, w in stored.state_dict().items() if n not in stored.first_weights}
+    assert all(torch.equal(first[n], encoder[n]) for n in first.keys() & encoder.keys())
+    pooler = {"pooler.weight", "pooler.bias"}
+    assert first.keys() ^ encoder.keys() == (set() if name == "mlm+nsp" else pooler)
 
 
 def test_the_guess_of_tokens_is_their_frequency(tiny):
