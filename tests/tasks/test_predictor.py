@@ -112,5 +112,9 @@ def test_vectors_as_arrays_and_their_similarity(base):
     expected = F.cosine_similarity(vectors[:, None], vectors[None], dim=2)
     torch.testing.assert_close(Encoder.similarity(vectors, array), expected)
     assert Encoder.similarity(vectors[0], vectors).shape == (1, 3)
+    with pytest.raises(ValueError, match=r"similarity takes vectors, .*: encode texts first"):
+        encoder.similarity(TEXTS, vectors)
+    with pytest.raises(ValueError, match="vectors of one width, got 2 and"):
+        encoder.similarity([1.0, 2.0], vectors)
     with pytest.raises(ValueError, match="encode takes texts, got None as text 1"):
         encoder.encode(["a", None])

@@ -395,9 +395,16 @@ class Encoder(PretrainedModel):
 
     @staticmethod
     def similarity(a: Any, b: Any) -> Tensor:
-        """Cosine similarities (rows of a, rows of b) of vectors, tensors or arrays; float32."""
-        unit = [F.normalize(torch.atleast_2d(torch.as_tensor(x)).float(), dim=1) for x in (a, b)]
-        return unit[0] @ unit[1].T
+        """Cosine similarities (rows of a, rows of b) of vectors, tensors or arrays; float32.
+
+        Raises: ValueError for what is no vectors, or vectors of two widths.
+        """
+        x, y = (F.normalize(_as_vectors(each), dim=1) for each in (a, b))
+        if x.shape[1] != y.shape[1]:
+            raise ValueError(
+                f"similarity takes vectors of one width, got {x.shape[1]} and {y.shape[1]}: encode both with one model"
+            )
+        return x @ y.T
 
     def encode(self, texts: str | Sequence[str], **options: Any) -> Any:
         """Vectors of texts: :func:`fastenc.models.encode.encode`."""
@@ -406,6 +413,15 @@ class Encoder(PretrainedModel):
     def embed_words(self, sentences: Any, **options: Any) -> WordVectors:
         """Vectors of the words of sentences: :func:`fastenc.models.word_vectors.embed_words`."""
         return embed_words(self, sentences, **options)
+
+
+def _as_vectors(given: Any) -> Tensor:
+    try:
+        return torch.atleast_2d(torch.as_tensor(given)).float()
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"similarity takes vectors, tensors or arrays, got {given!r:.40}: encode texts first"
+        ) from None
 
 
 def wanted_states(asked: bool | Sequence[int], num_layers: int) -> frozenset[int]:
