@@ -46,6 +46,7 @@ from benchmarks._harness import (
 )
 from fastenc import ops
 from fastenc._files import write_atomically
+from fastenc.ops._attention_blocks import attention_blocks
 from fastenc.profiling import models
 from fastenc.profiling.timing import synchronize
 
@@ -93,7 +94,9 @@ def problems(size: Size) -> Iterator[tuple[str, Callable[[], Problem]]]:
     """(name, what makes it)."""
     for p in (0.0, 0.1):
         for length in size.lengths:
-            yield f"attention {length}, dropout {p}", partial(attention, size, length, p)
+            lengths = [length] * (size.tokens // length)
+            yield f"attention {length}, dropout {p}", partial(attention, size, lengths, p)
+        yield f"attention mixed, dropout {p}", partial(attention, size, mixed(size), p)
         yield f"layer_norm, dropout {p}", partial(layer_norm, size, p)
         yield f"embedding_layer_norm, dropout {p}", partial(embedding, size, p)
     yield "bias_gelu", partial(bias_gelu, size)
@@ -114,14 +117,21 @@ def work(elements: float, flops: float = 0.0) -> Work:
     return Work(elements * DTYPE.itemsize, flops, DTYPE)
 
 
-def attention(size: Size, length: int, p: float) -> Problem:
-    offsets = offsets_of([length] * (size.tokens // length))
+def mixed(size: Size) -> list[int]:
+    """Lengths: a quarter of the tokens in the longest sequences, the rest in those of an eighth of their length."""
+    long, short = size.lengths[-1], size.lengths[-1] // 8
+    return [long] * -(-size.tokens // (4 * long)) + [short] * (3 * size.tokens // 4 // short)
+
+
+def attention(size: Size, lengths: list[int], p: float) -> Problem:
+    offsets, longest = offsets_of(lengths), max(lengths)
+    inputs = (new(sum(lengths), 3, size.heads, 64),)
+    blocks = attention_blocks(inputs[0], offsets, longest)
 
     def run(qkv, impl):
-        return ops.attention(qkv, offsets, length, dropout_p=p, impl=impl)
+        return ops.attention(qkv, offsets, longest, dropout_p=p, blocks=blocks, impl=impl)
 
-    one, flops = size.tokens * size.width, 4 * size.tokens * length * size.width
-    inputs = (new(size.tokens, 3, size.heads, 64),)
+    one, flops = sum(lengths) * size.width, 4 * sum(n * n for n in lengths) * size.width
     return Problem("attention", run, inputs, work(4 * one, flops), work(7 * one, 2.5 * flops))
 
 
