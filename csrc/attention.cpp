@@ -86,8 +86,9 @@ struct Call {
     attention.rotary_dim = rotary->size(1);
   }
 
-  // Calls run(task) for every head of every sequence. Each worker begins with a share of the tokens, in their order,
-  // because the products before and after share out rows in this way and leave them in its cache; then it helps others.
+  // Calls run(task) for every head of every sequence. Each worker begins with its share of the tokens, in their order:
+  // the matrix products before and after share out rows in the same way and leave them in its cache. Then it helps the
+  // others.
   template <class Run>
   void for_each_task(const Run& run) const {
     const auto* offsets_q = checked_offsets(cu_seqlens_q, q.size(0), max_seqlen_q);
@@ -99,9 +100,9 @@ struct Call {
     std::vector<std::atomic<int64_t>> next(workers);
     for (int64_t worker = 0; worker < workers; ++worker) next[worker] = bounds[worker] * attention.num_heads;
     torch::stable::parallel_for(0, workers, 1, [&](int64_t first, int64_t last) {
-      for (int64_t own = first; own < last; ++own)
+      for (int64_t worker = first; worker < last; ++worker)
         for (int64_t turn = 0; turn < workers; ++turn) {
-          const int64_t share = (own + turn) % workers;
+          const int64_t share = (worker + turn) % workers;
           const int64_t end = bounds[share + 1] * attention.num_heads;
           for (int64_t i; (i = next[share].fetch_add(1)) < end;) {
             const int64_t s = i / attention.num_heads;
@@ -149,23 +150,23 @@ class DistanceGradients {
   int64_t stride() const { return call_.q.size(0) + call_.k.size(0); }
   float* data() { return sums_.empty() ? nullptr : sums_.data(); }
 
-  // Into a table of distances from -R to R for each head, those beyond at its ends.
+  // Adds the sums to a table of distances from -R to R for each head; those beyond go to its ends.
   void add_to(Tensor& table) const {
     const auto* offsets_q = static_cast<const int32_t*>(call_.cu_seqlens_q.const_data_ptr());
     const auto* offsets_k = static_cast<const int32_t*>(call_.cu_seqlens_k.const_data_ptr());
     const int64_t radius = call_.attention.relative_radius, columns = 2 * radius + 1;
     torch::stable::parallel_for(0, call_.attention.num_heads, 1, [&](int64_t first, int64_t last) {
       for (int64_t head = first; head < last; ++head) {
-        std::vector<double> total(columns, 0.0);
+        std::vector<double> by_column(columns, 0.0);
         for (int64_t s = 0; s + 1 < call_.cu_seqlens_q.numel(); ++s) {
           const int64_t length_q = offsets_q[s + 1] - offsets_q[s], length_k = offsets_k[s + 1] - offsets_k[s];
           if (!length_q || !length_k) continue;
           const float* sums = sums_.data() + head * stride() + offsets_q[s] + offsets_k[s] + length_k - 1;
           for (int64_t distance = 1 - length_k; distance < length_q; ++distance)
-            total[std::clamp(distance, -radius, radius) + radius] += sums[distance];
+            by_column[std::clamp(distance, -radius, radius) + radius] += sums[distance];
         }
         auto* row = static_cast<float*>(table.mutable_data_ptr()) + head * columns;
-        for (int64_t c = 0; c < columns; ++c) row[c] = static_cast<float>(total[c]);
+        for (int64_t c = 0; c < columns; ++c) row[c] = static_cast<float>(by_column[c]);
       }
     });
   }
@@ -201,10 +202,10 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> backward(
   if (packed) {
     dq = empty({a.total_q, 3, a.num_heads, a.head_dim}, dtype);
     char* start = static_cast<char*>(dq.mutable_data_ptr());
-    const int64_t part = width * (call.bf16 ? 2 : 4);  // bytes
+    const int64_t bytes = width * (call.bf16 ? 2 : 4);  // of a token's queries
     a.dq = start;
-    a.dk = start + part;
-    a.dv = start + 2 * part;
+    a.dk = start + bytes;
+    a.dv = start + 2 * bytes;
   } else {
     dq = empty({a.total_q, a.num_heads, a.head_dim}, dtype);
     dk = empty({keys, a.num_heads, a.head_dim}, dtype);

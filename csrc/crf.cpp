@@ -81,10 +81,10 @@ class Sequences {
     std::vector<CrfGroup> result((count + most - 1) / most, CrfGroup{});
     for (int64_t i = 0; i < count; ++i) {
       CrfGroup& group = result[i / most];
-      const int64_t s = order[i], place = group.count++;
-      group.sequence[place] = s;
-      group.first[place] = first(s);
-      group.length[place] = length(s);
+      const int64_t s = order[i], index = group.count++;
+      group.sequence[index] = s;
+      group.first[index] = first(s);
+      group.length[index] = length(s);
     }
     return result;
   }
@@ -156,34 +156,34 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(
 
   sequences.clear_unused(de, num_tags);
   const auto groups = sequences.groups(crf_fills_lanes(a, false));
-  // A fixed number of parts of them, so that the order of the sums does not depend on the threads.
-  const int64_t parts = std::min<int64_t>(groups.size(), 16);
+  // A fixed number of shares, so that the order of the sums does not depend on the threads.
+  const int64_t shares = std::min<int64_t>(groups.size(), 16);
   const int64_t matrix = num_tags * stride, size = matrix + 2 * stride;
-  std::vector<float> sums(parts * size, 0.f);
-  torch::stable::parallel_for(0, parts, 1, [&](int64_t begin, int64_t stop) {
+  std::vector<float> sums(shares * size, 0.f);
+  torch::stable::parallel_for(0, shares, 1, [&](int64_t begin, int64_t stop) {
     const Scratch scratch = floats((4 * CrfGroup::kMost + 1) * stride + CrfGroup::kMost * num_tags * num_tags + 16);
-    for (int64_t part = begin; part < stop; ++part) {
-      float *pairs = sums.data() + part * size, *dstart = pairs + matrix, *dend = dstart + stride;
-      for (int64_t g = groups.size() * part / parts; g < (int64_t)groups.size() * (part + 1) / parts; ++g)
+    for (int64_t share = begin; share < stop; ++share) {
+      float *pairs = sums.data() + share * size, *dstart = pairs + matrix, *dend = dstart + stride;
+      for (int64_t g = groups.size() * share / shares; g < (int64_t)groups.size() * (share + 1) / shares; ++g)
         FASTENC_CALL(crf_backward, a, groups[g], weight, de, dstart, dend, pairs, scratch.get());
     }
   });
   Tensor total_start = empty({num_tags}, ScalarType::Float), total_end = empty({num_tags}, ScalarType::Float);
   Tensor total_transitions = empty({num_tags, num_tags}, ScalarType::Float);
-  const auto total = [&](int64_t place) {
+  const auto sum_at = [&](int64_t index) {
     float value = 0.f;
-    for (int64_t part = 0; part < parts; ++part) value += sums[part * size + place];
+    for (int64_t share = 0; share < shares; ++share) value += sums[share * size + index];
     return value;
   };
   auto* ds = static_cast<float*>(total_start.mutable_data_ptr());
   auto* dn = static_cast<float*>(total_end.mutable_data_ptr());
   auto* dt = static_cast<float*>(total_transitions.mutable_data_ptr());
   for (int64_t j = 0; j < num_tags; ++j) {
-    ds[j] = total(matrix + j);
-    dn[j] = total(matrix + stride + j);
+    ds[j] = sum_at(matrix + j);
+    dn[j] = sum_at(matrix + stride + j);
     for (int64_t i = 0; i < num_tags; ++i) {
-      const int64_t place = i * stride + j;
-      dt[i * num_tags + j] = -total(place) * (a.logarithms ? 1.f : a.from_rows[place]);
+      const int64_t index = i * stride + j;
+      dt[i * num_tags + j] = -sum_at(index) * (a.logarithms ? 1.f : a.from_rows[index]);
     }
   }
   return {demissions, total_start, total_end, total_transitions};
@@ -203,7 +203,7 @@ std::tuple<Tensor, Tensor> viterbi(
   sequences.clear_unused(tags, 1);
   const auto groups = sequences.groups(crf_fills_lanes(a, true));
   torch::stable::parallel_for(0, groups.size(), 1, [&](int64_t begin, int64_t stop) {
-    // The first group of the part has the longest sequence.
+    // The first group of a thread's share has the longest sequence.
     const int64_t rows = groups[begin].length[0] + 1;
     const Scratch scratch = floats((3 * CrfGroup::kMost + rows * CrfGroup::kMost / 2) * a.stride + 16);
     for (int64_t g = begin; g < stop; ++g) FASTENC_CALL(crf_viterbi, a, groups[g], tags, score, scratch.get());

@@ -24,13 +24,13 @@ struct Crf {
   float* norms;            // (tokens,): what the recursion was divided by, or its logarithm
 };
 
-// Sequences that a kernel takes side by side, longest first; the last ones may be empty. Values of each sequence, such
-// as its log-likelihood, are read and written at its number.
+// Sequences that a kernel takes side by side, longest first; the last ones may be empty. What there is one of for each
+// sequence, such as its log-likelihood, is read and written at `sequence`.
 struct CrfGroup {
   static constexpr int kMost = 16;  // lanes of the widest vectors
   int64_t count, sequence[kMost], first[kMost], length[kMost];
 };
-// Whether a lane may hold a sequence; or else vectors hold the tags of one, as they do well where there are many tags.
+// Whether lanes may hold sequences. Otherwise vectors hold the tags of one sequence, which is fast for many tags.
 inline bool crf_fills_lanes(const Crf& a, bool viterbi) { return a.num_tags <= 128 && (viterbi || !a.logarithms); }
 
 FASTENC_FOR_EACH_ISA(
@@ -38,9 +38,9 @@ FASTENC_FOR_EACH_ISA(
     // scratch holds 3 * 16 * stride + 16 floats.
     void crf_forward(const Crf&, const CrfGroup&, float* log_likelihoods, float* scratch);
     // Gradients of the sum of weights * log-likelihoods: writes the sequences' rows of demissions (tokens, num_tags),
-    // adds to the others. A transition's gradient is what the given path steps less what is expected: -pairs, as
-    // probabilities -pairs * from_rows, (num_tags, stride); subtracted step by step, for both sums may be large.
-    // scratch holds 4 * 16 * stride + stride + 16 * num_tags^2 + 16 floats.
+    // adds to the others. A transition's gradient is the count in the given path less the expected count: -pairs, or
+    // with probabilities -pairs * from_rows, (num_tags, stride). It is subtracted step by step, because both may be
+    // large. scratch holds 4 * 16 * stride + stride + 16 * num_tags^2 + 16 floats.
     void crf_backward(
         const Crf&, const CrfGroup&, const float* weights, float* demissions, float* dstart, float* dend,
         float* pairs, float* scratch);

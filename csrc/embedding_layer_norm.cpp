@@ -132,9 +132,9 @@ void add_rows(
   const int64_t count = sorted_ids.numel(), width = table.size(1);
   STD_TORCH_CHECK(table.is_contiguous() && rows.is_contiguous(), "fastenc: tables and rows must be contiguous");
   const int64_t windows = (count + kAddRowsWindow - 1) / kAddRowsWindow;
-  std::vector<float> parts(2 * windows * width);
+  std::vector<float> partial(2 * windows * width);
   const AddRows a{table.mutable_data_ptr(), rows.const_data_ptr(), checked_ids(sorted_ids, count, offset, table),
-                  checked_ids(order, count, 0, rows), count, width, offset, padding_idx, parts.data()};
+                  checked_ids(order, count, 0, rows), count, width, offset, padding_idx, partial.data()};
   const int64_t at_least = std::max<int64_t>(1, grain(width) / kAddRowsWindow);
   torch::stable::parallel_for(0, windows, at_least, [&](int64_t begin, int64_t end) {
     std::vector<float> scratch(width);

@@ -44,7 +44,7 @@ struct EmbeddingLayerNormBackward {
 };
 
 // table[id + offset] += the sum of the rows whose id it is. Tokens go by id in windows of kAddRowsWindow; what
-// begins and ends in a window is added there, the others' parts are kept and added in order afterwards.
+// begins and ends in a window is added there; the partial sums of the others are kept and added in order afterwards.
 constexpr int64_t kAddRowsWindow = 64;
 
 struct AddRows {
@@ -56,7 +56,7 @@ struct AddRows {
   int64_t width;
   int64_t offset;
   int64_t padding_idx;  // this row of the table gets nothing; -1: none
-  float* parts;         // (windows, 2, width): of an id from the window before, and of one that goes on
+  float* partial;       // (windows, 2, width): of an id from the window before, and of one that continues in the next
 };
 
 // Rows or windows [begin, end). The norm's scratch holds 2 * (width rounded up to 128) floats, the others' width.

@@ -27,10 +27,10 @@ std::tuple<Tensor, Tensor> head_statistics(
   k = rows_contiguous(k);
   cu_seqlens = as_contiguous(cu_seqlens);
   const bool bf16 = is_bfloat16(q);
-  const int64_t total = q.size(0), heads = q.size(1), sequences = cu_seqlens.numel() - 1;
-  const auto* offsets = checked_offsets(cu_seqlens, total, max_seqlen);
-  Tensor statistics = empty({total, heads, kHeadStatistics}, ScalarType::Float);
-  Tensor strongest = empty({total, heads}, ScalarType::Int);
+  const int64_t tokens = q.size(0), heads = q.size(1), sequences = cu_seqlens.numel() - 1;
+  const auto* offsets = checked_offsets(cu_seqlens, tokens, max_seqlen);
+  Tensor statistics = empty({tokens, heads, kHeadStatistics}, ScalarType::Float);
+  Tensor strongest = empty({tokens, heads}, ScalarType::Int);
   STD_TORCH_CHECK(
       !relative_bias ||
           (relative_bias->dim() == 2 && relative_bias->size(0) == heads && relative_bias->size(1) % 2 == 1),
@@ -42,23 +42,23 @@ std::tuple<Tensor, Tensor> head_statistics(
   h.attention.num_heads = heads;
   h.attention.head_dim = q.size(2);
   h.attention.scale = static_cast<float>(scale);
-  h.attention.window_left = std::min(window_left, total);
-  h.attention.window_right = std::min(window_right, total);
+  h.attention.window_left = std::min(window_left, tokens);
+  h.attention.window_right = std::min(window_right, tokens);
   h.attention.relative_bias = table.data();
   h.attention.relative_radius = relative_bias ? relative_bias->size(1) / 2 : 0;
   h.skip_ends = skip_ends;
   if (targets) {
     STD_TORCH_CHECK(
-        targets->scalar_type() == ScalarType::Int && targets->numel() == total,
+        targets->scalar_type() == ScalarType::Int && targets->numel() == tokens,
         "head_statistics: targets must be int32, one for each token");
     targets = as_contiguous(*targets);
     h.targets = static_cast<const int32_t*>(targets->const_data_ptr());
   }
   h.statistics = static_cast<float*>(statistics.mutable_data_ptr());
   h.strongest = static_cast<int32_t*>(strongest.mutable_data_ptr());
-  const int64_t parts = std::max<int64_t>(1, std::min<int64_t>(sequences, 4 * torch::stable::get_num_threads()));
-  const auto bounds = share_sequences(offsets, sequences, parts);
-  torch::stable::parallel_for(0, parts * heads, 1, [&](int64_t begin, int64_t end) {
+  const int64_t workers = std::max<int64_t>(1, std::min<int64_t>(sequences, 4 * torch::stable::get_num_threads()));
+  const auto bounds = share_sequences(offsets, sequences, workers);
+  torch::stable::parallel_for(0, workers * heads, 1, [&](int64_t begin, int64_t end) {
     for (int64_t task = begin; task < end; ++task)
       for (int64_t s = bounds[task / heads]; s < bounds[task / heads + 1]; ++s) {
         const int64_t length = offsets[s + 1] - offsets[s];

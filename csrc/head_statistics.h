@@ -1,6 +1,6 @@
-// Of p[i, j] = softmax_j(scale * q[i] . k[j] + relative_bias[j - i]), j over i's sequence and window: what each head of
-// each query looks at.
-//   entropy = -sum_j p ln p,  distance = sum_j p |j - i|,  p at the first, last, own, previous, next and target key,
+// What each query of each head looks at, from p[i, j] = softmax_j(scale * q[i] . k[j] + relative_bias[j - i]), j over
+// the sequence and window of i:
+//   entropy = -sum_j p ln p,  distance = sum_j p |j - i|,  p at the first, last, same, previous, next and target key,
 //   and the key with the highest p.
 #pragma once
 #include <cstdint>

@@ -9,7 +9,7 @@
 namespace fastenc {
 namespace {
 
-// The rows that carry a label. Python checks the labels for the user's eyes; this guards direct calls.
+// The rows that carry a label. Python's check names the argument for the user; this one guards direct calls.
 std::vector<int64_t> labelled_rows(const Tensor& labels, const Tensor& logits, int64_t ignore_index) {
   check_labels(labels, logits.size(0));
   const int64_t vocabulary = logits.size(1);
@@ -24,8 +24,8 @@ std::vector<int64_t> labelled_rows(const Tensor& labels, const Tensor& logits, i
   return rows;
 }
 
-// A gradient whose ignored rows cost nothing: calloc takes large blocks from the system already zero and maps
-// them where they are written only; an allocator tuned to recycle clears warm memory instead.
+// A gradient whose ignored rows cost nothing: calloc takes large blocks, already zero, from the system, which maps only
+// the pages that are written. An allocator that is tuned to reuse memory clears it instead.
 Tensor lazy_zeros_like(const Tensor& x) {
   constexpr size_t alignment = 64;
   const size_t bytes = x.numel() * (x.scalar_type() == ScalarType::Float ? 4 : 2);
@@ -38,8 +38,8 @@ Tensor lazy_zeros_like(const Tensor& x) {
       x.device(), x.scalar_type(), [block](void*) { std::free(block); });
 }
 
-// Maps the pages of one row about to be written in one call, where a fault for each page would cost more than the
-// arithmetic. Only a hint: systems that lack it fault as usual.
+// Maps the pages of a row in one call before they are written: a page fault for each would cost more than the
+// arithmetic. It is a hint; a system without it takes the page faults.
 void map_pages([[maybe_unused]] void* row, [[maybe_unused]] size_t bytes) {
 #if defined(MADV_POPULATE_WRITE)
   constexpr uintptr_t page = 4096;

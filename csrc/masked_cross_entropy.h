@@ -24,30 +24,30 @@ struct MaskedCrossEntropy {
   void* dlogits;           // or null; may be `logits` itself
 };
 
-// What the passes over a row give. Differences to the peak stay exact where the log-sum-exp itself, of a large peak,
-// would be rounded.
+// What the passes over a row give. Differences to the row's maximum stay exact; the log-sum-exp itself would be rounded
+// where the maximum is large.
 struct SoftmaxStatistics {
-  float peak;        // the largest logit
-  float log_total;   // log of the sum of exp(x_j - peak)
-  float inverse;     // 1 / that sum
-  float mean;        // of the logits; read with label smoothing only
-  float target;      // x_label - peak
-  float target_exp;  // exp of that
+  float row_max;         // the largest logit
+  float log_row_sum;  // log of the sum of exp(x_j - row_max)
+  float inverse;      // 1 / that sum
+  float mean;         // of the logits; read with label smoothing only
+  float target;       // x_label - row_max
+  float target_exp;   // exp of that
 };
 
-// The loss, and dx_j = factor * exp(x_j - peak) - everywhere, but at_label at the label.
+// The loss, and the gradient: dx_j = factor * exp(x_j - row_max) - everywhere; at the label it is at_label.
 struct RowTerms {
   float loss, factor, everywhere, at_label;
 };
 
-// dx_j = scale * (p_j * (1 + 2 * z_loss * lse) - label_smoothing / n), and -(1 - label_smoothing) at the label. Static,
-// because every instruction set compiles its own.
+// dx_j = scale * (p_j * (1 + 2 * z_loss * lse) - label_smoothing / n), and less 1 - label_smoothing at the label.
+// Static, because every instruction set compiles a copy.
 FASTENC_HOST_DEVICE static inline RowTerms row_terms(const MaskedCrossEntropy& a, const SoftmaxStatistics& s, float scale) {
-  const float n = (float)a.vocabulary, lse = s.peak + s.log_total, from_z = 2.f * a.z_loss * lse;
+  const float n = (float)a.vocabulary, lse = s.row_max + s.log_row_sum, from_z = 2.f * a.z_loss * lse;
   RowTerms terms;
-  terms.loss = s.log_total - s.target;
+  terms.loss = s.log_row_sum - s.target;
   if (a.label_smoothing > 0.f)
-    terms.loss = (1.f - a.label_smoothing) * terms.loss + a.label_smoothing * (s.log_total - (s.mean - s.peak));
+    terms.loss = (1.f - a.label_smoothing) * terms.loss + a.label_smoothing * (s.log_row_sum - (s.mean - s.row_max));
   if (a.z_loss > 0.f) terms.loss += a.z_loss * lse * lse;
   terms.factor = scale * s.inverse * (1.f + from_z);
   terms.everywhere = scale * a.label_smoothing / n;

@@ -1,5 +1,5 @@
-// From the op's tensors to the contract's pointers, the same for CPU and CUDA. Python checks the arguments for the
-// user's eyes; this guards direct calls.
+// From the op's tensors to the contract's pointers, the same for CPU and CUDA. Python's checks name the
+// argument for the user; these guard direct calls.
 #pragma once
 #include "masked_cross_entropy.h"
 #include "tensors.h"

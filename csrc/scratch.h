@@ -1,12 +1,12 @@
-// Scratch that a thread keeps from call to call: fresh pages would cost more than the arithmetic on them. It starts
-// on a cache line, as the kernels' whole vectors do: a load across two lines costs two.
+// Scratch memory that a thread keeps from call to call: fresh pages would cost more than the arithmetic on them. It
+// starts on a cache line, because a vector load across two lines costs two loads.
 #pragma once
 #include <cstdint>
 #include <memory>
 
 namespace fastenc {
 
-// What a buffer is for: those of one thread that are in use at the same time must differ.
+// What a buffer is for. Buffers of one thread that are in use at the same time must have different purposes.
 enum class Scratch { rows, weights, operands, count };
 
 inline float* thread_scratch(int64_t floats, Scratch purpose = Scratch::rows) {
@@ -19,7 +19,7 @@ inline float* thread_scratch(int64_t floats, Scratch purpose = Scratch::rows) {
   Buffer& buffer = buffers[static_cast<int>(purpose)];
   const int64_t bytes = floats * sizeof(float) + line;
   if (buffer.size < bytes) {
-    buffer.data.reset();  // before the larger one exists
+    buffer.data.reset();  // frees the old memory before the new is allocated
     buffer.data.reset(new char[bytes]);
     buffer.size = bytes;
   }

@@ -4,7 +4,7 @@
 
 namespace fastenc {
 
-// Offsets on the host. Python checks them for the user's eyes; the checks here keep a direct call inside the buffers.
+// Offsets on the host. Python's checks name the argument for the user; these keep direct calls inside the buffers.
 inline const int32_t* checked_offsets(const Tensor& cu_seqlens, int64_t tokens, int64_t max_seqlen) {
   STD_TORCH_CHECK(cu_seqlens.scalar_type() == ScalarType::Int, "attention: cu_seqlens must be int32");
   const auto* offsets = static_cast<const int32_t*>(cu_seqlens.const_data_ptr());
@@ -28,11 +28,12 @@ inline Tensor checked_rotary_table(const Tensor& table, int64_t max_seqlen, int6
   return as_contiguous(table);
 }
 
-// Part i has sequences [bounds[i], bounds[i + 1]), in their order and with nearly as many tokens as every other part.
-inline std::vector<int64_t> share_sequences(const int32_t* offsets, int64_t sequences, int64_t parts) {
+// Worker i gets the sequences [bounds[i], bounds[i + 1]), in their order and with nearly as many tokens as every other
+// worker.
+inline std::vector<int64_t> share_sequences(const int32_t* offsets, int64_t sequences, int64_t workers) {
   std::vector<int64_t> bounds{0};
-  for (int64_t part = 1, sequence = 0; part < parts; ++part) {
-    const int64_t tokens = offsets[sequences] * part / parts;
+  for (int64_t worker = 1, sequence = 0; worker < workers; ++worker) {
+    const int64_t tokens = offsets[sequences] * worker / workers;
     while (sequence < sequences && int64_t{offsets[sequence]} + offsets[sequence + 1] <= 2 * tokens) ++sequence;
     bounds.push_back(sequence);
   }

@@ -18,7 +18,7 @@ namespace fastenc {
 using torch::stable::Tensor;
 using torch::headeronly::ScalarType;
 
-// Python checks dtypes for the user's eyes; this guards direct calls of the op.
+// Python's check names the argument for the user; this one guards direct calls of the op.
 inline bool is_bfloat16(const Tensor& t) {
   STD_TORCH_CHECK(
       t.scalar_type() == ScalarType::Float || t.scalar_type() == ScalarType::BFloat16,
@@ -84,7 +84,7 @@ struct RowBlocks {
   int64_t begin(int64_t block) const { return rows * block / count; }
 };
 
-// One such sum: a row block adds to its own row. A width of 0 stands for a sum that nobody wants.
+// One such sum: each row block adds to a row of its own. A width of 0 stands for a sum that is not wanted.
 class ColumnSums {
  public:
   ColumnSums(const RowBlocks& blocks, int64_t width)

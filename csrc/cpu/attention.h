@@ -1,7 +1,7 @@
-// One (sequence, head) at a time. Operands are widened to float once, keys (and in the backward values)
-// transposed, so that every product is C (+)= A B with B's columns contiguous: one family of register tiles
-// serves all of them. Scores exist for a block of query rows only, and of keys that one of its rows sees; the backward
-// forms them again instead of reading them back, so nothing of size length x length is ever stored.
+// One (sequence, head) at a time. Operands are widened to float once, and keys (in the backward values too) are
+// transposed, so that every product is C (+)= A B with B's columns contiguous: one family of register tiles serves all
+// of them. Scores exist only for a block of query rows and the keys that one of these rows sees. The backward computes
+// them again instead of reading them back, so nothing of size length x length is ever stored.
 
 static_assert(kAttentionRows % kLanes == 0);
 
@@ -121,7 +121,7 @@ FASTENC_INLINE int64_t end_visible(const Attention& a, const AttentionTask& task
   return a.window_right < 0 || end > task.length_k ? task.length_k : end;
 }
 
-// Queries or keys of a task, widened, the first of them at this position; nothing where the call has no table.
+// Rotates widened queries or keys of a task, the first of them at this position; does nothing without a table.
 FASTENC_INLINE void rotate(const Attention& a, float* rows, int64_t count, int64_t position, bool inverse) {
   if (!a.rotary) return;
   for (int64_t i = 0; i < count; ++i) {
@@ -130,7 +130,7 @@ FASTENC_INLINE void rotate(const Attention& a, float* rows, int64_t count, int64
   }
 }
 
-// What changes a task's scores beside the products: expanded once, so that a row adds whole vectors.
+// The biases and the window of a task's scores, expanded once so that a row adds whole vectors.
 class ScoreBias {
  public:
   static int64_t floats(int64_t length_q, int64_t length_k) { return length_q + 2 * length_k + 256; }
@@ -157,11 +157,11 @@ class ScoreBias {
   bool windowed() const { return windowed_; }
   bool changes_scores() const { return windowed_ || of_keys_ || of_distances_; }
 
-  // Where a row's distance to key 0 is among all distances of the task.
+  // The index of a row's distance to key 0 among all distances of the task.
   int64_t distance_index(int64_t row) const { return task_.length_q - 1 - row; }
 
-  // Adds the biases to one row's scores, those of keys [first, first + count), and hides with -inf what it does not
-  // see, up to a whole vector. Returns lane-wise maxima. Out of line: inlined it slowed down rows without biases.
+  // Adds the biases to one row's scores of keys [first, first + count), and sets those that the row does not see, up to
+  // a whole vector, to -inf. Returns lane-wise maxima. Not inlined: that slowed down rows without biases.
   __attribute__((noinline)) Vec add_to(float* scores, int64_t row, int64_t first, int64_t count) const {
     const float* by_distance = of_distances_ ? of_distances_ + distance_index(row) + first : nullptr;
     const int32_t begin = (int32_t)(first_visible(a_, task_, row) - first);
@@ -218,7 +218,7 @@ static void attention_forward_task(const Attention& a, const AttentionTask& task
   const ScoreBias bias(a, task, keep + dropout_room(length));
   const T* k = rows_of<T>(a.k, task.first_k, task.head);
   if (a.rotary) {
-    float* rotated = values;  // for a moment
+    float* rotated = values;  // free until the values are widened
     widen(k, a.k.token_stride, length, dim, 1.f, rotated);
     rotate(a, rotated, length, 0, false);
     widen_transposed(rotated, dim, length, dim, keys);
@@ -239,39 +239,40 @@ static void attention_forward_task(const Attention& a, const AttentionTask& task
     rotate(a, queries, rows, row, false);
     multiply_panels(queries, dim, keys + seen.first * dim, scores, stride, rows, padded, dim);
     Vec partial[kAttentionRows];
-    float tops[kAttentionRows], totals[kAttentionRows];
+    float row_max[kAttentionRows], row_sums[kAttentionRows];
     for (int64_t r = 0; r < rows; ++r)
       partial[r] = bias.changes_scores() ? bias.add_to(scores + r * stride, row + r, seen.first, seen.count)
                                          : row_maxima(scores + r * stride, seen.count);
-    fold_all<max>(partial, rows, tops);
+    fold_all<max>(partial, rows, row_max);
     for (int64_t r = 0; r < rows; ++r) {
       float* p = scores + r * stride;
-      const Vec top = splat(tops[r] == -__builtin_inff() ? 0.f : tops[r] * kLog2E);  // else inf - inf
-      Vec total{};
+      const Vec top = splat(row_max[r] == -__builtin_inff() ? 0.f : row_max[r] * kLog2E);  // avoids inf - inf
+      Vec row_sum{};
       for (int64_t j = 0; j < padded; j += kLanes) {
         const Vec e = exp2_of_negative(load(p + j) * kLog2E - top);
-        total += e;
+        row_sum += e;
         store(p + j, e);
       }
-      partial[r] = total;
+      partial[r] = row_sum;
       if (a.dropout.threshold) {
         row_dropout(a, task, row + r, seen, keep);
         for (int64_t j = 0; j < padded; j += kLanes) store(p + j, load(p + j) * load(keep + j));
       }
     }
-    fold_all<add>(partial, rows, totals);
+    fold_all<add>(partial, rows, row_sums);
     multiply(scores, stride, values + seen.first * dim, result, rows, dim, seen.count, false);
     for (int64_t r = 0; r < rows; ++r) {
-      const float inverse = totals[r] == 0.f ? 0.f : 1.f / totals[r];
+      const float inverse = row_sums[r] == 0.f ? 0.f : 1.f / row_sums[r];
       narrow(result + r * dim, 1, dim, inverse, out + (row + r) * out_stride, dim);
-      lse[row + r] = tops[r] + __builtin_logf(totals[r]);
+      lse[row + r] = row_max[r] + __builtin_logf(row_sums[r]);
     }
   }
 }
 
-// p = exp(s - lse);  dv = p_kept^T dout;  dp = dout v^T, kept;  ds = p (dp - sum_j p dp + dlse);  dq = scale ds k;
-// dk = scale ds^T q. The sum over j is also out . dout, but of an `out` that was rounded to its storage type. exp(s - lse)
-// has lse's rounding in it, and dp may have a large mean: p is divided by its sum, so that the mean falls out of ds.
+// p = exp(s - lse);  dv = p_kept^T dout;  dp = dout v^T, kept;  ds = p (dp - sum_j p dp + dlse);  dq = scale ds k; dk =
+// scale ds^T q. The sum over j is also out . dout, but of an `out` that was rounded to its storage type. exp(s - lse)
+// carries lse's rounding error, which a large mean of dp would multiply. So p is divided by its sum: then dp's mean has
+// no effect on ds.
 template <class T>
 static void attention_backward_task(const Attention& a, const AttentionTask& task, float* scratch) {
   const int64_t dim = a.head_dim, length = task.length_k;
@@ -331,12 +332,12 @@ static void attention_backward_task(const Attention& a, const AttentionTask& tas
       if (bias.changes_scores())
         bias.add_to(p_row, row + r, seen.first, seen.count);
       else
-        row_maxima(p_row, seen.count);  // for what it hides
+        row_maxima(p_row, seen.count);  // only to hide the scores past the end
       if (a.dropout.threshold) {
         row_dropout(a, task, row + r, seen, keep_row);
         for (int64_t j = 0; j < padded; j += kLanes) store(ds_row + j, load(ds_row + j) * load(keep_row + j));
       }
-      const bool blind = lse[row + r] == -__builtin_inff();  // sees no key: every probability is exp(-inf)
+      const bool blind = lse[row + r] == -__builtin_inff();  // sees no key, so every probability is exp(-inf)
       const Vec row_lse = splat(blind ? __builtin_inff() : lse[row + r]);
       Vec delta{}, sum{};
       for (int64_t j = 0; j < padded; j += kLanes) {

@@ -1,7 +1,7 @@
-// One sequence at a time, a vector holding the tags of one token. Two forms of one recursion. As probabilities,
-// rescaled at each token: a product with the matrix of exponentials. Its lost underflows are harmless while the
-// transitions lie within a bound of each other (crf.cpp checks it); constrained tags, at -10000 or -infinity, take the
-// form in logarithms.
+// One sequence at a time; a vector holds tags of one token. The recursion has two forms. The first computes with
+// probabilities, rescaled at each token, and multiplies by the matrix of exponentials. What underflows does not matter
+// while the transitions lie within a bound of each other, which crf.cpp checks. Constrained tags, at -10000 or
+// -infinity, take the second form, in logarithms.
 
 constexpr float kMinusInfinity = -__builtin_inff();
 
@@ -10,19 +10,19 @@ FASTENC_INLINE Vec finite_or_zero(Vec v) { return v > splat(-3e38f) ? v : splat(
 // out[c] = log sum_k exp(add[k] + rows[k][c]).
 static void log_sum_exp_rows(const float* add, const float* rows, int64_t count, int64_t stride, float* out) {
   for (int64_t c = 0; c < stride; c += kLanes) {
-    Vec peak = splat(kMinusInfinity), total{};
-    for (int64_t k = 0; k < count; ++k) peak = max(peak, load(rows + k * stride + c) + add[k]);
-    peak = finite_or_zero(peak);
-    for (int64_t k = 0; k < count; ++k) total += exp(load(rows + k * stride + c) + add[k] - peak);
+    Vec highest = splat(kMinusInfinity), total{};
+    for (int64_t k = 0; k < count; ++k) highest = max(highest, load(rows + k * stride + c) + add[k]);
+    highest = finite_or_zero(highest);
+    for (int64_t k = 0; k < count; ++k) total += exp(load(rows + k * stride + c) + add[k] - highest);
     store(out + c, total);
-    for (int i = 0; i < kLanes; ++i) out[c + i] = logf(out[c + i]) + peak[i];
+    for (int i = 0; i < kLanes; ++i) out[c + i] = logf(out[c + i]) + highest[i];
   }
 }
 
 static float log_sum_exp(const float* values, int64_t stride) {
-  Vec peak = splat(kMinusInfinity), total{};
-  for (int64_t c = 0; c < stride; c += kLanes) peak = max(peak, load(values + c));
-  float top = maximum(peak);
+  Vec highest = splat(kMinusInfinity), total{};
+  for (int64_t c = 0; c < stride; c += kLanes) highest = max(highest, load(values + c));
+  float top = maximum(highest);
   if (!(top > kMinusInfinity)) top = 0.f;
   for (int64_t c = 0; c < stride; c += kLanes) total += exp(load(values + c) - top);
   return logf(sum(total)) + top;
@@ -38,13 +38,13 @@ FASTENC_INLINE Vec crf_scores(const Crf& a, int64_t token, bool at_start, int64_
 
 // out = exp(scores - their maximum); returns the maximum.
 static float crf_weights(const Crf& a, int64_t token, bool at_start, float* out) {
-  Vec peak = splat(kMinusInfinity);
+  Vec highest = splat(kMinusInfinity);
   for (int64_t c = 0; c < a.stride; c += kLanes) {
     const Vec scores = crf_scores(a, token, at_start, c);
     store(out + c, scores);
-    peak = max(peak, scores);
+    highest = max(highest, scores);
   }
-  const float top = maximum(peak);
+  const float top = maximum(highest);
   for (int64_t c = 0; c < a.stride; c += kLanes) store(out + c, exp(load(out + c) - top));
   return top;
 }
@@ -59,7 +59,8 @@ static double crf_path_score(const Crf& a, int64_t first, int64_t length) {
   return score;
 }
 
-// sum_k weights[k] rows[k], one vector of it; in four sums, which need not wait for one another.
+// One vector of sum_k weights[k] rows[k], in four independent sums: additions to a single one would wait for each
+// other.
 FASTENC_INLINE Vec weighted_sum(const float* weights, const float* rows, int64_t count, int64_t stride) {
   Vec total[4] = {};
   int64_t k = 0;
@@ -98,7 +99,7 @@ static float crf_join(const Crf& a, const float* alpha, const float* beta, float
   return kLogarithms ? log_sum_exp(scratch, a.stride) : logf(sum(total));
 }
 
-// The log-likelihood, from log Z less what the last alphas and the end's scores add to it.
+// The log-likelihood; log_z still lacks what the last alphas and the end's scores add.
 template <bool kLogarithms>
 static float crf_log_likelihood(const Crf& a, int64_t first, int64_t length, double log_z) {
   const float* last = a.alphas + (first + length - 1) * a.stride;
@@ -162,8 +163,8 @@ static void crf_backward_as(
     float* pairs, float* scratch) {
   demissions += first * a.num_tags;
   float *beta = scratch, *leaving = scratch + a.stride, *spare = scratch + 2 * a.stride;
-  float* own_pairs = scratch + 3 * a.stride;  // of this sequence: shorter sums lose fewer digits
-  for (int64_t c = 0; c < a.num_tags * a.stride; c += kLanes) store(own_pairs + c, Vec{});
+  float* sequence_pairs = scratch + 3 * a.stride;  // of this sequence: shorter sums lose fewer digits
+  for (int64_t c = 0; c < a.num_tags * a.stride; c += kLanes) store(sequence_pairs + c, Vec{});
   const int64_t* y = a.tags + first;
   crf_ends<kLogarithms>(a, beta);
   const float last_norm = crf_join<kLogarithms>(a, a.alphas + (first + length - 1) * a.stride, beta, spare);
@@ -184,7 +185,7 @@ static void crf_backward_as(
     }
     de[y[t]] += weight;
     if (!t) break;
-    // What leaves this token towards the one before: e_t(j) beta_t(j) / norm_t.
+    // The message from this token to the one before: e_t(j) beta_t(j) / norm_t.
     const float norm = a.norms[first + t];
     if (kLogarithms) {
       for (int64_t c = 0; c < a.stride; c += kLanes)
@@ -197,7 +198,7 @@ static void crf_backward_as(
     const float* before = alpha - a.stride;
     for (int64_t i = 0; i < a.num_tags; ++i) {
       const float* from = a.from_rows + i * a.stride;
-      float* sums = own_pairs + i * a.stride;
+      float* sums = sequence_pairs + i * a.stride;
       for (int64_t c = 0; c < a.stride; c += kLanes) {
         const Vec pair = kLogarithms ? exp(load(from + c) + load(leaving + c) + before[i])
                                       : load(leaving + c) * before[i];
@@ -205,7 +206,7 @@ static void crf_backward_as(
       }
     }
     const int64_t step = y[t - 1] * a.stride + y[t];
-    own_pairs[step] -= kLogarithms ? 1.f : 1.f / a.from_rows[step];
+    sequence_pairs[step] -= kLogarithms ? 1.f : 1.f / a.from_rows[step];
     if (kLogarithms)
       log_sum_exp_rows(leaving, a.to_rows, a.num_tags, a.stride, beta);
     else
@@ -215,31 +216,31 @@ static void crf_backward_as(
   dstart[y[0]] += weight;
   dend[y[length - 1]] += weight;
   for (int64_t c = 0; c < a.num_tags * a.stride; c += kLanes)
-    store(pairs + c, load(pairs + c) + load(own_pairs + c) * weight);
+    store(pairs + c, load(pairs + c) + load(sequence_pairs + c) * weight);
 }
 
 static void crf_viterbi_rows(
     const Crf& a, int64_t first, int64_t length, int64_t* path, float* score, float* scratch) {
-  float *best = scratch, *came_from = scratch;  // came_from's row t is row t + 1 of the scratch, for t >= 1
+  float *best = scratch, *came_from = scratch;  // row t >= 1 of came_from is row t + 1 of the scratch
   double offset = 0.0;
-  float* next = scratch + a.stride;  // row 1 is free: the first token came from nowhere
+  float* next = scratch + a.stride;  // row 1 is free, because came_from has no row 0
   for (int64_t c = 0; c < a.stride; c += kLanes) store(best + c, crf_scores(a, first, true, c));
   for (int64_t t = 1; t < length; ++t) {
     float* from = came_from + (t + 1) * a.stride;
     for (int64_t c = 0; c < a.stride; c += kLanes) {
-      Vec peak = splat(kMinusInfinity), place{};
+      Vec highest = splat(kMinusInfinity), best_tag{};
       for (int64_t i = 0; i < a.num_tags; ++i) {
         const Vec candidate = load(a.from_rows + i * a.stride + c) + best[i];
-        place = candidate > peak ? splat((float)i) : place;
-        peak = max(peak, candidate);
+        best_tag = candidate > highest ? splat((float)i) : best_tag;
+        highest = max(highest, candidate);
       }
-      store(from + c, place);
-      store(next + c, peak + crf_scores(a, first + t, false, c));
+      store(from + c, best_tag);
+      store(next + c, highest + crf_scores(a, first + t, false, c));
     }
-    // Kept near 0, so that a long sum does not lose the digits that tell two paths apart.
-    Vec peak = splat(kMinusInfinity);
-    for (int64_t c = 0; c < a.stride; c += kLanes) peak = max(peak, load(next + c));
-    const float top = maximum(peak), shift = top > kMinusInfinity ? top : 0.f;
+    // Scores are kept near 0, so that a long sum does not lose the digits that tell two paths apart.
+    Vec highest = splat(kMinusInfinity);
+    for (int64_t c = 0; c < a.stride; c += kLanes) highest = max(highest, load(next + c));
+    const float top = maximum(highest), shift = top > kMinusInfinity ? top : 0.f;
     offset += shift;
     for (int64_t c = 0; c < a.stride; c += kLanes) store(best + c, load(next + c) - shift);
   }
@@ -253,8 +254,8 @@ static void crf_viterbi_rows(
   }
 }
 
-// Viterbi's recursion with the n best ways to each tag, sorted, in place of one. `best` and `next` have n rows; a way
-// is noted as (tag before) * n + its place among the ways to that tag.
+// Viterbi's recursion with the n best ways to each tag, sorted, in best_tag of one. `best` and `next` have n rows; a
+// way is stored as (tag before) * n + its rank among the ways to that tag.
 void crf_nbest(
     const Crf& a, int64_t first, int64_t length, int64_t n, int64_t* paths, int64_t path_stride, float* scores,
     int64_t score_stride, float* scratch) {
@@ -267,7 +268,7 @@ void crf_nbest(
   }
   for (int64_t t = 1; t < length; ++t) {
     float* from = ways + t * block;
-    Vec peak = splat(kMinusInfinity);
+    Vec highest = splat(kMinusInfinity);
     for (int64_t c = 0; c < a.stride; c += kLanes) {
       for (int64_t r = 0; r < n; ++r) store(next + r * a.stride + c, splat(kMinusInfinity));
       for (int64_t i = 0; i < a.num_tags; ++i) {
@@ -288,9 +289,9 @@ void crf_nbest(
       }
       const Vec e = crf_scores(a, first + t, false, c);
       for (int64_t r = 0; r < n; ++r) store(next + r * a.stride + c, load(next + r * a.stride + c) + e);
-      peak = max(peak, load(next + c));
+      highest = max(highest, load(next + c));
     }
-    const float top = maximum(peak), shift = top > kMinusInfinity ? top : 0.f;
+    const float top = maximum(highest), shift = top > kMinusInfinity ? top : 0.f;
     offset += shift;
     for (int64_t c = 0; c < block; c += kLanes) store(best + c, load(next + c) - shift);
   }

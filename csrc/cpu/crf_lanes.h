@@ -1,6 +1,6 @@
-// Sequences side by side: lane s of every vector belongs to the block's sequence s, so that a step of the recursions
-// is a handful of products for all of them; only the parameters' gradients are summed across lanes, at the end. Their
-// order is longest first: the sequences that have a token t are the first `active` ones.
+// Sequences side by side: lane s of every vector belongs to the block's sequence s, so that a few products are a step
+// of the recursion for all of them. Only the parameters' gradients are summed across lanes, at the end. The longest
+// sequence comes first, so the sequences that have a token t are the first `active` ones.
 
 typedef double VecD __attribute__((vector_size(2 * FASTENC_VECTOR_BYTES)));
 
@@ -23,8 +23,8 @@ struct CrfBlock {
 
 FASTENC_INLINE float* aligned(float* p) { return (float*)(((uintptr_t)p + 63) & ~(uintptr_t)63); }
 
-// A row of each sequence, turned: tag j of all sequences at out + j * kLanes. The row of token t; a sequence that ended
-// before has its last one again.
+// Transposes the row of token t of each sequence: tag j of all sequences is at out + j * kLanes. A sequence that ended
+// before t gives its last row again.
 static void crf_gather(
     const float* rows, int64_t width, const CrfBlock& block, int64_t t, int64_t num_tags, float* out) {
   const float* row[kLanes];
@@ -40,7 +40,7 @@ static void crf_gather(
   }
 }
 
-// The other way round, for the sequences that have a token t.
+// The inverse, for the sequences that have a token t.
 static void crf_scatter(
     const float* values, int64_t width, const CrfBlock& block, int64_t t, int64_t num_tags, float* rows) {
   const int active = block.active(t);
@@ -72,13 +72,13 @@ static void crf_product(const float* weights, const float* matrix, int64_t num_t
 
 // x = exp(x - their maximum), for each lane; returns the maximum.
 static Vec crf_weigh(float* x, int64_t num_tags) {
-  Vec peak = load(x);
-  for (int64_t j = 1; j < num_tags; ++j) peak = max(peak, load(x + j * kLanes));
-  for (int64_t j = 0; j < num_tags; ++j) store(x + j * kLanes, exp(load(x + j * kLanes) - peak));
-  return peak;
+  Vec highest = load(x);
+  for (int64_t j = 1; j < num_tags; ++j) highest = max(highest, load(x + j * kLanes));
+  for (int64_t j = 0; j < num_tags; ++j) store(x + j * kLanes, exp(load(x + j * kLanes) - highest));
+  return highest;
 }
 
-// Fills alphas and norms, as probabilities; writes what of log Z is known before the end's scores.
+// Fills alphas and norms, as probabilities; writes log Z without the end's scores.
 static void crf_forward_lanes(const Crf& a, const CrfBlock& block, double* log_z, float* scratch) {
   const int64_t size = a.stride * kLanes;
   float *x = aligned(scratch), *alpha = x + size, *arriving = alpha + size;
@@ -93,7 +93,7 @@ static void crf_forward_lanes(const Crf& a, const CrfBlock& block, double* log_z
     crf_gather(a.emissions, a.num_tags, block, t, a.num_tags, x);
     if (t == 0)
       for (int64_t j = 0; j < a.num_tags; ++j) store(x + j * kLanes, load(x + j * kLanes) + a.start[j]);
-    const Vec peak = crf_weigh(x, a.num_tags);
+    const Vec highest = crf_weigh(x, a.num_tags);
     if (t) {
       crf_product(alpha, a.from_rows, a.num_tags, a.stride, arriving);
       for (int64_t j = 0; j < a.num_tags; ++j)
@@ -105,7 +105,7 @@ static void crf_forward_lanes(const Crf& a, const CrfBlock& block, double* log_z
     for (int64_t j = 0; j < a.num_tags; ++j) store(alpha + j * kLanes, load(x + j * kLanes) * scale);
     crf_scatter(alpha, a.stride, block, t, a.num_tags, a.alphas);
     for (int s = 0; s < active; ++s) a.norms[block.first[s] + t] = norm[s];
-    sums += __builtin_convertvector(live ? peak : splat(0.f), VecD);
+    sums += __builtin_convertvector(live ? highest : splat(0.f), VecD);
     // A logarithm for every eight norms, whose product is e^-480 or more.
     factors *= __builtin_convertvector(norm, VecD);
     if (t % 8 == 7) add_logarithms();
@@ -114,7 +114,7 @@ static void crf_forward_lanes(const Crf& a, const CrfBlock& block, double* log_z
   for (int s = 0; s < block.count; ++s) log_z[s] = sums[s] + (block.length[s] - 1) * (double)a.top;
 }
 
-// As crf_backward, for sequences at their places in `demissions`.
+// As crf_backward, for sequences side by side.
 static void crf_backward_lanes(
     const Crf& a, const CrfBlock& block, const float* weights, float* demissions, float* dstart, float* dend,
     float* pairs, float* scratch) {
@@ -133,7 +133,7 @@ static void crf_backward_lanes(
     active = block.active(t);
     crf_gather(a.alphas, a.stride, block, t, tags, alpha);
     if (t + 1 < block.length[0]) {
-      // What left token t + 1 towards this one, of the lanes that have both.
+      // The message from token t + 1 to this one, for the lanes that have both.
       for (int64_t i = 0; i < tags; ++i) {
         const Vec scaled = load(alpha + i * kLanes) * weight;
         float* row = lane_pairs + i * tags * kLanes;
@@ -199,26 +199,26 @@ static void crf_viterbi_lanes(
     uint16_t* from = came_from + (t - 1) * tags * kLanes;
     Vec top = splat(kMinusInfinity);
     for (int64_t j = 0; j < tags; j += 2) {
-      Vec peak[2] = {splat(kMinusInfinity), splat(kMinusInfinity)};
-      VecI place[2] = {};
+      Vec highest[2] = {splat(kMinusInfinity), splat(kMinusInfinity)};
+      VecI best_tag[2] = {};
       for (int64_t i = 0; i < tags; ++i) {
         const Vec score = load(best + i * kLanes);
 #pragma GCC unroll 2
         for (int k = 0; k < 2; ++k) {
           const Vec candidate = score + a.from_rows[i * a.stride + j + k];
-          place[k] = candidate > peak[k] ? VecI{} + (int32_t)i : place[k];
-          peak[k] = max(peak[k], candidate);
+          best_tag[k] = candidate > highest[k] ? VecI{} + (int32_t)i : best_tag[k];
+          highest[k] = max(highest[k], candidate);
         }
       }
       for (int k = 0; k < 2 && j + k < tags; ++k) {
-        const VecH narrow = __builtin_convertvector((VecU)place[k], VecH);
+        const VecH narrow = __builtin_convertvector((VecU)best_tag[k], VecH);
         __builtin_memcpy(from + (j + k) * kLanes, &narrow, sizeof narrow);
-        const Vec score = peak[k] + load(x + (j + k) * kLanes);
+        const Vec score = highest[k] + load(x + (j + k) * kLanes);
         store(next + (j + k) * kLanes, score);
         top = max(top, score);
       }
     }
-    // Kept near 0, so that a long sum does not lose the digits that tell two paths apart.
+    // Scores are kept near 0, so that a long sum does not lose the digits that tell two paths apart.
     const Vec shift = top > splat(kMinusInfinity) ? top : Vec{};
     offsets += __builtin_convertvector(live ? shift : Vec{}, VecD);
     for (int64_t j = 0; j < tags; ++j) {
@@ -241,7 +241,7 @@ static void crf_viterbi_lanes(
   }
 }
 
-// Calls lanes(block) where a block of the group has sequences enough for it, rows(place) for each of the others.
+// Calls lanes(block) where a block of the group has enough sequences for it, rows(index) for each of the others.
 template <class Lanes, class Rows>
 FASTENC_INLINE void crf_each_block(const CrfGroup& group, bool lanes_can, Lanes lanes, Rows rows) {
   for (int64_t s = 0; s < group.count; s += kLanes) {

@@ -1,4 +1,4 @@
-// The sum of a token's rows, in float, into scratch; returns its lanes' total.
+// Writes the sum of a token's rows, in float, to h; returns the sum of its vectors.
 template <class T>
 FASTENC_INLINE Vec embed_row(const EmbeddingRows& a, int64_t token, float* h) {
   const T* word = (const T*)a.word + a.ids[token] * a.width;
@@ -6,16 +6,16 @@ FASTENC_INLINE Vec embed_row(const EmbeddingRows& a, int64_t token, float* h) {
       a.position ? (const T*)a.position + (a.position_ids[token] + a.position_offset) * a.width : nullptr;
   const T* token_type = (const T*)a.token_type;
   if (a.token_type_ids) token_type += a.token_type_ids[token] * a.width;
-  Vec total{};
+  Vec sums{};
   auto form = [&](int64_t c, int n) __attribute__((always_inline)) {
     Vec v = load_n(word + c, n);
     if (token_type) v += load_n(token_type + c, n);
     if (position) v += load_n(position + c, n);
     store_n(h + c, v, n);
-    total += v;
+    sums += v;
   };
   FASTENC_FOR_COLUMNS(a.width, form);
-  return total;
+  return sums;
 }
 
 template <class T>
@@ -26,8 +26,8 @@ static void embedding_layer_norm_forward_rows(
   float* keep = scratch + dropout_room(width);
   for (int64_t row = begin; row < end; ++row) {
     T* y = (T*)a.y + row * width;
-    const Vec total = embed_row<T>(a.tables, row, h);
-    const RowStatistics s = row_statistics(h, total, width, a.eps, false);
+    const Vec sums = embed_row<T>(a.tables, row, h);
+    const RowStatistics s = row_statistics(h, sums, width, a.eps, false);
     if (a.dropout.threshold) dropout_scales(a.dropout, 0, (uint32_t)row, width, keep);
     auto write = [&](int64_t c, int n) __attribute__((always_inline)) {
       Vec v = normalised(h, s, a.weight, a.bias, c, n);
@@ -76,37 +76,37 @@ FASTENC_INLINE void add_row(To* to, const From* from, int64_t width) {
 }
 
 template <class T>
-static void add_rows_in_windows_of(const AddRows& a, int64_t begin, int64_t end, float* total) {
+static void add_rows_in_windows_of(const AddRows& a, int64_t begin, int64_t end, float* sums) {
   for (int64_t window = begin; window < end; ++window) {
     const int64_t first = window * kAddRowsWindow;
     const int64_t last = first + kAddRowsWindow < a.count ? first + kAddRowsWindow : a.count;
     for (int64_t i = first; i < last;) {
       const int64_t id = a.sorted_ids[i], row = id + a.offset, start = i;
-      __builtin_memset(total, 0, a.width * sizeof(float));
-      for (; i < last && a.sorted_ids[i] == id; ++i) add_row(total, (const T*)a.rows + a.order[i] * a.width, a.width);
+      __builtin_memset(sums, 0, a.width * sizeof(float));
+      for (; i < last && a.sorted_ids[i] == id; ++i) add_row(sums, (const T*)a.rows + a.order[i] * a.width, a.width);
       const bool begins = start == 0 || a.sorted_ids[start - 1] != id;
       const bool ends = i == a.count || a.sorted_ids[i] != id;
       if (!(begins && ends))
-        __builtin_memcpy(a.parts + (2 * window + (start != first)) * a.width, total, a.width * sizeof(float));
+        __builtin_memcpy(a.partial + (2 * window + (start != first)) * a.width, sums, a.width * sizeof(float));
       else if (row != a.padding_idx)
-        add_row((T*)a.table + row * a.width, (const float*)total, a.width);
+        add_row((T*)a.table + row * a.width, (const float*)sums, a.width);
     }
   }
 }
 
-// Each window looks after the id that begins in it and goes on in the next.
+// An id that continues in the next window is added up by the window in which it begins.
 template <class T>
-static void add_rows_across_windows_of(const AddRows& a, int64_t begin, int64_t end, float* total) {
+static void add_rows_across_windows_of(const AddRows& a, int64_t begin, int64_t end, float* sums) {
   for (int64_t window = begin; window < end; ++window) {
     const int64_t first = window * kAddRowsWindow, next = first + kAddRowsWindow;
     if (next >= a.count || a.sorted_ids[next] != a.sorted_ids[next - 1]) continue;
     const int64_t id = a.sorted_ids[next], row = id + a.offset;
     const bool whole = a.sorted_ids[first] == id;
     if (row == a.padding_idx || (whole && first > 0 && a.sorted_ids[first - 1] == id)) continue;
-    __builtin_memcpy(total, a.parts + (2 * window + !whole) * a.width, a.width * sizeof(float));
+    __builtin_memcpy(sums, a.partial + (2 * window + !whole) * a.width, a.width * sizeof(float));
     for (int64_t i = next; i < a.count && a.sorted_ids[i] == id; i += kAddRowsWindow)
-      add_row(total, (const float*)a.parts + 2 * (i / kAddRowsWindow) * a.width, a.width);
-    add_row((T*)a.table + row * a.width, (const float*)total, a.width);
+      add_row(sums, (const float*)a.partial + 2 * (i / kAddRowsWindow) * a.width, a.width);
+    add_row((T*)a.table + row * a.width, (const float*)sums, a.width);
   }
 }
 

@@ -1,12 +1,12 @@
-// One (sequence, head) at a time, over attention's tiles: scores exist for a block of query rows only, and a second pass
-// over a row, while it is in the first cache, forms every sum.
+// One (sequence, head) at a time, over attention's tiles: scores exist for a block of query rows only, and a second
+// pass over a row, while it is in the first cache, forms every sum.
 
-// The sums of one row: of e = 2^x, x = (score - highest) * unit, and of e x and e |j - i|; the row holds e after it.
+// Of one row, the sums of e, e x and e |j - i|, where x = (score - highest) * unit and e = 2^x; the scores become e.
 struct HeadRow {
-  Vec total, weighted, distance;
+  Vec exp_sum, weighted, distance;
 };
 
-// query: its distance from the key of the first score.
+// query: the query's position counted from the key of the first score.
 FASTENC_INLINE HeadRow head_row(float* scores, int64_t padded, float top, float unit, int64_t query) {
   HeadRow sums{};
   const Vec highest = splat(top), factor = splat(unit);
@@ -14,7 +14,7 @@ FASTENC_INLINE HeadRow head_row(float* scores, int64_t padded, float top, float 
     const Vec x = (load(scores + j) - highest) * factor;  // exactly 0 at the highest score
     const Vec e = exp2_of_negative(x);
     const Vec offset = __builtin_convertvector(kLaneIndex + (int32_t)(j - query), Vec);
-    sums.total += e;
+    sums.exp_sum += e;
     sums.weighted += e * max(x, splat(-1000.f));  // of a key that is not seen x is -inf and e is 0
     sums.distance += e * max(offset, -offset);
     store(scores + j, e);
@@ -22,23 +22,23 @@ FASTENC_INLINE HeadRow head_row(float* scores, int64_t padded, float top, float 
   return sums;
 }
 
-// The first place in [begin, end) of the highest value.
+// The first index in [begin, end) of the highest value.
 FASTENC_INLINE int32_t head_strongest(const float* values, int64_t begin, int64_t end) {
   Vec highest = splat(-1.f);
-  VecI place{};
+  VecI best{};
   for (int64_t j = begin / kLanes * kLanes; j < end; j += kLanes) {
     const VecI index = kLaneIndex + (int32_t)j;
     const Vec value = (index >= (int32_t)begin) & (index < (int32_t)end) ? load(values + j) : splat(-1.f);
     const VecI better = value > highest;
     highest = better ? value : highest;
-    place = better ? index : place;
+    best = better ? index : best;
   }
   const float top = maximum(highest);
   int32_t first = (int32_t)begin;
   bool found = false;
   for (int lane = 0; lane < kLanes; ++lane)
-    if (highest[lane] == top && (!found || place[lane] < first)) {
-      first = place[lane];
+    if (highest[lane] == top && (!found || best[lane] < first)) {
+      first = best[lane];
       found = true;
     }
   return first;
@@ -54,7 +54,8 @@ static void head_statistics_task(
   float* scores = keys + panels_length(length) * dim;
   float* queries = scores + kAttentionRows * scores_stride(length);
   const ScoreBias bias(a, task, queries + kAttentionRows * dim);
-  // Scaled queries would be rounded once more: products are scaled, where a bias is added before the exponential.
+  // The queries are not scaled, which would round them once more. The products are: by add_to where there is a bias,
+  // else in the exponential.
   const float unit = bias.changes_scores() ? kLog2E : a.scale * kLog2E;
   const T* q = rows_of<T>(a.q, first, head);
   widen_transposed(rows_of<T>(a.k, first, head), a.k.token_stride, length, dim, keys);
@@ -65,34 +66,34 @@ static void head_statistics_task(
     widen(q + row * a.q.token_stride, a.q.token_stride, rows, dim, 1.f, queries);
     multiply_panels(queries, dim, keys + seen.first * dim, scores, stride, rows, padded, dim);
     Vec partial[kAttentionRows], weighted[kAttentionRows], distances[kAttentionRows];
-    float tops[kAttentionRows], totals[kAttentionRows], weights[kAttentionRows], lengths[kAttentionRows];
+    float maxima[kAttentionRows], exp_sums[kAttentionRows], weights[kAttentionRows], lengths[kAttentionRows];
     for (int64_t r = 0; r < rows; ++r) {
-      float* own = scores + r * stride;
+      float* row_scores = scores + r * stride;
       if (bias.changes_scores())
-        for (int64_t j = 0; j < padded; j += kLanes) store(own + j, load(own + j) * a.scale);
-      partial[r] = bias.changes_scores() ? bias.add_to(own, row + r, seen.first, seen.count)
-                                         : row_maxima(own, seen.count);
+        for (int64_t j = 0; j < padded; j += kLanes) store(row_scores + j, load(row_scores + j) * a.scale);
+      partial[r] = bias.changes_scores() ? bias.add_to(row_scores, row + r, seen.first, seen.count)
+                                         : row_maxima(row_scores, seen.count);
     }
-    fold_all<max>(partial, rows, tops);
+    fold_all<max>(partial, rows, maxima);
     for (int64_t r = 0; r < rows; ++r) {
-      const HeadRow sums = head_row(scores + r * stride, padded, tops[r], unit, row + r - seen.first);
-      partial[r] = sums.total;
+      const HeadRow sums = head_row(scores + r * stride, padded, maxima[r], unit, row + r - seen.first);
+      partial[r] = sums.exp_sum;
       weighted[r] = sums.weighted;
       distances[r] = sums.distance;
     }
-    fold_all<add>(partial, rows, totals);
+    fold_all<add>(partial, rows, exp_sums);
     fold_all<add>(weighted, rows, weights);
     fold_all<add>(distances, rows, lengths);
     for (int64_t r = 0; r < rows; ++r) {
       const int64_t i = row + r, token = first + i;
       const float* e = scores + r * stride;
-      const float inverse = 1.f / totals[r];
+      const float inverse = 1.f / exp_sums[r];
       const int64_t target = h.targets ? h.targets[token] : -1;
       const auto p = [&](int64_t key) {
         return key >= seen.first && key < seen.first + seen.count ? e[key - seen.first] * inverse : 0.f;
       };
       float* out = h.statistics + (token * a.num_heads + head) * kHeadStatistics;
-      out[0] = __builtin_logf(totals[r]) - weights[r] * inverse / kLog2E;
+      out[0] = __builtin_logf(exp_sums[r]) - weights[r] * inverse / kLog2E;
       out[1] = lengths[r] * inverse;
       out[2] = p(0);
       out[3] = p(length - 1);

@@ -19,8 +19,8 @@ struct RowStatistics {
 };
 
 // Of a row in scratch whose sum is known.
-FASTENC_INLINE RowStatistics row_statistics(const float* h, Vec total, int64_t width, float eps, bool rms) {
-  const float mean = rms ? 0.f : sum(total) / (float)width;
+FASTENC_INLINE RowStatistics row_statistics(const float* h, Vec sums, int64_t width, float eps, bool rms) {
+  const float mean = rms ? 0.f : sum(sums) / (float)width;
   auto squared = [&](int64_t c, int n) __attribute__((always_inline)) {
     const Vec d = load_n(h + c, n, mean) - mean;
     return d * d;
@@ -68,8 +68,8 @@ static void layer_norm_forward_rows(const LayerNormForward& a, int64_t begin, in
       store_n(h + c, v, n);
       return v;
     };
-    const Vec total = fused ? sum_of_columns(width, form) : sum_of_columns(width, widen_row);
-    const RowStatistics s = row_statistics(h, total, width, a.eps, a.rms);
+    const Vec sums = fused ? sum_of_columns(width, form) : sum_of_columns(width, widen_row);
+    const RowStatistics s = row_statistics(h, sums, width, a.eps, a.rms);
     auto write = [&](int64_t c, int n) __attribute__((always_inline)) {
       store_n(y + c, normalised(h, s, a.weight, a.bias, c, n), n);
     };

@@ -1,6 +1,6 @@
-// A row is walked once from memory: short blocks (long sums would lose digits) give their maximum and, while
-// they are there, their share of the sum of exponentials (rescaled when a later block has a larger
-// maximum). The gradient's pass over the row then finds it in the second-level cache.
+// A row is read once from memory, in short blocks, because long sums would lose digits. Each block gives its maximum
+// and, while it is in the cache, its sum of exponentials; a later block with a larger maximum rescales the row's sum.
+// The gradient's pass then finds the row in the second-level cache.
 
 constexpr int64_t kBlockColumns = 16 * kLanes;
 
@@ -8,9 +8,9 @@ template <class T>
 static void masked_cross_entropy_row(const MaskedCrossEntropy& a, int64_t row) {
   const int64_t n = a.vocabulary, label = a.labels[row];
   const T* x = (const T*)a.logits + row * a.row_stride;
-  float peak = -__builtin_inff();
-  double total = 0.;
-  Vec plain{};  // sum of the logits, for label smoothing
+  float row_max = -__builtin_inff();
+  double row_sum = 0.;
+  Vec logit_sum{};  // sum of the logits, for label smoothing
   for (int64_t begin = 0; begin < n; begin += kBlockColumns) {
     const int64_t count = n - begin < kBlockColumns ? n - begin : kBlockColumns;
     Vec top = splat(-__builtin_inff());
@@ -18,27 +18,27 @@ static void masked_cross_entropy_row(const MaskedCrossEntropy& a, int64_t row) {
       top = max(load_n(x + begin + c, lanes, -__builtin_inff()), top);
     };
     FASTENC_FOR_COLUMNS(count, raise);
-    const float block_peak = maximum(top);
-    if (block_peak > peak) {
-      total *= __builtin_expf(peak - block_peak);
-      peak = block_peak;
+    const float block_max = maximum(top);
+    if (block_max > row_max) {
+      row_sum *= __builtin_expf(row_max - block_max);
+      row_max = block_max;
     }
     // A block of -inf only would otherwise meet -inf - -inf.
-    const float shift = peak == -__builtin_inff() ? 0.f : peak;
+    const float shift = row_max == -__builtin_inff() ? 0.f : row_max;
     Vec sums{};
     auto add = [&](int64_t c, int lanes) __attribute__((always_inline)) {
       sums += exp(load_n(x + begin + c, lanes, -__builtin_inff()) - shift);
-      if (a.label_smoothing > 0.f) plain += load_n(x + begin + c, lanes);
+      if (a.label_smoothing > 0.f) logit_sum += load_n(x + begin + c, lanes);
     };
     FASTENC_FOR_COLUMNS(count, add);
-    total += sum(sums);
+    row_sum += sum(sums);
   }
   SoftmaxStatistics statistics;
-  statistics.peak = peak;
-  statistics.log_total = (float)__builtin_log(total);
-  statistics.inverse = (float)(1. / total);
-  statistics.mean = sum(plain) / (float)n;
-  statistics.target = to_float(x[label]) - peak;
+  statistics.row_max = row_max;
+  statistics.log_row_sum = (float)__builtin_log(row_sum);
+  statistics.inverse = (float)(1. / row_sum);
+  statistics.mean = sum(logit_sum) / (float)n;
+  statistics.target = to_float(x[label]) - row_max;
   statistics.target_exp = __builtin_expf(statistics.target);
   const RowTerms terms = row_terms(a, statistics, a.divisor ? 1.f / (float)*a.divisor : 1.f);
   a.losses[row] = terms.loss;
@@ -46,7 +46,7 @@ static void masked_cross_entropy_row(const MaskedCrossEntropy& a, int64_t row) {
 
   T* dx = (T*)a.dlogits + row * a.row_stride;
   auto write = [&](int64_t c, int lanes) __attribute__((always_inline)) {
-    store_n(dx + c, exp(load_n(x + c, lanes) - peak) * terms.factor - terms.everywhere, lanes);
+    store_n(dx + c, exp(load_n(x + c, lanes) - row_max) * terms.factor - terms.everywhere, lanes);
   };
   FASTENC_FOR_COLUMNS(n, write);
   from_float(dx + label, terms.at_label);

@@ -1,12 +1,12 @@
-// Tokens stream by once; the sums or maxima of a row's columns stay in the nearest cache.
+// Tokens are read once; the sums or maxima of the columns stay in the first-level cache.
 
-// A long sum is formed of partial ones, whose rounding errors do not grow with the length.
+// Long sums are formed from partial sums, whose rounding errors do not grow with the length.
 constexpr int64_t kPartialRows = 32;
 
 template <class T>
-static void mean_of_rows(const T* x, int64_t rows, int64_t width, T* y, float* total) {
+static void mean_of_rows(const T* x, int64_t rows, int64_t width, T* y, float* sums) {
   const int64_t padded = (width + kLanes - 1) / kLanes * kLanes;
-  float* partial = total + padded;
+  float* partial = sums + padded;
   for (int64_t start = 0; start < rows; start += kPartialRows) {
     const int64_t end = start + kPartialRows < rows ? start + kPartialRows : rows;
     for (int64_t row = start; row < end; ++row) {
@@ -17,10 +17,10 @@ static void mean_of_rows(const T* x, int64_t rows, int64_t width, T* y, float* t
       FASTENC_FOR_COLUMNS(width, add_row);
     }
     for (int64_t c = 0; c < padded; c += kLanes)
-      store(total + c, start == 0 ? load(partial + c) : load(total + c) + load(partial + c));
+      store(sums + c, start == 0 ? load(partial + c) : load(sums + c) + load(partial + c));
   }
   auto divide = [&](int64_t c, int n) __attribute__((always_inline)) {
-    store_n(y + c, load(total + c) / splat((float)rows), n);
+    store_n(y + c, load(sums + c) / splat((float)rows), n);
   };
   FASTENC_FOR_COLUMNS(width, divide);
 }
@@ -29,7 +29,7 @@ static void mean_of_rows(const T* x, int64_t rows, int64_t width, T* y, float* t
 template <class T>
 static void max_of_rows(
     const T* x, int64_t first, int64_t rows, int64_t width, T* y, int32_t* argmax, float* largest) {
-  float* place = largest + (width + kLanes - 1) / kLanes * kLanes;  // holds integers
+  float* argmax_row = largest + (width + kLanes - 1) / kLanes * kLanes;  // holds integers
   for (int64_t row = 0; row < rows; ++row) {
     const VecI here = VecI{} + (int32_t)(first + row);
     auto compare = [&](int64_t c, int n) __attribute__((always_inline)) {
@@ -37,13 +37,13 @@ static void max_of_rows(
       const Vec before = row ? load(largest + c) : value;
       const VecI better = row ? (value > before) | ((value != value) & (before == before)) : ~VecI{};
       store(largest + c, better ? value : before);
-      store(place + c, (Vec)(better ? here : (VecI)load(place + c)));
+      store(argmax_row + c, (Vec)(better ? here : (VecI)load(argmax_row + c)));
     };
     FASTENC_FOR_COLUMNS(width, compare);
   }
   auto write = [&](int64_t c, int n) __attribute__((always_inline)) { store_n(y + c, load(largest + c), n); };
   FASTENC_FOR_COLUMNS(width, write);
-  __builtin_memcpy(argmax, place, width * sizeof(int32_t));
+  __builtin_memcpy(argmax, argmax_row, width * sizeof(int32_t));
 }
 
 template <class T>

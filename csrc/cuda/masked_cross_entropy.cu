@@ -1,7 +1,7 @@
 // A row is read once and its gradient written once. One block holds up to 32,768 columns (16,384 in float32) in
 // registers between the two passes; a cluster of up to 8 blocks, which exchange their sums through distributed shared
-// memory, 262,144. Of a longer row, or one too long for a GPU without clusters, a block keeps the last tile and reads
-// the others again.
+// memory, holds 262,144. If a row is longer, or too long for a GPU without clusters, a block keeps the last tile and
+// reads the others again.
 #include <cooperative_groups.h>
 
 #include <climits>
@@ -24,54 +24,54 @@ constexpr int kThreads = 512;
 template <class T>
 constexpr int kMaxThreads = sizeof(T) == 2 ? kThreads : 2 * kThreads;
 
-// exp(x - peak). A peak of -infinity, where nothing else was seen yet, must not give the NaN of inf - inf.
-__device__ float exp_below(float x, float peak) {
-  return fast_exp2((x - (peak == -INFINITY ? 0.f : peak)) * 1.442695041f);
+// exp(x - row_max). Before a finite logit was seen row_max is -infinity, which must not give the NaN of inf - inf.
+__device__ float exp_below(float x, float row_max) {
+  return fast_exp2((x - (row_max == -INFINITY ? 0.f : row_max)) * 1.442695041f);
 }
 
-// Of some of a row's columns: the largest logit, the sum of exp(logit - peak), the sum of the logits.
+// Of some of a row's columns: the largest logit, the sum of exp(logit - row_max), the sum of the logits.
 struct Sums {
-  float peak = -INFINITY, total = 0.f, plain = 0.f;
+  float row_max = -INFINITY, row_sum = 0.f, logit_sum = 0.f;
 };
 
 // The sums of all 32 lanes, in each of them.
-__device__ Sums merge_warp(const Sums& own) {
-  Sums all = own;
+__device__ Sums merge_warp(const Sums& local) {
+  Sums all = local;
   for (int distance = 16; distance; distance >>= 1)
-    all.peak = fmaxf(all.peak, __shfl_xor_sync(0xffffffff, all.peak, distance));
-  all.total *= exp_below(own.peak, all.peak);
+    all.row_max = fmaxf(all.row_max, __shfl_xor_sync(0xffffffff, all.row_max, distance));
+  all.row_sum *= exp_below(local.row_max, all.row_max);
   for (int distance = 16; distance; distance >>= 1) {
-    all.total += __shfl_xor_sync(0xffffffff, all.total, distance);
-    all.plain += __shfl_xor_sync(0xffffffff, all.plain, distance);
+    all.row_sum += __shfl_xor_sync(0xffffffff, all.row_sum, distance);
+    all.logit_sum += __shfl_xor_sync(0xffffffff, all.logit_sum, distance);
   }
   return all;
 }
 
 // The sums of the whole block, in each of its threads.
-__device__ Sums merge_block(const Sums& own) {
-  __shared__ float peaks[32], totals[32], plains[32];
+__device__ Sums merge_block(const Sums& local) {
+  __shared__ float maxima[32], sums_of_exp[32], logit_sums[32];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  Sums sums = merge_warp(own);
+  Sums sums = merge_warp(local);
   if (lane == 0) {
-    peaks[warp] = sums.peak;
-    totals[warp] = sums.total;
-    plains[warp] = sums.plain;
+    maxima[warp] = sums.row_max;
+    sums_of_exp[warp] = sums.row_sum;
+    logit_sums[warp] = sums.logit_sum;
   }
   __syncthreads();
   sums = Sums{};
-  if (lane < blockDim.x / 32) sums = Sums{peaks[lane], totals[lane], plains[lane]};
+  if (lane < blockDim.x / 32) sums = Sums{maxima[lane], sums_of_exp[lane], logit_sums[lane]};
   return merge_warp(sums);
 }
 
 // The sums of the cluster's blocks, in each of their threads.
-__device__ Sums merge_cluster(const Sums& own) {
+__device__ Sums merge_cluster(const Sums& local) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
   __shared__ float shared[3];
   auto cluster = cooperative_groups::this_cluster();
   if (threadIdx.x == 0) {
-    shared[0] = own.peak;
-    shared[1] = own.total;
-    shared[2] = own.plain;
+    shared[0] = local.row_max;
+    shared[1] = local.row_sum;
+    shared[2] = local.logit_sum;
   }
   cluster.sync();
   const int lane = threadIdx.x % 32;
@@ -83,7 +83,7 @@ __device__ Sums merge_cluster(const Sums& own) {
   cluster.sync();  // a block that ended would take its shared memory with it
   return merge_warp(sums);
 #else
-  return own;  // launched without clusters
+  return local;  // launched without clusters
 #endif
 }
 
@@ -102,33 +102,33 @@ struct Tile {
   }
 
   __device__ void add_to(Sums& sums, int begin, int end) const {
-    float before = sums.peak, values[kLanes];
+    float before = sums.row_max, values[kLanes];
 #pragma unroll
     for (int k = 0; k < kHeldVectors; ++k) {
       if (begin + k * blockDim.x + threadIdx.x >= end) continue;
       held[k].unpack(values);
 #pragma unroll
-      for (int lane = 0; lane < kLanes; ++lane) sums.peak = fmaxf(sums.peak, values[lane]);
+      for (int lane = 0; lane < kLanes; ++lane) sums.row_max = fmaxf(sums.row_max, values[lane]);
     }
-    sums.total *= exp_below(before, sums.peak);
+    sums.row_sum *= exp_below(before, sums.row_max);
 #pragma unroll
     for (int k = 0; k < kHeldVectors; ++k) {
       if (begin + k * blockDim.x + threadIdx.x >= end) continue;
       held[k].unpack(values);
-      float total = 0.f, plain = 0.f;
+      float row_sum = 0.f, logit_sum = 0.f;
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
-        total += exp_below(values[lane], sums.peak);
-        plain += values[lane];
+        row_sum += exp_below(values[lane], sums.row_max);
+        logit_sum += values[lane];
       }
-      sums.total += total;
-      sums.plain += plain;
+      sums.row_sum += row_sum;
+      sums.logit_sum += logit_sum;
     }
   }
 
   // The gradient; the thread that writes the label's vector corrects its element.
   __device__ void store(
-      uint4* vectors, int begin, int end, float peak, const RowTerms& terms, int label_vector, T* at_label) const {
+      uint4* vectors, int begin, int end, float row_max, const RowTerms& terms, int label_vector, T* at_label) const {
 #pragma unroll
     for (int k = 0; k < kHeldVectors; ++k) {
       const int i = begin + k * blockDim.x + threadIdx.x;
@@ -137,7 +137,7 @@ struct Tile {
       held[k].unpack(values);
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane)
-        values[lane] = exp_below(values[lane], peak) * terms.factor - terms.everywhere;
+        values[lane] = exp_below(values[lane], row_max) * terms.factor - terms.everywhere;
       Vector<T> gradient;
       gradient.pack(values);
       __stcs(vectors + i, gradient.bits);
@@ -180,24 +180,24 @@ __global__ void __launch_bounds__(kMaxThreads<T>, 2 * kThreads / kMaxThreads<T>)
     sums = Sums{edge_value, exp_below(edge_value, edge_value), edge_value};
   }
   Tile<T> tile;
-  int place = begin;
-  tile.load(split.at(x), place, end);
-  tile.add_to(sums, place, end);
-  while (place + tile_vectors < end) {
-    place += tile_vectors;
-    tile.load(split.at(x), place, end);
-    tile.add_to(sums, place, end);
+  int position = begin;
+  tile.load(split.at(x), position, end);
+  tile.add_to(sums, position, end);
+  while (position + tile_vectors < end) {
+    position += tile_vectors;
+    tile.load(split.at(x), position, end);
+    tile.add_to(sums, position, end);
   }
   sums = merge_block(sums);
   if (blocks_per_row > 1) sums = merge_cluster(sums);
 
   SoftmaxStatistics statistics;
-  statistics.peak = sums.peak;
-  statistics.log_total = logf(sums.total);
-  statistics.inverse = 1.f / sums.total;
-  statistics.mean = sums.plain / static_cast<float>(a.vocabulary);
-  statistics.target = at_label - sums.peak;
-  statistics.target_exp = exp_below(at_label, sums.peak);
+  statistics.row_max = sums.row_max;
+  statistics.log_row_sum = logf(sums.row_sum);
+  statistics.inverse = 1.f / sums.row_sum;
+  statistics.mean = sums.logit_sum / static_cast<float>(a.vocabulary);
+  statistics.target = at_label - sums.row_max;
+  statistics.target_exp = exp_below(at_label, sums.row_max);
   const RowTerms terms = row_terms(a, statistics, scale);
   if (rank == 0 && threadIdx.x == 0) a.losses[row] = terms.loss;
   if (!dx) return;
@@ -205,13 +205,13 @@ __global__ void __launch_bounds__(kMaxThreads<T>, 2 * kThreads / kMaxThreads<T>)
   const int label_vector = valid ? split.vector_of(static_cast<int>(label)) : -1;
   if (edge >= 0)
     from_float(
-        edge == label ? terms.at_label : exp_below(edge_value, sums.peak) * terms.factor - terms.everywhere, dx[edge]);
+        edge == label ? terms.at_label : exp_below(edge_value, sums.row_max) * terms.factor - terms.everywhere, dx[edge]);
   // The last tile is still held; the others are read again, the latest first.
-  tile.store(split.at(dx), place, end, sums.peak, terms, label_vector, dx + label);
-  while (place > begin) {
-    place -= tile_vectors;
-    tile.load(split.at(x), place, end);
-    tile.store(split.at(dx), place, end, sums.peak, terms, label_vector, dx + label);
+  tile.store(split.at(dx), position, end, sums.row_max, terms, label_vector, dx + label);
+  while (position > begin) {
+    position -= tile_vectors;
+    tile.load(split.at(x), position, end);
+    tile.store(split.at(dx), position, end, sums.row_max, terms, label_vector, dx + label);
   }
 }
 
