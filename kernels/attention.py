@@ -2,13 +2,14 @@
 
     out = dropout(softmax(s)) v,  s = scale * q k^T + bias inside each sequence;  lse = log sum_j exp(s_j)
 
-Tiling: one program is (block of BLOCK_M queries, sequence, head); it walks the keys that its window shows in blocks of
-BLOCK_N with running maximum and sum; without a window, only the last block is masked. Blocks past a sequence's end exit
-at once: the grid depends on max_seqlen only, so nothing is read back from the device. The backward has one program for
-each block of keys, which forms the probabilities again from lse and keeps dk and dv in registers; dq is added
-atomically in float32, or, deterministically, by a second kernel with one program for each block of queries.
+Tiling: one program is (block of BLOCK_M queries, sequence, head); it walks the keys that its window shows, in blocks of
+BLOCK_N, with the running row maximum and row sum. Without a window only the last block is masked. Blocks past a
+sequence's end exit at once: the grid depends on max_seqlen only, so nothing is read back from the device. The backward
+has one program for each block of keys, which computes the probabilities again from lse and keeps dk and dv in
+registers; dq is added atomically in float32, or, deterministically, by a second kernel with one program for each block
+of queries.
 
-q, k and v have strides of their own: packed qkv is read, and its gradient written, in place.
+q, k and v have separate strides: packed qkv is read, and its gradient written, in place.
 Bytes: forward reads q, k, v and writes out, 4 T H D elements. FLOPs: 4 H D sum(length^2) forward, 10 backward.
 Source: Dao 2023, arXiv:2307.08691.
 """
@@ -65,10 +66,10 @@ def _program(blocks_ptr, blocks, H: tl.constexpr, BLOCK: tl.constexpr):
         return tl.program_id(0) % blocks, tl.program_id(0) // blocks, tl.program_id(1)
     else:
         EACH: tl.constexpr = max(1, TABLE_BLOCK // BLOCK)
-        place = tl.program_id(0) // H
-        entry = blocks_ptr + place // EACH * 2
-        start = tl.load(entry + 1) * TABLE_BLOCK + place % EACH * BLOCK
-        # Of the entries that share a larger block the first has it; the others' lies past every end.
+        index = tl.program_id(0) // H
+        entry = blocks_ptr + index // EACH * 2
+        start = tl.load(entry + 1) * TABLE_BLOCK + index % EACH * BLOCK
+        # Entries that share a larger block: the first has it, the others get one past every sequence's end.
         block = tl.where(start % BLOCK == 0, start // BLOCK, 2147483647 // BLOCK)
         return block, tl.load(entry), tl.program_id(0) % H
 
@@ -82,7 +83,7 @@ def _row_pointers(rows, stride, BLOCK_D: tl.constexpr):
 def _slot(
     first, sequence, block, head, H: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """Where a block of a sequence has its sums: no two blocks of the batch share first // BLOCK + sequence + block."""
+    """The index of a block's sums: first // BLOCK + sequence + block differs for any two blocks of the batch."""
     return ((first // BLOCK + sequence + block).to(tl.int64) * 3 * H + head) * D
 
 
@@ -90,7 +91,7 @@ def _slot(
 def _visible_blocks(
     row, length, before, after, BLOCK: tl.constexpr, SIZE: tl.constexpr, WINDOW: tl.constexpr
 ):
-    """Of `length` rows, the (first, end) that `SIZE` places from `row` on can see; first a multiple of BLOCK."""
+    """Of `length` rows, the (first, end) that `SIZE` rows from `row` on can see; first a multiple of BLOCK."""
     if WINDOW:
         first = tl.maximum(0, row - before) // BLOCK * BLOCK
         return first, tl.minimum(length, row + SIZE + after)
@@ -99,30 +100,30 @@ def _visible_blocks(
 
 @triton.jit
 def _forward_blocks(
-    acc, peak, total, q, rows, start, stop, keys, biases, dropout, qk_scale,
+    acc, row_max, row_sum, q, rows, start, stop, keys, biases, dropout, qk_scale,
     D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
     WINDOW: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """The online softmax over keys from start to stop; acc lacks dropout's scale."""
     query_keys, threshold, _ = dropout
     unit = score_unit(qk_scale, biases, WINDOW)
-    for place in tl.range(start, stop, BLOCK_N):
-        columns = place + tl.arange(0, BLOCK_N)
+    for start_n in tl.range(start, stop, BLOCK_N):
+        columns = start_n + tl.arange(0, BLOCK_N)
         k, v = load_keys(keys, columns, MASKED, D, BLOCK_D)
         s = tl.dot(q, k.T, input_precision=PRECISION)
         s = tile_scores(
             s, rows[:, None], columns[None, :], keys[4], qk_scale, biases, WINDOW, MASKED
         )
-        new_peak = tl.maximum(peak, tl.max(s, 1) * unit)
-        base = tl.where(new_peak == float("-inf"), 0.0, new_peak)  # of a row that saw no key yet
+        new_max = tl.maximum(row_max, tl.max(s, 1) * unit)
+        base = tl.where(new_max == float("-inf"), 0.0, new_max)  # of a row that saw no key yet
         p = tl.math.exp2(s * unit - base[:, None])
-        rescale = tl.math.exp2(peak - base)
-        total = total * rescale + tl.sum(p, 1)
+        rescale = tl.math.exp2(row_max - base)
+        row_sum = row_sum * rescale + tl.sum(p, 1)
         if query_keys is not None:
             p = tl.where(is_kept(query_keys, spread(columns)[None, :], threshold), p, 0.0)
         acc = tl.dot(p.to(v.dtype), v, acc * rescale[:, None], input_precision=PRECISION)
-        peak = new_peak
-    return acc, peak, total
+        row_max = new_max
+    return acc, row_max, row_sum
 
 
 @triton.jit(do_not_specialize=VARYING)
@@ -184,29 +185,29 @@ def _attention_fwd_kernel(
         dropout = (row_keys(load_rng(rng_ptr), head, tokens[:, None]), threshold, drop_scale)
     q_base = head_rows(q_ptr, first_q, stride_q_token, head, stride_q_head)
     q = load_rows(q_base, offs_m, stride_q_token, mask_m, D, BLOCK_D)
-    peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    total = tl.zeros([BLOCK_M], tl.float32)
+    row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    row_sum = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     start, stop = _visible_blocks(start_m + shift, length_k, left, right, BLOCK_N, BLOCK_M, WINDOW)
     qk_scale = scale * LOG2_E
     if not WINDOW:
         whole = length_k // BLOCK_N * BLOCK_N
-        acc, peak, total = _forward_blocks(
-            acc, peak, total, q, rows, start, whole, keys, biases, dropout, qk_scale,
+        acc, row_max, row_sum = _forward_blocks(
+            acc, row_max, row_sum, q, rows, start, whole, keys, biases, dropout, qk_scale,
             D, BLOCK_D, BLOCK_N, WINDOW, False, PRECISION,
         )  # fmt: skip
         start = whole
-    acc, peak, total = _forward_blocks(
-        acc, peak, total, q, rows, start, stop, keys, biases, dropout, qk_scale,
+    acc, row_max, row_sum = _forward_blocks(
+        acc, row_max, row_sum, q, rows, start, stop, keys, biases, dropout, qk_scale,
         D, BLOCK_D, BLOCK_N, WINDOW, True, PRECISION,
     )  # fmt: skip
-    dead = total == 0.0
-    total = tl.where(dead, 1.0, total)
+    unseen = row_sum == 0.0
+    row_sum = tl.where(unseen, 1.0, row_sum)
     out_base = out_ptr + first_q.to(tl.int64) * (H * D) + head * D
     if rng_ptr is not None:
         acc *= drop_scale
-    store_rows(out_base, offs_m, H * D, mask_m, acc / total[:, None], D, BLOCK_D)
-    lse = tl.where(dead, float("-inf"), (peak + tl.math.log2(total)) / LOG2_E)
+    store_rows(out_base, offs_m, H * D, mask_m, acc / row_sum[:, None], D, BLOCK_D)
+    lse = tl.where(unseen, float("-inf"), (row_max + tl.math.log2(row_sum)) / LOG2_E)
     tl.store(lse_ptr + head.to(tl.int64) * total_q + tokens, lse, mask=mask_m)
 
 
@@ -226,20 +227,20 @@ def _attention_delta_kernel(
 ):
     """delta[h, i] = sum_d out[i, h, d] * dout[i, h, d] - dlse[h, i]; the sum is sum_j p_ij dp_ij, dropout included.
 
-    And the keys of dropout, which every block of keys would form again.
+    It also stores the queries' keys of dropout, which every block of keys would compute again.
     """
     head = tl.program_id(1)
     offs_m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     mask_m = offs_m < total_q
-    places = head.to(tl.int64) * total_q + offs_m
+    indices = head.to(tl.int64) * total_q + offs_m
     out = load_rows(out_ptr + head * D, offs_m, H * D, mask_m, D, BLOCK_D).to(tl.float32)
     dout = load_rows(dout_ptr + head * D, offs_m, H * D, mask_m, D, BLOCK_D).to(tl.float32)
     delta = tl.sum(out * dout, 1)
     if dlse_ptr is not None:
-        delta -= tl.load(dlse_ptr + places, mask=mask_m, other=0.0)
-    tl.store(delta_ptr + places, delta, mask=mask_m)
+        delta -= tl.load(dlse_ptr + indices, mask=mask_m, other=0.0)
+    tl.store(delta_ptr + indices, delta, mask=mask_m)
     if keys_ptr is not None:
-        store_row_keys(keys_ptr, load_rng(rng_ptr), head, offs_m, places, mask_m)
+        store_row_keys(keys_ptr, load_rng(rng_ptr), head, offs_m, indices, mask_m)
 
 
 @triton.jit(do_not_specialize=["total_q"])
@@ -247,8 +248,8 @@ def _attention_keys_kernel(keys_ptr, rng_ptr, total_q, BLOCK_M: tl.constexpr):
     """The queries' keys of dropout alone, for the short sequences' backward, which forms delta itself."""
     head = tl.program_id(1)
     offs_m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
-    places = head.to(tl.int64) * total_q + offs_m
-    store_row_keys(keys_ptr, load_rng(rng_ptr), head, offs_m, places, offs_m < total_q)
+    indices = head.to(tl.int64) * total_q + offs_m
+    store_row_keys(keys_ptr, load_rng(rng_ptr), head, offs_m, indices, offs_m < total_q)
 
 
 @triton.jit(do_not_specialize=VARYING)
@@ -257,7 +258,7 @@ def _attention_bwd_kv_kernel(
     k_ptr,
     v_ptr,
     dout_ptr,  # (total_q, H, D), contiguous
-    wide_dq_ptr,  # (total_q, H, D), float32, contiguous, zeroed; None to leave dq to its own kernel
+    wide_dq_ptr,  # (total_q, H, D), float32, contiguous, zeroed; None to leave dq to its of_grid kernel
     finished_ptr,  # (batch, H), int32, zeroed: programs that have added to dq; None like wide_dq_ptr
     dq_ptr,  # (total_q, H, D), heads next to each other
     dk_ptr,  # (total_k, H, D), as dq
@@ -355,7 +356,7 @@ def _attention_bwd_kv_kernel(
         sums = sums_ptr + _slot(first_k, sequence, block, head, H, D, BLOCK_N)
         store_sums(sums + 2 * H * D, tl.sum(dv, 0), D, BLOCK_D)
     if wide_dq_ptr is not None:
-        # The last of the sequence's programs finds all their parts of dq, in the cache that multiprocessors share.
+        # The last of the sequence's programs finds what all of them added to dq, in the L2 cache.
         tl.debug_barrier()
         before = tl.atomic_add(finished_ptr + sequence * H + head, 1, sem="acq_rel")
         if before == tl.cdiv(length_k, BLOCK_N) - 1:
@@ -381,8 +382,8 @@ def _query_gradient_blocks(
     WINDOW: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     unit = score_unit(qk_scale, biases, WINDOW)
-    for place in tl.range(start, stop, BLOCK_N):
-        columns = place + tl.arange(0, BLOCK_N)
+    for start_n in tl.range(start, stop, BLOCK_N):
+        columns = start_n + tl.arange(0, BLOCK_N)
         k, v = load_keys(keys, columns, MASKED, D, BLOCK_D)
         s = tl.dot(q, k.T, input_precision=PRECISION)
         s = tile_scores(
@@ -598,7 +599,7 @@ class _Division(NamedTuple):
 def _divide(
     arguments: dict, cu_seqlens_k: Tensor | None, call: tuple, widest: int = 128
 ) -> _Division:
-    """call: _call's, from bounds on; widest: head that the kernel for short sequences takes."""
+    """call: the arguments of _call from bounds on; widest: the widest head for the kernel for short sequences."""
     _, every_block, long_blocks, max_seqlen = call[:4]
     fits = (
         cu_seqlens_k is None
@@ -618,10 +619,10 @@ def _blocks(
 ) -> tuple[dict, tuple]:
     """(arguments, grid) of a kernel whose programs have ``block`` tokens each."""
     blocks, heads = triton.cdiv(max_seqlen, block), arguments["H"]
-    own = {"blocks_ptr": division.blocks, "blocks": blocks}
+    of_grid = {"blocks_ptr": division.blocks, "blocks": blocks}
     if division.blocks is None:
-        return own, (blocks * (arguments["cu_seqlens_q_ptr"].shape[0] - 1), heads)
-    return own, (division.blocks.shape[0] * max(1, TABLE_BLOCK.value // block) * heads,)
+        return of_grid, (blocks * (arguments["cu_seqlens_q_ptr"].shape[0] - 1), heads)
+    return of_grid, (division.blocks.shape[0] * max(1, TABLE_BLOCK.value // block) * heads,)
 
 
 def _call(
@@ -697,14 +698,22 @@ def attention_forward(q: Tensor, k: Tensor, v: Tensor, *call) -> tuple[Tensor, T
         attention_short.forward(out, lse, bounds, max_seqlen, arguments)
     if division.any_length:
         launch = _config("forward", max_seqlen, arguments)
-        own, grid = _blocks(division, max_seqlen, launch["BLOCK_M"], arguments)
+        of_grid, grid = _blocks(division, max_seqlen, launch["BLOCK_M"], arguments)
         if 0 not in grid:
-            run(_attention_fwd_kernel, grid, out_ptr=out, lse_ptr=lse, **own, **arguments, **launch)
+            run(
+                _attention_fwd_kernel,
+                grid,
+                out_ptr=out,
+                lse_ptr=lse,
+                **of_grid,
+                **arguments,
+                **launch,
+            )
     return out, lse
 
 
 def _rotated(q: Tensor, k: Tensor, call: tuple) -> tuple[Tensor, Tensor, tuple]:
-    """Queries and keys by the angles of their positions, and the call without its table of them."""
+    """Queries and keys rotated by the angles of their positions, and the call without the table of angles."""
     cu_seqlens, cu_seqlens_k, table, max_seqlen = call[0], call[1], call[6], call[10]
     call = call[:6] + call[7:]
     if table is None:
@@ -757,9 +766,9 @@ def _backward(
     v: Tensor,
     *rest,
 ) -> tuple[Tensor, ...]:
-    """As attention_backward, of rotated queries and keys.
+    """As attention_backward, for queries and keys that are rotated already.
 
-    dq by atomic addition, or by its own kernel under torch.use_deterministic_algorithms.
+    dq by atomic addition, or by its of_grid kernel under torch.use_deterministic_algorithms.
     """
     *call, packed, wants_relative_bias, wants_bias = rest
     nothing = lambda: q.new_empty(0)
@@ -846,7 +855,7 @@ def _backward_any_length(
         block = min(launch["BLOCK_N"], launch_q["BLOCK_M"] if launch_q else launch["BLOCK_N"])
         shape = (q.shape[0] // block + batch, 3, *q.shape[1:])
         gradients["sums_ptr"] = torch.zeros(shape, dtype=torch.float32, device=q.device)
-    own, grid = _blocks(division, max_seqlen_k, launch["BLOCK_N"], arguments)
+    of_grid, grid = _blocks(division, max_seqlen_k, launch["BLOCK_N"], arguments)
     if 0 not in grid:
         run(
             _attention_bwd_kv_kernel,
@@ -855,15 +864,15 @@ def _backward_any_length(
             finished_ptr=finished,
             dk_ptr=dk,
             dv_ptr=dv,
-            **own,
+            **of_grid,
             **gradients,
             **arguments,
             **launch,
         )
     if launch_q:
-        own, grid = _blocks(division, max_seqlen_q, launch_q["BLOCK_M"], arguments)
+        of_grid, grid = _blocks(division, max_seqlen_q, launch_q["BLOCK_M"], arguments)
         if 0 not in grid:
-            run(_attention_bwd_q_kernel, grid, **own, **gradients, **arguments, **launch_q)
+            run(_attention_bwd_q_kernel, grid, **of_grid, **gradients, **arguments, **launch_q)
     return gradients["sums_ptr"]
 
 

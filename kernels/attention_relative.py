@@ -3,8 +3,8 @@
     drelative[h, clamp(j - i, -R, R) + R] = sum over sequences, i, j of ds[h, i, j]
 
 Tiling: one program is (band, chunk of sequences, head). The tiles of a band lie on one diagonal of blocks, so equal
-places in them have equal distances: the program adds them up in registers, and sums the diagonals of the result once.
-Scores are formed again, two products of five more than the backward has; no atomics, and one small buffer.
+positions in them have equal distances: the program adds them up in registers and sums the result's diagonals once.
+Scores are computed again: two more products beside the backward's five. There are no atomics, and one small buffer.
 """
 
 import torch
@@ -70,7 +70,7 @@ def _attention_bwd_relative_kernel(
     """partial[..., 0, c]: sums for distance (band - 1) * BLOCK + c; partial[..., 1, c]: for band * BLOCK + c."""
     chunk, head = tl.program_id(1), tl.program_id(2)
     band = first_band + tl.program_id(0)
-    places = tl.arange(0, BLOCK)
+    offsets = tl.arange(0, BLOCK)
     sums = tl.zeros([BLOCK, BLOCK], tl.float32)
     for sequence in tl.range(chunk, batch, tl.num_programs(1)):
         first_q, length_q = sequence_bounds(cu_seqlens_q_ptr, sequence)
@@ -95,9 +95,9 @@ def _attention_bwd_relative_kernel(
         start = tl.maximum(0, 1 - BLOCK - shift - band * BLOCK) // BLOCK * BLOCK
         stop = tl.minimum(length_q, length_k - shift - band * BLOCK)
         for start_m in tl.range(start, stop, BLOCK):
-            offs_m = start_m + places
+            offs_m = start_m + offsets
             mask_m = offs_m < length_q
-            offs_n = start_m + shift + band * BLOCK + places
+            offs_n = start_m + shift + band * BLOCK + offsets
             k_base, v_base, stride_k, stride_v, _ = keys
             mask_n = (offs_n >= 0) & (offs_n < length_k)
             q = load_rows(q_base, offs_m, stride_q_token, mask_m, D, BLOCK_D)
@@ -127,12 +127,12 @@ def _attention_bwd_relative_kernel(
                 dropout = ((found[0][:, None], found[1][:, None]), threshold, drop_scale)
             _, ds = score_gradients(p, dp, delta[:, None], offs_n[None, :], dropout)
             sums += ds
-    # Row m moved m places to the left: a column then holds distance c, or c - BLOCK in the rows that wrapped around.
-    target = places[None, :] + places[:, None]
+    # Row m moved left by m: a column then holds distance c, or c - BLOCK in the rows that wrapped around.
+    target = offsets[None, :] + offsets[:, None]
     rolled = tl.gather(sums, target % BLOCK, axis=1)
     out = ((chunk * H + head) * tl.num_programs(0) + tl.program_id(0)).to(tl.int64) * (2 * BLOCK)
-    tl.store(partial_ptr + out + places, tl.sum(tl.where(target >= BLOCK, rolled, 0.0), 0))
-    tl.store(partial_ptr + out + BLOCK + places, tl.sum(tl.where(target < BLOCK, rolled, 0.0), 0))
+    tl.store(partial_ptr + out + offsets, tl.sum(tl.where(target >= BLOCK, rolled, 0.0), 0))
+    tl.store(partial_ptr + out + BLOCK + offsets, tl.sum(tl.where(target < BLOCK, rolled, 0.0), 0))
 
 
 def config(head_dim: int, precision: str) -> dict:

@@ -7,7 +7,7 @@ softmax is a plain one, and the backward forms it again with delta = sum_j p_j d
 nothing atomically and gives the same bits every time. Another sequence's keys are masked.
 
 Packing without a chain: window w of the tokens, BLOCK long, takes the sequences that begin in it. They make at most
-two tiles: those that fit in BLOCK tokens from the first one's beginning, and the one behind them (it begins in the
+two tiles: those that fit in BLOCK tokens from the first one's beginning, and the one after them (it begins in the
 window and ends past it, so there is only one). A program finds its tile from where the sequences around three tokens
 begin and end; a next-fit over the whole batch would have to be walked from its start. A longer sequence, which only the
 last of a window can be, is left to other kernels. Empty tiles exit at once. The grid, 2 ceil(T / BLOCK) tiles, depends
@@ -88,14 +88,14 @@ def _softmax(q, k, row_starts, starts, qk_scale, PRECISION: tl.constexpr):
     s = tl.dot(q, k.T, input_precision=PRECISION)
     s = tl.where(row_starts[:, None] == starts[None, :], s, float("-inf"))
     exists = row_starts >= 0
-    peak = tl.where(exists, tl.max(s, 1) * qk_scale, 0.0)
-    p = tl.math.exp2(s * qk_scale - peak[:, None])
-    return p, peak, tl.where(exists, tl.sum(p, 1), 1.0)
+    row_max = tl.where(exists, tl.max(s, 1) * qk_scale, 0.0)
+    p = tl.math.exp2(s * qk_scale - row_max[:, None])
+    return p, row_max, tl.where(exists, tl.sum(p, 1), 1.0)
 
 
 @triton.jit
 def _is_kept(rng, head, tokens, row_starts, keys, threshold):
-    """(rows, keys); a column of the mask is a key's place in its sequence."""
+    """(rows, keys); a column of the mask is a key's position in its sequence."""
     columns = spread(keys)[None, :] - spread(row_starts)[:, None]
     return is_kept(row_keys(rng, head, tokens[:, None]), columns, threshold)
 
@@ -144,14 +144,14 @@ def _attention_short_fwd_kernel(
         mask_m = tokens < last
         row_starts = tl.load(starts_ptr + tokens, mask=mask_m, other=-1)
         q = load_rows(q_ptr + wide_head * stride_q_head, tokens, stride_q_token, mask_m, D, BLOCK_D)
-        p, peak, total = _softmax(q, k, row_starts, starts, scale * LOG2_E, PRECISION)
-        factor = 1.0 / total
+        p, row_max, row_sum = _softmax(q, k, row_starts, starts, scale * LOG2_E, PRECISION)
+        factor = 1.0 / row_sum
         if rng_ptr is not None:
             p = tl.where(_is_kept(rng, head, tokens, row_starts, keys, threshold), p, 0.0)
             factor *= drop_scale
         out = tl.dot(p.to(v.dtype), v, input_precision=PRECISION) * factor[:, None]
         store_rows(out_ptr + head * D, tokens, H * D, mask_m, out, D, BLOCK_D)
-        lse = (peak + tl.math.log2(total)) / LOG2_E
+        lse = (row_max + tl.math.log2(row_sum)) / LOG2_E
         tl.store(lse_ptr + head.to(tl.int64) * total_tokens + tokens, lse, mask=mask_m)
 
 
@@ -306,8 +306,8 @@ def forward(
 ) -> None:
     """bounds: by sequence_bounds, or None to form them here."""
     launch = _config(max_seqlen, False, arguments)
-    own = {"out_ptr": out, "lse_ptr": lse}
-    _run(_attention_short_fwd_kernel, bounds, max_seqlen, launch, arguments | own)
+    tensors = {"out_ptr": out, "lse_ptr": lse}
+    _run(_attention_short_fwd_kernel, bounds, max_seqlen, launch, arguments | tensors)
 
 
 def backward(
@@ -325,8 +325,14 @@ def backward(
     if wants_sums:
         shape = (_tiles(arguments, launch), 3, arguments["H"], arguments["D"])
         sums = torch.zeros(shape, dtype=torch.float32, device=dq.device)
-    own = {"dq_ptr": dq, "dk_ptr": dk, "dv_ptr": dv, "sums_ptr": sums, "stride_grad": dq.stride(0)}
-    _run(_attention_short_bwd_kernel, bounds, max_seqlen, launch, arguments | own)
+    tensors = {
+        "dq_ptr": dq,
+        "dk_ptr": dk,
+        "dv_ptr": dv,
+        "sums_ptr": sums,
+        "stride_grad": dq.stride(0),
+    }
+    _run(_attention_short_bwd_kernel, bounds, max_seqlen, launch, arguments | tensors)
     return sums
 
 

@@ -113,8 +113,8 @@ def tile_scores(
     if alibi_ptr is not None:
         s -= tl.load(alibi_ptr + head).to(tl.float32) * LOG2_E * tl.abs(distance).to(tl.float32)
     if relative_ptr is not None:
-        place = tl.minimum(tl.maximum(distance, -span), span) + span
-        s += tl.load(relative_ptr + head * (2 * span + 1) + place).to(tl.float32) * LOG2_E
+        index = tl.minimum(tl.maximum(distance, -span), span) + span
+        s += tl.load(relative_ptr + head * (2 * span + 1) + index).to(tl.float32) * LOG2_E
     if key_bias_ptr is not None:
         bias = tl.load(
             key_bias_ptr + first_key + columns, mask=columns < length_k, other=float("-inf")
@@ -136,16 +136,16 @@ def load_statistics(lse_ptr, delta_ptr, rows, valid):
 
 
 @triton.jit
-def store_row_keys(keys_ptr, rng, head, rows, places, valid):
+def store_row_keys(keys_ptr, rng, head, rows, indices, valid):
     """Each query's key of dropout, two words in one, for the kernels that would form it again for each block."""
     first, second = row_keys(rng, head, rows)
     words = (second.to(tl.int64) << 32) | first.to(tl.int64)
-    tl.store(keys_ptr + places, words, mask=valid)
+    tl.store(keys_ptr + indices, words, mask=valid)
 
 
 @triton.jit
-def load_row_keys(keys_ptr, places, valid):
-    words = tl.load(keys_ptr + places, mask=valid, other=0)
+def load_row_keys(keys_ptr, indices, valid):
+    words = tl.load(keys_ptr + indices, mask=valid, other=0)
     return words.to(tl.uint32), (words >> 32).to(tl.uint32)
 
 

@@ -36,11 +36,11 @@ def _bias_gelu_fwd_kernel(
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS))[:, None]
     column = (tl.program_id(1) * BLOCK + tl.arange(0, BLOCK))[None, :]
     mask = (row < rows) & (column < width)
-    place = row.to(tl.int64) * width + column
-    u = tl.load(x_ptr + place, mask=mask, other=0.0).to(tl.float32)
+    index = row.to(tl.int64) * width + column
+    u = tl.load(x_ptr + index, mask=mask, other=0.0).to(tl.float32)
     if HAS_BIAS:
         u += tl.load(bias_ptr + column, mask=column < width, other=0.0).to(tl.float32)
-    tl.store(y_ptr + place, (u * gate(u, ACTIVATION, NARROW)).to(y_ptr.dtype.element_ty), mask=mask)
+    tl.store(y_ptr + index, (u * gate(u, ACTIVATION, NARROW)).to(y_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -63,13 +63,13 @@ def _bias_gelu_bwd_kernel(
     for first in tl.range(tl.program_id(0) * ROWS, rows, tl.num_programs(0) * ROWS):
         row = (first + tl.arange(0, ROWS))[:, None]
         mask = (row < rows) & (column < width)
-        place = row.to(tl.int64) * width + column
-        u = tl.load(x_ptr + place, mask=mask, other=0.0).to(tl.float32)
+        index = row.to(tl.int64) * width + column
+        u = tl.load(x_ptr + index, mask=mask, other=0.0).to(tl.float32)
         if HAS_BIAS:
             u += tl.load(bias_ptr + column, mask=column < width, other=0.0).to(tl.float32)
-        dx = tl.load(dy_ptr + place, mask=mask, other=0.0).to(tl.float32)
+        dx = tl.load(dy_ptr + index, mask=mask, other=0.0).to(tl.float32)
         dx *= slope(u, gate(u, ACTIVATION, NARROW), ACTIVATION, NARROW)
-        tl.store(dx_ptr + place, dx.to(dx_ptr.dtype.element_ty), mask=mask)
+        tl.store(dx_ptr + index, dx.to(dx_ptr.dtype.element_ty), mask=mask)
         dbias += dx
     if HAS_BIAS:
         target = partial_ptr + tl.program_id(0).to(tl.int64) * width + column

@@ -22,9 +22,9 @@ from torch import Tensor
 @triton.jit
 def _halves(x_ptr, bias_ptr, row, column, mask, width, HAS_BIAS: tl.constexpr):
     """Both halves with their bias, in float32."""
-    place = x_ptr + row.to(tl.int64) * (2 * width) + column
-    a = tl.load(place, mask=mask, other=0.0).to(tl.float32)
-    b = tl.load(place + width, mask=mask, other=0.0).to(tl.float32)
+    pointers = x_ptr + row.to(tl.int64) * (2 * width) + column
+    a = tl.load(pointers, mask=mask, other=0.0).to(tl.float32)
+    b = tl.load(pointers + width, mask=mask, other=0.0).to(tl.float32)
     if HAS_BIAS:
         inside = column < width
         a += tl.load(bias_ptr + column, mask=inside, other=0.0).to(tl.float32)
@@ -75,8 +75,8 @@ def _bias_glu_bwd_kernel(
         row = (first + tl.arange(0, ROWS))[:, None]
         mask = (row < rows) & (column < width)
         a, b = _halves(x_ptr, bias_ptr, row, column, mask, width, HAS_BIAS)
-        place = row.to(tl.int64) * width + column
-        dy = tl.load(dy_ptr + place, mask=mask, other=0.0).to(tl.float32)
+        index = row.to(tl.int64) * width + column
+        dy = tl.load(dy_ptr + index, mask=mask, other=0.0).to(tl.float32)
         g = gate(a, ACTIVATION, NARROW)
         da = dy * b * slope(a, g, ACTIVATION, NARROW)
         db = dy * a * g

@@ -22,13 +22,13 @@ def _column_sum_kernel(
     BLOCK: tl.constexpr,
 ):
     column = (tl.program_id(1) * BLOCK + tl.arange(0, BLOCK))[None, :]
-    total = tl.zeros([ROWS, BLOCK], tl.float32)
+    sums = tl.zeros([ROWS, BLOCK], tl.float32)
     for first in tl.range(tl.program_id(0) * ROWS, rows, tl.num_programs(0) * ROWS):
         row = (first + tl.arange(0, ROWS))[:, None]
         mask = (row < rows) & (column < width)
-        total += tl.load(x_ptr + row.to(tl.int64) * width + column, mask=mask, other=0.0)
+        sums += tl.load(x_ptr + row.to(tl.int64) * width + column, mask=mask, other=0.0)
     target = partial_ptr + tl.program_id(0).to(tl.int64) * width + column
-    tl.store(target, tl.sum(total, 0)[None, :], mask=column < width)
+    tl.store(target, tl.sum(sums, 0)[None, :], mask=column < width)
 
 
 def config() -> dict:

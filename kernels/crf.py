@@ -6,8 +6,8 @@
 Tiling: one program walks one sequence with the whole of T in registers, so a token costs one tile of num_tags^2 and no
 synchronisation of programs. Alphas are kept with their sum divided out (norms), so that float32 keeps its digits in
 long sequences; log Z and the path's score are added up in float64. The backward walks back with beta, which is
-divided likewise, and keeps the transitions' gradient in registers: PROGRAMS programs, each with every so manieth
-sequence, leave partial sums that are added in a fixed order. No atomics: the same bits every time.
+divided likewise, and keeps the transitions' gradient in registers: program i of PROGRAMS takes the sequences i, i +
+PROGRAMS and so on, and leaves partial sums that are added in a fixed order. No atomics: the same bits every time.
 
 Bytes: forward reads emissions and writes alphas, backward reads both and writes the gradient: 4 num_tags each a token.
 What counts is the chain of tokens, not the bandwidth. Source: Rabiner 1989; Viterbi 1967.
@@ -30,10 +30,10 @@ def _finite(value):
 
 
 @triton.jit
-def _logarithm(total, base):
-    """log(total) + base; -inf where the total is 0."""
-    nothing = total == 0.0
-    return tl.log(tl.where(nothing, 1.0, total)) + tl.where(nothing, float("-inf"), base)
+def _logarithm(sums, base):
+    """log(sums) + base; -inf where a sum is 0."""
+    nothing = sums == 0.0
+    return tl.log(tl.where(nothing, 1.0, sums)) + tl.where(nothing, float("-inf"), base)
 
 
 @triton.jit
@@ -44,7 +44,7 @@ def _log_sum_exp(scores, AXIS: tl.constexpr):
 
 
 @triton.jit
-def _log_total(scores):
+def _log_sum(scores):
     """log sum exp of a vector."""
     base = _finite(tl.max(scores, 0))
     return _logarithm(tl.sum(tl.exp(scores - base), 0), base)
@@ -94,7 +94,7 @@ def _crf_fwd_kernel(
     y = tl.load(tags_ptr + token)
     scores = tl.load(emissions_ptr + token * num_tags + tag, mask=valid, other=float("-inf"))
     scores += tl.load(start_ptr + tag, mask=valid, other=0.0)
-    norm = _log_total(scores)
+    norm = _log_sum(scores)
     alpha = scores - _finite(norm)
     tl.store(alphas_ptr + token * stride + tag, alpha, mask=valid)
     tl.store(norms_ptr + token, norm)
@@ -108,13 +108,13 @@ def _crf_fwd_kernel(
         path += tl.load(transitions_ptr + before * num_tags + y).to(tl.float64)
         e = tl.load(emissions_ptr + token * num_tags + tag, mask=valid, other=float("-inf"))
         scores = _log_sum_exp(alpha[:, None] + transitions, 0) + e
-        norm = _log_total(scores)
+        norm = _log_sum(scores)
         alpha = scores - _finite(norm)
         tl.store(alphas_ptr + token * stride + tag, alpha, mask=valid)
         tl.store(norms_ptr + token, norm)
         log_z += norm.to(tl.float64)
     end = tl.load(end_ptr + tag, mask=valid, other=float("-inf"))
-    log_z += _log_total(alpha + end).to(tl.float64)
+    log_z += _log_sum(alpha + end).to(tl.float64)
     path += tl.load(end_ptr + y).to(tl.float64)
     tl.store(likelihood_ptr + sequence, (path - log_z).to(tl.float32))
 
@@ -123,7 +123,7 @@ def _crf_fwd_kernel(
 def _emission_gradient(alphas_ptr, beta, weight, y, tag, valid):
     """weight * ((is it the tag?) - P(tag)) of one token."""
     joint = beta + tl.load(alphas_ptr, mask=valid, other=float("-inf"))
-    marginal = tl.exp(joint - _finite(_log_total(joint)))
+    marginal = tl.exp(joint - _finite(_log_sum(joint)))
     return weight * (tl.where(tag == y, 1.0, 0.0) - marginal)
 
 
@@ -158,8 +158,8 @@ def _crf_bwd_kernel(
         first, length, whole = _bounds(cu_seqlens_ptr, seqused_ptr, sequence)
         first = first.to(tl.int64)
         weight = tl.load(weights_ptr + sequence)
-        for place in tl.range(length, whole):
-            row = demissions_ptr + (first + place) * num_tags + tag
+        for position in tl.range(length, whole):
+            row = demissions_ptr + (first + position) * num_tags + tag
             tl.store(row, tl.zeros([BLOCK], tl.float32), mask=valid)
         beta = ends
         for back in tl.range(1, length):
@@ -174,9 +174,9 @@ def _crf_bwd_kernel(
             row = alphas_ptr + (token - 1) * stride + tag
             alpha = tl.load(row, mask=valid, other=float("-inf"))
             beta = _log_sum_exp(onward, 1)
-            total = _finite(_log_total(alpha + beta))
+            norm = _finite(_log_sum(alpha + beta))
             beta -= _finite(tl.max(beta, 0))
-            pairs = tl.exp(alpha[:, None] + onward - total)
+            pairs = tl.exp(alpha[:, None] + onward - norm)
             stepped = (tag == before)[:, None] & (tag == y)[None, :]
             dtransitions += weight * (tl.where(stepped, 1.0, 0.0) - pairs)
         if length > 0:
@@ -188,8 +188,8 @@ def _crf_bwd_kernel(
             dend += tl.where(length == 1, gradient, 0.0)
     tl.store(dstart_ptr + program * num_tags + tag, dstart, mask=valid)
     tl.store(dend_ptr + program * num_tags + tag, dend, mask=valid)
-    places = tag[:, None] * num_tags + tag[None, :]
-    target = dtransitions_ptr + program * num_tags * num_tags + places
+    indices = tag[:, None] * num_tags + tag[None, :]
+    target = dtransitions_ptr + program * num_tags * num_tags + indices
     tl.store(target, dtransitions, mask=valid[:, None] & valid[None, :])
 
 
@@ -219,19 +219,19 @@ def _crf_best_kernel(
     token = first.to(tl.int64)
     best = tl.load(emissions_ptr + token * num_tags + tag, mask=valid, other=float("-inf"))
     best += tl.load(start_ptr + tag, mask=valid, other=0.0)
-    total = tl.zeros([], tl.float64)
+    subtracted = tl.zeros([], tl.float64)
     for _ in tl.range(1, length):
         token += 1
         # Differences to the best so far, which keep float32's digits in long sequences.
-        peak = _finite(tl.max(best, 0))
-        total += peak.to(tl.float64)
-        arriving = (best - peak)[:, None] + transitions
+        highest = _finite(tl.max(best, 0))
+        subtracted += highest.to(tl.float64)
+        arriving = (best - highest)[:, None] + transitions
         best, pointer = tl.max(arriving, 0, return_indices=True, return_indices_tie_break_left=True)
         best += tl.load(emissions_ptr + token * num_tags + tag, mask=valid, other=0.0)
         tl.store(pointers_ptr + token * num_tags + tag, pointer.to(tl.uint8), mask=valid)
     best += tl.load(end_ptr + tag, mask=valid, other=float("-inf"))
     score, last = tl.max(best, 0, return_indices=True, return_indices_tie_break_left=True)
-    tl.store(scores_ptr + sequence, (total + score.to(tl.float64)).to(tl.float32))
+    tl.store(scores_ptr + sequence, (subtracted + score.to(tl.float64)).to(tl.float32))
     tl.store(last_ptr + sequence, last)
 
 
@@ -255,11 +255,11 @@ def _crf_back_kernel(
     tag = tl.load(last_ptr + sequence, mask=mask, other=0)
     first = first.to(tl.int64)
     for back in tl.range(0, tl.max(tl.where(mask, whole, 0), 0)):
-        place = whole - 1 - back
-        used = mask & (place >= 0) & (place < length)
-        tl.store(path_ptr + first + place, tl.where(used, tag, 0), mask=mask & (place >= 0))
-        pointer = pointers_ptr + (first + place) * num_tags + tag
-        tag = tl.load(pointer, mask=used & (place > 0), other=0).to(tl.int32) + tl.where(
+        position = whole - 1 - back
+        used = mask & (position >= 0) & (position < length)
+        tl.store(path_ptr + first + position, tl.where(used, tag, 0), mask=mask & (position >= 0))
+        pointer = pointers_ptr + (first + position) * num_tags + tag
+        tag = tl.load(pointer, mask=used & (position > 0), other=0).to(tl.int32) + tl.where(
             used, 0, tag
         )
 

@@ -4,7 +4,7 @@ import torch
 
 
 def persistent_programs(device: torch.device, per_multiprocessor: int) -> int:
-    """Programs of a grid that stays; a fixed small number where the interpreter stands in for the device."""
+    """Programs of a persistent grid; a small fixed number where the interpreter stands in for the device."""
     if device.type != "cuda":
         return 4
     return per_multiprocessor * torch.cuda.get_device_properties(device).multi_processor_count

@@ -8,9 +8,9 @@ gradient, or zeros):
     tokens sorted by id:  7 7 7 9 | 9 9 9 9 | 9 9 12 15    (windows, of 4 here)
     chunks:               [7    ][9]  [9    ]  [9 ][12][15]
 
-Each chunk, of at most WINDOW tokens, is summed by one program. An id of one chunk is added to its row there; the parts
-of a longer one ([CLS], [MASK], a token type) are kept and added in order by a second kernel: no atomics, and an order
-that depends on the ids alone.
+One program sums each chunk, of at most WINDOW tokens, and adds the sum of an id with one chunk to its row. The sums of
+an id with several chunks ([CLS], [MASK], a token type) are kept and added in order by a second kernel. There are no
+atomics, and the order depends on the ids alone.
 
 Bytes per element, 2-byte types: forward 4 (word row, y), backward 6 for dh and then 4 or more a table.
 Source: Devlin et al. 2018, arXiv:1810.04805; Ba et al. 2016, arXiv:1607.06450.
@@ -45,13 +45,13 @@ def _token_ids(
 ):
     """Rows of the three tables that the tokens take; int64, so their addresses are."""
     word = tl.load(ids_ptr + row, mask=inside, other=0)
-    place = word * 0
-    kind = word * 0
+    position = word * 0
+    token_type = word * 0
     if HAS_POSITION:
-        place = tl.load(positions_ptr + row, mask=inside, other=0) + offset
+        position = tl.load(positions_ptr + row, mask=inside, other=0) + offset
     if HAS_TYPE_IDS:
-        kind = tl.load(types_ptr + row, mask=inside, other=0)
-    return word, place, kind
+        token_type = tl.load(types_ptr + row, mask=inside, other=0)
+    return word, position, token_type
 
 
 @triton.jit
@@ -67,12 +67,12 @@ def _embed(
     HAS_TYPE: tl.constexpr,
 ):
     """The sum of the tokens' rows, in float32; 0 where there is no element."""
-    word, place, kind = taken
+    word, position, token_type = taken
     h = tl.load(word_ptr + word * WIDTH + column, mask=mask, other=0.0).to(tl.float32)
     if HAS_TYPE:
-        h += tl.load(type_ptr + kind * WIDTH + column, mask=mask, other=0.0).to(tl.float32)
+        h += tl.load(type_ptr + token_type * WIDTH + column, mask=mask, other=0.0).to(tl.float32)
     if HAS_POSITION:
-        h += tl.load(position_ptr + place * WIDTH + column, mask=mask, other=0.0).to(tl.float32)
+        h += tl.load(position_ptr + position * WIDTH + column, mask=mask, other=0.0).to(tl.float32)
     return h
 
 
@@ -115,21 +115,21 @@ def _embedding_layer_norm_fwd_kernel(
     )
     if HAS_DROPOUT:
         keys = row_keys(load_rng(rng_ptr), 0, row)
-    pieces = ()
-    total = tl.zeros([ROWS, CHUNK], tl.float32)
+    row_chunks = ()
+    sums = tl.zeros([ROWS, CHUNK], tl.float32)
     for c in tl.static_range(CHUNKS):
         column = (tl.arange(0, CHUNK) + c * CHUNK)[None, :]
         mask = inside if WHOLE else inside & (column < WIDTH)
         h = _embed(
             word_ptr, position_ptr, type_ptr, taken, column, mask, WIDTH, HAS_POSITION, HAS_TYPE
         )
-        total += h
-        pieces = pieces + (h,)  # noqa: RUF005
-    mean = tl.sum(total, 1)[:, None] * (1.0 / WIDTH)
+        sums += h
+        row_chunks = row_chunks + (h,)  # noqa: RUF005
+    mean = tl.sum(sums, 1)[:, None] * (1.0 / WIDTH)
     squares = tl.zeros([ROWS, CHUNK], tl.float32)
     for c in tl.static_range(CHUNKS):
         column = (tl.arange(0, CHUNK) + c * CHUNK)[None, :]
-        deviation = pieces[c] - mean
+        deviation = row_chunks[c] - mean
         if not WHOLE:
             deviation = tl.where(column < WIDTH, deviation, 0.0)
         squares += deviation * deviation
@@ -138,15 +138,15 @@ def _embedding_layer_norm_fwd_kernel(
     for c in tl.static_range(CHUNKS):
         column = tl.zeros([ROWS, 1], tl.int32) + (tl.arange(0, CHUNK) + c * CHUNK)[None, :]
         mask = inside if WHOLE else inside & (column < WIDTH)
-        y = (pieces[c] - mean) * rstd
+        y = (row_chunks[c] - mean) * rstd
         if HAS_WEIGHT:
             y *= tl.load(weight_ptr + column, mask=mask, other=0.0).to(tl.float32)
         if HAS_BIAS:
             y += tl.load(bias_ptr + column, mask=mask, other=0.0).to(tl.float32)
         if HAS_DROPOUT:
             y = tl.where(is_kept(keys, spread(column), threshold), y * drop_scale, 0.0)
-        place = row.to(tl.int64) * WIDTH + column
-        tl.store(y_ptr + place, y.to(y_ptr.dtype.element_ty), mask=mask)
+        index = row.to(tl.int64) * WIDTH + column
+        tl.store(y_ptr + index, y.to(y_ptr.dtype.element_ty), mask=mask)
     if SAVE_STATISTICS:
         tl.store(mean_ptr + row, mean, mask=inside)
         tl.store(rstd_ptr + row, rstd, mask=inside)
@@ -243,10 +243,10 @@ def _embedding_layer_norm_bwd_kernel(
 
 
 @triton.jit
-def _add_row(table_ptr, row, total, column, WIDTH: tl.constexpr):
-    place = table_ptr + row * WIDTH + column
-    old = tl.load(place, mask=column < WIDTH, other=0.0).to(tl.float32)
-    tl.store(place, (old + total).to(table_ptr.dtype.element_ty), mask=column < WIDTH)
+def _add_row(table_ptr, row, row_sum, column, WIDTH: tl.constexpr):
+    pointers = table_ptr + row * WIDTH + column
+    old = tl.load(pointers, mask=column < WIDTH, other=0.0).to(tl.float32)
+    tl.store(pointers, (old + row_sum).to(table_ptr.dtype.element_ty), mask=column < WIDTH)
 
 
 @triton.jit(do_not_specialize=["count", "offset", "padding"])
@@ -255,7 +255,7 @@ def _add_chunks_kernel(
     rows_ptr,  # (count, width)
     ids_ptr,  # (count,), int64, sorted
     order_ptr,  # (count,), int64: ids[i] belongs to rows[order[i]]
-    partial_ptr,  # (windows, 2, width), float32: of the id from the window before, and of the one that goes on
+    partial_ptr,  # (windows, 2, width), float32: of the id from the window before, and of that which continues
     count,
     offset,
     padding,
@@ -265,14 +265,14 @@ def _add_chunks_kernel(
     WINDOW: tl.constexpr,
 ):
     start = tl.program_id(0)
-    own = tl.load(ids_ptr + start)
-    begins = tl.load(ids_ptr + start - 1, mask=start > 0, other=-1) != own
+    token_id = tl.load(ids_ptr + start)
+    begins = tl.load(ids_ptr + start - 1, mask=start > 0, other=-1) != token_id
     if begins | (start % WINDOW == 0):
         column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
         window = start // WINDOW
-        place = start + tl.arange(0, WINDOW)
-        near = (place < count) & (place < (window + 1) * WINDOW)
-        length = tl.sum((tl.load(ids_ptr + place, mask=near, other=-1) == own).to(tl.int32))
+        index = start + tl.arange(0, WINDOW)
+        near = (index < count) & (index < (window + 1) * WINDOW)
+        length = tl.sum((tl.load(ids_ptr + index, mask=near, other=-1) == token_id).to(tl.int32))
         sums = tl.zeros([ROWS, BLOCK], tl.float32)
         for first in tl.range(0, length, ROWS):
             turn = first + tl.arange(0, ROWS)
@@ -280,15 +280,15 @@ def _add_chunks_kernel(
             mask = (turn < length)[:, None] & (column < WIDTH)[None, :]
             address = rows_ptr + source[:, None] * WIDTH + column[None, :]
             sums += tl.load(address, mask=mask, other=0.0).to(tl.float32)
-        total = tl.sum(sums, 0)
+        id_sum = tl.sum(sums, 0)
         after = start + length
-        ends = tl.load(ids_ptr + after, mask=after < count, other=-1) != own
+        ends = tl.load(ids_ptr + after, mask=after < count, other=-1) != token_id
         if begins & ends:
-            if own + offset != padding:
-                _add_row(table_ptr, own + offset, total, column, WIDTH)
+            if token_id + offset != padding:
+                _add_row(table_ptr, token_id + offset, id_sum, column, WIDTH)
         else:
-            part = 2 * window + (start % WINDOW != 0).to(tl.int32)
-            tl.store(partial_ptr + part.to(tl.int64) * WIDTH + column, total, mask=column < WIDTH)
+            slot = 2 * window + (start % WINDOW != 0).to(tl.int32)
+            tl.store(partial_ptr + slot.to(tl.int64) * WIDTH + column, id_sum, mask=column < WIDTH)
 
 
 @triton.jit(do_not_specialize=["count", "offset", "padding"])
@@ -304,32 +304,32 @@ def _add_long_kernel(
     ROWS: tl.constexpr,
     WINDOW: tl.constexpr,
 ):
-    """Each window looks after the id that begins in it and goes on in the next."""
+    """The program of a window adds up the id that begins in the window and continues in the next."""
     window = tl.program_id(0)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     start = window * WINDOW
     after = start + WINDOW
-    own = tl.load(ids_ptr + after - 1, mask=after < count, other=-1)
-    goes_on = (after < count) & (tl.load(ids_ptr + after, mask=after < count, other=-1) == own)
-    whole = tl.load(ids_ptr + start) == own
-    before = tl.load(ids_ptr + start - 1, mask=start > 0, other=-1) == own
-    if goes_on & (own + offset != padding) & ((whole & before) == 0):
-        part = 2 * window + (whole == 0).to(tl.int32)
-        total = tl.load(
-            partial_ptr + part.to(tl.int64) * WIDTH + column, mask=column < WIDTH, other=0.0
+    token_id = tl.load(ids_ptr + after - 1, mask=after < count, other=-1)
+    goes_on = (after < count) & (tl.load(ids_ptr + after, mask=after < count, other=-1) == token_id)
+    whole = tl.load(ids_ptr + start) == token_id
+    before = tl.load(ids_ptr + start - 1, mask=start > 0, other=-1) == token_id
+    if goes_on & (token_id + offset != padding) & ((whole & before) == 0):
+        slot = 2 * window + (whole == 0).to(tl.int32)
+        id_sum = tl.load(
+            partial_ptr + slot.to(tl.int64) * WIDTH + column, mask=column < WIDTH, other=0.0
         )
         sums = tl.zeros([ROWS, BLOCK], tl.float32)
         turn = window + 1 + tl.arange(0, ROWS)
         found = ROWS
         while found == ROWS:
             near = turn * WINDOW < count
-            same = near & (tl.load(ids_ptr + turn * WINDOW, mask=near, other=-1) == own)
+            same = near & (tl.load(ids_ptr + turn * WINDOW, mask=near, other=-1) == token_id)
             address = partial_ptr + (2 * turn).to(tl.int64)[:, None] * WIDTH + column[None, :]
             mask = same[:, None] & (column < WIDTH)[None, :]
             sums += tl.load(address, mask=mask, other=0.0)
             found = tl.sum(same.to(tl.int32))
             turn += ROWS
-        _add_row(table_ptr, own + offset, total + tl.sum(sums, 0), column, WIDTH)
+        _add_row(table_ptr, token_id + offset, id_sum + tl.sum(sums, 0), column, WIDTH)
 
 
 @tunable("embedding_layer_norm", ROWS=(1, 2, 4, 8), num_warps=(2, 4, 8, 16))
@@ -362,7 +362,7 @@ def config_add(width: int) -> dict:
 
 
 def config_add_long() -> dict:
-    """Of the one that adds an id's chunks: many at a time, for a token type's go through one program."""
+    """Launch parameters of the kernel that adds an id's chunks: many at a time, as a token type has one program."""
     return {"BLOCK": 64, "ROWS": 64, "num_warps": 4}
 
 
@@ -490,7 +490,7 @@ def embedding_layer_norm_backward(
         WANTS_AFFINE=wants_affine,
         **launch,
     )
-    # Each a tensor of its own: an op's results must not share memory.
+    # Separate tensors: an op's results must not share memory.
     return dh, partial[:, 0].sum(0), partial[:, 1].sum(0)
 
 

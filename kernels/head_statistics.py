@@ -18,13 +18,13 @@ COUNT = tl.constexpr(8)
 
 @triton.jit(do_not_specialize=["left", "right", "span"])
 def _head_statistics_kernel(
-    q_ptr,  # (total, heads, D) by strides
+    q_ptr,  # (tokens, heads, D) by strides
     k_ptr,
     cu_seqlens_ptr,  # (batch+1,), int32
-    targets_ptr,  # (total,), int32
+    targets_ptr,  # (tokens,), int32
     relative_ptr,  # (heads, 2 * span + 1), float32, or None
-    statistics_ptr,  # (total, heads, COUNT), float32
-    strongest_ptr,  # (total, heads), int32
+    statistics_ptr,  # (tokens, heads, COUNT), float32
+    strongest_ptr,  # (tokens, heads), int32
     q_token,
     q_head,
     k_token,
@@ -62,9 +62,9 @@ def _head_statistics_kernel(
     seen_begin, seen_end = offs_m * 0, offs_m * 0 + length
     begin_n, end_n = 0, length
     if WINDOW:
-        place_m = tl.minimum(offs_m, length - 1)  # rows past the end see something, too
-        seen_begin = tl.maximum(place_m - left, 0)
-        seen_end = tl.minimum(place_m + right + 1, length)
+        query = tl.minimum(offs_m, length - 1)  # rows past the end see a key, too
+        seen_begin = tl.maximum(query - left, 0)
+        seen_end = tl.minimum(query + right + 1, length)
         begin_n = tl.maximum(start_m - left, 0) // BLOCK_N * BLOCK_N
         end_n = tl.minimum(start_m + BLOCK_M + right, length)
     begin, end = seen_begin, seen_end
@@ -75,7 +75,7 @@ def _head_statistics_kernel(
         end = tl.where(has_inner, inner_end, end)
 
     highest = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    total = tl.zeros([BLOCK_M], tl.float32)
+    row_sum = tl.zeros([BLOCK_M], tl.float32)
     weighted = tl.zeros([BLOCK_M], tl.float32)  # sum of e (s - highest)
     distance = tl.zeros([BLOCK_M], tl.float32)
     best = tl.full([BLOCK_M], float("-inf"), tl.float32)
@@ -99,8 +99,8 @@ def _head_statistics_kernel(
         s = tl.dot(q, k, input_precision="ieee").to(tl.float32) * scale
         away = offs_n[None, :] - offs_m[:, None]
         if relative_ptr is not None:
-            place = tl.minimum(tl.maximum(away, -span), span) + span
-            s += tl.load(relative_ptr + head * (2 * span + 1) + place)
+            index = tl.minimum(tl.maximum(away, -span), span) + span
+            s += tl.load(relative_ptr + head * (2 * span + 1) + index)
         s_first += tl.sum(tl.where(offs_n[None, :] == 0, s, 0.0), 1)
         s_last += tl.sum(tl.where(offs_n[None, :] == length - 1, s, 0.0), 1)
         s_self += tl.sum(tl.where(away == 0, s, 0.0), 1)
@@ -113,8 +113,8 @@ def _head_statistics_kernel(
         candidate = tl.where(inside, s, float("-inf"))
         top = tl.max(candidate, 1)
         reaches = inside & (candidate == top[:, None])
-        place = tl.min(tl.where(reaches, offs_n[None, :], 2147483647), 1)
-        strongest = tl.where(top > best, place, strongest)
+        first_key = tl.min(tl.where(reaches, offs_n[None, :], 2147483647), 1)
+        strongest = tl.where(top > best, first_key, strongest)
         best = tl.maximum(best, top)
         # The softmax so far.
         visible = mask_n[None, :]
@@ -129,27 +129,27 @@ def _head_statistics_kernel(
         rescale = tl.exp(drop)
         below = s - finite[:, None]
         e = tl.exp(below)
-        weighted = rescale * (weighted + drop * total)
+        weighted = rescale * (weighted + drop * row_sum)
         weighted += tl.sum(e * tl.where(visible, below, 0.0), 1)
-        total = rescale * total + tl.sum(e, 1)
+        row_sum = rescale * row_sum + tl.sum(e, 1)
         distance = rescale * distance + tl.sum(e * tl.abs(away).to(tl.float32), 1)
         highest = higher
 
     out = statistics_ptr + (token * heads + head) * COUNT
-    tl.store(out, tl.log(total) - weighted / total, mask=mask_m)
-    tl.store(out + 1, distance / total, mask=mask_m)
-    # Of a key that the query does not see the score may not have been formed.
-    at_first = tl.where(seen_begin == 0, tl.exp(s_first - highest) / total, 0.0)
-    at_last = tl.where(seen_end == length, tl.exp(s_last - highest) / total, 0.0)
-    previous = tl.where(seen_begin < offs_m, tl.exp(s_previous - highest) / total, 0.0)
-    following = tl.where(seen_end > offs_m + 1, tl.exp(s_next - highest) / total, 0.0)
+    tl.store(out, tl.log(row_sum) - weighted / row_sum, mask=mask_m)
+    tl.store(out + 1, distance / row_sum, mask=mask_m)
+    # The score of a key that the query does not see may not have been computed.
+    at_first = tl.where(seen_begin == 0, tl.exp(s_first - highest) / row_sum, 0.0)
+    at_last = tl.where(seen_end == length, tl.exp(s_last - highest) / row_sum, 0.0)
+    previous = tl.where(seen_begin < offs_m, tl.exp(s_previous - highest) / row_sum, 0.0)
+    following = tl.where(seen_end > offs_m + 1, tl.exp(s_next - highest) / row_sum, 0.0)
     sees_target = (target >= seen_begin) & (target < seen_end)
     tl.store(out + 2, at_first, mask=mask_m)
     tl.store(out + 3, at_last, mask=mask_m)
-    tl.store(out + 4, tl.exp(s_self - highest) / total, mask=mask_m)
+    tl.store(out + 4, tl.exp(s_self - highest) / row_sum, mask=mask_m)
     tl.store(out + 5, previous, mask=mask_m)
     tl.store(out + 6, following, mask=mask_m)
-    tl.store(out + 7, tl.where(sees_target, tl.exp(s_target - highest) / total, 0.0), mask=mask_m)
+    tl.store(out + 7, tl.where(sees_target, tl.exp(s_target - highest) / row_sum, 0.0), mask=mask_m)
     tl.store(strongest_ptr + token * heads + head, strongest, mask=mask_m)
 
 
@@ -177,12 +177,12 @@ def head_statistics(
     window_right: int,
     skip_ends: bool,
 ) -> tuple[Tensor, Tensor]:
-    """(statistics float32 (total, heads, 8), strongest int32 (total, heads))."""
+    """(statistics float32 (tokens, heads, 8), strongest int32 (tokens, heads))."""
     q, k = (x if x.stride(2) == 1 else x.contiguous() for x in (q, k))
     cu_seqlens = cu_seqlens.contiguous()
-    total, heads, dim = q.shape
-    statistics = q.new_empty((total, heads, COUNT.value), dtype=torch.float32)
-    strongest = q.new_empty((total, heads), dtype=torch.int32)
+    tokens, heads, dim = q.shape
+    statistics = q.new_empty((tokens, heads, COUNT.value), dtype=torch.float32)
+    strongest = q.new_empty((tokens, heads), dtype=torch.int32)
     if strongest.numel():
         window = max(window_left, window_right) >= 0
         launch = config(dim, q.element_size(), window or relative_bias is not None)
@@ -204,8 +204,8 @@ def head_statistics(
             heads,
             scale,
             0 if relative_bias is None else relative_bias.shape[1] // 2,
-            total if window_left < 0 else min(window_left, total),
-            total if window_right < 0 else min(window_right, total),
+            tokens if window_left < 0 else min(window_left, tokens),
+            tokens if window_right < 0 else min(window_right, tokens),
             D=dim,
             BLOCK_D=max(16, triton.next_power_of_2(dim)),
             TARGETS=targets is not None,

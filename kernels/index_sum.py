@@ -4,8 +4,8 @@
 
 Tiling: a program has INDICES rows of the result and BLOCK columns; it walks TOKENS rows at a time and multiplies them
 by the matrix of zeros and ones that says which index each has. The products are exact, so these are sums in float32 by
-matrix instructions. Nothing is sorted and nothing added atomically: parts of the tokens go to programs of their own,
-whose sums are added in order.
+matrix instructions. Nothing is sorted and nothing added atomically: the tokens are split among programs, whose sums are
+added in order.
 
 Bytes: rows once for each INDICES rows of the result, from the second time on out of the cache. FLOPs: 2 * size * count
 * width, which is why tables of many rows are summed in sorted order instead (embedding_layer_norm.py).
@@ -17,16 +17,15 @@ import triton.language as tl
 from fastenc.kernels.run import run
 from torch import Tensor
 
-PROGRAMS = (
-    264  # two for each of an H100's multiprocessors; the same everywhere, so that the sums are
-)
+# Two for each of an H100's multiprocessors, and the same on every GPU, so that the sums are the same.
+PROGRAMS = 264
 
 
 @triton.jit(do_not_specialize=["count", "size", "offset", "padding"])
 def _index_sum_kernel(
     rows_ptr,  # (count, width)
     indices_ptr,  # (count,), int64
-    partial_ptr,  # (parts, size, width), float32
+    partial_ptr,  # (splits, size, width), float32
     count,
     size,
     offset,
@@ -44,13 +43,13 @@ def _index_sum_kernel(
     for first in tl.range(tl.program_id(2) * TOKENS, count, tl.num_programs(2) * TOKENS):
         token = first + tl.arange(0, TOKENS)
         index = tl.load(indices_ptr + token, mask=token < count, other=0).to(tl.int32) + offset
-        place = token.to(tl.int64)[:, None] * width + column[None, :]
+        element = token.to(tl.int64)[:, None] * width + column[None, :]
         mask = (token < count)[:, None] & (column < width)[None, :]
-        rows = tl.load(rows_ptr + place, mask=mask, other=0.0)
+        rows = tl.load(rows_ptr + element, mask=mask, other=0.0)
         taken = (wanted[:, None] == index[None, :]).to(rows.dtype)
         sums = tl.dot(taken, rows, sums, input_precision=PRECISION)
-    place = (tl.program_id(2) * size + target).to(tl.int64)[:, None] * width + column[None, :]
-    tl.store(partial_ptr + place, sums, mask=(target < size)[:, None] & (column < width)[None, :])
+    element = (tl.program_id(2) * size + target).to(tl.int64)[:, None] * width + column[None, :]
+    tl.store(partial_ptr + element, sums, mask=(target < size)[:, None] & (column < width)[None, :])
 
 
 def config(size: int, itemsize: int) -> dict:
@@ -71,13 +70,13 @@ def index_sum(rows: Tensor, index: Tensor, size: int, offset: int, padding: int)
         return rows.new_zeros((size, width))
     launch = config(size, rows.element_size())
     blocks = triton.cdiv(size, launch["INDICES"]), triton.cdiv(width, launch["BLOCK"])
-    parts = min(triton.cdiv(PROGRAMS, blocks[0] * blocks[1]), triton.cdiv(count, launch["TOKENS"]))
-    partial = torch.empty((parts, size, width), dtype=torch.float32, device=rows.device)
+    splits = min(triton.cdiv(PROGRAMS, blocks[0] * blocks[1]), triton.cdiv(count, launch["TOKENS"]))
+    partial = torch.empty((splits, size, width), dtype=torch.float32, device=rows.device)
     # TF32 keeps 11 bits of a factor: three products keep all of float32's.
     precision = "tf32x3" if rows.dtype == torch.float32 else "ieee"
     run(
         _index_sum_kernel,
-        (*blocks, parts),
+        (*blocks, splits),
         rows,
         index,
         partial,

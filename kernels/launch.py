@@ -1,6 +1,6 @@
 """Launch parameters: an architecture's tuned table where it has an entry, else the kernel's own rule.
 
-tuned/sm_<capability>.json holds what ``fastenc bench --tune`` found on a device; no table, no difference. A kernel's
+tuned/sm_<capability>.json holds what ``fastenc bench --tune`` found on a device; without it nothing changes. A kernel's
 ``config`` becomes tunable by a line above it, which lists the values to try:
 
     @tunable("layer_norm", ROWS=(1, 2, 4), num_warps=(4, 8))
@@ -49,7 +49,7 @@ class Tunable:
 
     Args:
         like: a tensor of the launch, whose device and dtype choose the entry; without it only the rule counts.
-        apart: what else tells entries apart and does not matter to the rule, such as dropout.
+        apart: further keys of an entry, such as dropout, which the rule does not need.
     """
 
     def __init__(

@@ -5,8 +5,8 @@
 
 `dresidual_sum` is the gradient of h where h was a result too.
 
-Tiling: a program holds ROWS rows in registers, each as CHUNKS pieces of a power of two of columns (768 = 3 x 256), so
-that no lane is idle; a width with no such division takes one masked piece. Up to 1,024 columns a warp has whole rows,
+Tiling: a program holds ROWS rows in registers, each as CHUNKS chunks of a power of two of columns (768 = 3 x 256), so
+that no lane is idle; a width with no such division takes one masked chunk. Up to 1,024 columns a warp has whole rows,
 so that their sums need no barrier. Weights and biases are read with addresses of the rows' shape, because a layout of
 their own would have to go through shared memory. The backward is persistent: each program walks rows with its partial
 column sums (dweight, dbias, dx_bias) in registers and writes them once; a second kernel adds up the programs'.
@@ -64,8 +64,8 @@ def _layer_norm_fwd_kernel(
     inside = row < rows
     if HAS_DROPOUT:
         keys = row_keys(load_rng(rng_ptr), 0, row)
-    pieces = ()
-    total = tl.zeros([ROWS, CHUNK], tl.float32)
+    row_chunks = ()
+    sums = tl.zeros([ROWS, CHUNK], tl.float32)
     for c in tl.static_range(CHUNKS):
         column = tl.zeros([ROWS, 1], tl.int32) + (tl.arange(0, CHUNK) + c * CHUNK)[None, :]
         mask = inside if WHOLE else inside & (column < WIDTH)
@@ -81,15 +81,15 @@ def _layer_norm_fwd_kernel(
             rounded = h.to(h_ptr.dtype.element_ty)
             tl.store(h_ptr + start + column, rounded, mask=mask)
             h = rounded.to(tl.float32)
-        total += h  # 0 past the width
-        pieces = pieces + (h,)  # noqa: RUF005  (Triton has no unpacking here)
-    mean = tl.sum(total, 1)[:, None] * (1.0 / WIDTH)
+        sums += h  # 0 past the width
+        row_chunks = row_chunks + (h,)  # noqa: RUF005  (Triton has no unpacking here)
+    mean = tl.sum(sums, 1)[:, None] * (1.0 / WIDTH)
     if RMS:
         mean = mean * 0.0
     squares = tl.zeros([ROWS, CHUNK], tl.float32)
     for c in tl.static_range(CHUNKS):
         column = (tl.arange(0, CHUNK) + c * CHUNK)[None, :]
-        deviation = pieces[c] - mean
+        deviation = row_chunks[c] - mean
         if not WHOLE:
             deviation = tl.where(column < WIDTH, deviation, 0.0)
         squares += deviation * deviation
@@ -98,7 +98,7 @@ def _layer_norm_fwd_kernel(
     for c in tl.static_range(CHUNKS):
         column = tl.zeros([ROWS, 1], tl.int32) + (tl.arange(0, CHUNK) + c * CHUNK)[None, :]
         mask = inside if WHOLE else inside & (column < WIDTH)
-        y = (pieces[c] - mean) * rstd
+        y = (row_chunks[c] - mean) * rstd
         if HAS_WEIGHT:
             y *= tl.load(weight_ptr + column, mask=mask, other=0.0).to(tl.float32)
         if HAS_BIAS:
@@ -191,17 +191,17 @@ def _layer_norm_bwd_kernel(
             if HAS_DROPOUT:
                 dx = tl.where(is_kept(keys, spread(column), threshold), dx * drop_scale, 0.0)
                 tl.store(dx_ptr + start + column, dx.to(dx_ptr.dtype.element_ty), mask=mask)
-            # Past the width it is no 0, but nobody reads that sum; past the rows rstd is.
+            # Past the width dx is not 0, but nobody reads that sum; past the rows it is 0, because rstd is.
             new_dx_biases = new_dx_biases + (dx_biases[c] + dx,)  # noqa: RUF005
         dx_biases = new_dx_biases
     for c in tl.static_range(CHUNKS):
         column = tl.arange(0, CHUNK) + c * CHUNK
-        place = partial_ptr + tl.program_id(0).to(tl.int64) * (3 * WIDTH) + column
+        pointers = partial_ptr + tl.program_id(0).to(tl.int64) * (3 * WIDTH) + column
         if WANTS_AFFINE:
-            tl.store(place, tl.sum(dweights[c], 0), mask=column < WIDTH)
-            tl.store(place + WIDTH, tl.sum(dbiases[c], 0), mask=column < WIDTH)
+            tl.store(pointers, tl.sum(dweights[c], 0), mask=column < WIDTH)
+            tl.store(pointers + WIDTH, tl.sum(dbiases[c], 0), mask=column < WIDTH)
         if WANTS_X_BIAS:
-            tl.store(place + 2 * WIDTH, tl.sum(dx_biases[c], 0), mask=column < WIDTH)
+            tl.store(pointers + 2 * WIDTH, tl.sum(dx_biases[c], 0), mask=column < WIDTH)
 
 
 @triton.jit(do_not_specialize=["programs"])
@@ -218,13 +218,13 @@ def _add_programs_kernel(
 ):
     which = tl.program_id(1) + FIRST
     column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    total = tl.zeros([ROWS, BLOCK], tl.float32)
+    partial = tl.zeros([ROWS, BLOCK], tl.float32)
     for first in tl.range(0, programs, ROWS):
         program = first + tl.arange(0, ROWS)
-        place = (program * 3 + which)[:, None] * width + column[None, :]
+        index = (program * 3 + which)[:, None] * width + column[None, :]
         mask = (program < programs)[:, None] & (column < width)[None, :]
-        total += tl.load(partial_ptr + place, mask=mask, other=0.0)
-    sums = tl.sum(total, 0)
+        partial += tl.load(partial_ptr + index, mask=mask, other=0.0)
+    sums = tl.sum(partial, 0)
     if which == 0:
         tl.store(dweight_ptr + column, sums, mask=column < width)
     elif which == 1:
@@ -233,19 +233,19 @@ def _add_programs_kernel(
         tl.store(dx_bias_ptr + column, sums, mask=column < width)
 
 
-LANES_BYTES = 512  # that a warp reads at a time, 16 a lane
+LANES_BYTES = 512  # a warp reads so many at a time, 16 a lane
 
 
 def chunks(width: int, itemsize: int) -> tuple[int, int]:
-    """(columns a piece, pieces): powers of two that divide the width, at most 8 of them; else one masked piece.
+    """(columns of a chunk, chunks): a power of two that divides the width into at most 8; else one masked chunk.
 
-    Up to 1,024 columns a piece is no more than a warp reads at a time.
+    Up to 1,024 columns a chunk is no more than a warp reads at a time.
     """
-    piece = width & -width
+    chunk = width & -width
     if width <= 1024:
-        piece = min(piece, LANES_BYTES // itemsize)
-    if piece >= 64 and width // piece <= 8:
-        return piece, width // piece
+        chunk = min(chunk, LANES_BYTES // itemsize)
+    if chunk >= 64 and width // chunk <= 8:
+        return chunk, width // chunk
     return triton.next_power_of_2(width), 1
 
 
@@ -297,7 +297,7 @@ def launched(key: dict) -> Iterator[tuple[str, Any, dict]]:
 
 
 def backward_programs(width: int) -> int:
-    """That a multiprocessor's registers hold at a time; of the widest rows it is one, and the second waits."""
+    """Programs for each multiprocessor: as many as its registers hold; of the widest rows one, and the second waits."""
     return 4 if width <= 256 else 2
 
 
@@ -410,7 +410,7 @@ def layer_norm_backward(
         )
         if rng_state is not None and not threshold:
             dx.copy_(dh)
-    # Tensors of their own: an op's results must not share memory.
+    # Separate tensors: an op's results must not share memory.
     new = h.new_empty if rows else h.new_zeros
     sums = lambda wanted: new((width if wanted else 0,), dtype=torch.float32)
     dweight, dbias, dx_bias = sums(wants_affine), sums(wants_affine), sums(wants_x_bias)

@@ -1,4 +1,4 @@
-"""Masked-LM corruption of packed ids: selection, fate and replacement of each token from one Philox call.
+"""Masked-LM corruption of packed ids: selection, action and replacement of each token from one Philox call.
 
 Tiling: a program takes BLOCK tokens, of which nothing is known beforehand: the grid depends on the number of ids only.
 Bytes: ids read, ids and labels written, 24 a token; the tables' few entries that are asked for stay in the cache.
@@ -43,9 +43,9 @@ def _mlm_corruption_kernel(
     known = (ids >= 0) & (ids < vocabulary)
     special = tl.load(special_ptr + ids, mask=known, other=1) != 0
     selected = (r0.to(tl.int64) < threshold) & known & (special == 0)
-    fate = r1.to(tl.int64)
-    masked = selected & (fate < MASKED_BELOW)
-    replaced = selected & (fate >= MASKED_BELOW) & (fate < REPLACED_BELOW)
+    action = r1.to(tl.int64)
+    masked = selected & (action < MASKED_BELOW)
+    replaced = selected & (action >= MASKED_BELOW) & (action < REPLACED_BELOW)
     entry = (r2.to(tl.int64) * entries) >> 32
     cutoff = tl.load(cutoffs_ptr + entry, mask=replaced, other=0)
     second = (r3.to(tl.int64) >= cutoff).to(tl.int64)

@@ -21,7 +21,7 @@ from torch import Tensor
 @triton.jit(do_not_specialize=["blocks"])
 def _rotary_kernel(
     x_ptr,  # element (token, head, d) at token * stride_token + head * stride_head + d
-    y_ptr,  # the same with strides of its own
+    y_ptr,  # the same with its strides
     table_ptr,  # (positions, 2 * HALF), float32: cosines, then sines
     cu_seqlens_ptr,  # (batch+1,), int32
     blocks,
@@ -67,7 +67,7 @@ def config(rotary_dim: int) -> dict:
 
 
 def rotary(x: Tensor, table: Tensor, cu_seqlens: Tensor, max_seqlen: int, inverse: bool) -> Tensor:
-    """A tensor of its own, contiguous."""
+    """A new contiguous tensor."""
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     rotate_into(y, x, table, cu_seqlens, max_seqlen, inverse)
     return y

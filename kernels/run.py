@@ -108,8 +108,8 @@ def run(kernel, grid: Sequence[int], *arguments, **named) -> None:
     key += map(named.get, OPTIONS)
     device = values[0].get_device()
     append(device)
-    place = tuple(key)
-    compiled = signature.compiled.get(place)
+    known = tuple(key)
+    compiled = signature.compiled.get(known)
     if compiled is not None and not _compiles_only:
         x, y, z = (*grid, 1, 1)[:3]
         hook = knobs.runtime.launch_enter_hook
@@ -125,4 +125,4 @@ def run(kernel, grid: Sequence[int], *arguments, **named) -> None:
         kernel.run(*arguments, **named, grid=grid, warmup=True, enable_fp_fusion=True)
         return
     # Triton 3.10 leaves fused multiply-adds out unless they are asked for.
-    signature.compiled[place] = kernel[grid](*arguments, **named, enable_fp_fusion=True)
+    signature.compiled[known] = kernel[grid](*arguments, **named, enable_fp_fusion=True)

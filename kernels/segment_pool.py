@@ -41,11 +41,11 @@ def _segment_pool_fwd_kernel(
         y = tl.load(base + column, mask=mask, other=0.0).to(tl.float32)
     else:
         offs_r = tl.arange(0, ROWS)
-        # A maximum starts at its lane's first token, so that a lane of -infinity has a place too.
+        # A maximum starts at its lane's first token, so that a lane of -infinity has an index too.
         lane = tl.zeros([ROWS, BLOCK], tl.float32)
         if MODE == MAX:
             lane += float("-inf")
-        place = tl.zeros([ROWS, BLOCK], tl.int32) + offs_r[:, None]
+        argmax_row = tl.zeros([ROWS, BLOCK], tl.int32) + offs_r[:, None]
         for start in tl.range(0, length, ROWS):
             row = (start + offs_r)[:, None]
             mask = (row < length) & mask_c[None, :]
@@ -56,7 +56,7 @@ def _segment_pool_fwd_kernel(
                 x = tl.load(pointers, mask=mask, other=float("-inf")).to(tl.float32)
                 better = (x > lane) | ((x != x) & (lane == lane))
                 lane = tl.where(better, x, lane)
-                place = tl.where(better, row, place)
+                argmax_row = tl.where(better, row, argmax_row)
         if MODE == MEAN:
             y = tl.sum(lane, 0) / tl.maximum(length, 1).to(tl.float32)
         else:
@@ -64,7 +64,7 @@ def _segment_pool_fwd_kernel(
             any_nan = tl.max(nan.to(tl.int32), 0) > 0
             largest = tl.max(tl.where(nan, float("-inf"), lane), 0)
             reaches = tl.where(any_nan[None, :], nan, lane == largest[None, :])
-            argmax = tl.min(tl.where(reaches, place, 2147483647), 0)
+            argmax = tl.min(tl.where(reaches, argmax_row, 2147483647), 0)
             y = tl.where(any_nan, float("nan"), tl.where(length > 0, largest, 0.0))
             tl.store(argmax_ptr + target, first + argmax, mask=mask_c)
     tl.store(y_ptr + target, y.to(y_ptr.dtype.element_ty), mask=mask_c)
@@ -110,7 +110,7 @@ def config(width: int) -> dict:
 
 
 def segment_pool_forward(x: Tensor, cu_seqlens: Tensor, mode: int) -> tuple[Tensor, Tensor]:
-    """(y, argmax int32, empty but for the maximum)."""
+    """(y, argmax int32; argmax is empty unless the mode is the maximum)."""
     x, cu_seqlens = x.contiguous(), cu_seqlens.contiguous()
     batch, width = cu_seqlens.shape[0] - 1, x.shape[1]
     y = x.new_empty((batch, width))
