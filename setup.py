@@ -78,5 +78,7 @@ setup(
     package_dir={"": "python", "fastenc.kernels": "kernels"},
     packages=[*find_packages("python", exclude=["fastenc.demo*"]), "fastenc.kernels"],
     package_data={"fastenc.kernels": ["tuned/*.json"], "fastenc.train": ["recipes/*.toml"]},
+    # Where setuptools-scm is installed, True would add every file that git tracks, the demo's too.
+    include_package_data=False,
     **extension(),
 )

@@ -27,6 +27,11 @@ def run(*command, cwd, python=sys.executable, **environment):
     return done
 
 
+def build(checkout, target, kind, **environment):
+    command = ("-m", "build", kind, "--no-isolation", "--outdir", str(target))
+    run(*command, cwd=checkout, **environment)
+
+
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory):
     """A copy of what git tracks, so that a build leaves the working tree alone."""
@@ -40,6 +45,9 @@ def checkout(tmp_path_factory):
         if (ROOT / name).is_file():
             (target / name).parent.mkdir(parents=True, exist_ok=True)
             (target / name).write_bytes((ROOT / name).read_bytes())
+    # A repository, as setuptools-scm asks git which files belong to a package.
+    for command in (["init", "-q"], ["add", "."]):
+        subprocess.run(["git", *command], cwd=target, check=True)
     return target
 
 
@@ -71,7 +79,7 @@ def test_wheel_holds_every_module_and_the_extension(checkout, tmp_path):
     tuned = checkout / "kernels" / "tuned" / "sm_00.json"
     tuned.parent.mkdir(exist_ok=True)
     tuned.write_text('{"entries": []}')
-    run("-m", "build", "--wheel", "--no-isolation", "--outdir", str(tmp_path), cwd=checkout)
+    build(checkout, tmp_path, "--wheel")
     (wheel,) = tmp_path.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
@@ -97,16 +105,7 @@ def test_wheel_holds_every_module_and_the_extension(checkout, tmp_path):
 
 
 def test_sdist_holds_what_a_build_needs(checkout, tmp_path):
-    run(
-        "-m",
-        "build",
-        "--sdist",
-        "--no-isolation",
-        "--outdir",
-        str(tmp_path),
-        cwd=checkout,
-        FASTENC_BUILD="0",
-    )
+    build(checkout, tmp_path, "--sdist", FASTENC_BUILD="0")
     (sdist,) = tmp_path.glob("*.tar.gz")
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
@@ -177,16 +176,7 @@ def test_the_module_reads_a_pybind11_that_refuses_torchs_stable_abi(checkout, tm
 def test_without_the_extension_everything_takes_the_reference_path_and_says_so_once(
     checkout, tmp_path
 ):
-    run(
-        "-m",
-        "build",
-        "--wheel",
-        "--no-isolation",
-        "--outdir",
-        str(tmp_path),
-        cwd=checkout,
-        FASTENC_BUILD="0",
-    )
+    build(checkout, tmp_path, "--wheel", FASTENC_BUILD="0")
     (wheel,) = tmp_path.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         assert not [name for name in archive.namelist() if name.startswith("fastenc/_C")]

@@ -1,7 +1,7 @@
-"""python -m fastenc.demo [FOLDER]: encode, pretrain and fine-tune on text that every Python installation has."""
+"""Encode, pretrain and fine-tune on text that every Python installation has; write a report into the folder."""
 
+import argparse
 import shutil
-import sys
 import time
 from pathlib import Path
 
@@ -10,10 +10,12 @@ from fastenc.demo.report import write_report
 
 
 def main() -> None:
-    folder = Path(sys.argv[1] if len(sys.argv) > 1 else "demo-report")
+    parser = argparse.ArgumentParser(prog="python -m fastenc.demo", description=__doc__)
+    parser.add_argument("folder", nargs="?", type=Path, default=Path("demo-report"))
+    folder = parser.parse_args().folder
     begin = time.perf_counter()
-    for part in ("pretrained", "finetuned"):  # runs of an earlier demo
-        shutil.rmtree(folder / part, ignore_errors=True)
+    for run in ("pretrained", "finetuned"):  # of an earlier demo
+        shutil.rmtree(folder / run, ignore_errors=True)
 
     print("Reading the docstrings of this Python installation …", flush=True)
     texts = corpus.standard_library()

@@ -1,4 +1,4 @@
-"""Part three: which package does a docstring come from? MiniLM fine-tuned, against two baselines."""
+"""Which package does a docstring come from? MiniLM fine-tuned, against two baselines."""
 
 from collections import Counter
 from pathlib import Path

@@ -7,6 +7,7 @@ import re
 import sysconfig
 import warnings
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
@@ -72,14 +73,14 @@ def which_package(
     names = re.compile(
         r"\b(" + "|".join([*PACKAGES, "scikit", "hugging ?face", "pytorch"]) + r")\w*", re.I
     )
-    site = Path(sysconfig.get_path("purelib"))
     owners: dict[str, set[str]] = {}
     for_testing: set[str] = set()
     for package in PACKAGES:
-        if not (site / package).is_dir():
+        spec = find_spec(package)
+        if spec is None or not spec.submodule_search_locations:
             continue
         found = 0
-        for text, file in docstrings(site / package, max_files, seed):
+        for text, file in docstrings(Path(spec.submodule_search_locations[0]), max_files, seed):
             line = " ".join(names.sub("…", text).split())[:MAX_CHARACTERS]
             if len(line) >= 40:
                 owners.setdefault(line, set()).add(package)

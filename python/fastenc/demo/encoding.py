@@ -1,4 +1,4 @@
-"""Part one: the same checkpoint run by Hugging Face, patched, and native."""
+"""The same checkpoint run by Hugging Face, patched, and native."""
 
 import statistics
 import time

@@ -1,4 +1,4 @@
-"""Part two: a small BERT pretrained on docstrings."""
+"""A small BERT pretrained on docstrings."""
 
 import math
 from collections import Counter
