@@ -42,3 +42,16 @@ def check_loss_and_gradient(logits, labels, impl, **options):
     (exact,) = torch.autograd.grad(truth, wide, upstream.double())
     assert_within_budget(ours, theirs, exact, "dlogits")
     assert torch.equal(logits.detach(), before), "the caller's logits were changed"
+
+
+def check_ignored_rows_are_never_read(labels):
+    """A NaN there reaches neither the loss nor a gradient."""
+    logits, ignored = torch.randn(len(labels), 100), labels == -100
+    expected = F.cross_entropy(logits, labels)
+    logits[ignored] = float("nan")
+    logits.requires_grad_()
+    loss = masked_cross_entropy(logits, labels)
+    torch.testing.assert_close(loss, expected)
+    loss.backward()
+    assert torch.equal(logits.grad[ignored], torch.zeros(int(ignored.sum()), 100))
+    assert logits.grad.isfinite().all()

@@ -21,6 +21,16 @@ def loss(model, batch):
     return (model(**batch).last_hidden_state * weight).sum()
 
 
+def assert_same_training(ours, theirs, batch):
+    """The same loss and gradients, without a warning that says why the fused forward does not run."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        a, b = loss(ours, batch), loss(theirs, batch)
+    torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+    a.backward(), b.backward()
+    assert_same_gradients(ours, theirs)
+
+
 @EVERY_ENCODER
 def test_float32_is_as_near_to_float64_as_the_models_own(family):
     theirs, batch = model(family), padded_batch(family)
@@ -41,20 +51,15 @@ def test_lora_of_peft(family):
         model(family), peft.LoraConfig(r=3, target_modules=names, init_lora_weights=False)
     ).eval()
     ours, batch = fastenc.patch(copy.deepcopy(theirs)), padded_batch(family)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        a, b = loss(ours, batch), loss(theirs, batch)
-    torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
-    a.backward(), b.backward()
-    assert_same_gradients(ours, theirs)
+    assert_same_training(ours, theirs, batch)
 
 
 @EVERY_ENCODER
 @pytest.mark.parametrize("checkpointing", [False, True], ids=["kept", "recomputed"])
 def test_training_without_dropout(family, checkpointing, monkeypatch):
     recomputed = []
-    own = base_model.checkpoint
-    counted = lambda *call, **options: (recomputed.append(1), own(*call, **options))[1]
+    checkpoint = base_model.checkpoint
+    counted = lambda *call, **options: (recomputed.append(1), checkpoint(*call, **options))[1]
     monkeypatch.setattr(base_model, "checkpoint", counted)
     settings = config(family).to_dict()
     off = {name: 0.0 for name, p in settings.items() if "dropout" in name and p is not None}
@@ -64,10 +69,5 @@ def test_training_without_dropout(family, checkpointing, monkeypatch):
         checkpointing = False
     if checkpointing:
         ours.gradient_checkpointing_enable()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        a, b = loss(ours, batch), loss(theirs, batch)
-    torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
-    a.backward(), b.backward()
-    assert_same_gradients(ours, theirs)
+    assert_same_training(ours, theirs, batch)
     assert bool(recomputed) == checkpointing

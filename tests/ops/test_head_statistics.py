@@ -122,7 +122,7 @@ def test_opcheck_and_compile():
         ({"targets": torch.zeros(5)}, r"targets must be int32 of shape \(5,\)"),
         (
             {"targets": torch.tensor([0, 1, 2, 1, 2], dtype=torch.int32)},
-            r"place in its sequence of 2 tokens, or -1, got 2 for token 4",
+            r"position in its sequence of 2 tokens, or -1, got 2 for token 4",
         ),
         ({"max_seqlen": 2}, "max_seqlen must be at least the longest sequence"),
         ({"softmax_scale": 0.0}, "softmax_scale must be positive, got 0"),

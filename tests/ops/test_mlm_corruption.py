@@ -1,5 +1,3 @@
-import math
-
 import pytest
 import torch
 from tokenizers import Tokenizer, models
@@ -10,7 +8,7 @@ from fastenc.objectives.mlm_corruption import alias_table
 from fastenc.ops import mlm_corruption
 from fastenc.packing import pack_sequences
 from fastenc.reference.dropout import philox
-from tests.helpers.mlm_corruption import tables
+from tests.helpers.mlm_corruption import check_shares, tables, within
 
 VOCABULARY = 8000
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *map(str, range(5, VOCABULARY))]
@@ -18,11 +16,6 @@ TOKENIZER = Tokenizer(
     models.WordPiece({piece: n for n, piece in enumerate(PIECES)}, unk_token="[UNK]")
 )
 SPECIAL = special_tokens(TOKENIZER)
-
-
-def within(share, expected, count):
-    """Four standard deviations of a binomial share; the seeds are fixed, so a result never changes."""
-    return abs(share - expected) < 4 * math.sqrt(expected * (1 - expected) / count)
 
 
 def sequences(count=1500, length=128):
@@ -37,22 +30,7 @@ def test_selection_and_corruption_have_the_papers_shares(replacement):
     corruption = MlmCorruption(TOKENIZER, replacement=replacement, unigram_counts=counts)
     batch = pack_sequences(data)
     result, labels = corruption(batch, corruption.step_seed(0, 0))
-    original, ids, selected = batch.input_ids, result.input_ids, labels != -100
-    special = torch.isin(original, torch.tensor(sorted(SPECIAL.all)))
-    assert not (selected & special).any() and torch.equal(labels[selected], original[selected])
-    assert torch.equal(ids[~selected], original[~selected])
-    candidates, chosen = int((~special).sum()), int(selected.sum())
-    assert within(chosen / candidates, 0.15, candidates)
-    masked, kept = ids[selected] == SPECIAL.mask, ids[selected] == original[selected]
-    replaced = ids[selected][~masked & ~kept]
-    assert within(masked.float().mean().item(), 0.8, chosen)
-    assert within(kept.float().mean().item(), 0.1, chosen)
-    assert not torch.isin(replaced, torch.tensor(sorted(SPECIAL.all))).any()
-    common = ((replaced >= 1996) & (replaced < 5000)).float().mean().item()
-    if replacement == "unigram":
-        assert common == 1.0, "a token that never occurs has no unigram frequency"
-    else:
-        assert within(common, 3004 / (VOCABULARY - len(SPECIAL.all)), len(replaced))
+    check_shares(batch.input_ids, result.input_ids, labels, SPECIAL, VOCABULARY, replacement)
 
 
 def test_seeds_steps_and_places_draw_independently():

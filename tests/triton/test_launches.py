@@ -4,21 +4,27 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 
+from tests.helpers import ROOT
+
 pytest.importorskip("triton")
+
+
+def run_compiled(*arguments):
+    """Python without Triton's interpreter, which this process has chosen."""
+    compiling = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, *arguments]
+    done = subprocess.run(command, cwd=ROOT, env=compiling, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done
 
 
 def test_each_kernel_is_compiled_once_for_every_number_of_tokens_and_with_fused_multiply_adds():
     """One token, a multiple of 16 and neither: Triton would compile sizes in."""
-    command = [sys.executable, "-m", "benchmarks.launch_costs", "--seconds", "0"]
-    root = Path(__file__).parents[2]
-    compiling = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    done = subprocess.run(command, cwd=root, env=compiling, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
+    done = run_compiled("-m", "benchmarks.launch_costs", "--seconds", "0")
     assert "fp fusion" not in done.stderr.lower(), done.stderr
     variants = json.loads(done.stdout)["variants"]
     assert len(variants) > 15
@@ -39,11 +45,7 @@ for rows in (x, x[1:], x.flatten()[1:-63].view(64, 64), x.flatten()[2:-62].view(
 
 def test_a_launch_is_looked_up_by_dtype_and_alignment():
     """A pointer that is not aligned is compiled for once more, another one like it is not."""
-    root = Path(__file__).parents[2]
-    compiling = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-c", LOOK_UPS]
-    done = subprocess.run(command, cwd=root, env=compiling, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
+    done = run_compiled("-c", LOOK_UPS)
     assert done.stdout.split() == ["1", "1", "2", "2", "2", "3"]
 
 
@@ -67,10 +69,7 @@ except AssertionError:
 
 
 def test_kernels_can_be_compiled_without_being_started():
-    root = Path(__file__).parents[2]
-    compiling = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-c", COMPILING_ONLY]
-    done = subprocess.run(command, cwd=root, env=compiling, capture_output=True, text=True)
+    done = run_compiled("-c", COMPILING_ONLY)
     assert done.stdout == "compiled, then started\n", done.stderr[-3000:]
 
 
@@ -97,11 +96,7 @@ print(again[6:9], hooked[6].get()["name"], hook in hooked[7].calls)
 
 
 def test_a_kernel_started_again_gets_what_triton_gives_it_and_a_profilers_hooks():
-    root = Path(__file__).parents[2]
-    compiling = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-c", ONCE_MORE]
-    done = subprocess.run(command, cwd=root, env=compiling, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
+    done = run_compiled("-c", ONCE_MORE)
     first, last = done.stdout.splitlines()
     assert first == "6 (3, 2, 1) True True"
     assert last == "(None, None, None) _column_sum_kernel True"

@@ -1,4 +1,4 @@
-"""Inference on small batches by CUDA graphs: one launch in the place of a hundred."""
+"""Inference on small batches by CUDA graphs: one launch instead of a hundred."""
 
 from collections import OrderedDict
 from collections.abc import Callable
@@ -12,6 +12,7 @@ from fastenc.models.graph_recording import (
     CudaGraphRecorder,
     Recorder,
     WeightAddresses,
+    check_limits,
     copied,
     overwrite,
 )
@@ -131,9 +132,7 @@ def compile_inference(
             f"compile_inference takes fastenc's own models, got {type(model).__name__}: load the checkpoint with "
             "fastenc.Encoder.from_pretrained or a model of fastenc.models"
         )
-    for name, value in (("max_tokens", max_tokens), ("max_graphs", max_graphs)):
-        if value < 1:
-            raise ValueError(f"{name} must be at least 1, got {value}")
+    check_limits(max_tokens=max_tokens, max_graphs=max_graphs)
     device = next(model.parameters()).device
     recorder = CudaGraphRecorder(device, "the model's forward") if device.type == "cuda" else None
     return InferenceRunner(model, max_tokens, max_graphs, recorder)

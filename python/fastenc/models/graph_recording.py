@@ -14,6 +14,13 @@ from fastenc.packing import PackedBatch
 Recorder = Callable[[Callable[[], Any]], tuple[Any, Callable[[], None]]]
 
 
+def check_limits(**limits: int) -> None:
+    """Raise ValueError for a limit below 1."""
+    for name, value in limits.items():
+        if value < 1:
+            raise ValueError(f"{name} must be at least 1, got {value}")
+
+
 class CudaGraphRecorder:
     """Records a function as a CUDA graph; all graphs share one memory pool. ``what`` names it in an error.
 
@@ -49,7 +56,7 @@ class CudaGraphRecorder:
 
 
 class WeightAddresses:
-    """Where a model's weights lie, which a recording goes on reading, and which of them are trained."""
+    """The addresses of a model's weights, which a recording reads at every replay, and which of them are trained."""
 
     def __init__(self, model: nn.Module) -> None:
         self._places = [
@@ -61,7 +68,7 @@ class WeightAddresses:
         ]
 
     def changed(self) -> bool:
-        """Whether a weight is another tensor, in another place, or frozen or not frozen any more."""
+        """Whether a weight is another tensor, has another address, or was frozen or unfrozen."""
         return any(
             table.get(name) is not tensor
             or tensor.data_ptr() != address
@@ -71,7 +78,7 @@ class WeightAddresses:
 
 
 def copied(batch: PackedBatch, device: torch.device) -> PackedBatch:
-    """The batch in tensors of its own, which recordings read."""
+    """A copy of the batch, which recordings read."""
     tensors: dict[str, Any] = {
         name: value.to(device, copy=True)
         for name, value in vars(batch).items()

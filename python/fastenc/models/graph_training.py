@@ -1,4 +1,4 @@
-"""Optimiser steps by CUDA graphs: one launch in the place of a thousand."""
+"""Optimiser steps by CUDA graphs: one launch instead of a thousand."""
 
 import math
 from collections import OrderedDict
@@ -16,6 +16,7 @@ from fastenc.models.graph_recording import (
     CudaGraphRecorder,
     Recorder,
     WeightAddresses,
+    check_limits,
     copied,
     overwrite,
 )
@@ -88,7 +89,7 @@ class RecordedSteps:
         for group in optimizer.param_groups:
             group["capturable"] = True  # as fused kernels are; torch asks for it
         self._sums: Tensor | None = None
-        # Where several micro-batches add up their gradients: one place for all graphs. A single one needs none.
+        # Several micro-batches add up their gradients here, for all graphs. A single one needs no such buffers.
         self._gradients: dict[nn.Parameter, Tensor] = {}
         self._addresses = WeightAddresses(model)
 
@@ -210,17 +211,17 @@ class RecordedSteps:
             self._recordings.move_to_end(key)
             return self._recordings[key]
         _check_recordable(self.model)
-        place: dict[type, Callable[[Any], Any]] = {
+        copy_of: dict[type, Callable[[Any], Any]] = {
             PackedBatch: lambda batch: copied(batch, self._device),
             Tensor: lambda tensor: tensor.to(self._device, copy=True),
         }
-        own = {name: place.get(type(v), lambda v: v)(v) for name, v in padded.items()}
-        own_factors = factors.clone()
+        copies = {name: copy_of.get(type(v), lambda v: v)(v) for name, v in padded.items()}
+        factors = factors.clone()
         while len(self._recordings) >= self.max_graphs:
             self._recordings.popitem(last=False)
         with self._unchanged():
-            output, replay = recorder(partial(self._compute, own, own_factors, first, last))
-        self._recordings[key] = _Recording(own, own_factors, output, replay)
+            output, replay = recorder(partial(self._compute, copies, factors, first, last))
+        self._recordings[key] = _Recording(copies, factors, output, replay)
         return self._recordings[key]
 
     @contextmanager
@@ -354,9 +355,7 @@ def compile_training(
             f"compile_training takes fastenc's own models, got {type(model).__name__}: load the checkpoint with a "
             "model of fastenc.models"
         )
-    for name, value in (("max_tokens", max_tokens), ("max_graphs", max_graphs)):
-        if value < 1:
-            raise ValueError(f"{name} must be at least 1, got {value}")
+    check_limits(max_tokens=max_tokens, max_graphs=max_graphs)
     recorder = training_recorder(next(model.parameters()).device)
     return TrainingRunner(model, optimizer, max_grad_norm, recorder, max_tokens, max_graphs)
 

@@ -108,3 +108,20 @@ def mask_rng_state(op: str, rng_state: Tensor | None, dropout_p: float, x: Tenso
         )
     check_device(op, "rng_state", rng_state, x)
     return rng_state
+
+
+def check_vocabulary_layer(
+    op: str, hidden: Tensor, weight: Tensor, bias: Tensor | None, prefix: str = ""
+) -> None:
+    """Raise ValueError unless weight and bias map hidden (rows, width) to a vocabulary, on its device."""
+    if weight.dim() != 2 or weight.shape[1] != hidden.shape[1]:
+        raise ValueError(
+            f"{op}: {prefix}weight must have shape (vocabulary, {hidden.shape[1]}), got {tuple(weight.shape)}"
+        )
+    if bias is not None and bias.shape != weight.shape[:1]:
+        raise ValueError(
+            f"{op}: {prefix}bias must have shape ({weight.shape[0]},), got {tuple(bias.shape)}"
+        )
+    for name, value in (("weight", weight), ("bias", bias)):
+        if value is not None:
+            check_device(op, prefix + name, value, hidden)

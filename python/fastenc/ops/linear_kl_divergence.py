@@ -86,22 +86,15 @@ def _check_model(op: str, prefix: str, hidden: Tensor, weight: Tensor, bias: Ten
             f"{op}: {prefix}hidden must be floating point of shape (rows, width), got {hidden.dtype} of shape "
             f"{tuple(hidden.shape)}: select the rows first"
         )
-    if weight.dim() != 2 or weight.shape[1] != hidden.shape[1]:
-        raise ValueError(
-            f"{op}: {prefix}weight must have shape (vocabulary, {hidden.shape[1]}), got {tuple(weight.shape)}"
-        )
-    if bias is not None and bias.shape != weight.shape[:1]:
-        raise ValueError(
-            f"{op}: {prefix}bias must have shape ({weight.shape[0]},), got {tuple(bias.shape)}"
-        )
+    _checks.check_vocabulary_layer(op, hidden, weight, bias, prefix)
     for name, value in (("weight", weight), ("bias", bias)):
-        if value is not None:
-            _checks.check_device(op, prefix + name, value, hidden)
-            if value.dtype != hidden.dtype and autocast_dtype(hidden.device.type) is None:
-                raise ValueError(
-                    f"{op}: {prefix}{name} must have {prefix}hidden's dtype {hidden.dtype}, got {value.dtype}: "
-                    "cast one of them"
-                )
+        if value is None or value.dtype == hidden.dtype:
+            continue
+        if autocast_dtype(hidden.device.type) is None:
+            raise ValueError(
+                f"{op}: {prefix}{name} must have {prefix}hidden's dtype {hidden.dtype}, got {value.dtype}: "
+                "cast one of them"
+            )
 
 
 class _LinearKLDivergence(torch.autograd.Function):

@@ -68,17 +68,7 @@ def linear_masked_cross_entropy(
             f"{op}: hidden must be floating point of shape (tokens, hidden_size), "
             f"got {hidden.dtype} of shape {tuple(hidden.shape)}: flatten the leading dimensions"
         )
-    if weight.dim() != 2 or weight.shape[1] != hidden.shape[1]:
-        raise ValueError(
-            f"{op}: weight must have shape (vocabulary, {hidden.shape[1]}), got {tuple(weight.shape)}"
-        )
-    if bias is not None and bias.shape != weight.shape[:1]:
-        raise ValueError(
-            f"{op}: bias must have shape ({weight.shape[0]},), got {tuple(bias.shape)}"
-        )
-    for name, value in (("weight", weight), ("bias", bias)):
-        if value is not None:
-            _checks.check_device(op, name, value, hidden)
+    _checks.check_vocabulary_layer(op, hidden, weight, bias)
     if max_logits_bytes is None:
         max_logits_bytes = _default_logits_bytes(hidden.device)
     if max_logits_bytes <= 0:
