@@ -1,5 +1,6 @@
 """The documents: their code and commands run, their tables are the committed results', what they name exists."""
 
+import json
 import re
 import shlex
 import shutil
@@ -144,3 +145,6 @@ def test_the_site_builds_without_a_warning(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     page = (tmp_path / "reference" / "ops.html").read_text(encoding="utf-8")
     assert "LayerNorm" in page and "fastenc.ops.attention.attention" in page
+    index = json.loads((tmp_path / "search" / "search_index.json").read_text(encoding="utf-8"))
+    found = {entry["location"] for entry in index["docs"] if "rotary" in entry["text"].lower()}
+    assert "reference/ops.html#fastenc.ops.rotary.rotary" in found

@@ -333,7 +333,7 @@ def probes_figure(encoder: Any, labelled: dict[str, Split]) -> Figure:
 
 
 def mix_figure(encoder: Any, labelled: dict[str, Split]) -> Figure:
-    """What learned mixes of layers weigh: of labels of words, and the model's own."""
+    """The weights of learned layer mixes: those learned for labels of words, and the model's mix."""
     shares = {
         name: learn_mix(encoder, train, max_words=PROBED_WORDS).shares.tolist()
         for name, (train, _) in labelled.items()

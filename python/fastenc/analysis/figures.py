@@ -52,7 +52,7 @@ def draw(
         "axes.spines.right": False,
         "axes.prop_cycle": matplotlib.cycler(color=COLOURS),
         "svg.fonttype": "none",
-        "svg.hashsalt": name,  # ids of its own, and the same ones in every run
+        "svg.hashsalt": name,  # its ids are unique, and the same in every run
         "font.family": "sans-serif",
         "legend.frameon": False,
         "figure.facecolor": "none",

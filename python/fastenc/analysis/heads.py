@@ -26,7 +26,7 @@ def visit_heads(
 ) -> None:
     """Run the encoder and call ``visit(layer, statistics)`` for each layer, from 0; nothing is kept.
 
-    Queries and keys are formed once more from each layer's input, because the layer itself keeps none.
+    Queries and keys are computed again from each layer's input, because the layer does not keep them.
 
     Args:
         targets, skip_ends: as in :func:`fastenc.ops.head_statistics`.

@@ -38,7 +38,7 @@ class Isotropy:
         self.merge(Isotropy(len(unit), unit.sum(0), unit.square().sum(0)))
 
     def merge(self, other: "Isotropy") -> None:
-        """Take what another has seen."""
+        """Add what another has seen."""
         self.count += other.count
         self.sums = self.sums + other.sums
         self.squares = self.squares + other.squares

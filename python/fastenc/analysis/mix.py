@@ -31,7 +31,7 @@ def learn_mix(
         raise ValueError(f"a mix is learned from two labels or more, got {names}")
     states = encoder.config.num_layers + 1
     words = sum(map(len, chosen.sentences))
-    # As they come, those with labels, and standardised.
+    # Raw, with labels, and standardised.
     check_space((3 * words * states, encoder.config.hidden_size), torch.float32)
     vectors = encoder.embed_words(
         chosen.sentences, layers=range(states), combine="concat", show_progress=False

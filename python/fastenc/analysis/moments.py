@@ -1,4 +1,4 @@
-"""Mean and standard deviation of any number of vectors, seen once, in parts, by any number of processes."""
+"""Mean and standard deviation of any number of vectors, seen once, batch by batch, by any number of processes."""
 
 from dataclasses import dataclass
 
@@ -37,7 +37,7 @@ class Moments:
         self.merge(Moments(len(wide), mean, (wide - mean).square_().sum(0)))
 
     def merge(self, other: "Moments") -> None:
-        """Take what another has seen, of another part of the data."""
+        """Add what another has seen, of other data."""
         count = self.count + other.count
         if not count:
             return

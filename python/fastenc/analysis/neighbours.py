@@ -10,7 +10,7 @@ class Occurrence(NamedTuple):
     """A word in its sentence, and its nearest words."""
 
     sentence: list[str]
-    place: int
+    word_index: int
     contextual: list[Neighbour]
     static: list[Neighbour]
 
@@ -18,7 +18,7 @@ class Occurrence(NamedTuple):
 def find_occurrences(
     sentences: Sequence[Sequence[str]], word: str, most: int
 ) -> list[tuple[Sequence[str], int]]:
-    """The first sentences with a word, and its place in each; upper and lower case are one.
+    """The first sentences with a word, and its index in each; upper and lower case are one.
 
     Raises: ValueError where no sentence has it.
     """
@@ -54,40 +54,40 @@ def compare_neighbours(
     """The nearest words of each occurrence of a word, and those of its static vector.
 
     Args:
-        occurrences: (sentence, place of the word in it).
+        occurrences: (sentence, index of the word in it).
         pool: sentences whose words are the contextual candidates; the word itself is left out.
         layers: whose mean is a contextual vector.
         static: its neighbours of the same word, none where the word is not there.
-    Raises: ValueError for a place outside its sentence.
+    Raises: ValueError for an index outside its sentence.
     """
-    for sentence, place in occurrences:
-        if not 0 <= place < len(sentence):
+    for sentence, index in occurrences:
+        if not 0 <= index < len(sentence):
             raise ValueError(
-                f"index {place} is not in the sentence of {len(sentence)} words {' '.join(sentence)!r}"
+                f"index {index} is not in the sentence of {len(sentence)} words {' '.join(sentence)!r}"
             )
     embed = lambda texts: encoder.embed_words(texts, layers=layers, show_progress=False)
     queries = embed([sentence for sentence, _ in occurrences])
     words = [word.lower() for sentence in pool for word in sentence]
     candidates = StaticVectors.of(words, embed(pool).vectors)
     found = []
-    for number, (sentence, place) in enumerate(occurrences):
-        word = sentence[place].lower()
-        vector = queries[number][place][None]
+    for number, (sentence, index) in enumerate(occurrences):
+        word = sentence[index].lower()
+        vector = queries[number][index][None]
         near: list[Neighbour] = []
         # Occurrences of one word are often neighbours of one another.
         for each in candidates.nearest(vector, 50 * count, [[word]])[0]:
             if len(near) < count and each.word not in {other.word for other in near}:
                 near.append(each)
         own = static.neighbours(word, count) if word in static else []
-        found.append(Occurrence(list(sentence), place, near, own))
+        found.append(Occurrence(list(sentence), index, near, own))
     return found
 
 
 def in_brackets(use: Occurrence, around: int = 8) -> str:
     """The words around a use, and it in brackets."""
-    before = use.sentence[max(use.place - around, 0) : use.place]
-    after = use.sentence[use.place + 1 : use.place + 1 + around]
-    return " ".join([*before, f"[{use.sentence[use.place]}]", *after])
+    before = use.sentence[max(use.word_index - around, 0) : use.word_index]
+    after = use.sentence[use.word_index + 1 : use.word_index + 1 + around]
+    return " ".join([*before, f"[{use.sentence[use.word_index]}]", *after])
 
 
 def listed(use: Occurrence) -> tuple[str, str]:

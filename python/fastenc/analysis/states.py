@@ -26,11 +26,11 @@ def visit_texts(
     batch_size: int = 32,
     show_progress: bool | None = False,
 ) -> None:
-    """Run the encoder over texts and call ``visit(layer, state, batch, places)`` with each state when it is there.
+    """Run the encoder over texts and call ``visit(layer, state, batch, indices)`` with each state when it is there.
 
     Args:
         texts: cut at the encoder's positions.
-        visit: layer: number of the state, 0 for the embeddings' output; state: (total_tokens, hidden_size); places: of
+        visit: layer: number of the state, 0 for the embeddings' output; state: (total_tokens, hidden_size); indices: of
             the batch's texts among all.
         layers: states to visit; None: all.
     Raises: ValueError without a tokenizer, or for a layer that does not exist.
@@ -52,7 +52,7 @@ def _visit_batch(
 def batches_of(
     encoder: Any, texts: Iterable[str], batch_size: int, show_progress: bool | None
 ) -> Iterator[tuple[PackedBatch, list[int]]]:
-    """Batches of similar lengths on the encoder's device, and the places of their texts among all.
+    """Batches of similar lengths on the encoder's device, and the indices of their texts among all.
 
     Raises: ValueError without a tokenizer.
     """

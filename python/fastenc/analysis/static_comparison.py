@@ -41,7 +41,7 @@ def compare_analogies(
     """On the questions of each section; the candidates are the words of all questions asked.
 
     A word that has no static vector as it is written is looked up in lower case. The encoder's vector of a word is that
-    of the word alone. Sections of which nothing can be asked are left out.
+    of the word alone. Sections without data are left out.
     """
     known: Sections = {}
     for name, questions in sections.items():

@@ -29,15 +29,15 @@ class StaticVectors:
 
     Args:
         words: the words, most frequent first where the file says so; of a word that recurs the first vector counts.
-        rows: places → float32 (places, width); vectors stay where they are until they are asked for.
+        rows: indices → float32 (indices, width); vectors stay where they are until they are asked for.
         name: for messages.
     """
 
     def __init__(self, words: Sequence[str], rows: Rows, name: str = "vectors"):
         self.words, self.name = list(words), name
         self.index: dict[str, int] = {}
-        for place, word in enumerate(self.words):
-            self.index.setdefault(word, place)
+        for i, word in enumerate(self.words):
+            self.index.setdefault(word, i)
         self._rows = rows
 
     @classmethod
@@ -61,7 +61,7 @@ class StaticVectors:
         return self._rows([self.index[word] for word in words])
 
     def blocks(self) -> Iterator[tuple[int, Tensor]]:
-        """(first place, vectors) of all words, block by block."""
+        """(first index, vectors) of all words, block by block."""
         for start in range(0, len(self), ROWS):
             yield start, self._rows(range(start, min(start + ROWS, len(self))))
 
@@ -180,9 +180,9 @@ def _read_text(path: Path, data: mmap.mmap) -> StaticVectors:
 
     def rows(wanted: Sequence[int]) -> Tensor:
         found = numpy.empty((len(wanted), width), dtype=numpy.float32)
-        for i, place in enumerate(wanted):
-            end = data.find(b"\n", starts[place])
-            line = data[starts[place] : end if end >= 0 else len(data)]
+        for i, line_number in enumerate(wanted):
+            end = data.find(b"\n", starts[line_number])
+            line = data[starts[line_number] : end if end >= 0 else len(data)]
             found[i] = line.split()
         return torch.from_numpy(found)
 

@@ -31,7 +31,7 @@ COMMANDS = {
 }
 USAGE = """usage: fastenc COMMAND [options]
 
-Pretrain, fine-tune and run encoders of the BERT family, without paying for padding.
+Pretrain, fine-tune and run bidirectional transformer encoders, without paying for padding.
 
 Commands:
 {commands}

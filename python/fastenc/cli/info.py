@@ -87,7 +87,7 @@ def _by_layers(layers: Sequence[Mapping[str, str | None]]) -> dict[str, str]:
         count = len(list(group))
         taken = next(way for way, reason in reasons.items() if reason is None)
         skipped = [f"not {way}: {reason}" for way, reason in reasons.items() if reason is not None]
-        # Ways after the one that is taken are not asked for.
+        # The ways after the one that is taken are not checked.
         before = skipped[: list(reasons).index(taken)]
         numbers = f"{first}" if count == 1 else f"{first} to {first + count - 1}"
         rows[numbers] = "; ".join([taken, *before])

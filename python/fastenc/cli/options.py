@@ -71,7 +71,7 @@ class Command:
 
     @classmethod
     def presets(cls, given: dict[str, Any]) -> dict[str, Any]:
-        """{key: value} of what stands in the place of the defaults, for these options of file or command line."""
+        """{key: value} that replace the defaults, for these options of the file or the command line."""
         return {}
 
     @classmethod
@@ -141,7 +141,7 @@ def parse(name: str, kind: type[Command], arguments: Sequence[str]) -> Command:
 
 
 def override(kind: type[Command], values: dict[str, Any], others: dict[str, Any]) -> dict[str, Any]:
-    """The values, with others in their place."""
+    """The values, some of them replaced."""
     replaced = {kind.instead[name] for name in others if name in kind.instead} - others.keys()
     return {k: v for k, v in values.items() if k not in replaced} | others
 

@@ -120,10 +120,10 @@ class Pretrain(Command):
     def _model(
         self, found: Path | None, store: TokenStore | None, documents: list[str]
     ) -> PretrainedModel:
-        """The model of the run that goes on, of --from, of the teacher's layers, or a new one."""
+        """The model of the run that is resumed, of --from, of the teacher's layers, or a new one."""
         objective = self.objective.definition
         teacher = None if self.teacher is None else MaskedLM.from_pretrained(self.teacher)
-        # A run that goes on has its tokenizer in its checkpoint.
+        # The checkpoint of a resumed run has its tokenizer.
         if folder := found or self.from_:
             given: dict[str, Any] = {} if teacher is None else {"teacher": teacher}
             return _with_tokenizer(objective.model.from_pretrained(folder, **given), folder)
@@ -133,7 +133,7 @@ class Pretrain(Command):
         return self.new.make(self.objective, tokenizer, self.training.seed)
 
     def _recipe(self, of_store: bool) -> dict[str, Any]:
-        """What this run was told and took by default, but for what belongs to this run alone."""
+        """The options of this run, given and default, without those that belong to this run alone."""
         dropped = {"train", "output", "config", "recipe", "resume"}
         if of_store:
             dropped |= {name.replace("_", "-") for name in OF_A_TOKENIZER}

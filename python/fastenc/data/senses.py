@@ -138,7 +138,7 @@ def _letter(tag: str) -> str:
 
 
 class SenseExample(NamedTuple):
-    """A sentence, or the part of a long one around a target.
+    """A sentence, or the window of a long one around a target.
 
     Fields:
         spans: [start, stop) of each target's tokens, in their order.

@@ -259,22 +259,22 @@ class Encoder(PretrainedModel):
         inputs = self._inputs(x, cu_seqlens, max_seqlen)
         frozen = self.frozen.current(self)
         modules = self._modules_of_layers()
-        dropouts = [modules[place].dropout() for place in self.module_of_layer]
+        dropouts = [modules[i].dropout() for i in self.module_of_layer]
         dropouts = with_rng_states(dropouts, x.device)
         recomputes = self.gradient_checkpointing and torch.is_grad_enabled() and self.training
         # Recomputed layers cast their weights again instead of keeping them.
         cast = cast_weights(x, [] if recomputes else [module.weights() for module in modules])
         last = self.config.num_layers - 1
         for number, spec in enumerate(self.specs):
-            place = self.module_of_layer[number]
+            index = self.module_of_layer[number]
             if visit_input is not None:
                 visit_input(number, state.x, inputs(number))
             call = (state, inputs(number), spec, dropouts[number])
             if recomputes:
-                state = checkpoint(self.layers[place], *call, use_reentrant=False)
+                state = checkpoint(self.layers[index], *call, use_reentrant=False)
             else:
-                of_layer = None if frozen is None else frozen[place]
-                state = self.layers[place](*call, of_layer, cast[place])
+                of_layer = None if frozen is None else frozen[index]
+                state = self.layers[index](*call, of_layer, cast[index])
             # A pre-norm layer's output is the sum; the norm after it belongs to the next layer, or ends the stack.
             yield F.dropout(state.x, self._final_p()) if number == last else state.residual
 
@@ -318,8 +318,8 @@ class Encoder(PretrainedModel):
         inputs, frozen = self._inputs(x, offsets, length), self.frozen.current(self)
         found = []
         for number, spec in enumerate(self.specs):
-            place = self.module_of_layer[number]
-            layer = modules[place]
+            index = self.module_of_layer[number]
+            layer = modules[index]
             found.append(
                 unsupported_reasons(
                     LayerState(x, x),
@@ -328,7 +328,7 @@ class Encoder(PretrainedModel):
                     spec,
                     layer.dropout(),
                     adaptation=layer.adapted(),
-                    frozen=None if frozen is None else frozen[place],
+                    frozen=None if frozen is None else frozen[index],
                 )
             )
         return found
@@ -336,8 +336,8 @@ class Encoder(PretrainedModel):
     def layer_weights(self) -> list[tuple[LayerWeights, LayerSpec]]:
         """The weights and a description of every module of ``layers``."""
         return [
-            (layer.weights(), self.specs[self.module_of_layer.index(place)])
-            for place, layer in enumerate(self._modules_of_layers())
+            (layer.weights(), self.specs[self.module_of_layer.index(i)])
+            for i, layer in enumerate(self._modules_of_layers())
         ]
 
     def _modules_of_layers(self) -> list[EncoderLayer]:

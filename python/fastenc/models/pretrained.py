@@ -41,7 +41,7 @@ class PretrainedModel(nn.Module):
     (:mod:`fastenc.tasks`), kept in config.json.
     """
 
-    architecture: ClassVar[str]  # transformers' class name without the family's part: "ForMaskedLM"
+    architecture: ClassVar[str]  # transformers' class name without the family: "ForMaskedLM"
     optional_parts: ClassVar[tuple[str, ...]] = ()  # of the head, that a checkpoint of it may lack
     tokenizer: Any = None
     base: str | None = None
@@ -319,7 +319,7 @@ def another_task(model: type, folder: Path, hf_config: dict[str, Any]) -> ValueE
 
 
 def architecture_of(hf_config: dict[str, Any]) -> str:
-    """What a config.json says its weights are, without the family's part ("ForMaskedLM"); "" where it is silent."""
+    """The model class that a config.json names, without the family ("ForMaskedLM"); "" where it names none."""
     names = hf_config.get("architectures") or [""]
     kind = ARCHITECTURES.get(hf_config.get("model_type", ""))
     if kind is None:

@@ -74,7 +74,7 @@ def embed_words(
 
         vector = combine_{l in layers} pool_{t in subwords of the word} h_l[t]
 
-    Layers are added up as they are computed: beside the encoder's own memory there is one vector a word of the batch.
+    Layers are added up as they are computed: beyond the encoder's memory there is one vector a word of the batch.
     A sentence that is longer than the encoder's positions is read in overlapping windows; a word is taken from the
     window in which it is most central. A word without tokens is read as the unknown token, a word of more tokens than
     a window has by those that fit.

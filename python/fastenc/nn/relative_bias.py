@@ -47,7 +47,7 @@ _buckets = cache(_form_buckets)
 def layer_biases(
     tables: Sequence[Tensor], spec: RelativeBiasSpec | None
 ) -> Callable[[int], Tensor | None]:
-    """Number of a layer → its bias: of the table that all layers share, of its own, or None without tables."""
+    """Number of a layer → its bias: from the shared table or the layer's, or None without tables."""
     if spec is None:
         return lambda number: None
     biases = [relative_bias(table, spec) for table in tables]

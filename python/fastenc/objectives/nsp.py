@@ -31,7 +31,7 @@ class PairCollator:
     ``negatives`` says what a wrong pair is:
         "random" (next-sentence prediction): B is the second segment of a pair from another document. That document
             has the same language and B the same length, so neither gives the label away (:class:`OtherSegments`).
-        "swapped" (sentence-order prediction): A and B change places.
+        "swapped" (sentence-order prediction): A and B are exchanged.
     The random numbers depend on (seed, step) only.
 
     Args:

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# PyTorch's ops; torch.nn.attention.varlen calls the same ones, but for this backend being switched off there.
+# PyTorch's ops. torch.nn.attention.varlen calls them too, but this backend is switched off there.
 FORWARD = torch.ops.aten._cudnn_attention_forward.default
 BACKWARD = torch.ops.aten._cudnn_attention_backward.default
 # The last version whose backward may take head_dim for the longest sequence, and then writes past a buffer

@@ -15,7 +15,7 @@ def select_labelled(
         max_labels: the number of rows to return, at least that of the labelled rows. None: exactly the labelled
             rows on a CPU; all rows on a GPU, which would have to be waited for, and in torch.compile.
     Returns: (rows, their labels, their indices in ``labels``); the indices are None where all rows are returned. A row
-        too many has the label ``ignore_index`` and the place ``tokens``.
+        too many has the label ``ignore_index`` and the index ``tokens``.
     Raises: ValueError if ``max_labels`` is negative or, on a CPU, too small. On a GPU, where that is not read back,
         every row then gets a label outside of any vocabulary, and so a NaN loss.
     """

@@ -192,10 +192,10 @@ def _check_used(seqused: Tensor, cu_seqlens: Tensor) -> None:
     offsets = cu_seqlens.tolist()
     lengths, used = list(map(sub, offsets[1:], offsets)), seqused.tolist()
     if used and (min(used) < 0 or any(map(gt, used, lengths))):
-        place = next(i for i, n in enumerate(used) if not 0 <= n <= lengths[i])
+        wrong = next(i for i, n in enumerate(used) if not 0 <= n <= lengths[i])
         raise ValueError(
-            f"crf: seqused must be from 0 to each sequence's length, got {used[place]} for sequence {place} "
-            f"of {lengths[place]} tokens"
+            f"crf: seqused must be from 0 to each sequence's length, got {used[wrong]} for sequence {wrong} "
+            f"of {lengths[wrong]} tokens"
         )
 
 
@@ -213,8 +213,8 @@ def _check_tags(
         return
     low, high = (int(value) for value in tags.aminmax())
     if (low < 0 or high >= num_tags) and seqused is not None:  # perhaps where nothing is read
-        place = torch.arange(tokens) - cu_seqlens[:-1].repeat_interleave(cu_seqlens.diff())
-        used = tags[place < seqused.repeat_interleave(cu_seqlens.diff())]
+        position = torch.arange(tokens) - cu_seqlens[:-1].repeat_interleave(cu_seqlens.diff())
+        used = tags[position < seqused.repeat_interleave(cu_seqlens.diff())]
         low, high = (int(value) for value in used.aminmax()) if used.numel() else (0, 0)
     if low < 0 or high >= num_tags:
         raise ValueError(

@@ -38,7 +38,7 @@ class HeadStatistics(NamedTuple):
         first, last: p of the sequence's first token ([CLS]) and last token ([SEP]).
         itself, previous, next: p of the token itself and of its neighbours; 0 where there is none.
         target: p of the key given for this query; 0 without one.
-        strongest: int32, place in the sequence of the key with the highest p, of equals the first.
+        strongest: int32, position in the sequence of the key with the highest p, of equals the first.
     """
 
     entropy: Tensor
@@ -78,7 +78,7 @@ def head_statistics(
         q, k: (total_tokens, num_heads, head_dim), floating point of one dtype; views of a packed qkv are read in place.
         cu_seqlens: int32 (batch+1,), offsets of the sequences from 0 to total_tokens.
         max_seqlen: host int, at least the longest sequence.
-        targets: int32 (total_tokens,), place in its sequence of the key that each query is asked about, or -1.
+        targets: int32 (total_tokens,), position in its sequence of the key that each query is asked about, or -1.
         skip_ends: look for the strongest key between a sequence's first and last token, which are special ones; of a
             query that sees no other among all it sees.
         softmax_scale: head_dim ** -0.5 if None.
@@ -102,8 +102,8 @@ def head_statistics(
     if targets is not None:
         if targets.dtype != torch.int32 or targets.shape != q.shape[:1]:
             raise ValueError(
-                f"head_statistics: targets must be int32 of shape ({q.shape[0]},), a place for each query or -1, got "
-                f"{targets.dtype} of shape {tuple(targets.shape)}"
+                f"head_statistics: targets must be int32 of shape ({q.shape[0]},), a position for each query or -1, "
+                f"got {targets.dtype} of shape {tuple(targets.shape)}"
             )
         _checks.check_device("head_statistics", "targets", targets, q)
         _check_targets(targets, cu_seqlens)
@@ -141,10 +141,10 @@ def _check_targets(targets: Tensor, cu_seqlens: Tensor) -> None:
     lengths = cu_seqlens.diff().repeat_interleave(cu_seqlens.diff().long())
     wrong = (targets < -1) | (targets >= lengths)
     if wrong.any():
-        place = int(wrong.nonzero()[0])
+        token = int(wrong.nonzero()[0])
         raise ValueError(
-            f"head_statistics: a target must be a place in its sequence of {int(lengths[place])} tokens, or -1, got "
-            f"{int(targets[place])} for token {place}"
+            f"head_statistics: a target must be a position in its sequence of {int(lengths[token])} tokens, or -1, got "
+            f"{int(targets[token])} for token {token}"
         )
 
 

@@ -93,7 +93,7 @@ def latest_checkpoint(output_dir: Path) -> Path | None:
 
 @contextmanager
 def open_output(output_dir: Path, resume: bool) -> Iterator[Path | None]:
-    """Hold an output folder for this run, and give the checkpoint that the run goes on from, or None.
+    """Lock an output folder for this run, and return the checkpoint from which the run continues, or None.
 
     Raises: ValueError as :func:`check_free`, or when another process holds the folder.
     """
@@ -103,7 +103,7 @@ def open_output(output_dir: Path, resume: bool) -> Iterator[Path | None]:
 
 
 def check_free(output_dir: Path, resume: bool) -> Path | None:
-    """The checkpoint that a run in ``output_dir`` goes on from.
+    """The checkpoint from which a run in ``output_dir`` continues.
 
     Raises: ValueError when there is one and ``resume`` is False, or no folder and ``resume`` is True.
     """

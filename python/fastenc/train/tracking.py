@@ -20,7 +20,7 @@ def check_trackers(names: tuple[str, ...]) -> None:
 
 
 def start_trackers(accelerator: Any, output_dir: Path, step: int, settings: dict[str, Any]) -> None:
-    """Begin, or go on after ``step``: what an interrupted run tracked of later steps is dropped or written again.
+    """Begin, or continue after ``step``: what an interrupted run tracked of later steps is dropped or written again.
 
     TensorBoard's files are in output_dir/fastenc. Weights & Biases goes on with the run whose name is in
     output_dir/wandb-id.

@@ -70,7 +70,7 @@ class LiveLayer:
 
 
 class Reading(NamedTuple):
-    """What a model was found to be: why its own forward must be taken, or else what it is made of.
+    """What was found about a model: why its own forward must run, or else what it is made of.
 
     Fields:
         layers: one for each module that computes layers.
@@ -166,7 +166,7 @@ class LiveEncoder:
                 (*self._names[f"layers.{index}.qkv"], *self._names[f"layers.{index}.up"])
             )
             module = model.get_submodule(path)
-            if isinstance(module, nn.ModuleList):  # T5 keeps a layer's two halves in a list
+            if isinstance(module, nn.ModuleList):  # T5 keeps a layer's two sublayers in a list
                 path = path.rpartition(".")[0]
                 module = model.get_submodule(path)
             if self._is_partly_training(module, path):
@@ -222,7 +222,7 @@ class LiveEncoder:
         return self.__dict__ | {"_last": None}
 
     def __deepcopy__(self, memo: dict) -> "LiveEncoder":
-        """For a copy of the model: it has modules of its own."""
+        """For a copy of the model, which has other modules."""
         twin = object.__new__(LiveEncoder)
         twin.__dict__ = self.__dict__ | {"_last": None, "frozen": copy.deepcopy(self.frozen, memo)}
         return twin

@@ -1,4 +1,4 @@
-"""patch and unpatch: the fused forward in the place of a live model's own."""
+"""patch and unpatch: the fused forward replaces a live model's forward."""
 
 import functools
 import inspect

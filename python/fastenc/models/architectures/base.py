@@ -205,7 +205,7 @@ class Architecture:
         return 0 if self.relative_bias(config) is None else 1
 
     def first_norm(self, config: EncoderConfig) -> bool:
-        """Whether the layers begin with a norm of their own."""
+        """Whether the layers begin with a norm."""
         return False
 
     def embedding_norm(self, config: EncoderConfig) -> NormSpec | None:
