@@ -1,5 +1,7 @@
 #include "encoder_layer.h"
 
+#include <deque>
+
 #include "scratch.h"
 #include "sequences.h"
 #include "weights.h"
@@ -32,32 +34,34 @@ int64_t number_of_blocks(int64_t rows) {
   return (rows + kRows * threads - 1) / (kRows * threads) * threads;
 }
 
-// Weights that come packed, or plain and are packed into this thread's scratch for the length of a call: nothing that
-// could grow stale is kept.
+// Weights that come packed; or plain, and are packed into this thread's scratch for the length of a call, so that
+// nothing that could grow stale is kept; or plain, and stay so where few rows read them.
 class LayerWeights {
  public:
-  explicit LayerWeights(bool packed) : packed_(packed) {}
+  LayerWeights(bool packed, bool few_rows) : packed_(packed), few_rows_(few_rows) {}
 
   // Reserve first all that will be packed; the scratch moves when it grows.
   void reserve(int64_t columns, int64_t depth) {
-    if (!packed_) floats_ += packed_floats(columns, depth);
+    if (!packed_ && !few_rows_) floats_ += packed_floats(columns, depth);
   }
 
-  PackedLinear linear(const std::vector<Tensor>& parts, const FloatVector& bias, int64_t depth, int64_t columns) {
+  LayerLinear linear(const std::vector<Tensor>& tensors, const FloatVector& bias, int64_t depth, int64_t columns) {
     STD_TORCH_CHECK(columns % 16 == 0 && depth % 16 == 0, "encoder_layer: widths must be multiples of 16");
-    if (packed_) return {checked_packed(parts[0], depth, columns), bias.data(), depth, columns};
-    const Weight weight(parts);
+    if (packed_) return {checked_packed(tensors[0], depth, columns), {}, bias.data(), depth, columns};
+    const Weight& weight = plain_.emplace_back(tensors);
     STD_TORCH_CHECK(
         weight.depth() == depth && weight.columns() == columns, "encoder_layer: a weight must be (", columns, ", ",
         depth, "), got (", weight.columns(), ", ", weight.depth(), ")");
+    if (few_rows_) return {nullptr, weight.rows(), bias.data(), depth, columns};
     float* target = thread_scratch(floats_, Scratch::weights) + used_;
     weight.pack(target);
     used_ += packed_floats(columns, depth);
-    return {target, bias.data(), depth, columns};
+    return {target, {}, bias.data(), depth, columns};
   }
 
  private:
-  bool packed_;
+  bool packed_, few_rows_;
+  std::deque<Weight> plain_;
   int64_t floats_ = 0, used_ = 0;
 };
 
@@ -76,7 +80,7 @@ const float* checked_vector(const FloatVector& values, const std::optional<Tenso
 }
 
 Tensor attention(
-    Tensor x, std::vector<Tensor> qkv, std::optional<Tensor> qkv_bias, bool packed, Tensor cu_seqlens,
+    Tensor x, std::vector<Tensor> qkv, std::optional<Tensor> qkv_bias, bool packed, bool few_rows, Tensor cu_seqlens,
     int64_t max_seqlen, int64_t num_heads, int64_t head_dim, double scale, std::optional<Tensor> relative_bias,
     std::optional<Tensor> rotary, int64_t window_left, int64_t window_right) {
   x = as_contiguous(x);
@@ -87,7 +91,7 @@ Tensor attention(
   cu_seqlens = as_contiguous(cu_seqlens);
   const FloatVector bias(qkv_bias);
   checked_vector(bias, qkv_bias, columns);
-  LayerWeights weights(packed);
+  LayerWeights weights(packed, few_rows);
   weights.reserve(columns, x.size(1));
   LayerAttention layer{};
   layer.qkv = weights.linear(qkv, bias, x.size(1), columns);
@@ -112,6 +116,10 @@ Tensor attention(
   layer.bf16 = is_bfloat16(x);
   Tensor attended = empty({rows, columns / 3}, ScalarType::Float);
   auto* attended_rows = static_cast<float*>(attended.mutable_data_ptr());
+  if (few_rows) {
+    layer_attention_few_rows(layer, x_rows, rows, sequences, attended_rows);
+    return attended;
+  }
   const int64_t blocks = number_of_blocks(rows);
   const auto bounds = share_sequences(layer.offsets, sequences, blocks);
   torch::stable::parallel_for(0, blocks, 1, [&](int64_t begin, int64_t end) {
@@ -130,7 +138,7 @@ std::tuple<Tensor, Tensor> after_attention(
     Tensor attended, Tensor residual, std::vector<Tensor> attention_out, std::optional<Tensor> attention_out_bias,
     Tensor attention_norm_weight, std::optional<Tensor> attention_norm_bias, std::vector<Tensor> up,
     std::optional<Tensor> up_bias, std::vector<Tensor> down, std::optional<Tensor> down_bias, Tensor out_norm_weight,
-    std::optional<Tensor> out_norm_bias, bool packed, int64_t inner, int64_t activation, bool gated, bool pre_norm,
+    std::optional<Tensor> out_norm_bias, bool packed, bool few_rows, int64_t inner, int64_t activation, bool gated, bool pre_norm,
     bool rms, double attention_norm_eps, double out_norm_eps) {
   attended = as_contiguous(attended);
   residual = as_contiguous(residual);
@@ -147,7 +155,7 @@ std::tuple<Tensor, Tensor> after_attention(
   checked_vector(out_bias, attention_out_bias, hidden);
   checked_vector(up_values, up_bias, up_columns);
   checked_vector(down_values, down_bias, hidden);
-  LayerWeights weights(packed);
+  LayerWeights weights(packed, few_rows);
   weights.reserve(hidden, width);
   weights.reserve(up_columns, hidden);
   weights.reserve(hidden, inner);
@@ -169,6 +177,10 @@ std::tuple<Tensor, Tensor> after_attention(
   Tensor y = empty({rows, hidden}, dtype);
   Tensor next_residual = empty({pre_norm ? rows : 0, hidden}, dtype);
   auto *y_rows = y.mutable_data_ptr(), *next_rows = next_residual.mutable_data_ptr();
+  if (few_rows) {
+    layer_after_attention_few_rows(layer, attended_rows, residual_rows, rows, y_rows, next_rows);
+    return {y, next_residual};
+  }
   const int64_t blocks = number_of_blocks(rows);
   torch::stable::parallel_for(0, blocks, 1, [&](int64_t begin, int64_t end) {
     for (int64_t block = begin; block < end; ++block) {

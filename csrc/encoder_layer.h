@@ -8,12 +8,13 @@
 #include "activation.h"
 #include "attention.h"
 #include "isa.h"
+#include "packed_weights.h"
 
 namespace fastenc {
 
-// A weight packed as packed_weights.h says.
-struct PackedLinear {
-  const float* weight;
+struct LayerLinear {
+  const float* weight;  // packed as packed_weights.h says, or null: plain
+  WeightRows plain;
   const float* bias;  // or null
   int64_t depth, columns;
 };
@@ -25,14 +26,14 @@ struct LayerNormTerms {
 };
 
 struct LayerAttention {
-  PackedLinear qkv;
+  LayerLinear qkv;
   Attention terms;         // what it says of heads, scale, window and biases; its tensors are set block by block
   const int32_t* offsets;  // of all sequences
   bool bf16;               // x; all else is float
 };
 
 struct LayerAfterAttention {
-  PackedLinear attention_out, up, down;  // gated: up has the activated columns first, then as many others
+  LayerLinear attention_out, up, down;  // gated: up has the activated columns first, then as many others
   LayerNormTerms attention_norm, out_norm;
   Activation activation;
   bool gated, pre_norm, rms;
@@ -52,6 +53,15 @@ FASTENC_FOR_EACH_ISA(
         float* scratch);
     void layer_after_attention(
         const LayerAfterAttention&, const float* attended, const void* residual, void* y, void* next_residual,
-        int64_t first, int64_t last, float* scratch);)
+        int64_t first, int64_t last, float* scratch);
+    // In place, on rows [first, last) of x W_up + b_up; a gated layer's results are its rows' first halves.
+    void layer_activation(const LayerAfterAttention&, float* up, int64_t first, int64_t last);)
+
+// Of few rows, single products share out the weights, which may be plain.
+void layer_attention_few_rows(
+    const LayerAttention&, const void* x, int64_t rows, int64_t sequences, float* attended);
+void layer_after_attention_few_rows(
+    const LayerAfterAttention&, const float* attended, const void* residual, int64_t rows, void* y,
+    void* next_residual);
 
 }  // namespace fastenc

@@ -1,5 +1,6 @@
 #include "gemm.h"
 
+#include "convert.h"
 #include "scratch.h"
 #include "weights.h"
 
@@ -9,7 +10,7 @@ namespace {
 // Rows of a task: packing a panel of B should cost little beside its products, and A's rows stay in the second cache.
 constexpr int64_t kLeastRows = 192, kMostRows = 512;
 // Of so many rows at most, a weight is read as it lies: to pack it would cost more than it saves.
-constexpr int64_t kFewRows = 128;
+constexpr int64_t kFewRows = 96;  // ops/_gemm.py has the same number
 constexpr int64_t kFewRowsColumns = 16;  // of a task
 
 // Of the rows: as few as give each thread several tasks.
@@ -18,12 +19,9 @@ int64_t number_of_row_blocks(int64_t rows, int64_t panels) {
   return std::clamp(4 * threads / panels, (rows + kMostRows - 1) / kMostRows, std::max<int64_t>(1, rows / kLeastRows));
 }
 
-Tensor with_unit_stride(const Tensor& x) {
-  STD_TORCH_CHECK(x.dim() == 2, "gemm: both must be matrices");
-  return x.stride(0) == 1 || x.stride(1) == 1 ? x : as_contiguous(x);
-}
+}  // namespace
 
-void run(const Gemm& m) {
+void parallel_gemm(const Gemm& m) {
   if (!m.rows || !m.columns) return;
   const int64_t panels = (m.columns + kGemmColumns - 1) / kGemmColumns;
   const int64_t blocks = number_of_row_blocks(m.rows, panels);
@@ -37,11 +35,18 @@ void run(const Gemm& m) {
   });
 }
 
-void run(const GemmFewRows& m) {
-  const int64_t tasks = (m.columns + kFewRowsColumns - 1) / kFewRowsColumns;
+void parallel_gemm(const GemmFewRows& m) {
+  const int64_t columns = m.weight.count, tasks = (columns + kFewRowsColumns - 1) / kFewRowsColumns;
   torch::stable::parallel_for(0, tasks, 1, [&](int64_t begin, int64_t end) {
-    FASTENC_CALL(gemm_few_rows, m, begin * kFewRowsColumns, std::min(end * kFewRowsColumns, m.columns));
+    FASTENC_CALL(gemm_few_rows, m, begin * kFewRowsColumns, std::min(end * kFewRowsColumns, columns));
   });
+}
+
+namespace {
+
+Tensor with_unit_stride(const Tensor& x) {
+  STD_TORCH_CHECK(x.dim() == 2, "gemm: both must be matrices");
+  return x.stride(0) == 1 || x.stride(1) == 1 ? x : as_contiguous(x);
 }
 
 void set_a(Gemm& m, const Tensor& a) {
@@ -67,17 +72,17 @@ Gemm with_b(const Tensor& b, const float* bias) {
 
 constexpr int64_t kElements = 65536;  // that a thread converts at least
 
-void widen(const Tensor& x, float* target) {
+void widen_all(const Tensor& x, float* target) {
   const auto* source = static_cast<const bfloat16*>(x.const_data_ptr());
   torch::stable::parallel_for(0, x.numel(), kElements, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) target[i] = to_float(source[i]);
+    FASTENC_CALL(widen, source + begin, target + begin, end - begin);
   });
 }
 
-void narrow(const float* source, Tensor& x) {
+void narrow_all(const float* source, Tensor& x) {
   auto* target = static_cast<bfloat16*>(x.mutable_data_ptr());
   torch::stable::parallel_for(0, x.numel(), kElements, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) target[i] = to_bfloat16(source[i]);
+    FASTENC_CALL(narrow, source + begin, target + begin, end - begin);
   });
 }
 
@@ -92,30 +97,31 @@ Tensor gemm(Tensor a, Tensor b_, std::optional<Tensor> bias) {
   Tensor c = empty({rows, columns}, a.scalar_type());
   if (!rows || !columns) return c;
   a = few || bf16 ? as_contiguous(a) : with_unit_stride(a);
-  float* sums = bf16 ? thread_scratch(rows * (columns + depth), Scratch::operands)
+  const bool widened = bf16 && !(few && is_bfloat16(b) && has_bf16_dot_products());
+  float* sums = bf16 ? thread_scratch(rows * (columns + (widened ? depth : 0)), Scratch::operands)
                      : static_cast<float*>(c.mutable_data_ptr());
-  const auto* a_values = static_cast<const float*>(a.const_data_ptr());
-  if (bf16) {
-    widen(a, sums + rows * columns);
+  const void* a_values = a.const_data_ptr();
+  if (widened) {
+    widen_all(a, sums + rows * columns);
     a_values = sums + rows * columns;
   }
   if (few) {
-    run(GemmFewRows{a_values, b.const_data_ptr(), is_bfloat16(b), b.stride(1), bias_values.data(), sums, rows, columns,
-                    depth});
+    const Weight weight({torch::stable::transpose(b, 0, 1)});
+    parallel_gemm(GemmFewRows{a_values, bf16 && !widened, depth, weight.rows(), bias_values.data(), sums, rows});
   } else {
     Gemm m = with_b(b, bias_values.data());
     if (bf16) {
       m.rows = rows;
-      m.a = a_values;
+      m.a = static_cast<const float*>(a_values);
       m.a_row = depth;
       m.a_depth = 1;
     } else {
       set_a(m, a);
     }
     m.c = sums;
-    run(m);
+    parallel_gemm(m);
   }
-  if (bf16) narrow(sums, c);
+  if (bf16) narrow_all(sums, c);
   return c;
 }
 
@@ -131,7 +137,7 @@ Tensor gemm_packed(Tensor a, Tensor packed, std::optional<Tensor> bias, int64_t 
   set_a(m, a);
   Tensor c = empty({a.size(0), columns}, ScalarType::Float);
   m.c = static_cast<float*>(c.mutable_data_ptr());
-  run(m);
+  parallel_gemm(m);
   return c;
 }
 
@@ -145,7 +151,7 @@ void gemm_add(Tensor c, Tensor a, Tensor b_) {
   a = with_unit_stride(a);
   set_a(m, a);
   m.c = static_cast<float*>(c.mutable_data_ptr());
-  run(m);
+  parallel_gemm(m);
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <cstdint>
 
 #include "isa.h"
+#include "packed_weights.h"
 
 namespace fastenc {
 
@@ -23,13 +24,13 @@ struct Gemm {
 
 // The same product for a few rows: C = A W^T + bias, where W (columns, depth) is read as it lies, once.
 struct GemmFewRows {
-  const float* a;  // row r at a + r * depth
-  const void* weight;
-  bool weight_bf16;
-  int64_t weight_stride;  // elements from one row of W to the next
-  const float* bias;      // or null
-  float* c;
-  int64_t rows, columns, depth;
+  const void* a;  // float; or bfloat16 if W is bfloat16 too and has_bf16_dot_products()
+  bool a_bf16;
+  int64_t a_row;  // elements from one row of A to the next
+  WeightRows weight;
+  const float* bias;  // or null
+  float* c;           // its rows are contiguous
+  int64_t rows;
 };
 
 constexpr int64_t kGemmColumns = 64;  // of a task: a multiple of every instruction set's panel
@@ -39,5 +40,9 @@ FASTENC_FOR_EACH_ISA(
     void gemm_block(const Gemm&, int64_t first, int64_t last, int64_t left, int64_t right);
     // All rows of columns [left, right).
     void gemm_few_rows(const GemmFewRows&, int64_t left, int64_t right);)
+
+// The threads share out the columns.
+void parallel_gemm(const Gemm&);
+void parallel_gemm(const GemmFewRows&);
 
 }  // namespace fastenc

@@ -22,6 +22,15 @@ bool runs_here(Isa isa) {
   return isa == Isa::baseline;
 }
 
+bool has_avx512_bf16() {
+#if FASTENC_X86
+  unsigned a, b, c, d;
+  return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 5 & 1);
+#else
+  return false;
+#endif
+}
+
 Isa best() {
   for (Isa isa : {Isa::avx512, Isa::avx2})
     if (runs_here(isa)) return isa;
@@ -83,14 +92,17 @@ bool is_intel() {
 bool has_bf16_units() {
   if (std::getenv("FASTENC_ISA")) return false;  // it stands for a processor of that set alone
 #if FASTENC_X86
-  // Subleaf 1 of leaf 7: AVX512-BF16 in EAX; subleaf 0: AMX-BF16 in EDX.
   unsigned a, b, c, d;
-  if (!runs_here(Isa::avx512) || !__get_cpuid_count(7, 0, &a, &b, &c, &d)) return false;
-  const bool amx = d >> 22 & 1;
-  return amx || (__get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 5 & 1));
+  const bool amx = __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d >> 22 & 1);
+  return runs_here(Isa::avx512) && (amx || has_avx512_bf16());
 #else
   return false;
 #endif
+}
+
+bool has_bf16_dot_products() {
+  static const bool usable = has_bf16_units() && has_avx512_bf16();
+  return usable && isa() == Isa::avx512;
 }
 
 }  // namespace fastenc

@@ -16,6 +16,8 @@ const char* usable_isas();
 bool is_intel();
 // Whether it has instructions for products of bfloat16.
 bool has_bf16_units();
+// Whether the chosen set can use AVX512-BF16.
+bool has_bf16_dot_products();
 
 }  // namespace fastenc
 

@@ -15,7 +15,7 @@ inline int64_t packed_floats(int64_t columns, int64_t depth) {
   return (columns + width - 1) / width * width * depth;
 }
 
-// Rows of one weight, or of several one above the other; the elements of a row are contiguous.
+// A plain weight's rows, or those of several one above the other; the elements of a row are contiguous.
 struct WeightRows {
   const void* const* rows;
   int64_t count, depth;

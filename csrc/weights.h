@@ -12,6 +12,7 @@ class Weight {
   Weight(const Weight&) = delete;  // rows_ points into starts_
   int64_t columns() const { return rows_.count; }
   int64_t depth() const { return rows_.depth; }
+  const WeightRows& rows() const { return rows_; }
   void pack(float* packed) const;  // packed_floats(columns(), depth()) floats
 
  private:

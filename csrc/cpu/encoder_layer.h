@@ -1,12 +1,12 @@
 // A block of rows stays in the second cache from product to product.
 
-FASTENC_INLINE const float* panel_at(const PackedLinear& w, int64_t row, int64_t column) {
+FASTENC_INLINE const float* panel_at(const LayerLinear& w, int64_t row, int64_t column) {
   return panel_at(w.weight, w.depth, row, column);
 }
 
 // C += A times the weight's rows [top, top + depth) and columns [left, left + columns); `next` is read after it.
 static void add_product(
-    const float* a, int64_t lda, const PackedLinear& w, int64_t top, int64_t depth, int64_t left, int64_t columns,
+    const float* a, int64_t lda, const LayerLinear& w, int64_t top, int64_t depth, int64_t left, int64_t columns,
     float* c, int64_t ldc, int64_t rows, const float* next) {
   for (int64_t j = 0, width; j < columns; j += width) {
     width = kPanel - (left + j) % kPanel;  // a gated weight's second half may begin inside a panel
@@ -22,27 +22,28 @@ static void add_product(
   }
 }
 
-// inner = act(inner), or act(inner) * gate.
+// inner = act(inner), or act(inner) * gate, whose rows are `stride` apart.
 template <Activation kind>
-static void activate_rows(float* inner, const float* gate, int64_t columns, int64_t rows) {
+static void activate_rows(float* inner, const float* gate, int64_t stride, int64_t columns, int64_t rows) {
   for (int64_t row = 0; row < rows; ++row)
     for (int64_t c = 0; c < columns; c += kLanes) {
-      const int64_t i = row * kInnerColumns + c;
+      const int64_t i = row * stride + c;
       const Vec value = activate<kind>(load(inner + i));
       store(inner + i, gate ? value * load(gate + i) : value);
     }
 }
 
-static void activate_rows(Activation kind, float* inner, const float* gate, int64_t columns, int64_t rows) {
+static void activate_rows(
+    Activation kind, float* inner, const float* gate, int64_t stride, int64_t columns, int64_t rows) {
   switch (kind) {
     case Activation::gelu:
-      return activate_rows<Activation::gelu>(inner, gate, columns, rows);
+      return activate_rows<Activation::gelu>(inner, gate, stride, columns, rows);
     case Activation::gelu_tanh:
-      return activate_rows<Activation::gelu_tanh>(inner, gate, columns, rows);
+      return activate_rows<Activation::gelu_tanh>(inner, gate, stride, columns, rows);
     case Activation::silu:
-      return activate_rows<Activation::silu>(inner, gate, columns, rows);
+      return activate_rows<Activation::silu>(inner, gate, stride, columns, rows);
     case Activation::relu:
-      return activate_rows<Activation::relu>(inner, gate, columns, rows);
+      return activate_rows<Activation::relu>(inner, gate, stride, columns, rows);
   }
 }
 
@@ -125,7 +126,7 @@ void layer_after_attention(
     };
     project(left, inner, l.gated ? panel_at(l.up, 0, inner_width + left) : down);
     if (l.gated) project(inner_width + left, gate, down);
-    activate_rows(l.activation, inner, l.gated ? gate : nullptr, columns, rows);
+    activate_rows(l.activation, inner, l.gated ? gate : nullptr, kInnerColumns, columns, rows);
     add_product(
         inner, kInnerColumns, l.down, left, columns, 0, hidden, out, hidden, rows,
         panel_at(l.up, 0, left + columns < inner_width ? left + columns : 0));
@@ -138,4 +139,10 @@ void layer_after_attention(
     write_rows(next, next_residual, l.bf16, start, count);
   }
   write_rows(out, y, l.bf16, start, count);
+}
+
+void layer_activation(const LayerAfterAttention& l, float* up, int64_t first, int64_t last) {
+  const int64_t inner = l.down.depth;
+  float* rows = up + first * l.up.columns;
+  activate_rows(l.activation, rows, l.gated ? rows + inner : nullptr, l.up.columns, inner, last - first);
 }

@@ -80,50 +80,109 @@ void gemm_block(const Gemm& m, int64_t first, int64_t last, int64_t left, int64_
 constexpr int kDotRows = kLanes == 16 ? 6 : kLanes == 8 ? 2 : 3;  // with kDotOutputs, as many sums as registers hold
 constexpr int kDotOutputs = 4;
 
-template <int kRows, int kOutputs, class T>
-static void dot_tile(const GemmFewRows& m, int64_t row, int64_t output) {
+// How a dot product reads kTerms elements of each row and adds their products to its sums.
+template <class Weight>
+struct WidenedTerms {
+  using A = float;
+  using W = Weight;
+  static constexpr int kTerms = kLanes;
+  template <class T>
+  FASTENC_INLINE Vec take(const T* p, int n) {
+    return load_n(p, n);
+  }
+  FASTENC_INLINE Vec add_products(Vec sum, Vec a, Vec w) { return sum + a * w; }
+};
+
+#if FASTENC_VECTOR_BYTES == 64
+// By the processor's instruction for pairs of bfloat16.
+struct Bfloat16Terms {
+  using A = bfloat16;
+  using W = bfloat16;
+  static constexpr int kTerms = 2 * kLanes;
+  FASTENC_INLINE __m512i take(const bfloat16* p, int n) {
+    return n == kTerms ? _mm512_loadu_si512(p) : _mm512_maskz_loadu_epi16((__mmask32)((1u << n) - 1u), p);
+  }
+  FASTENC_INLINE Vec add_products(Vec sum, __m512i a, __m512i w) {
+    return (Vec)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)w);
+  }
+};
+#endif
+
+// Also fetches rows [first_ahead, last_ahead) of W, which lie too far apart for the processor to foresee them.
+template <class Terms, int kRows, int kOutputs>
+static void dot_tile(
+    const GemmFewRows& m, int64_t row, int64_t output, int64_t first_ahead, int64_t last_ahead) {
+  using A = typename Terms::A;
+  using W = typename Terms::W;
   constexpr int kSums = (kRows * kOutputs + kLanes - 1) / kLanes * kLanes;
-  const float* a = m.a + row * m.depth;
-  const T* weight = (const T*)m.weight + output * m.weight_stride;
+  const A* a = (const A*)m.a + row * m.a_row;
+  const W* weights[kOutputs];
+  for (int o = 0; o < kOutputs; ++o) weights[o] = (const W*)m.weight.rows[output + o];
   Vec sums[kSums];
 #pragma GCC unroll 32
   for (int i = 0; i < kSums; ++i) sums[i] = Vec{};
   auto step = [&](int64_t k, int n) __attribute__((always_inline)) {
-    Vec w[kOutputs];
+    decltype(Terms::take(weights[0], n)) w[kOutputs];
 #pragma GCC unroll 4
-    for (int o = 0; o < kOutputs; ++o) w[o] = load_n(weight + o * m.weight_stride + k, n);
+    for (int o = 0; o < kOutputs; ++o) w[o] = Terms::take(weights[o] + k, n);
+    for (int64_t o = first_ahead; o < last_ahead; ++o) __builtin_prefetch((const W*)m.weight.rows[o] + k);
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
-      const Vec x = load_n(a + r * m.depth + k, n);
+      const auto x = Terms::take(a + r * m.a_row + k, n);
 #pragma GCC unroll 4
-      for (int o = 0; o < kOutputs; ++o) sums[r * kOutputs + o] += x * w[o];
+      for (int o = 0; o < kOutputs; ++o) sums[r * kOutputs + o] = Terms::add_products(sums[r * kOutputs + o], x, w[o]);
     }
   };
-  FASTENC_FOR_COLUMNS(m.depth, step);
+  int64_t k = 0;
+  for (; k + Terms::kTerms <= m.weight.depth; k += Terms::kTerms) step(k, Terms::kTerms);
+  if (k < m.weight.depth) step(k, (int)(m.weight.depth - k));
   alignas(64) float totals[kSums];
 #pragma GCC unroll 8
   for (int i = 0; i < kSums; i += kLanes) store(totals + i, fold_rows<add>(sums + i));
-  for (int r = 0; r < kRows; ++r)
-    for (int o = 0; o < kOutputs; ++o)
-      m.c[(row + r) * m.columns + output + o] = totals[r * kOutputs + o] + (m.bias ? m.bias[output + o] : 0.f);
+  typedef float Outputs __attribute__((vector_size(kOutputs * sizeof(float))));
+  Outputs bias{}, total;
+  if (m.bias) __builtin_memcpy(&bias, m.bias + output, sizeof bias);
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r) {
+    __builtin_memcpy(&total, totals + r * kOutputs, sizeof total);
+    total += bias;
+    __builtin_memcpy(m.c + (row + r) * m.weight.count + output, &total, sizeof total);
+  }
 }
 
-template <int kOutputs, class T>
+template <class Terms, int kOutputs, int kRows = kDotRows>
+FASTENC_INLINE void dot_tile_of(
+    int64_t rows, const GemmFewRows& m, int64_t row, int64_t output, int64_t first_ahead, int64_t last_ahead) {
+  if (rows == kRows)
+    dot_tile<Terms, kRows, kOutputs>(m, row, output, first_ahead, last_ahead);
+  else if constexpr (kRows > 1)
+    dot_tile_of<Terms, kOutputs, kRows - 1>(rows, m, row, output, first_ahead, last_ahead);
+}
+
+// The tiles share the rows evenly: 20 rows are 4 x 5, not 3 x 6 and 2. So they do the fetching of the next outputs' rows
+// of W.
+template <class Terms, int kOutputs>
 static void dot_rows(const GemmFewRows& m, int64_t output) {
-  int64_t row = 0;
-  for (; row + kDotRows <= m.rows; row += kDotRows) dot_tile<kDotRows, kOutputs, T>(m, row, output);
-  if constexpr (kDotRows > 3)
-    for (; row + 3 <= m.rows; row += 3) dot_tile<3, kOutputs, T>(m, row, output);
-  for (; row < m.rows; ++row) dot_tile<1, kOutputs, T>(m, row, output);
+  const int64_t tiles = (m.rows + kDotRows - 1) / kDotRows, next = output + kOutputs;
+  const int64_t ahead = m.weight.count - next < kOutputs ? m.weight.count - next : kOutputs;
+  for (int64_t tile = 0; tile < tiles; ++tile) {
+    const int64_t first = m.rows * tile / tiles, last = m.rows * (tile + 1) / tiles;
+    dot_tile_of<Terms, kOutputs>(
+        last - first, m, first, output, next + ahead * tile / tiles, next + ahead * (tile + 1) / tiles);
+  }
 }
 
-template <class T>
+template <class Terms>
 static void gemm_few_rows_of(const GemmFewRows& m, int64_t left, int64_t right) {
   int64_t output = left;
-  for (; output + kDotOutputs <= right; output += kDotOutputs) dot_rows<kDotOutputs, T>(m, output);
-  for (; output < right; ++output) dot_rows<1, T>(m, output);
+  for (; output + kDotOutputs <= right; output += kDotOutputs) dot_rows<Terms, kDotOutputs>(m, output);
+  for (; output < right; ++output) dot_rows<Terms, 1>(m, output);
 }
 
 void gemm_few_rows(const GemmFewRows& m, int64_t left, int64_t right) {
-  m.weight_bf16 ? gemm_few_rows_of<bfloat16>(m, left, right) : gemm_few_rows_of<float>(m, left, right);
+#if FASTENC_VECTOR_BYTES == 64
+  if (m.a_bf16) return gemm_few_rows_of<Bfloat16Terms>(m, left, right);
+#endif
+  m.weight.bf16 ? gemm_few_rows_of<WidenedTerms<bfloat16>>(m, left, right)
+                : gemm_few_rows_of<WidenedTerms<float>>(m, left, right);
 }

@@ -49,6 +49,19 @@ def test_products(shape, transposed, extra):
     assert within(gemm(a, b, **given), expected, inner)
 
 
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("shape", [(1, 1, 1), (5, 31, 4), (7, 33, 7), (20, 384, 100), (96, 100, 9)])
+def test_few_rows_in_bfloat16(shape, biased):
+    rows, inner, columns = shape
+    x, weight = torch.randn(rows, inner).bfloat16(), torch.randn(columns, inner).bfloat16()
+    bias = torch.randn(columns).bfloat16() if biased else None
+    expected = x.double() @ weight.double().t() + (0 if bias is None else bias.double())
+    y = linear(x, weight, bias)
+    assert y.dtype == torch.bfloat16
+    # Only the result is rounded.
+    assert (y.double() - expected).abs().max() <= 2**-8 * expected.abs().max()
+
+
 @pytest.mark.skipif(not _library.HAS_CPP, reason="the extension is not built")
 @pytest.mark.parametrize("rows", [0, 1, 130, 400])
 @pytest.mark.parametrize(("inner", "columns"), [(1, 1), (384, 17), (150, 64), (128, 257)])

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from fastenc.nn.layer_spec import LayerWeights, stacked
-from fastenc.nn.packed_inference import PackedWeights, pack, weights_reason
+from fastenc.nn.packed_inference import PackedWeights, pack, packing_reason, weights_reason
 
 # A layer's weights packed, or stacked where it does not run on packed weights, as on a GPU.
 FrozenLayer = PackedWeights | LayerWeights
@@ -89,6 +89,8 @@ def frozen_layers(owner: Any) -> list[FrozenLayer]:
     """
     with torch.no_grad():
         return [
-            pack(weights) if weights_reason(weights, spec) is None else stacked(weights)
+            stacked(weights)
+            if weights_reason(weights, spec) or packing_reason(weights)
+            else pack(weights)
             for weights, spec in owner.layer_weights()
         ]

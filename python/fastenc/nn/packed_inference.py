@@ -1,7 +1,8 @@
-"""A layer without gradients on a CPU, in two ops that keep a block of rows in the cache from product to product.
+"""A layer without gradients on a CPU, in two ops.
 
-The weights are packed in each call, into memory that the thread keeps: nothing that could grow stale outlives the
-call. :func:`fastenc.freeze` packs them once, on the user's promise that they do not change.
+Of many rows, a block stays in the cache from product to product. The weights are packed in each call, into memory that
+the thread keeps: nothing that could grow stale outlives the call. :func:`fastenc.freeze` packs them once, on the user's
+promise that they do not change. Of few rows, every weight is read once, as it lies or packed before.
 """
 
 from typing import NamedTuple
@@ -23,12 +24,10 @@ from fastenc.ops import _dispatch, _encoder_layer, _gemm, _library
 from fastenc.ops import attention as attention_op
 from fastenc.packing import check_cu_seqlens
 
-# Every thread reads all weights for its own rows; of fewer rows, single products share out the weights instead.
+# Every thread reads all weights for its own rows; of fewer rows, the threads share out each product's weights instead.
 ROWS_OF_A_THREAD = 16
 # Threads take whole sequences, so the longest must be a small part of what each has to do.
 SEQUENCES_OF_A_THREAD = 4
-# Rows from which packing the weights in the call itself pays.
-ROWS_WORTH_PACKING = 192
 
 
 class PackedWeights(NamedTuple):
@@ -58,7 +57,7 @@ def unsupported_reason(
     dropout: LayerDropout,
     packed: PackedWeights | None = None,
 ) -> str | None:
-    """Why the layer cannot run on packed weights, or None."""
+    """Why the layer cannot run in these two ops, or None."""
     x = state.x
     if torch.compiler.is_compiling():
         return "torch.compile sees through single ops only"
@@ -71,17 +70,29 @@ def unsupported_reason(
     reason = weights_reason(weights, spec)
     if reason is not None:
         return reason
+    if not _has_few_rows(x, packed):
+        reason = packing_reason(weights)
+    if reason is not None:
+        return reason
     if x.dtype != weights.down_weight.dtype or x.device.type != "cpu":
         return f"its input is {x.dtype} on {x.device.type}, its weights are not"
-    least = ROWS_OF_A_THREAD * torch.get_num_threads()
-    least = least if packed is not None else max(least, ROWS_WORTH_PACKING)
-    if x.shape[0] < least:
-        return f"fewer than {least} rows take single ops"
     return None
 
 
+def packing_reason(weights: LayerWeights) -> str | None:
+    """Why weights that these ops can take are not packed, or None."""
+    if weights.down_weight.dtype == torch.bfloat16 and not _gemm.emulates_bfloat16():
+        return "this processor multiplies bfloat16 faster than float32"
+    return None
+
+
+def _has_few_rows(x: Tensor, packed: PackedWeights | None) -> bool:
+    least = ROWS_OF_A_THREAD * torch.get_num_threads()
+    return x.shape[0] < (least if packed is not None else max(least, _gemm.FEW_ROWS + 1))
+
+
 def weights_reason(weights: LayerWeights, spec: LayerSpec) -> str | None:
-    """What the layer's weights, whatever its input, have against packing, or None."""
+    """What the layer's weights, whatever its input, have against these ops, or None."""
     weight = weights.down_weight
     if not _library.HAS_CPP:
         return "the compiled extension is not available"
@@ -89,8 +100,6 @@ def weights_reason(weights: LayerWeights, spec: LayerSpec) -> str | None:
         return "it is a way of CPUs"
     if weight.dtype not in (torch.float32, torch.bfloat16):
         return f"it takes float32 or bfloat16, the weights are {weight.dtype}"
-    if weight.dtype == torch.bfloat16 and not _gemm.emulates_bfloat16():
-        return "this processor multiplies bfloat16 faster than float32"
     if not packed_is_faster():
         return "this processor has no AVX2"
     if any(width % 16 for width in (*weight.shape, spec.attention.head_dim)):
@@ -121,12 +130,14 @@ def run_packed(
     x = state.x
     given = lambda name, plain: [getattr(packed, name)] if packed is not None else list(plain)
     check_cu_seqlens(inputs.cu_seqlens, x.shape[0], inputs.max_seqlen)
-    if _shares_sequences(x, inputs.max_seqlen):
+    few_rows = _has_few_rows(x, packed)
+    if few_rows or _shares_sequences(x, inputs.max_seqlen):
         attended = torch.ops.fastenc.encoder_layer_attention(
             x,
             given("qkv", w.qkv_weights),
             stack_biases(w.qkv_biases, w.qkv_weights),
             packed is not None,
+            few_rows,
             inputs.cu_seqlens,
             inputs.max_seqlen,
             a.num_heads,
@@ -152,6 +163,7 @@ def run_packed(
         w.out_norm_weight,
         w.out_norm_bias,
         packed is not None,
+        few_rows,
         f.intermediate_size,
         _encoder_layer.ACTIVATIONS[f.activation],
         f.gated,

@@ -1,7 +1,8 @@
 """An encoder layer in inference on a CPU, in two ops over blocks of rows that stay in the cache.
 
 Between products, an op of its own would send every intermediate through memory, often through fresh pages. Weights
-are given packed (:func:`fastenc.ops._gemm.pack_weight`), or plain and packed in each call.
+are given packed (:func:`fastenc.ops._gemm.pack_weight`), or plain and packed in each call. Of few rows the threads
+share out each product's columns, and plain weights are read as they lie.
 """
 
 import torch
@@ -12,7 +13,7 @@ from fastenc.ops import _library
 ACTIVATIONS = {"gelu": 0, "gelu_tanh": 1, "silu": 2, "relu": 3}
 
 
-def _fake_attention(x, qkv, qkv_bias, packed, cu_seqlens, max_seqlen, num_heads, head_dim, *_):
+def _fake_attention(x, qkv, bias, packed, few_rows, cu_seqlens, longest, num_heads, head_dim, *_):
     return x.new_empty((x.shape[0], num_heads * head_dim), dtype=torch.float32)
 
 
@@ -24,8 +25,8 @@ def _fake_after_attention(attended, residual, *arguments):
 
 # attended = Attention(x W_qkv + b_qkv), float32 (total_tokens, num_heads * head_dim); x float32 or bfloat16.
 _library.define(
-    "encoder_layer_attention(Tensor x, Tensor[] qkv, Tensor? qkv_bias, bool packed, Tensor cu_seqlens, int max_seqlen,"
-    " int num_heads, int head_dim, float scale, Tensor? relative_bias, Tensor? rotary, int window_left,"
+    "encoder_layer_attention(Tensor x, Tensor[] qkv, Tensor? qkv_bias, bool packed, bool few_rows, Tensor cu_seqlens,"
+    " int max_seqlen, int num_heads, int head_dim, float scale, Tensor? relative_bias, Tensor? rotary, int window_left,"
     " int window_right) -> Tensor",
     _fake_attention,
 )
@@ -36,7 +37,7 @@ _library.define(
     "encoder_layer_after_attention(Tensor attended, Tensor residual, Tensor[] attention_out,"
     " Tensor? attention_out_bias, Tensor attention_norm_weight, Tensor? attention_norm_bias, Tensor[] up,"
     " Tensor? up_bias, Tensor[] down, Tensor? down_bias, Tensor out_norm_weight, Tensor? out_norm_bias, bool packed,"
-    " int inner, int activation, bool gated, bool pre_norm, bool rms, float attention_norm_eps, float out_norm_eps)"
+    " bool few_rows, int inner, int activation, bool gated, bool pre_norm, bool rms, float attention_norm_eps, float out_norm_eps)"
     " -> (Tensor, Tensor)",
     _fake_after_attention,
 )

@@ -1,0 +1,111 @@
+#include "convert.h"
+#include "encoder_layer.h"
+#include "gemm.h"
+#include "layer_norm.h"
+#include "scratch.h"
+#include "tensors.h"
+
+namespace fastenc {
+namespace {
+
+constexpr int64_t kHeads = 2;  // that a thread takes at least
+
+// c = a W^T + bias; row r of a is at a + r * stride.
+void multiply(const float* a, int64_t stride, const LayerLinear& linear, int64_t rows, float* c) {
+  if (linear.weight) {
+    Gemm m{};
+    m.a = a;
+    m.a_row = stride;
+    m.a_depth = 1;
+    m.packed_b = linear.weight;
+    m.bias = linear.bias;
+    m.c = c;
+    m.rows = rows;
+    m.columns = linear.columns;
+    m.depth = linear.depth;
+    parallel_gemm(m);
+    return;
+  }
+  GemmFewRows m{a, false, stride, linear.plain, linear.bias, c, rows};
+  if (linear.plain.bf16 && has_bf16_dot_products()) {
+    auto* narrowed = reinterpret_cast<bfloat16*>(thread_scratch(rows * linear.depth / 2, Scratch::operands));
+    for (int64_t row = 0; row < rows; ++row)
+      FASTENC_CALL(narrow, a + row * stride, narrowed + row * linear.depth, linear.depth);
+    m.a = narrowed;
+    m.a_bf16 = true;
+    m.a_row = linear.depth;
+  }
+  parallel_gemm(m);
+}
+
+// A tensor's floats, widened into `buffer` if need be.
+const float* floats_of(const void* x, bool bf16, int64_t count, float* buffer) {
+  if (!bf16) return static_cast<const float*>(x);
+  FASTENC_CALL(widen, static_cast<const bfloat16*>(x), buffer, count);
+  return buffer;
+}
+
+}  // namespace
+
+void layer_attention_few_rows(
+    const LayerAttention& layer, const void* x, int64_t rows, int64_t sequences, float* attended) {
+  const int64_t columns = layer.qkv.columns, depth = layer.qkv.depth, width = columns / 3;
+  Attention a = layer.terms;
+  float* qkv = thread_scratch(rows * (columns + depth + a.num_heads), Scratch::layer);
+  float* widened = qkv + rows * columns;
+  multiply(floats_of(x, layer.bf16, rows * depth, widened), depth, layer.qkv, rows, qkv);
+  a.q = {qkv, columns, a.head_dim};
+  a.k = {qkv + width, columns, a.head_dim};
+  a.v = {qkv + 2 * width, columns, a.head_dim};
+  a.total_q = rows;
+  a.out = attended;
+  a.lse = widened + rows * depth;
+  torch::stable::parallel_for(0, sequences * a.num_heads, kHeads, [&](int64_t begin, int64_t end) {
+    for (int64_t task = begin; task < end; ++task) {
+      const int64_t sequence = task / a.num_heads, start = layer.offsets[sequence];
+      const int64_t length = layer.offsets[sequence + 1] - start;
+      float* scratch = thread_scratch(attention_forward_scratch(length, length, a.head_dim));
+      const AttentionTask head{start, length, start, length, task % a.num_heads};
+      FASTENC_CALL(attention_forward, a, false, head, scratch);
+    }
+  });
+}
+
+void layer_after_attention_few_rows(
+    const LayerAfterAttention& layer, const float* attended, const void* residual, int64_t rows, void* y,
+    void* next_residual) {
+  const int64_t hidden = layer.down.columns, count = rows * hidden;
+  float* h = thread_scratch(4 * count + rows * layer.up.columns, Scratch::layer);
+  float *sums = h + count, *widened = sums + count, *out = widened + count, *up = out + count;
+  if (!layer.bf16) out = static_cast<float*>(y);
+  auto normalise = [&](float* block, const float* added, float* sum, const LayerNormTerms& terms) {
+    LayerNormForward norm{};
+    norm.x = norm.y = block;
+    norm.residual = added;
+    norm.h = sum;
+    norm.weight = terms.weight;
+    norm.bias = terms.bias;
+    norm.width = hidden;
+    norm.eps = terms.eps;
+    norm.rms = layer.rms;
+    torch::stable::parallel_for(0, rows, grain(hidden), [&](int64_t begin, int64_t end) {
+      float* scratch = thread_scratch(2 * ((hidden + 127) / 128 * 128));
+      FASTENC_CALL(layer_norm_forward, norm, false, begin, end, scratch);
+    });
+  };
+  multiply(attended, layer.attention_out.depth, layer.attention_out, rows, h);
+  const float* before = floats_of(residual, layer.bf16, count, widened);
+  normalise(h, before, layer.pre_norm ? sums : nullptr, layer.attention_norm);
+  multiply(h, hidden, layer.up, rows, up);
+  torch::stable::parallel_for(0, rows, grain(layer.up.columns), [&](int64_t begin, int64_t end) {
+    FASTENC_CALL(layer_activation, layer, up, begin, end);
+  });
+  multiply(up, layer.up.columns, layer.down, rows, out);
+  float* next = layer.bf16 ? widened : static_cast<float*>(next_residual);
+  normalise(out, layer.pre_norm ? sums : h, layer.pre_norm ? next : nullptr, layer.out_norm);
+  if (!layer.bf16) return;
+  FASTENC_CALL(narrow, out, static_cast<bfloat16*>(y), count);
+  if (layer.pre_norm) FASTENC_CALL(narrow, next, static_cast<bfloat16*>(next_residual), count);
+}
+
+}  // namespace fastenc
