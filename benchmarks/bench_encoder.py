@@ -96,7 +96,7 @@ def main() -> None:
         def run_padded(call, inputs):
             return lambda: [(call(x), x["attention_mask"].bool()) for x in inputs]
 
-        def run_packed(encoder, inputs):
+        def run_cpu_inference(encoder, inputs):
             return lambda: [(encoder(batch).last_hidden_state, None) for batch in inputs]
 
         def real_tokens(outputs):
@@ -119,12 +119,12 @@ def main() -> None:
             "Hugging Face, patched and frozen": run_padded(
                 lambda x: patched_frozen(**x).last_hidden_state, plain
             ),
-            "fastenc": run_packed(ours, packed),
-            "fastenc, frozen": run_packed(frozen, packed),
-            "fastenc, sorted": run_packed(ours, packed_by_length),
+            "fastenc": run_cpu_inference(ours, packed),
+            "fastenc, frozen": run_cpu_inference(frozen, packed),
+            "fastenc, sorted": run_cpu_inference(ours, packed_by_length),
             "Hugging Face sdpa bf16, sorted": run_padded(hf_bf16, by_length),
             "OpenVINO bf16, sorted": run_padded(openvino_bf16, by_length),
-            "fastenc bf16": run_packed(ours_bf16, packed),
+            "fastenc bf16": run_cpu_inference(ours_bf16, packed),
             FLOOR: lambda: [products(batch.total_tokens) for batch in packed],
         }
         with torch.inference_mode():

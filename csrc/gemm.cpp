@@ -10,7 +10,7 @@ namespace {
 // Rows of a task: packing a panel of B should cost little beside its products, and A's rows stay in the second cache.
 constexpr int64_t kLeastRows = 192, kMostRows = 512;
 // Of so many rows at most, a weight is read as it lies: to pack it would cost more than it saves.
-constexpr int64_t kFewRows = 96;  // ops/_gemm.py has the same number
+constexpr int64_t kFewRows = 128;  // ops/_gemm.py has the same number
 constexpr int64_t kFewRowsColumns = 16;  // of a task
 
 // Of the rows: as few as give each thread several tasks.

@@ -50,7 +50,9 @@ def test_products(shape, transposed, extra):
 
 
 @pytest.mark.parametrize("biased", [False, True])
-@pytest.mark.parametrize("shape", [(1, 1, 1), (5, 31, 4), (7, 33, 7), (20, 384, 100), (96, 100, 9)])
+@pytest.mark.parametrize(
+    "shape", [(1, 1, 1), (5, 31, 4), (7, 33, 7), (20, 384, 100), (128, 100, 9)]
+)
 def test_few_rows_in_bfloat16(shape, biased):
     rows, inner, columns = shape
     x, weight = torch.randn(rows, inner).bfloat16(), torch.randn(columns, inner).bfloat16()

@@ -315,11 +315,10 @@ class Encoder(PretrainedModel):
         x = modules[0].down.weight.new_zeros((tokens, self.config.hidden_size))
         length = min(32, self.config.max_positions)
         offsets = torch.arange(0, tokens + 1, length, dtype=torch.int32, device=x.device)
-        inputs, frozen = self._inputs(x, offsets, length), self.frozen.current(self)
+        inputs = self._inputs(x, offsets, length)
         found = []
         for number, spec in enumerate(self.specs):
-            index = self.module_of_layer[number]
-            layer = modules[index]
+            layer = modules[self.module_of_layer[number]]
             found.append(
                 unsupported_reasons(
                     LayerState(x, x),
@@ -328,7 +327,6 @@ class Encoder(PretrainedModel):
                     spec,
                     layer.dropout(),
                     adaptation=layer.adapted(),
-                    frozen=None if frozen is None else frozen[index],
                 )
             )
         return found

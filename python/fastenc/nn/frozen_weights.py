@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from fastenc.nn.cpu_inference import PackedWeights, pack, packing_reason, weights_reason
 from fastenc.nn.layer_spec import LayerWeights, stacked
-from fastenc.nn.packed_inference import PackedWeights, pack, packing_reason, weights_reason
 
 # A layer's weights packed, or stacked where it does not run on packed weights, as on a GPU.
 FrozenLayer = PackedWeights | LayerWeights

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from fastenc.nn import fused_sublayers, packed_inference
+from fastenc.nn import cpu_inference, fused_sublayers
 from fastenc.nn.adaptation import LayerAdaptation
 from fastenc.nn.frozen_weights import FrozenLayer
 from fastenc.nn.layer import run_single_ops
@@ -14,9 +14,8 @@ from fastenc.nn.layer_spec import (
     LayerState,
     LayerWeights,
 )
-from fastenc.nn.packed_inference import PackedWeights
 
-FUSED, PACKED, SINGLE = "fused sublayers", "packed weights", "single ops"
+FUSED, CPU, SINGLE = "fused sublayers", "CPU inference", "single ops"
 
 
 def run_layer(
@@ -30,7 +29,7 @@ def run_layer(
     frozen: FrozenLayer | None = None,
     cast: CastWeights | None = None,
 ) -> LayerState:
-    """One layer in the first way that can take the call: fused, on packed weights, or in single ops.
+    """One layer in the first way that can take the call: fused sublayers, CPU inference or single ops.
 
     Args:
         adaptation: what :mod:`fastenc.adapt` adds to the layer; single ops alone take it.
@@ -44,8 +43,8 @@ def run_layer(
         return run_single_ops(*call, adaptation)
     if fused_sublayers.unsupported_reason(*call) is None:
         return fused_sublayers.run_fused_sublayers(*call, cast)
-    if packed_inference.unsupported_reason(*call, frozen) is None:
-        return packed_inference.run_packed(*call, frozen)
+    if cpu_inference.unsupported_reason(*call) is None:
+        return cpu_inference.run_cpu_inference(*call, frozen)
     return run_single_ops(*call)
 
 
@@ -57,14 +56,12 @@ def unsupported_reasons(
     dropout: LayerDropout,
     *,
     adaptation: LayerAdaptation | None = None,
-    frozen: FrozenLayer | None = None,
 ) -> Mapping[str, str | None]:
     """Way → why it cannot take the call, or None, in the order in which they are tried."""
     call = (state, inputs, weights, spec, dropout)
-    packed = frozen if isinstance(frozen, PackedWeights) else None
     adapted = None if adaptation is None else "an adaptation is added to the layer"
     return {
         FUSED: adapted or fused_sublayers.unsupported_reason(*call),
-        PACKED: adapted or packed_inference.unsupported_reason(*call, packed),
+        CPU: adapted or cpu_inference.unsupported_reason(*call),
         SINGLE: None,
     }

@@ -17,7 +17,7 @@ from fastenc.ops import _dispatch, _library
 from fastenc.ops._column_sum import column_sum
 
 # Rows up to which a weight is read as it lies; csrc/gemm.cpp has the same number.
-FEW_ROWS = 96
+FEW_ROWS = 128
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -36,7 +36,7 @@ def gemm(a: Tensor, b: Tensor, bias: Tensor | None = None, added: Tensor | None 
     Args:
         a: (rows, inner); b: (inner, columns), of a's dtype; either may be transposed.
         bias: (columns,); added: contiguous (rows, columns), which is overwritten with the result.
-    Numerics: float32 sums, whose order does not depend on threads; of more than 96 rows, sums of 128 terms added up
+    Numerics: float32 sums, whose order does not depend on threads; of more than 128 rows, sums of 128 terms added up
         in their order. bfloat16 may be multiplied by the processor's instruction for it, which takes numbers below
         2^-126 for 0.
     """

@@ -1,11 +1,11 @@
-"""A layer without gradients on packed weights, beside torch's own functions."""
+"""A layer without gradients in two ops of the CPU, beside torch's own functions."""
 
 import pytest
 import torch
 
-from fastenc.nn import packed_inference
+from fastenc.nn import cpu_inference
+from fastenc.nn.cpu_inference import pack, run_cpu_inference, unsupported_reason
 from fastenc.nn.layer import run_single_ops
-from fastenc.nn.packed_inference import pack, run_packed, unsupported_reason
 from fastenc.ops import _gemm
 from fastenc.testing import assert_within_budget
 from tests.helpers.attention_cases import EDGE_LENGTHS
@@ -33,7 +33,7 @@ def emulated(monkeypatch):
 
 def check(layer, **options):
     with torch.no_grad():
-        results = layer.run(run_packed, **options)
+        results = layer.run(run_cpu_inference, **options)
         plain, truth = layer.plain(), layer.plain(widened(layer.values))
     for ours, theirs, exact in zip(results, plain, truth, strict=True):
         assert ours.dtype == theirs.dtype
@@ -79,23 +79,23 @@ def test_widths_and_lengths(lengths, activation, inner, gated, instruction_set, 
 def test_rows_do_not_depend_on_those_beside_them(monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)  # sequences are shared out either way
     layer = Layer(KINDS["bert"], (7, 130, 250), grad=False)
-    (whole,) = layer.run(run_packed)
+    (whole,) = layer.run(run_cpu_inference)
     layer.values["x"], layer.offsets = layer.values["x"][7:137], layer.offsets.new_tensor([0, 130])
     layer.longest = 130
-    (alone,) = layer.run(run_packed)
+    (alone,) = layer.run(run_cpu_inference)
     assert torch.equal(whole[7:137], alone)
 
 
 @EVERY_KIND
 def test_agrees_with_single_ops(name):
     layer = Layer(KINDS[name], MANY, grad=False)
-    for ours, theirs in zip(layer.run(run_packed), layer.run(run_single_ops), strict=True):
+    for ours, theirs in zip(layer.run(run_cpu_inference), layer.run(run_single_ops), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
 
 
-def reason(layer, **options):
+def reason(layer):
     with torch.no_grad():
-        return unsupported_reason(*layer.call(), **options)
+        return unsupported_reason(*layer.call())
 
 
 def test_what_it_cannot_take_it_says(monkeypatch):
@@ -109,7 +109,7 @@ def test_what_it_cannot_take_it_says(monkeypatch):
     assert "float64" in reason(Layer(KINDS["bert"], MANY, torch.float64))
     assert "multiplies bfloat16 faster" in reason(Layer(KINDS["bert"], MANY, torch.bfloat16))
     assert reason(Layer(KINDS["bert"], (20, 20), torch.bfloat16)) is None
-    monkeypatch.setattr(packed_inference, "packed_is_faster", lambda: False)
+    monkeypatch.setattr(cpu_inference, "packed_is_faster", lambda: False)
     assert "AVX2" in reason(layer)
 
 
@@ -119,4 +119,4 @@ def test_weights_of_another_size_are_refused(name):
     wrong = layer.values[name][..., :32]
     layer.values[name] = wrong
     with pytest.raises(RuntimeError, match="encoder_layer"):
-        layer.run(run_packed)
+        layer.run(run_cpu_inference)

@@ -55,7 +55,6 @@ def unsupported_reason(
     weights: LayerWeights,
     spec: LayerSpec,
     dropout: LayerDropout,
-    packed: PackedWeights | None = None,
 ) -> str | None:
     """Why the layer cannot run in these two ops, or None."""
     x = state.x
@@ -70,7 +69,7 @@ def unsupported_reason(
     reason = weights_reason(weights, spec)
     if reason is not None:
         return reason
-    if not _has_few_rows(x, packed):
+    if not _has_few_rows(x):
         reason = packing_reason(weights)
     if reason is not None:
         return reason
@@ -86,9 +85,8 @@ def packing_reason(weights: LayerWeights) -> str | None:
     return None
 
 
-def _has_few_rows(x: Tensor, packed: PackedWeights | None) -> bool:
-    least = ROWS_OF_A_THREAD * torch.get_num_threads()
-    return x.shape[0] < (least if packed is not None else max(least, _gemm.FEW_ROWS + 1))
+def _has_few_rows(x: Tensor) -> bool:
+    return x.shape[0] <= max(_gemm.FEW_ROWS, ROWS_OF_A_THREAD * torch.get_num_threads())
 
 
 def weights_reason(weights: LayerWeights, spec: LayerSpec) -> str | None:
@@ -117,7 +115,7 @@ def packed_is_faster() -> bool:
     return _gemm.has_vectors()
 
 
-def run_packed(
+def run_cpu_inference(
     state: LayerState,
     inputs: AttentionInputs,
     weights: LayerWeights,
@@ -130,7 +128,7 @@ def run_packed(
     x = state.x
     given = lambda name, plain: [getattr(packed, name)] if packed is not None else list(plain)
     check_cu_seqlens(inputs.cu_seqlens, x.shape[0], inputs.max_seqlen)
-    few_rows = _has_few_rows(x, packed)
+    few_rows = _has_few_rows(x)
     if few_rows or _shares_sequences(x, inputs.max_seqlen):
         attended = torch.ops.fastenc.encoder_layer_attention(
             x,
