@@ -7,7 +7,7 @@ import re
 import sysconfig
 import warnings
 from collections.abc import Iterator
-from importlib.util import find_spec
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import NamedTuple
 
@@ -76,7 +76,8 @@ def which_package(
     owners: dict[str, set[str]] = {}
     for_testing: set[str] = set()
     for package in PACKAGES:
-        spec = find_spec(package)
+        # Not importlib.util.find_spec: setuptools' hook warns when it is asked for pip.
+        spec = PathFinder.find_spec(package)
         if spec is None or not spec.submodule_search_locations:
             continue
         found = 0
