@@ -383,7 +383,7 @@ def word_vectors(data: dict) -> str:
         "FASTENC_DATA=... python -m benchmarks.word_vectors 20000",
         "Sentences of UD English EWT, then of SemCor; transformers with output_hidden_states and batches sorted by "
         "length; both sides tokenise. Ratios are medians over alternating slices, of the time that passed and of CPU "
-        "time, which leaves out other work on the machine: there was some. OMP_NUM_THREADS sets the threads. "
+        "time, which leaves out other work on the machine. OMP_NUM_THREADS sets the threads. "
         + machine_line(data["machine"]),
         "\n".join(lines),
     )

@@ -110,8 +110,10 @@ def embed_words(
 
     def fill(vectors: Tensor) -> None:
         pool = _pooling(combine, taken, subwords)
-        for rows, values in _batches(encoder, sentences, taken, pool, batch_size, show_progress):
-            vectors.index_copy_(0, rows, values.to("cpu", dtype))
+        batches = _batches(encoder, sentences, taken, pool, batch_size, show_progress)
+        with encoder.frozen.during_call(encoder, calls=(len(offsets) - 1) // batch_size):
+            for rows, values in batches:
+                vectors.index_copy_(0, rows, values.to("cpu", dtype))
 
     if out is None:
         vectors = torch.empty(shape, dtype=dtype)

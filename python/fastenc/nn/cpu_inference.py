@@ -67,9 +67,7 @@ def unsupported_reason(
     if _dispatch.autocast_dtype(x.device.type):
         return "autocast is on"
     reason = weights_reason(weights, spec)
-    if reason is not None:
-        return reason
-    if not _has_few_rows(x):
+    if reason is None and not _has_few_rows(x):
         reason = packing_reason(weights)
     if reason is not None:
         return reason
