@@ -8,6 +8,7 @@
 #include "activation.h"
 #include "attention.h"
 #include "isa.h"
+#include "layer_norm.h"
 #include "packed_weights.h"
 
 namespace fastenc {
@@ -40,6 +41,22 @@ struct LayerAfterAttention {
   bool bf16;  // residual, y and next_residual; all else is float
 };
 
+// The norm of a block of rows, in place. `added` is added to the rows first; `sum`, or null, gets the rows after that.
+// Static, because every instruction set compiles a copy.
+static inline LayerNormForward norm_in_place(
+    const LayerAfterAttention& l, const LayerNormTerms& terms, float* block, const float* added, float* sum) {
+  LayerNormForward norm{};
+  norm.x = norm.y = block;
+  norm.residual = added;
+  norm.h = sum;
+  norm.weight = terms.weight;
+  norm.bias = terms.bias;
+  norm.width = l.down.columns;
+  norm.eps = terms.eps;
+  norm.rms = l.rms;
+  return norm;
+}
+
 constexpr int64_t kInnerColumns = 256;  // of the inner activations that exist at a time
 
 // Floats for these sequences, and for so many rows.
@@ -57,7 +74,7 @@ FASTENC_FOR_EACH_ISA(
     // In place, on rows [first, last) of x W_up + b_up; a gated layer's results are its rows' first halves.
     void layer_activation(const LayerAfterAttention&, float* up, int64_t first, int64_t last);)
 
-// Of few rows, single products share out the weights, which may be plain.
+// Of few rows, the threads share out each product's columns. The weights may be plain.
 void layer_attention_few_rows(
     const LayerAttention&, const void* x, int64_t rows, int64_t sequences, float* attended);
 void layer_after_attention_few_rows(

@@ -269,8 +269,9 @@ static void attention_forward_task(const Attention& a, const AttentionTask& task
   }
 }
 
-// p = exp(s - lse);  dv = p_kept^T dout;  dp = dout v^T, kept;  ds = p (dp - sum_j p dp + dlse);  dq = scale ds k; dk =
-// scale ds^T q. The sum over j is also out . dout, but of an `out` that was rounded to its storage type. exp(s - lse)
+// p = exp(s - lse);  dv = p_kept^T dout;  dp = dout v^T, kept;  ds = p (dp - sum_j p dp + dlse);
+// dq = scale ds k;  dk = scale ds^T q.
+// The sum over j is also out . dout, but of an `out` that was rounded to its storage type. exp(s - lse)
 // carries lse's rounding error, which a large mean of dp would multiply. So p is divided by its sum: then dp's mean has
 // no effect on ds.
 template <class T>

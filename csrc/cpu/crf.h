@@ -254,7 +254,7 @@ static void crf_viterbi_rows(
   }
 }
 
-// Viterbi's recursion with the n best ways to each tag, sorted, in best_tag of one. `best` and `next` have n rows; a
+// Viterbi's recursion with the n best ways to each tag, sorted, in place of one. `best` and `next` have n rows; a
 // way is stored as (tag before) * n + its rank among the ways to that tag.
 void crf_nbest(
     const Crf& a, int64_t first, int64_t length, int64_t n, int64_t* paths, int64_t path_stride, float* scores,

@@ -99,18 +99,8 @@ void layer_after_attention(
   float* out = widened + (l.bf16 ? count : 0);
   float* norm_scratch = out + (l.bf16 ? count : 0);
   if (!l.bf16) out = (float*)y + start;
-  // Norm in place; `sum` gets what was normalised.
   auto normalise = [&](float* block, const float* added, float* sum, const LayerNormTerms& terms) {
-    LayerNormForward norm{};
-    norm.x = norm.y = block;
-    norm.residual = added;
-    norm.h = sum;
-    norm.weight = terms.weight;
-    norm.bias = terms.bias;
-    norm.width = hidden;
-    norm.eps = terms.eps;
-    norm.rms = l.rms;
-    layer_norm_forward_rows<float>(norm, 0, rows, norm_scratch);
+    layer_norm_forward_rows<float>(norm_in_place(l, terms, block, added, sum), 0, rows, norm_scratch);
   };
   fill_with_bias(l.attention_out.bias, hidden, h, hidden, rows);
   add_product(attended, width, l.attention_out, 0, width, 0, hidden, h, hidden, rows, l.up.weight);

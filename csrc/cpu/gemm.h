@@ -108,7 +108,7 @@ struct Bfloat16Terms {
 };
 #endif
 
-// Also fetches rows [first_ahead, last_ahead) of W, which lie too far apart for the processor to foresee them.
+// Also fetches rows [first_ahead, last_ahead) of W: they lie too far apart for the processor's own prefetching.
 template <class Terms, int kRows, int kOutputs>
 static void dot_tile(
     const GemmFewRows& m, int64_t row, int64_t output, int64_t first_ahead, int64_t last_ahead) {
@@ -159,8 +159,8 @@ FASTENC_INLINE void dot_tile_of(
     dot_tile_of<Terms, kOutputs, kRows - 1>(rows, m, row, output, first_ahead, last_ahead);
 }
 
-// The tiles share the rows evenly: 20 rows are 4 x 5, not 3 x 6 and 2. So they do the fetching of the next outputs' rows
-// of W.
+// The tiles share the rows evenly: 20 rows are 4 x 5, not 3 x 6 and 2. Each also fetches its share of the rows of W that
+// the next outputs need.
 template <class Terms, int kOutputs>
 static void dot_rows(const GemmFewRows& m, int64_t output) {
   const int64_t tiles = (m.rows + kDotRows - 1) / kDotRows, next = output + kOutputs;

@@ -111,7 +111,8 @@ def embed_words(
     def fill(vectors: Tensor) -> None:
         pool = _pooling(combine, taken, subwords)
         batches = _batches(encoder, sentences, taken, pool, batch_size, show_progress)
-        with encoder.frozen.during_call(encoder, calls=(len(offsets) - 1) // batch_size):
+        calls = -(-(len(offsets) - 1) // batch_size)
+        with encoder.frozen.during_call(encoder, calls):
             for rows, values in batches:
                 vectors.index_copy_(0, rows, values.to("cpu", dtype))
 
