@@ -5,7 +5,7 @@
 namespace fastenc {
 namespace {
 
-int64_t scratch_size(int64_t width) { return 2 * ((width + 127) / 128 * 128); }
+int64_t scratch_size(int64_t width) { return 4 * ((width + 127) / 128 * 128); }
 
 // (y, h, mean, rstd); h is empty where it would equal x, all three are empty unless `save`.
 std::tuple<Tensor, Tensor, Tensor, Tensor> forward(

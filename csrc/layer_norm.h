@@ -42,7 +42,7 @@ struct LayerNormBackward {
   Dropout dropout;
 };
 
-// Rows [begin, end); scratch holds 2 * (width rounded up to 128) floats.
+// Rows [begin, end); scratch holds 4 * (width rounded up to 128) floats.
 FASTENC_FOR_EACH_ISA(
     void layer_norm_forward(const LayerNormForward&, bool bf16, int64_t begin, int64_t end, float* scratch);
     void layer_norm_backward(const LayerNormBackward&, bool bf16, int64_t begin, int64_t end, float* scratch);)

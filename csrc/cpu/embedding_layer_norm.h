@@ -57,13 +57,12 @@ static void embedding_layer_norm_backward_rows(
       store_n(dy + c, a.dropout.threshold ? d * load(dy + c) : d, n);
     };
     FASTENC_FOR_COLUMNS(width, widen);
-    auto write = [&](int64_t c, int n, Vec d) __attribute__((always_inline)) {
+    auto write = [&](int, int64_t c, int n, Vec d) __attribute__((always_inline)) {
       store_n((T*)a.dh + row * width + c, d, n);
     };
-    const float* const_dy = dy;
-    const float* const_h = h;
-    layer_norm_backward_row(
-        const_dy, const_h, {a.mean[row], a.rstd[row]}, a.weight, false, width, a.dweight, a.dbias, write);
+    layer_norm_backward_block<1>(
+        (const float*)dy, (const float*)h, a.mean + row, a.rstd + row, a.weight, false, width, a.dweight, a.dbias,
+        write);
   }
 }
 

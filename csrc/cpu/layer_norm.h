@@ -80,65 +80,72 @@ static void layer_norm_forward_rows(const LayerNormForward& a, int64_t begin, in
 }
 
 // dh = rstd * (g - mean(g) - xhat * mean(g * xhat)),  g = dy * weight; RMSNorm lacks the middle term.
-// Calls write(column, count, dh); adds to dweight and dbias, which may be null.
-template <class T, class Write>
-FASTENC_INLINE void layer_norm_backward_row(
-    const T* dy, const T* h, RowStatistics s, const float* weight, bool rms, int64_t width, float* dweight,
-    float* dbias, Write write) {
-  Vec sum_g{}, sum_gx{};
-  auto reduce = [&](int64_t c, int n, Vec& total_g, Vec& total_gx) __attribute__((always_inline)) {
-    Vec xhat = (load_n(h + c, n, s.mean) - s.mean) * s.rstd;
-    Vec d = load_n(dy + c, n);
-    Vec g = weight ? d * load_n(weight + c, n) : d;
-    total_g += g;
-    total_gx += g * xhat;
-    if (dweight) store_n(dweight + c, load_n(dweight + c, n) + d * xhat, n);
-    if (dbias) store_n(dbias + c, load_n(dbias + c, n) + d, n);
+// Of kRows rows that follow each other, so that dweight and dbias are read and written once for all of them. Calls
+// write(row, column, count, dh); adds to dweight and dbias, which may be null, row by row.
+template <int kRows, class T, class Write>
+FASTENC_INLINE void layer_norm_backward_block(
+    const T* dy, const T* h, const float* mean, const float* rstd, const float* weight, bool rms, int64_t width,
+    float* dweight, float* dbias, Write write) {
+  Vec sum_g[kRows] = {}, sum_gx[kRows] = {};
+  auto normalised_row = [&](int r, int64_t c, int n) __attribute__((always_inline)) {
+    return (load_n(h + r * width + c, n, mean[r]) - mean[r]) * rstd[r];
   };
-  Vec odd_g{}, odd_gx{};  // additions to a single sum would wait for each other
-  int64_t column = 0;
-  for (; column + 2 * kLanes <= width; column += 2 * kLanes) {
-    reduce(column, kLanes, sum_g, sum_gx);
-    reduce(column + kLanes, kLanes, odd_g, odd_gx);
-  }
-  if (column + kLanes <= width) {
-    reduce(column, kLanes, sum_g, sum_gx);
-    column += kLanes;
-  }
-  if (column < width) reduce(column, (int)(width - column), odd_g, odd_gx);
-  sum_g += odd_g;
-  sum_gx += odd_gx;
-  const float mean_g = rms ? 0.f : sum(sum_g) / (float)width;
-  const float mean_gx = sum(sum_gx) / (float)width;
-  auto form = [&](int64_t c, int n) __attribute__((always_inline)) {
-    Vec xhat = (load_n(h + c, n, s.mean) - s.mean) * s.rstd;
-    Vec g = load_n(dy + c, n);
-    if (weight) g *= load_n(weight + c, n);
-    write(c, n, (g - mean_g - xhat * mean_gx) * s.rstd);
+  auto reduce = [&](int64_t c, int n) __attribute__((always_inline)) {
+    const Vec scale = weight ? load_n(weight + c, n) : splat(1.f);
+    Vec weight_sum{}, bias_sum{};
+    if (dweight) weight_sum = load_n(dweight + c, n);
+    if (dbias) bias_sum = load_n(dbias + c, n);
+#pragma GCC unroll 4
+    for (int r = 0; r < kRows; ++r) {
+      const Vec xhat = normalised_row(r, c, n), d = load_n(dy + r * width + c, n), g = d * scale;
+      sum_g[r] += g;
+      sum_gx[r] += g * xhat;
+      weight_sum += d * xhat;
+      bias_sum += d;
+    }
+    if (dweight) store_n(dweight + c, weight_sum, n);
+    if (dbias) store_n(dbias + c, bias_sum, n);
   };
-  FASTENC_FOR_COLUMNS(width, form);
+  FASTENC_FOR_COLUMNS(width, reduce);
+#pragma GCC unroll 4
+  for (int r = 0; r < kRows; ++r) {
+    const float mean_g = rms ? 0.f : sum(sum_g[r]) / (float)width;
+    const float mean_gx = sum(sum_gx[r]) / (float)width;
+    auto form = [&](int64_t c, int n) __attribute__((always_inline)) {
+      Vec g = load_n(dy + r * width + c, n);
+      if (weight) g *= load_n(weight + c, n);
+      write(r, c, n, (g - mean_g - normalised_row(r, c, n) * mean_gx) * rstd[r]);
+    };
+    FASTENC_FOR_COLUMNS(width, form);
+  }
+}
+
+template <int kRows, class T>
+FASTENC_INLINE void layer_norm_backward_rows_from(const LayerNormBackward& a, int64_t first, float* keep) {
+  const int64_t width = a.width, offset = first * width;
+  T* dh = (T*)a.dh + offset;
+  T* dx = a.dx ? (T*)a.dx + offset : nullptr;
+  const T* dresidual_sum = a.dresidual_sum ? (const T*)a.dresidual_sum + offset : nullptr;
+  const int64_t room = dropout_room(width);
+  if (a.dropout.threshold)
+    for (int r = 0; r < kRows; ++r) dropout_scales(a.dropout, 0, (uint32_t)(first + r), width, keep + r * room);
+  auto write = [&](int r, int64_t c, int n, Vec d) __attribute__((always_inline)) {
+    if (dresidual_sum) d += load_n(dresidual_sum + r * width + c, n);
+    store_n(dh + r * width + c, d, n);
+    if (a.dropout.threshold) d *= load(keep + r * room + c);
+    if (dx) store_n(dx + r * width + c, d, n);
+    if (a.dx_bias) store_n(a.dx_bias + c, load_n(a.dx_bias + c, n) + d, n);
+  };
+  layer_norm_backward_block<kRows>(
+      (const T*)a.dy + offset, (const T*)a.h + offset, a.mean + first, a.rstd + first, a.weight, a.rms, width,
+      a.dweight, a.dbias, write);
 }
 
 template <class T>
 static void layer_norm_backward_rows(const LayerNormBackward& a, int64_t begin, int64_t end, float* scratch) {
-  const int64_t width = a.width;
-  float* keep = scratch;
-  for (int64_t row = begin; row < end; ++row) {
-    T* dh = (T*)a.dh + row * width;
-    T* dx = a.dx ? (T*)a.dx + row * width : nullptr;
-    const T* dresidual_sum = a.dresidual_sum ? (const T*)a.dresidual_sum + row * width : nullptr;
-    if (a.dropout.threshold) dropout_scales(a.dropout, 0, (uint32_t)row, width, keep);
-    auto write = [&](int64_t c, int n, Vec d) __attribute__((always_inline)) {
-      if (dresidual_sum) d += load_n(dresidual_sum + c, n);
-      store_n(dh + c, d, n);
-      if (a.dropout.threshold) d *= load(keep + c);
-      if (dx) store_n(dx + c, d, n);
-      if (a.dx_bias) store_n(a.dx_bias + c, load_n(a.dx_bias + c, n) + d, n);
-    };
-    layer_norm_backward_row(
-        (const T*)a.dy + row * width, (const T*)a.h + row * width, {a.mean[row], a.rstd[row]}, a.weight, a.rms, width,
-        a.dweight, a.dbias, write);
-  }
+  int64_t row = begin;
+  for (; row + 4 <= end; row += 4) layer_norm_backward_rows_from<4, T>(a, row, scratch);
+  for (; row < end; ++row) layer_norm_backward_rows_from<1, T>(a, row, scratch);
 }
 
 void layer_norm_forward(const LayerNormForward& a, bool bf16, int64_t begin, int64_t end, float* scratch) {

@@ -156,13 +156,15 @@ class _LayerNorm(torch.autograd.Function):
         y, h, mean, rstd = torch.ops.fastenc.layer_norm_fwd(
             x, residual, x_bias, weight, bias, rng_state, dropout_p, eps, rms, True
         )
-        residual_sum = h
-        if not _changes_x(residual, x_bias, rng_state):
-            h, residual_sum = x.contiguous(), x.view_as(x)
+        changes_x = _changes_x(residual, x_bias, rng_state)
+        if not changes_x:
+            h = x.contiguous()
         ctx.save_for_backward(h, mean, rstd, weight, bias, x_bias, rng_state)
         ctx.dropout_p, ctx.rms = dropout_p, rms
         ctx.set_materialize_grads(False)
-        return (y, residual_sum) if return_residual_sum else y
+        if not return_residual_sum:
+            return y
+        return y, h if changes_x else x.view_as(x)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
