@@ -1,6 +1,6 @@
 """Tables from the committed results: python -m benchmarks.tables [--check | --output FILE]
 
-Without an option docs/benchmarks.md is written, and the README's table of speed between its markers. With --check a
+Without an option docs/benchmarks.md is written, and the README's tables of speed between its markers. With --check a
 difference is an error. --output writes the tables only, of the results below $FASTENC_RESULTS if that is set.
 """
 
@@ -16,7 +16,7 @@ from benchmarks._harness import RESULTS
 
 ROOT = Path(__file__).parents[1]
 README, PAGE = ROOT / "README.md", ROOT / "docs" / "benchmarks.md"
-MARKERS = re.compile(r"(<!-- (headline|speed) -->\n).*?(<!-- /\2 -->)", re.DOTALL)
+MARKERS = re.compile(r"(<!-- (headline|speed|families) -->\n).*?(<!-- /\2 -->)", re.DOTALL)
 HEAD = """# Benchmarks
 
 `python -m benchmarks.tables` writes this page from the JSON files in `benchmarks/results/`. The command above a table
@@ -544,6 +544,31 @@ def speed() -> str:
     return "\n".join(lines) + "\n"
 
 
+def families() -> str:
+    """The README's tables of encoders of base size: a row a family, a column a range of lengths."""
+    names = {"bert": "BERT", "mpnet": "MPNet", "albert": "ALBERT", "t5": "T5's encoder"}
+    names["modernbert"] = "ModernBERT"
+    lines = []
+    for folder in sorted(path for path in RESULTS.glob("*") if path.is_dir()):
+        if not (measured := load(folder, "families")):
+            continue
+        cells: dict[str, dict[str, str]] = {}
+        for case, rows in measured["cases"].items():
+            family, lengths = case.split(", ", 1)
+            ratio = speedup(rows["Hugging Face, patched by fastenc"])
+            cells.setdefault(family, {})[lengths.removeprefix("lengths ")] = ratio
+        columns = list(dict.fromkeys(lengths for row in cells.values() for lengths in row))
+        machine = measured["machine"]
+        head = [f"patched, {machine['device']}, {machine['threads']} threads"]
+        head += [f"lengths {lengths}" for lengths in columns]
+        lines += [f"| {' | '.join(head)} |", "|---|" + "---:|" * len(columns)]
+        for family, row in cells.items():
+            of_lengths = " | ".join(row.get(lengths, "") for lengths in columns)
+            lines.append(f"| {names[family]} | {of_lengths} |")
+        lines.append("")
+    return "\n".join(lines[:-1]) + "\n"
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
@@ -555,7 +580,8 @@ def main() -> int:
     if given.output:
         given.output.write_text(tables(), encoding="utf-8")
         return 0
-    readme, made = README.read_text(encoding="utf-8"), {"headline": headline, "speed": speed}
+    readme = README.read_text(encoding="utf-8")
+    made = {"headline": headline, "speed": speed, "families": families}
     wanted = {
         README: MARKERS.sub(lambda match: match[1] + made[match[2]]() + match[3], readme),
         PAGE: HEAD + tables(),
