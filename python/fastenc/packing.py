@@ -87,7 +87,7 @@ class PackedBatch:
         if self.indices.device.type != "cpu" or torch.compiler.is_compiling():
             return
         ascends = bool((self.indices.diff() > 0).all())
-        ends = torch.arange(rows + 1) * length
+        ends = torch.arange(rows + 1, device="cpu") * length
         if not ascends or not torch.equal(
             torch.searchsorted(self.indices, ends, out_int32=True), self.cu_seqlens
         ):

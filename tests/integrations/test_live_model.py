@@ -141,6 +141,12 @@ CHANGES = {
         m.encoder.layer[1].attention.self.key, lambda weight: weight.as_subclass(Loud)
     ),
     "a narrower feed-forward network": lambda m: cut(m.encoder.layer[0], 24),
+    "a norm without a weight": lambda m: replace(
+        m.encoder.layer[0].output.LayerNorm, "weight", None
+    ),
+    "a bias of one number": lambda m: replace(
+        m.encoder.layer[0].intermediate.dense, "bias", nn.Parameter(torch.ones(1))
+    ),
     "a dropout of everything": lambda m: (
         replace(m.embeddings.dropout, "p", 1.0),
         m.embeddings.dropout.train(),
@@ -184,6 +190,9 @@ def test_what_changes_nothing_stays_fused():
             m.enable_input_require_grads()
             m.resize_token_embeddings(120)
             m.train(), m.eval()
+            torch.manual_seed(1)
+            m.encoder.layer[0].output.dense = nn.Linear(48, 32)
+            m.encoder.layer[0].output.dropout = nn.Dropout(0.3).eval()
         torch.manual_seed(0)
         ours.embeddings.word_embeddings.load_state_dict(
             theirs.embeddings.word_embeddings.state_dict()
@@ -277,6 +286,56 @@ def test_the_device_on_which_the_caller_makes_tensors_does_not_matter():
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("error")
         assert_same_outputs(ours(**batch), theirs(**batch), batch["attention_mask"])
+
+
+def test_the_default_device_does_not_matter_to_a_call():
+    theirs = model("bert")
+    ours, batch = fastenc.patch(copy.deepcopy(theirs)), padded_batch("bert")
+    batch["position_ids"] = torch.arange(30)[None]
+    batch["token_type_ids"] = torch.zeros(1, 30, dtype=torch.long)
+    with torch.no_grad():
+        expected = theirs(**batch)
+        with torch.device("meta"):
+            found = ours(**batch)
+        assert_same_outputs(found, expected, batch["attention_mask"])
+
+
+def test_classes_of_one_name_are_told_apart_by_their_modules():
+    ours = fastenc.patch(model("bert"))
+    other = type("Linear", (nn.Linear,), {})
+    ours.encoder.layer[0].output.dense = other(48, 32)
+    match = f"is a {__name__}.Linear, not a torch.nn.modules.linear.Linear"
+    with torch.no_grad(), pytest.warns(UserWarning, match=match):
+        ours(**padded_batch("bert"))
+
+
+def replica_of(model, factor):
+    """As torch.nn.parallel.replicate makes it, here on the same device, with other weights."""
+    modules = list(model.modules())
+    copies = {module: module._replicate_for_data_parallel() for module in modules}
+    for module, replica in copies.items():
+        for name, child in module._modules.items():
+            replica._modules[name] = None
+            if child is not None:
+                setattr(replica, name, copies[child])
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                setattr(replica, name, parameter.detach() * factor)
+    return copies[model]
+
+
+@pytest.mark.parametrize("task", ["Model", "ForSequenceClassification", "ForMaskedLM"])
+def test_replicas_of_data_parallel_read_their_own_weights(task):
+    theirs = model("bert", task)
+    ours, batch = fastenc.patch(copy.deepcopy(theirs)), padded_batch("bert")
+    noted = fastenc.DataCollatorWithSeqlens(dict)(dict(batch))
+    with torch.no_grad():
+        before = ours(**batch)[0]
+        with pytest.warns(UserWarning, match="it is a replica of DataParallel"):
+            found = replica_of(ours, 1.5)(**noted)[0]
+        assert torch.equal(found, replica_of(theirs, 1.5)(**batch)[0])
+        assert torch.equal(ours(**batch)[0], before)
+    assert "_replicate_for_data_parallel" not in fastenc.unpatch(ours).__dict__
 
 
 def test_freezing_a_patched_model():

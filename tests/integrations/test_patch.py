@@ -221,6 +221,24 @@ def test_calls_it_does_not_cover_take_the_models_own_forward():
         assert_same_outputs(ours(**batch), theirs(**batch), batch["attention_mask"])
 
 
+def test_calls_that_the_model_refuses_are_refused():
+    theirs = model("bert")
+    ours, batch = fastenc.patch(copy.deepcopy(theirs)), padded_batch("bert")
+    ids = batch["input_ids"]
+    calls = [
+        lambda m: m(ids, input_ids=ids),
+        lambda m: m(*[ids] * 20),
+        lambda m: m(ids.float()),
+        lambda m: m(ids, token_type_ids=torch.zeros_like(ids).bool()),
+    ]
+    for call in calls:
+        with pytest.raises((TypeError, RuntimeError)) as expected:
+            call(theirs)
+        with warnings.catch_warnings(), pytest.raises(expected.type):
+            warnings.simplefilter("ignore")
+            call(ours)
+
+
 def test_losses_that_read_padding_take_the_models_own_forward():
     for task, match in (
         ("ForQuestionAnswering", "softmax over the padded length"),
@@ -370,6 +388,13 @@ def test_a_patched_model_can_be_compiled():
         found = ours(**batch, labels=torch.tensor([0, 1, 1, 0]))
     expected = theirs(**batch, labels=torch.tensor([0, 1, 1, 0]))
     torch.testing.assert_close(found.loss, expected.loss, rtol=1e-5, atol=1e-6)
+
+
+def test_half_precision_on_a_cpu_takes_the_models_own_forward():
+    theirs = model("bert")
+    ours, batch = fastenc.patch(copy.deepcopy(theirs)), padded_batch("bert")
+    with torch.no_grad(), torch.autocast("cpu", torch.float16):
+        own_forward_warns(ours, theirs, batch, "no fused attention for torch.float16 on cpu")
 
 
 def test_sizes_of_another_batch_are_refused():

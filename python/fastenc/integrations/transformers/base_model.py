@@ -26,6 +26,7 @@ from fastenc.ops.attention import sequence_bounds
 from fastenc.packing import PackedBatch, check_cu_seqlens, pack
 
 INPUTS = ("input_ids", "attention_mask", "token_type_ids", "position_ids", "inputs_embeds")
+INDICES = ("input_ids", "token_type_ids", "position_ids")
 # Arguments that do not change the numbers this forward computes.
 HARMLESS = {"return_dict", "output_hidden_states", "use_cache", "num_items_in_batch"}
 # Switches of the configuration that transformers reads at every call.
@@ -67,12 +68,23 @@ def inputs_reason(model: Any, arguments: dict) -> str | None:
         return "it is inside forward-mode differentiation"
     for name in INPUTS:
         value = arguments.get(name)
-        if value is not None and type(value) not in (Tensor, nn.Parameter):
+        if value is None:
+            continue
+        if type(value) not in (Tensor, nn.Parameter):
             return f"{name} is a {type(value).__name__}"
+        if name in INDICES and value.dtype not in (torch.int32, torch.int64):
+            return f"{name} is {value.dtype}"
     weight = next(model.parameters())
-    if _dispatch.choose("attention", "auto", weight) == "reference":
-        return f"there is no fused attention for {weight.dtype} on {weight.device.type}"
-    return None
+    reason = _dtype_reason(weight)
+    if reason is None and (dtype := _dispatch.autocast_dtype(weight.device.type)) is not None:
+        reason = _dtype_reason(weight.new_empty(0, dtype=dtype))
+    return reason
+
+
+def _dtype_reason(x: Tensor) -> str | None:
+    if _dispatch.choose("attention", "auto", x) != "reference":
+        return None
+    return f"there is no fused attention for {x.dtype} on {x.device.type}"
 
 
 def arguments_reason(

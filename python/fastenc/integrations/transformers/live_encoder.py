@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import torch
 from torch import nn
 
 from fastenc.integrations.transformers.live_model import (
@@ -76,7 +77,7 @@ class Reading(NamedTuple):
         layers: one for each module that computes layers.
         modules: those outside the layers, by our names; None for one that the model lacks.
         embedding_dropout_p, final_dropout_p: 0 in evaluation.
-        linears: the linear layers, each beside that of a new model.
+        weighted: the linear layers and norms, each with its weight's shape in a new model.
     """
 
     unsupported_reason: str | None
@@ -84,12 +85,12 @@ class Reading(NamedTuple):
     modules: Mapping[str, Any] = {}
     embedding_dropout_p: float = 0.0
     final_dropout_p: float = 0.0
-    linears: tuple[tuple[Any, Any], ...] = ()
+    weighted: tuple[tuple[Any, torch.Size], ...] = ()
 
     def weight_difference(self) -> str | None:
         """Why the kernels cannot take a weight as it now is, or None."""
-        for linear, expected in self.linears:
-            difference = weight_difference(linear, expected)
+        for module, shape in self.weighted:
+            difference = weight_difference(module, shape)
             if difference is not None:
                 return difference
         return None
@@ -185,15 +186,16 @@ class LiveEncoder:
         final = self._dropout_p(model, "final", self.kind.final_dropout_p(self.config))
         if 1.0 in (embeddings, final, *(p for layer in layers for p in layer.dropout)):
             return Reading("a probability of dropout is 1")
-        return Reading(None, tuple(layers), outside, embeddings, final, self._linears(model))
+        return Reading(None, tuple(layers), outside, embeddings, final, self._weighted(model))
 
-    def _linears(self, model: Any) -> tuple[tuple[Any, Any], ...]:
+    def _weighted(self, model: Any) -> tuple[tuple[Any, torch.Size], ...]:
         found = []
-        for paths in self._names.values():
+        for name, paths in self._names.items():
             for path in paths:
                 live, expected = _found(model, path), _found(self._expected, path)
-                if isinstance(expected, nn.Linear):
-                    found.append((base_linear(live), expected))
+                is_norm = name.endswith("norm") and getattr(expected, "weight", None) is not None
+                if is_norm or isinstance(expected, nn.Linear):
+                    found.append((base_linear(live), expected.weight.shape))
         return tuple(found)
 
     def _is_partly_training(self, layer: nn.Module, path: str) -> bool:

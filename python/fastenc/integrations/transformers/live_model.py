@@ -22,7 +22,16 @@ from fastenc.nn.frozen_weights import FrozenWeights
 
 # Attributes that do not change what a module computes, or that the fused forward reads at every call. An embedding's
 # number of rows is its weight's.
-READ_LIVE = {"training", "config", "generation_config", "gradient_checkpointing", "num_embeddings"}
+READ_LIVE = {
+    "training",
+    "config",
+    "generation_config",
+    "gradient_checkpointing",
+    "num_embeddings",
+    "_is_hf_initialized",  # a module that the user put in lacks it
+}
+# What patch puts on the root.
+PATCHED = {"forward", "_replicate_for_data_parallel"}
 
 
 class _WithoutParameters(TorchFunctionMode):
@@ -89,7 +98,10 @@ def first_difference(live: Any, expected: Any, allowed: Allowed, path: str = "")
             return f"the LoRA of {name} {reason}"
         live = live.base_layer
     if type(live) is not type(expected):
-        return f"{name} is a {type(live).__name__}, not a {type(expected).__name__}"
+        kinds = [type(live).__name__, type(expected).__name__]
+        if kinds[0] == kinds[1]:
+            kinds = [f"{type(one).__module__}.{type(one).__name__}" for one in (live, expected)]
+        return f"{name} is a {kinds[0]}, not a {kinds[1]}"
     # The root's own forward is fastenc's, and its hooks run around it.
     if path and has_hooks(live):
         return f"{name} has hooks"
@@ -122,9 +134,9 @@ def _other_attribute(
         if key in expected:
             if key[0] != "_" and key not in read and not _same(value, expected[key]):
                 return key
-        elif not (is_root and key == "forward") and callable(getattr(kind, key, None)):
+        elif not (is_root and key in PATCHED) and callable(getattr(kind, key, None)):
             return key  # it hides a method of the class
-    return next((key for key in expected if key not in live), None)
+    return next((key for key in expected if key not in live and key not in READ_LIVE), None)
 
 
 def _same(live: Any, new: Any) -> bool:
@@ -158,15 +170,25 @@ def _same_values(live: Tensor, new: Tensor) -> bool:
     return live.is_meta or torch.equal(live, new.to(live.device))
 
 
-def weight_difference(module: Any, expected: Any) -> str | None:
-    """What the kernels have against a linear layer's weight as it now is, or None. Read at every call."""
-    weight = module.weight
+def weight_difference(module: Any, shape: torch.Size) -> str | None:
+    """What the kernels have against the weight or bias of a linear layer or a norm as they now are, or None. Read at
+    every call, so past ``nn.Module.__getattr__`` where that gives the same.
+
+    Args:
+        shape: the weight's in a new model.
+    """
+    weight = module._parameters.get("weight")
+    if weight is None:
+        weight = module.weight
     if type(weight) not in (Tensor, nn.Parameter):
         return f"a weight is a {type(weight).__name__}"
     if weight.layout is not torch.strided:
         return f"a weight is {weight.layout}"
-    if weight.shape != expected.weight.shape:
-        return f"a weight has shape {tuple(weight.shape)}, not {tuple(expected.weight.shape)}"
+    if weight.shape != shape:
+        return f"a weight has shape {tuple(weight.shape)}, not {tuple(shape)}"
+    bias = module._parameters.get("bias")
+    if bias is not None and (bias.dim() != 1 or bias.numel() != shape[0]):
+        return f"a bias has shape {tuple(bias.shape)}, not {tuple(shape[:1])}"
     return None
 
 

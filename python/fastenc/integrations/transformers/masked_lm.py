@@ -47,7 +47,9 @@ class LiveHead:
         if reason is not None:
             return reason
         find = self._expected.get_submodule
-        found = (weight_difference(model.get_submodule(p), find(p)) for p in self._linears)
+        found = (
+            weight_difference(model.get_submodule(p), find(p).weight.shape) for p in self._linears
+        )
         return next((each for each in found if each is not None), None)
 
     def _difference(self, model: Any) -> str | None:

@@ -77,7 +77,8 @@ def patch(model: Any, *, labelled_logits_only: bool = False) -> Any:
     each reason: attentions wanted, a mask that is not (batch, length), a row that starts with padding, a loss that
     reads padding (labels on padding tokens; question answering, whose softmax runs over the padded length), modules,
     constants or buffers that are not what the class and its configuration make, hooks inside the model, another dtype
-    or device than the kernels have, tracing and the transforms of ``torch.func``; without a warning, ``torch.compile``.
+    or device than the kernels have, tracing, the transforms of ``torch.func``, a replica of ``DataParallel``; without a
+    warning, ``torch.compile``.
 
     On an accelerator a forward with an attention mask waits once for its sizes, unless the collator has noted them:
     :class:`fastenc.DataCollatorWithSeqlens`.
@@ -124,6 +125,7 @@ def unpatch(model: Any) -> Any:
         if state is None:
             continue
         module._modules.pop(FROZEN, None)
+        module.__dict__.pop("_replicate_for_data_parallel", None)
         if getattr(module.__dict__.get("forward"), "func", None) is _forward:
             del module.forward
             if state.previous is not None:
@@ -171,7 +173,15 @@ def _install(module: Any, fused: Callable[..., Any]) -> _State:
     # The Trainer reads the signature to know the columns that the model takes.
     forward.__signature__ = own  # type: ignore[attr-defined]
     module.forward = forward
+    module._replicate_for_data_parallel = functools.partial(_replica, module)
     return state
+
+
+def _replica(module: Any) -> Any:
+    """What DataParallel calls on another device, instead of ``module``, whose attributes it copies."""
+    replica = type(module)._replicate_for_data_parallel(module)
+    replica.forward = functools.partial(_forward, replica)
+    return replica
 
 
 def _forward(module: Any, *args: Any, **kwargs: Any) -> Any:
@@ -180,22 +190,22 @@ def _forward(module: Any, *args: Any, **kwargs: Any) -> Any:
     # Not a bound method, whose call torch.compile would look up on the module, where it finds this forward.
     no_other = state is None or state.previous is None
     plain = functools.partial(own, module) if no_other else state.previous
-    if torch.compiler.is_compiling():
+    is_replica = module.__dict__.get("_is_replica", False)
+    if is_replica and state is not None:
+        _warn_once(module, state, "it is a replica of DataParallel")
+    if is_replica or torch.compiler.is_compiling():
         kwargs.pop(KEY, None)
         return plain(*args, **kwargs)
-    if state is None:
-        return plain(*args, **kwargs)
-    return state.fused(module, state, _named(own, args, kwargs), plain)
+    names = _positional(own)
+    if state is None or len(args) > len(names) or not kwargs.keys().isdisjoint(names[: len(args)]):
+        return plain(*args, **kwargs)  # which refuses an argument too many, or given twice
+    return state.fused(module, state, {**dict(zip(names, args, strict=False)), **kwargs}, plain)
 
 
 @functools.cache
 def _positional(original) -> tuple[str, ...]:
     parameters = inspect.signature(original).parameters.values()
     return tuple(p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD)[1:]
-
-
-def _named(original, args: tuple, kwargs: dict) -> dict:
-    return {**dict(zip(_positional(original), args, strict=False)), **kwargs}
 
 
 def _encoder_forward(encoder, state: _State, arguments: dict, plain):
