@@ -119,6 +119,7 @@ def test_tracing():
     torch.testing.assert_close(found[real], expected[real], rtol=0, atol=1e-5)
 
 
+@pytest.mark.usefixtures("ours")
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("lengths", [(30,) * 12, (7,)])
 def test_flops_are_those_of_the_products(training, lengths):

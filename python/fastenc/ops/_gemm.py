@@ -47,7 +47,7 @@ def gemm(a: Tensor, b: Tensor, bias: Tensor | None = None, added: Tensor | None 
     if _is_ours(a, b) and a.dtype == torch.float32:
         torch.ops.fastenc.gemm_add_(added, a, b)
         return added
-    return added.addmm_(a, b)
+    return torch.addmm(added, a, b, out=added)  # FlopCounterMode does not know addmm_
 
 
 def pack_weight(*weights: Tensor) -> Tensor:

@@ -137,7 +137,7 @@ class _LinearKLDivergence(torch.autograd.Function):
             if needs_hidden:
                 torch.mm(dlogits, weight, out=dhidden[part])
             if needs_weight:
-                dweight.addmm_(dlogits.T, hidden[part])
+                torch.addmm(dweight, dlogits.T, hidden[part], out=dweight)
             if needs_bias:
                 dbias += dlogits.sum(0)
         ctx.save_for_backward(dhidden, dweight, dbias)

@@ -40,7 +40,6 @@ class OpCall(NamedTuple):
 
 # Matrix products that torch.utils.flop_counter does not know: arguments by their names -> FLOPs.
 FLOPS: dict[str, Callable[[dict[str, Any]], float]] = {
-    "aten::addmm_": lambda a: 2 * a["mat1"].numel() * a["mat2"].shape[1],
     "mkldnn::_linear_pointwise": lambda a: 2 * a["X"].numel() * a["W"].shape[0],
 }
 
