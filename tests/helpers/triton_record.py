@@ -8,9 +8,7 @@ and a sample is compiled always: ``changed`` names those of which the record say
 lacks are ``missing``, but for those of a tuned table, unless ``--write`` or ``--all`` is given: ``--write`` compiles
 them too and writes the record, also that of an interrupted run; ``--all`` compiles everything.
 
-A version of Triton has a record of its own. That of an older one gets the kernels of docs/predicted-kernels.md alone:
-one of each kind, at the sizes of BERT-base. They show what the other compiler makes of the same source, and the launch
-parameters are chosen for the newer one.
+A version of Triton has a record of its own: another compiler makes other code of the same source.
 
 Runs in a process of its own: the tests' process has chosen Triton's interpreter.
 """
@@ -27,7 +25,6 @@ if __name__ == "__main__":
 import triton
 from fastenc.kernels import launch
 
-from benchmarks.predicted_kernels import kernels
 from fastenc._files import write_atomically
 from tests.helpers import ROOT
 from tests.helpers.triton_binaries import cases, compile_case, forget_line_numbers, made_from
@@ -35,7 +32,6 @@ from tests.helpers.triton_binaries import cases, compile_case, forget_line_numbe
 ARCHITECTURES = (80, 89, 90, 100)
 VERSION = ".".join(triton.__version__.split(".")[:2])
 RECORDS = ROOT / "tests" / "triton" / "binaries"
-LATEST = "3.9"
 SAMPLE = 6  # binaries of an architecture
 SAMPLE_WITHOUT_RECORD = 24
 # The columns of the record.
@@ -85,11 +81,6 @@ def evenly(names: list[str], count: int) -> list[str]:
     return names[:: max(1, len(names) // count)][:count]
 
 
-def belongs(name: str) -> bool:
-    """Whether a binary is to be in the record of this Triton."""
-    return VERSION == LATEST or any(name == kernel.names[1] for kernel in kernels())
-
-
 def bring_up_to_date(
     capability: int, known: dict[str, dict], missing_too: bool, again: bool, pool
 ) -> dict:
@@ -101,7 +92,7 @@ def bring_up_to_date(
     hashes = {name: made_from(*case, capability) for name, case in found.items()}
     recorded = [name for name in found if name in known]
     valid = {name: known[name] for name in recorded if known[name]["hash"] == hashes[name]}
-    kept = [*filter(belongs, found)] if missing_too else recorded
+    kept = [*found] if missing_too else recorded
     sample = evenly(recorded, SAMPLE) or evenly(kept or [*found], SAMPLE_WITHOUT_RECORD)
     tuned = [name for name in found if " tuned " in name]
     due = {*kept, *tuned} - valid.keys() | set(sample)

@@ -140,7 +140,7 @@ def map_of_uses(
     vectors = torch.stack([found[i][t.word] for i, t in enumerate(targets)]).float().numpy()
     if method == "umap":
         umap = require("umap", extra="umap")
-        plane = umap.UMAP(random_state=0, metric="cosine").fit_transform(vectors)
+        plane = umap.UMAP(random_state=0, n_jobs=1, metric="cosine").fit_transform(vectors)
     else:
         plane = require("sklearn.decomposition", extra="train").PCA(2).fit_transform(vectors)
     points = [
