@@ -52,24 +52,30 @@ def made_small(arguments):
     return [*arguments, *MODEL, *STEPS, *([] if "store" in arguments else BATCHES + VOCABULARY)]
 
 
-def cases(language):
-    return [
-        pytest.param(code, id=f"{path.stem}-{number}")
-        for path in PAGES
-        for number, code in enumerate(blocks(path, language))
-    ]
+def pages_with(language):
+    return [pytest.param(path, id=path.stem) for path in PAGES if blocks(path, language)]
 
 
-@pytest.mark.parametrize("code", cases("python"))
-def test_code_runs(code, tmp_path):
-    """As a script of its own, with the hub's name replaced by the same checkpoint's folder."""
-    local = code.replace(HUB_NAME, str(minilm_folder()))
+# Each block has names of its own, so that it cannot lean on another's imports.
+RUN_BLOCKS = """
+import json, sys
+
+for number, code in enumerate(json.load(sys.stdin)):
+    exec(compile(code, f"block {number}", "exec"), {"__name__": "__main__"})
+"""
+
+
+@pytest.mark.parametrize("page", pages_with("python"))
+def test_code_runs(page, tmp_path):
+    """A page's blocks one after another, with the hub's name replaced by the same checkpoint's folder."""
+    local = [code.replace(HUB_NAME, str(minilm_folder())) for code in blocks(page, "python")]
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", local],
+        [sys.executable, "-W", "error", "-c", RUN_BLOCKS],
+        input=json.dumps(local),
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr
 
@@ -83,7 +89,7 @@ def samples(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("page", [p for p in PAGES if blocks(p, "sh")], ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", pages_with("sh"))
 def test_commands_run(page, samples, tmp_path, monkeypatch):
     """One after another, in a copy of the samples."""
     monkeypatch.chdir(shutil.copytree(samples, tmp_path / "copy"))
