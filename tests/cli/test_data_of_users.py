@@ -2,6 +2,7 @@
 
 import json
 import re
+import warnings
 
 import pytest
 
@@ -85,12 +86,27 @@ def test_entities_of_three_levels_are_read(tmp_path):
     assert SpanNer(inner_tag_column=(3,)).inner_tag_column == 3
 
 
+def test_a_level_of_entities_that_is_not_read_is_told(tmp_path):
+    nested = tmp_path / "nested.conll"
+    nested.write_text("New B-LOC O\nYork I-LOC O\nUniversity O B-LOC\n\nin O O\nRome B-LOC O\n")
+    with pytest.warns(UserWarning, match="column 2 .* --tag-column 2 --inner-tag-column 3 to read"):
+        SpanNer().read(nested)
+    chunks = tmp_path / "chunks.conll"  # as in CoNLL 2003
+    chunks.write_text("Rome NNP B-NP B-LOC\nsleeps VBZ B-VP O\n")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        SpanNer(inner_tag_column=3).read(nested)
+        SpanNer().read(chunks)
+
+
 def test_messages_say_what_is_wrong_with_the_file(base, tmp_path, capsys):
     (tmp_path / "open.csv").write_text('sentence,label\nfine,pos\n"open,neg\nmore,pos\n')
     text = failure(capsys, "finetune", base, tmp_path / "open.csv", "-o", tmp_path / "x")
     assert "a quote in the row that begins in line 3 is opened and never closed" in text
     text = failure(capsys, "predict", tmp_path / "not" / "there", "data.tsv", "-o", "x.tsv")
     assert "is not a folder here: check the path" in text and "Repo id" not in text
+    text = failure(capsys, "pretrain", tmp_path / "open.csv", "-o", tmp_path / "open.csv")
+    assert "open.csv is a file where a folder has to be: give another path" in text
     text = failure(capsys, "finetune", "--config", tmp_path / "none.toml")
     assert re.search(r"there is no \S+none.toml: check the path", text) and "Errno" not in text
 

@@ -84,6 +84,18 @@ def test_errors_are_one_line(text, tmp_path, capsys):
             "--packing must be one of full-sentences, doc-sentences for mlm, got segment-pairs",
         ),
         (
+            ("pretrain", text, "-o", tmp_path, "--dropout", 1.5),
+            "--dropout must be in [0, 1), got 1.5",
+        ),
+        (
+            ("pretrain", text, "-o", tmp_path, "--norm-eps", "nan"),
+            "--norm-eps must be a finite number of at least 0, got nan",
+        ),
+        (
+            ("pretrain", text, "-o", tmp_path, "--intermediate", 0),
+            "--intermediate must be at least 1, got 0",
+        ),
+        (
             ("pretrain", text, "-o", tmp_path, "--objective", "distill"),
             "--teacher is for --objective distill, which needs it, got None for distill",
         ),

@@ -66,6 +66,27 @@ def test_a_killed_run_goes_on_where_it_was(base, tmp_path, monkeypatch, capsys):
     assert output.read_bytes() == (tmp_path / "whole.npy").read_bytes()
 
 
+def test_a_run_that_fails_before_its_first_part_leaves_nothing(base, tmp_path, capsys):
+    (tmp_path / "t.txt").write_text("a text\n")
+    command = ("embed", base, tmp_path / "t.txt", "-o", tmp_path / "v.npy")
+    assert "--pooling must be one of" in failure(capsys, *command, "--pooling", "none")
+    assert [path.name for path in tmp_path.iterdir()] == ["t.txt"]
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        (("--layers", "-1"), "--layers is for the vectors of words (--words), not of texts"),
+        (("--words", "--resume"), "--resume is for the vectors of texts, not of words"),
+        (("--words", "--pooling", "cls"), "--pooling is for the vectors of texts, not of words"),
+    ],
+)
+def test_options_without_an_effect_are_refused(options, message, base, tmp_path, capsys):
+    (tmp_path / "t.txt").write_text("a text\n")
+    command = ("embed", base, tmp_path / "t.txt", "-o", tmp_path / "v.npy")
+    assert f"fastenc: {message}: leave it out" in failure(capsys, *command, *options)
+
+
 def test_quoted_values_are_noticed_and_an_option_decides(base, tmp_path, capsys):
     table = tmp_path / "t.tsv"
     table.write_text('sentence\tlabel\n"the ""cat"" sat"\tpos\na dog ran\tneg\n')

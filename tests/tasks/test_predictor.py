@@ -89,6 +89,9 @@ def test_what_is_no_input_is_named(models):
             classifier.predict(inputs)
     with pytest.raises(ValueError, match="input 0 must be a pair of texts"):
         fastenc.predictor(models["sentence-embedding"][0]).predict(["one"])
+    for wrong in ({"sentence": ["one"]}, None):
+        with pytest.raises(ValueError, match=f"takes a list of inputs, got {type(wrong).__name__}"):
+            fastenc.predictor(models["sequence-classification"][0]).predict(wrong)
     with pytest.raises(ValueError, match="--crf is an option of token-classification"):
         fastenc.predictor(models["span-ner"][0], crf=True)
 
@@ -96,10 +99,17 @@ def test_what_is_no_input_is_named(models):
 def test_predict_reads_stdin_and_writes_stdout(models, tmp_path, monkeypatch, capsys):
     model, inputs, _ = models["sequence-classification"]
     run("predict", model, inputs, "-o", tmp_path / "out.jsonl")
-    monkeypatch.setattr(sys, "stdin", io.StringIO(inputs.read_text()))
+    give = lambda content: monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
+    give(inputs.read_bytes())
     capsys.readouterr()
     main(["predict", str(model), "-", "-o", "-"])
     assert capsys.readouterr().out == (tmp_path / "out.jsonl").read_text()
+    for content, message in (
+        (b"", "stdin holds no text"),
+        (b"a\n\xff\n", "stdin, line 2: not UTF-8"),
+    ):
+        give(content)
+        assert f"fastenc: {message}" in failure(capsys, "predict", model, "-", "-o", "-")
     text = failure(capsys, "predict", model, "-", "-o", "-", "--resume")
     assert "cannot with stdin or stdout" in text
 

@@ -29,10 +29,12 @@ def test_a_saved_model_has_a_card(tmp_path):
         "2 layers, 32 wide",
         "label: pos 1, neg 1",
         f"| accuracy | {metrics['accuracy']:.4f} |",
+        f"| f1 of pos | {metrics['f1']:.4f} |",
         "| max_steps | 2 |",
         f'fastenc.predictor("{tmp_path / "run"}")',
     ):
         assert words in body, words
+    assert "epochs" not in body  # which max_steps replaces
 
 
 def test_the_code_of_a_pretrained_models_card_runs(tmp_path):

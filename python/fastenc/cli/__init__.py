@@ -7,6 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1]
+# What the operating system says of a path, in words.
+PATH_ERRORS = {
+    FileNotFoundError: "there is no {}: check the path",
+    FileExistsError: "{} is a file where a folder has to be: give another path",
+    NotADirectoryError: "{} has a file where a folder has to be: give another path",
+    IsADirectoryError: "{} is a folder where a file has to be: give another path",
+    PermissionError: "{} cannot be opened or written: check its permissions",
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -25,8 +33,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _message(error: Exception) -> str:
-    if isinstance(error, FileNotFoundError) and error.filename:
-        return f"there is no {error.filename}: check the path"
+    if isinstance(error, OSError) and error.filename and type(error) in PATH_ERRORS:
+        return PATH_ERRORS[type(error)].format(error.filename)
     return str(error)
 
 

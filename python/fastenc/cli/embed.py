@@ -1,7 +1,7 @@
 """fastenc embed."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from fastenc._extras import require
@@ -13,6 +13,10 @@ from fastenc.models import Encoder
 from fastenc.models.word_vectors import LAYERS
 from fastenc.tasks.base import QUOTING
 from fastenc.tasks.embedding_file import embed_file
+
+# Options that have no effect on the vectors of the other kind.
+OF_TEXTS = ("column", "pooling", "normalize", "quoting", "resume")
+OF_WORDS = ("layers", "combine", "subwords")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +59,7 @@ class Embed(Command):
     resume: bool = option(False, "Go on with vectors of texts whose computation was killed.")
 
     def run(self) -> None:
+        self._check_options()
         if self.words:
             return self._embed_words()
         check_suffix(self.output, (".safetensors", ".npy"))
@@ -72,6 +77,16 @@ class Embed(Command):
             normalize=self.normalize,
         )
         print(f"{number} vectors of {width} numbers in {self.output}")
+
+    def _check_options(self) -> None:
+        """Raises: ValueError for an option that would have no effect."""
+        given = [each.name for each in fields(self) if getattr(self, each.name) != each.default]
+        for name in given:
+            if name in (OF_TEXTS if self.words else OF_WORDS):
+                kinds = ("texts", "words") if self.words else ("words (--words)", "texts")
+                raise ValueError(
+                    f"--{name} is for the vectors of {kinds[0]}, not of {kinds[1]}: leave it out"
+                )
 
     def _embed_words(self) -> None:
         check_suffix(self.output, (".npy",))

@@ -59,18 +59,23 @@ class Predict(Command):
             inputs, output = self.inputs, self.output
             if from_stdin:
                 inputs = str(Path(folder, "stdin.txt"))
-                Path(inputs).write_text(sys.stdin.read(), encoding="utf-8")
+                Path(inputs).write_bytes(sys.stdin.buffer.read())
             if to_stdout:
                 output = Path(folder, "stdout.jsonl")
-            number = predict_file(
-                task,
-                model,
-                inputs,
-                output,
-                self.batch_size,
-                resume=self.resume,
-                model_name=self.model,
-            )
+            try:
+                number = predict_file(
+                    task,
+                    model,
+                    inputs,
+                    output,
+                    self.batch_size,
+                    resume=self.resume,
+                    model_name=self.model,
+                )
+            except ValueError as error:
+                raise ValueError(
+                    str(error).replace(inputs, "stdin" if from_stdin else inputs)
+                ) from error
             if to_stdout:
                 sys.stdout.write(output.read_text(encoding="utf-8"))
                 return

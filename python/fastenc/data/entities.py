@@ -1,13 +1,14 @@
 """Sentences with their entities, nested ones included: columns of tags, or JSON lines."""
 
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fastenc.data.columns import Sentence, iterate_words, read_tagged, sentence
+from fastenc.data.columns import Sentence, iterate_words, numbered_blocks, read_tagged, sentence
 from fastenc.data.readers import kind_of, numbered_rows
-from fastenc.models.tags import Span, spans
+from fastenc.models.tags import Span, scheme_of, spans
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,8 @@ def read_entities(
             raise ValueError(
                 f"{path}: there is no entity to learn from: is it the right column or file?"
             )
+        if kind_of(path) != ".jsonl":
+            _warn_of_unread_levels(path, columns, set(names))
     for each, row in zip(sentences, entities, strict=True):
         for entity in row:
             if entity.type not in names:
@@ -114,6 +117,33 @@ def _tagged_sentences(
     # An entity that several columns have is one.
     entities = [list(dict.fromkeys(s for each in row for s in spans(each.tags))) for row in rows]
     return sentences, entities
+
+
+def _warn_of_unread_levels(
+    path: str | Path, columns: Sequence[int | None], types: set[str]
+) -> None:
+    """Of columns that are not read though they hold entities of the same types, as those of nested entities do."""
+    tags: dict[int, set[str]] = {}
+    for rows in numbered_blocks(path):
+        for _, cells in rows:
+            for number, cell in enumerate(cells, start=1):
+                tags.setdefault(number, set()).add(cell)
+    read = {column or max(tags) for column in columns}
+    unread = [
+        number
+        for number, found in tags.items()
+        if number not in read
+        and scheme_of(found)
+        and types & {tag.partition("-")[2] for tag in found}
+    ]
+    if unread:
+        first, *inner = sorted(read.union(unread))
+        options = " ".join(f"--inner-tag-column {number}" for number in inner)
+        warnings.warn(
+            f"{path}: column {', '.join(map(str, unread))} holds entities of the same types, which are not read: give "
+            f"--tag-column {first} {options} to read every level",
+            stacklevel=4,
+        )
 
 
 def _json_sentences(path: str | Path) -> tuple[list[Sentence], list[list[Span]]]:

@@ -44,6 +44,8 @@ class PartsFile:
         if kind is None:
             self._progress.unlink(missing_ok=True)
             os.replace(self._written, self.output)
+        elif not self.parts:
+            self._written.unlink(missing_ok=True)
 
     def append(self, pieces: Iterable[bytes]) -> None:
         """Add a part, which is on the disk when this returns."""

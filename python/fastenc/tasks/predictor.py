@@ -1,7 +1,7 @@
 """A fine-tuned model and its task, for texts in Python."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,8 @@ class Predictor:
             raise ValueError(
                 f"predict takes a list of inputs, got one text: give [{inputs[:40]!r}]"
             )
+        if isinstance(inputs, dict) or not isinstance(inputs, Iterable):
+            raise ValueError(f"predict takes a list of inputs, got {type(inputs).__name__}")
         data = self.task.data_of(inputs)
         predictions = self.task.predict(self.model, data, batch_size)
         return [

@@ -95,6 +95,7 @@ def task_trainer(
             for name, data, each in (("train", train, examples), ("dev", dev, held_out))
             if each
         ],
+        titles=task.metric_titles(model),
         metric=metric,
         higher_is_better=metric != "loss",
         settings={

@@ -42,9 +42,11 @@ class Fitting:
         metrics = self.task.fit(model, self.train_data, self.dev, batch_size)
         self.output_dir.mkdir(parents=True, exist_ok=True)
         model.save_pretrained(self.output_dir)
-        write_card(
-            self.output_dir, model, {"task": self.task.name, **asdict(self.task)}, (), metrics
+        settings, titles = (
+            {"task": self.task.name, **asdict(self.task)},
+            self.task.metric_titles(model),
         )
+        write_card(self.output_dir, model, settings, (), metrics, titles)
         if metrics:
             text = json.dumps(metrics, indent=1)
             write_atomically(self.output_dir / "metrics.json", lambda path: path.write_text(text))

@@ -74,6 +74,7 @@ class Trainer:
         settings: what else the result depends on (masking, names of the labels), as JSON values; like the
             configuration, a resumed run must have the same.
         summary: lines about the data, told before the first step.
+        titles: what to call a metric whose name alone leaves open what it measures.
         show_progress: None: a bar if stderr is a terminal, else the log's lines there; False: neither.
     Files in ``config.output``: checkpoint-*/, log.jsonl (its ``epoch`` counts the passes over the data that are
     done, 3.0 at the end of three), curves.png (with
@@ -95,6 +96,7 @@ class Trainer:
         higher_is_better: bool = False,
         settings: dict[str, Any] | None = None,
         summary: Sequence[str] = (),
+        titles: Mapping[str, str] | None = None,
         show_progress: bool | None = None,
     ):
         accelerate = require("accelerate", extra="train")
@@ -115,7 +117,7 @@ class Trainer:
         self.examples, self.collate = examples, collate
         self.evaluate, self.metric, self.higher_is_better = evaluate, metric, higher_is_better
         self.calibrate = calibrate
-        self.show_progress, self.summary = show_progress, summary
+        self.show_progress, self.summary, self.titles = show_progress, summary, titles
         self.processes = self.accelerator.num_processes
         lengths = torch.as_tensor(lengths)
         # One order for all processes, so that another number of them goes through the same batches.
@@ -509,7 +511,8 @@ class Trainer:
             best = self.best or {"step": self.step, "metrics": {}}
             text = json.dumps({"step": best["step"], **best["metrics"]}, indent=1)
             write_atomically(self.output_dir / "metrics.json", lambda path: path.write_text(text))
-            write_card(self.output_dir, model, self.fingerprint, self.summary, best["metrics"])
+            about = self.fingerprint, self.summary, best["metrics"], self.titles
+            write_card(self.output_dir, model, *about)
         self.accelerator.wait_for_everyone()
 
     def _remove_old(self) -> None:

@@ -1,6 +1,6 @@
 """The model card: a README.md that says what a saved model is, how it was made and how it is used."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,13 +33,16 @@ def write_card(
     settings: dict[str, Any],
     summary: Sequence[str],
     metrics: dict[str, float],
+    titles: Mapping[str, str] | None = None,
 ) -> None:
     """Write the card of a model into its folder.
 
     Args:
         settings: what the weights depend on; summary: lines about the data; metrics: of held-out data, {} for none.
+        titles: what to call a metric whose name alone leaves open what it measures.
     """
-    text = model_card(folder, model, settings, summary, metrics)
+    titled = {(titles or {}).get(name, name): value for name, value in metrics.items()}
+    text = model_card(folder, model, settings, summary, titled)
     write_atomically(folder / NAME, lambda path: path.write_text(text, encoding="utf-8"))
 
 
@@ -51,6 +54,8 @@ def model_card(
     metrics: dict[str, float],
 ) -> str:
     config, task = model.config, settings.get("task")
+    if settings.get("max_steps"):  # which replaces them
+        settings = {name: value for name, value in settings.items() if name != "epochs"}
     parameters = sum(parameter.numel() for parameter in model.parameters())
     about = (
         f"trained for the task {task}"

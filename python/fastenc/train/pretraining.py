@@ -1,5 +1,6 @@
 """Pretraining with any objective."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -153,6 +154,12 @@ class NewModel:
             raise ValueError(
                 f"hidden and layers must be at least 1, got {self.hidden} and {self.layers}"
             )
+        if self.intermediate is not None and self.intermediate < 1:
+            raise ValueError(f"intermediate must be at least 1, got {self.intermediate}")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout must be in [0, 1), got {self.dropout}")
+        if not 0 <= self.norm_eps < math.inf:
+            raise ValueError(f"norm_eps must be a finite number of at least 0, got {self.norm_eps}")
         if self.heads is not None and (self.heads < 1 or self.hidden % self.heads):
             raise ValueError(
                 f"heads must divide hidden, got {self.heads} and {self.hidden}: leave heads out, or give "
