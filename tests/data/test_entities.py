@@ -37,7 +37,8 @@ def test_two_columns_of_tags_are_nested_entities(tmp_path, columns):
 
 
 def test_one_column_of_tags_is_the_last(tmp_path):
-    data = read_entities(write(tmp_path / "a.conll", GERMAN))
+    with pytest.warns(UserWarning, match="column 2 holds entities of the same types"):
+        data = read_entities(write(tmp_path / "a.conll", GERMAN))
     assert data.entities == [[LOC], [Span("PER", 0, 2)]]
     bioes = "a S-X\nb B-X\nc E-X\nd O\n\ne O\n"
     data = read_entities(write(tmp_path / "b.conll", bioes))
