@@ -264,11 +264,11 @@ def test_static_vectors_beside_the_encoders(encoder, data, tmp_path):
 
 def test_what_is_wrong_is_said(encoder, data, tmp_path, capsys):
     (tmp_path / "x.txt").write_text("x")
-    with pytest.raises(ValueError, match="holds nothing to analyse"):
+    with pytest.raises(ValueError, match="holds no data to analyse"):
         analyze(encoder, tmp_path)
     with pytest.raises(ValueError, match="is not a folder"):
         find_data(tmp_path / "x.txt")
-    with pytest.raises(ValueError, match="three uses or more of 'river', got 0"):
+    with pytest.raises(ValueError, match="at least three uses of 'river', got 0"):
         analyze(encoder, data, word="river")
     with pytest.raises(ValueError, match="sentences must be at least 1, got 0"):
         analyze(encoder, data, sentences=0)

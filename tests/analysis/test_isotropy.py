@@ -108,7 +108,7 @@ def test_anisotropy_is_the_mean_over_all_pairs():
     first, second = np.triu_indices(59, 1)
     np.testing.assert_allclose(one.contributions, (unit[first] * unit[second]).mean(0), rtol=1e-5)
     assert float(one.shares.sum()) == pytest.approx(1)
-    with pytest.raises(ValueError, match="two vectors or more, got 0"):
+    with pytest.raises(ValueError, match="needs at least two vectors, got 0"):
         _ = Isotropy.empty(3).anisotropy
 
 

@@ -116,7 +116,7 @@ def test_analogies_from_a_file(tmp_path):
     found = score_analogies(StaticVectors.of(words, matrix), sections)
     assert found["capitals"] == (1, 2, 2) and found["other"] == (0, 0, 1)
     path.write_text("a b c\n")
-    with pytest.raises(ValueError, match="line 1: a question is four words, got 3"):
+    with pytest.raises(ValueError, match="line 1: a question must have four words, got 3"):
         read_analogies(path)
 
 
@@ -150,7 +150,7 @@ def test_other_bad_files(tmp_path, matrix):
     path = tmp_path / "x.txt"
     write_text(path, WORDS, matrix, header=False)
     path.write_text(path.read_text().replace("king ", "king 0.5x ", 1).replace("of ", "", 1))
-    with pytest.raises(ValueError, match="line 8: a word and 6 numbers must be there"):
+    with pytest.raises(ValueError, match="line 8: a line must have a word and 6 numbers"):
         read_static_vectors(path)
     path.write_text("")
     with pytest.raises(ValueError, match="is empty"):
@@ -161,7 +161,7 @@ def test_other_bad_files(tmp_path, matrix):
     with pytest.raises(ValueError, match="gunzip it first"):
         read_static_vectors(tmp_path / "x.txt.gz")
     (tmp_path / "y.bin").write_bytes(b"the 0.5 0.25\n")
-    with pytest.raises(ValueError, match="must begin with a line of its numbers"):
+    with pytest.raises(ValueError, match="must begin with a line of two numbers"):
         read_static_vectors(tmp_path / "y.bin")
     vectors = StaticVectors.of(WORDS, torch.from_numpy(matrix))
     with pytest.raises(ValueError, match="the word 'emperor' is not among its 8 words"):
@@ -216,9 +216,9 @@ def test_a_distilled_model_is_the_formula_and_loads_in_sentence_transformers(
     np.testing.assert_allclose(static.encode(TEXTS), expected, rtol=1e-4, atol=1e-5)
     again = StaticModel.load(tmp_path / "static")
     assert torch.equal(again.vectors, static.vectors)
-    with pytest.raises(ValueError, match="components must be from 1 to the encoder's 32, got 40"):
+    with pytest.raises(ValueError, match=r"components must be from 1 to 32, .* got 40"):
         distill_static(encoder, TEXTS, components=40)
-    with pytest.raises(ValueError, match="the texts have no tokens"):
+    with pytest.raises(ValueError, match="the texts must have tokens, got none"):
         distill_static(encoder, [])
 
 
@@ -238,5 +238,5 @@ def test_neighbours_of_a_word_in_its_sentences(encoder):
                 expected.append(words[i])
         assert [n.word for n in occurrence.contextual] == expected[:2]
         assert occurrence.static == static.neighbours(sentence[position], 2)
-    with pytest.raises(ValueError, match="index 9 is not in the sentence of 4 words"):
+    with pytest.raises(ValueError, match=r"index must be from 0 to 3 in the sentence .* got 9"):
         compare_neighbours(encoder, [(pool[0], 9)], pool, static)

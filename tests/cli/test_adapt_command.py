@@ -70,9 +70,7 @@ def test_an_adaptation_of_another_task_is_named_with_its_base(folder, capsys):
 def test_an_adapted_model_is_trained_further_and_not_adapted_again(folder, capsys):
     start = ("finetune", folder / "lora", folder / "train.tsv", "--epochs", 1)
     text = failure(capsys, *start, "-o", folder / "never", "--adapt", "prefix")
-    assert (
-        f"{folder / 'lora'} holds an adaptation already, got --adapt prefix: leave it out" in text
-    )
+    assert f"{folder / 'lora'} already has an adaptation, got --adapt prefix: leave it out" in text
     assert f"or give the model that it adapts, {folder / 'base'}" in text
     assert not (folder / "never").exists()
     run(*start, "-o", folder / "further")
@@ -100,5 +98,7 @@ def test_features_for_a_task_without_a_head_are_refused_before_any_work(folder, 
         *("finetune", folder / "base", folder / "missing.tsv", "-o", folder / "never"),
         *("--task", "sentence-embedding", "--adapt", "features"),
     )
-    assert "sentence-embedding has none: give --adapt lora|adapters|prefix|prompt, or leave" in text
+    assert (
+        "sentence-embedding has no head: give --adapt lora|adapters|prefix|prompt, or leave" in text
+    )
     assert not (folder / "never").exists()

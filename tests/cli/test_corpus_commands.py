@@ -132,11 +132,11 @@ def test_errors_are_one_line(folder, store, tmp_path, capsys):
         ),
         (
             ("pretrain", tmp_path / "begun", "-o", tmp_path / "x"),
-            "is a token store that is not finished",
+            "must be a finished token store",
         ),
         (
             ("pretrain", store, folder / "en.txt", "-o", tmp_path / "x"),
-            "a token store is trained on alone",
+            "a token store must be the only training data",
         ),
         (
             ("pretrain", store, "-o", tmp_path / "x", *MODEL, "--batch-tokens", 20),

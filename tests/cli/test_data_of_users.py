@@ -47,14 +47,14 @@ def test_a_column_of_one_tag_is_refused(base, tmp_path, capsys):
     (tmp_path / "tags.conll").write_text("the B-X O\ncat O O\n\na O O\ndog O O\n")
     command = ("finetune", base, tmp_path / "tags.conll", "--task", "token-classification")
     text = failure(capsys, *command, "-o", tmp_path / "run", "--max-steps", 1)
-    assert "every word has the tag 'O', so there is nothing to learn: give --tag-column" in text
+    assert "two different tags to learn, got 'O' for every word: give --tag-column" in text
     run(*command, "-o", tmp_path / "run", "--max-steps", 1, "--tag-column", 2)
 
 
 def test_a_length_beyond_the_positions_is_refused(base, tmp_path, capsys):
     data = table(tmp_path / "t.tsv", ROWS)
     command = ("finetune", base, data, "-o", tmp_path / "run", "--max-steps", 1)
-    message = "--max-length must be at most the model's 64 positions, got 5000"
+    message = "--max-length must be at most 64, the model's number of positions, got 5000"
     assert message in failure(capsys, *command, "--max-length", 5000)
     run(*command, "--max-length", 32)
     assert (
@@ -102,7 +102,7 @@ def test_a_level_of_entities_that_is_not_read_is_told(tmp_path):
 def test_messages_say_what_is_wrong_with_the_file(base, tmp_path, capsys):
     (tmp_path / "open.csv").write_text('sentence,label\nfine,pos\n"open,neg\nmore,pos\n')
     text = failure(capsys, "finetune", base, tmp_path / "open.csv", "-o", tmp_path / "x")
-    assert "a quote in the row that begins in line 3 is opened and never closed" in text
+    assert "the row that begins in line 3 opens a quote and never closes it" in text
     text = failure(capsys, "predict", tmp_path / "not" / "there", "data.tsv", "-o", "x.tsv")
     assert "is not a folder here: check the path" in text and "Repo id" not in text
     text = failure(capsys, "pretrain", tmp_path / "open.csv", "-o", tmp_path / "open.csv")
@@ -122,7 +122,7 @@ def test_the_data_are_described_before_training(base, tmp_path, capsys):
         "label: pos 8, neg 5"
     )
     assert lines[1].startswith("dev: 13 items") and lines[2] == "6 optimiser steps"
-    assert any(re.match(r"about \d+s to go", line) for line in lines)
+    assert any(re.match(r"about \d+s left", line) for line in lines)
     best = printed.out.splitlines()[-2]
     assert re.match(
         r"best: step \d by accuracy: loss \d\.\d+  accuracy 0\.\d+  f1 of pos 0\.\d+", best

@@ -43,7 +43,10 @@ def test_whole_demo_writes_its_report(tmp_path, monkeypatch, capsys):
     printed = capsys.readouterr().out
     differences = [float(value) for value in re.findall(r"differs by (\S+)", printed)]
     assert len(differences) == 3 and max(differences) < 1e-5
-    assert re.search(r"held-out loss \d\S+ -> \d\S+; of token frequencies alone \d", printed)
+    assert re.search(
+        r"held-out loss \d\S+ -> \d\S+; loss of a model that knows only token frequencies: \d",
+        printed,
+    )
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert "data:image/png;base64," in page
     for name in ("Hugging Face", "fastenc.patch", "majority class", "fine-tuned MiniLM"):

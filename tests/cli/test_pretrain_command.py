@@ -101,11 +101,11 @@ def test_errors_are_one_line(text, tmp_path, capsys):
         ),
         (
             ("pretrain", tmp_path / "empty.jsonl", "-o", tmp_path / "x"),
-            "empty.jsonl: every one of 2 documents is empty, give some with text",
+            "empty.jsonl: there must be documents with text, got 2 empty ones",
         ),
         (
             ("pretrain", text, "--dev", tmp_path / "empty.jsonl", "-o", tmp_path / "x"),
-            "empty.jsonl: every one of 2 documents is empty, give some with text",
+            "empty.jsonl: there must be documents with text, got 2 empty ones",
         ),
         (
             (*few, *SMALL, "--objective", "mlm+nsp"),

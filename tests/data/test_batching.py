@@ -96,5 +96,5 @@ def test_bad_settings_are_named():
         BatchSampler([], 2, shuffle=True)
     with pytest.raises(ValueError, match=f"longest example, of {max(LENGTHS)} tokens, got 50"):
         BatchSampler(LENGTHS, batch_tokens=50, shuffle=True)
-    with pytest.raises(ValueError, match="groups must be all 1003 examples"):
+    with pytest.raises(ValueError, match="groups must cover all 1003 examples"):
         BatchSampler(LENGTHS, 8, shuffle=True, groups=[Group(0, 900, 1.0)])

@@ -222,9 +222,9 @@ def test_a_killed_cleaning_goes_on_without_losing_or_repeating(call, tmp_path, c
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     assert status == -signal.SIGKILL, (tmp_path / "log").read_text()
-    assert "holds a cleaning that did not end: resume it" in failure(capsys, *killed)
+    assert "holds a cleaning run that did not finish: resume it" in failure(capsys, *killed)
     other = failure(capsys, *killed, "--english", "--resume")
-    assert "was begun with english=False, now it is True" in other
+    assert "was begun with english=False, got True" in other
     run(*killed, "--resume")
     expected = files(tmp_path / "whole")
     assert {"en/00000.jsonl", "mt/00002.jsonl", "report.json"} <= expected.keys()
@@ -264,7 +264,9 @@ def test_bad_input_is_named(tmp_path, capsys):
     (tmp_path / "a.txt").write_text("text")
     command = ("clean", tmp_path / "a.txt", "-o", tmp_path / "o")
     assert "steps must be some of gopher, c4" in failure(capsys, *command, "--steps", "c5")
-    assert "a script is for slurm or ray" in failure(capsys, *command, "--script", "k8s")
+    assert "executor (--script) must be slurm or ray" in failure(
+        capsys, *command, "--script", "k8s"
+    )
     assert not (tmp_path / "o").exists()
     (tmp_path / "bad.txt").write_bytes(b"\xff")
     bad = ("clean", tmp_path / "bad.txt", "-o", tmp_path / "p")

@@ -84,9 +84,21 @@ def test_entity_tags_are_converted(tmp_path):
 @pytest.mark.parametrize(
     "name, content, message",
     [
-        ("x.conll", "a\tO\nb\n", r"x.conll, line 2: 1 columns where line 1 has 2: is a word or"),
-        ("x.conll", "a\tO\n\tO\n", r"x.conll, line 2: no word in column 1: fill it in"),
-        ("x.conll", "a\tO\nb\t\n", r"x.conll, line 2: no tag in column 2: fill it in"),
+        (
+            "x.conll",
+            "a\tO\nb\n",
+            r"x.conll, line 2: each line must have 2 columns as line 1 has, got 1: add",
+        ),
+        (
+            "x.conll",
+            "a\tO\n\tO\n",
+            r"x.conll, line 2: column 1 must hold a word, got nothing: fill it in",
+        ),
+        (
+            "x.conll",
+            "a\tO\nb\t\n",
+            r"x.conll, line 2: column 2 must hold a tag, got nothing: fill it in",
+        ),
         ("x.conll", b"a\tO\n\xff\tO\n", r"x.conll, line 2: not UTF-8"),
         (
             "x.conll",
@@ -97,7 +109,7 @@ def test_entity_tags_are_converted(tmp_path):
         (
             "x.conllu",
             "1\ta\tb\n",
-            r"x.conllu, line 1: tag_column must be from 1 .* 3 columns, got 4",
+            r"x.conllu, line 1: tag_column must be from 1 to 3, .* got 4",
         ),
     ],
 )
@@ -113,9 +125,7 @@ def test_a_malformed_file_is_named_with_its_line(tmp_path, name, content, messag
 def test_files_of_another_kind_are_refused(tmp_path, name, content):
     content = gzip.compress(content.encode()) if name.endswith(".gz") else content
     path = write(tmp_path / name, content)
-    message = (
-        rf"{name}: words are read from columns .*, got a .{name.split('.')[1]} file: give a word"
-    )
+    message = rf"{name}: words are read from .*, got a .{name.split('.')[1]} file: give a file"
     for read in (read_tagged, read_words):
         with pytest.raises(ValueError, match=message):
             read(path)
@@ -152,7 +162,9 @@ def test_words_and_tags_are_two_columns(tmp_path):
 @pytest.mark.parametrize("tag", ["Z", "b-LOC", "U-LOC", "B-", "0"])
 def test_a_mistyped_tag_of_entities_is_named(tmp_path, tag):
     path = write(tmp_path / "x.conll", f"in O\nParis B-LOC\n\nnow {tag}\n")
-    message = rf"x.conll, line 4: the tag '{tag}' of the word 'now' is none of IOB2 or BIOES,"
+    message = (
+        rf"x.conll, line 4: the tag '{tag}' of the word 'now' is neither an IOB2 nor a BIOES tag,"
+    )
     with pytest.warns(UserWarning, match=message):
         read_tagged(path)
     for names in (None, ["O", "B-LOC", "I-LOC"]):
@@ -163,7 +175,7 @@ def test_a_mistyped_tag_of_entities_is_named(tmp_path, tag):
 def test_tags_to_convert_are_of_entities(tmp_path):
     path = write(tmp_path / "x.conllu", CONLLU)
     with pytest.raises(
-        ValueError, match=r"line 3: the tag 'PRON' of the word 'He' is none of IOB2"
+        ValueError, match=r"line 3: the tag 'PRON' of the word 'He' is neither an IOB2"
     ):
         read_tagged(path, tag_scheme="iob2")
 
@@ -175,7 +187,9 @@ def test_parts_of_speech_are_no_mistyped_tags(tmp_path):
         warnings.simplefilter("error")
         assert tags(read_tagged(write(tmp_path / "x.conll", content))) == [plain]
     arabic = write(tmp_path / "y.conll", "wa C---------\nhu S----3MS2-\n")
-    with pytest.warns(UserWarning, match=r"line 1: the tag 'C---------' of the word 'wa' is none"):
+    with pytest.warns(
+        UserWarning, match=r"line 1: the tag 'C---------' of the word 'wa' is neither"
+    ):
         data = read_tagged(arabic)
     assert data.label_names == ["C---------", "S----3MS2-"]
 
@@ -183,7 +197,7 @@ def test_parts_of_speech_are_no_mistyped_tags(tmp_path):
 def test_other_errors(tmp_path):
     path = write(tmp_path / "x.conll", "a\tO\n")
     with pytest.raises(
-        ValueError, match=r"word_column must be from 1 to the line's 2 columns, got 3"
+        ValueError, match=r"word_column must be from 1 to 2, the number of columns .*, got 3"
     ):
         read_words(path, 3)
     with pytest.raises(ValueError, match=r"tag_scheme must be one of .*, got 'iob1'"):

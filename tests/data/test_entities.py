@@ -76,20 +76,26 @@ def test_nesting():
 @pytest.mark.parametrize(
     "text, message",
     [
-        ('{"tokens": ["a"]}', "line 1: no column 'entities'"),
-        ('\n{"tokens": [], "entities": []}', r"line 2: a sentence without words, tokens is \[\]"),
+        ('{"tokens": ["a"]}', "line 1: there must be a column 'entities'"),
+        (
+            '\n{"tokens": [], "entities": []}',
+            r"line 2: a sentence must have words, got tokens \[\]",
+        ),
         ('{"tokens": ["a", ""], "entities": []}', "line 1: tokens must be a list of words, none"),
         ('{"tokens": "a", "entities": []}', "line 1: tokens must be a list of words, .*got 'a'"),
         ('{"tokens": ["a"], "entities": {}}', "line 1: entities must be a list of .*got {}"),
         ('{"tokens": ["a"], "entities": [[0, 1]]}', r"line 1: an entity must be .*got \[0, 1\]"),
         ('{"tokens": ["a"], "entities": [[0, 1, ""]]}', "line 1: an entity must be"),
         ('{"tokens": ["a"], "entities": [[false, true, "X"]]}', "line 1: an entity must be"),
-        ('{"tokens": ["a"], "entities": [[0, 2, "X"]]}', r"the entity \[0, 2, 'X'\] does not lie"),
+        (
+            '{"tokens": ["a"], "entities": [[0, 2, "X"]]}',
+            r"an entity must lie within .* got \[0, 2, 'X'\]",
+        ),
         ('{"tokens": ["a"], "entities": [[0, 0, "X"]]}', "end is the index after the last word"),
-        ('{"tokens": ["a"], "entities": [[-1, 1, "X"]]}', "does not lie in the sentence's 1 words"),
-        ('{"tokens": ["a"], "entities": []}', "a.jsonl: there is no entity to learn from"),
+        ('{"tokens": ["a"], "entities": [[-1, 1, "X"]]}', "must lie within the sentence's 1 words"),
+        ('{"tokens": ["a"], "entities": []}', "a.jsonl must hold at least one entity"),
         ('{"tokens": ["a"], ', "line 1: not valid JSON"),
-        ("", "a.jsonl holds no rows"),
+        ("", "a.jsonl must hold rows"),
     ],
 )
 def test_bad_json_lines_are_named(tmp_path, text, message):
@@ -100,13 +106,25 @@ def test_bad_json_lines_are_named(tmp_path, text, message):
 @pytest.mark.parametrize(
     "text, options, message",
     [
-        ("a O\nb PER\n", {}, "a.conll, line 2: the tag 'PER' of the word 'b' is none of IOB2 or"),
+        (
+            "a O\nb PER\n",
+            {},
+            "a.conll, line 2: the tag 'PER' of the word 'b' is neither an IOB2 nor a",
+        ),
         ("a B-X\n\nb B-Y\n", dict(label_names=["X"]), r"line 3: the type 'Y' of 'b' is not one of"),
-        ("a B-X\nb PER\n", {}, "a.conll, line 2: the tag 'PER' of the word 'b' is none of IOB2 or"),
+        (
+            "a B-X\nb PER\n",
+            {},
+            "a.conll, line 2: the tag 'PER' of the word 'b' is neither an IOB2 nor a",
+        ),
         ("NN\n", {}, "a.conll, line 1: words and tags must be in two columns, got column 1 of 1"),
-        ("a O\n", {}, "a.conll: there is no entity to learn from"),
-        ("a B-X\n", dict(inner_tag_column=3), "tag_column must be from 1 to the line's 2 columns"),
-        ("a O O\nb B-X\n", dict(inner_tag_column=3), "line 2: 2 columns where line 1 has 3"),
+        ("a O\n", {}, "a.conll must hold at least one entity"),
+        ("a B-X\n", dict(inner_tag_column=3), "tag_column must be from 1 to 2"),
+        (
+            "a O O\nb B-X\n",
+            dict(inner_tag_column=3),
+            "line 2: each line must have 3 columns as line 1 has, got 2",
+        ),
         ("\n", {}, "a.conll holds no sentences"),
     ],
 )
@@ -118,7 +136,7 @@ def test_bad_columns_are_named(tmp_path, text, options, message):
 def test_bad_input_without_labels_is_named(tmp_path):
     with pytest.raises(ValueError, match="line 1: tokens must be a list of words"):
         read_unlabelled(write(tmp_path / "a.jsonl", '{"tokens": [1]}\n'))
-    with pytest.raises(ValueError, match=r"a\.csv: words are read from columns"):
+    with pytest.raises(ValueError, match=r"a\.csv: words are read from files with columns"):
         read_unlabelled(write(tmp_path / "a.csv", "London,B-LOC\n"))
     with pytest.raises(ValueError, match=r"a\.txt holds no words"):
         read_unlabelled(write(tmp_path / "a.txt", "\n"))

@@ -35,8 +35,8 @@ def test_lines_come_in_smoothed_shares_each_before_any_again():
     shares = smoothed_shares(sizes, 0.3)
     for name, own in drawn.items():
         expected = shares[name] * sum(sizes.values())
-        assert own.drawn == sum(map(len, own)) and own.characters == sizes[name]
-        assert expected <= own.drawn < expected + max(map(len, lines[name]))
+        assert own.sampled_characters == sum(map(len, own)) and own.characters == sizes[name]
+        assert expected <= own.sampled_characters < expected + max(map(len, lines[name]))
         seen, whole = Counter(own), Counter(lines[name])
         rounds = [seen[line] / whole[line] for line in whole]
         assert max(rounds) - min(rounds) <= 1 and set(seen) <= set(whole)
@@ -124,12 +124,12 @@ def test_bad_input_is_named(tmp_path):
             smoothed_shares({"a": 1}, alpha)
     with pytest.raises(ValueError, match="at least one language, got none"):
         smoothed_shares({})
-    with pytest.raises(ValueError, match="language 'b' must have text, got a size of 0"):
+    with pytest.raises(ValueError, match="the size of language 'b' must be positive, got 0"):
         sample_lines({"a": ["text"], "b": [" \n"]})
     for argument in ("en", "=x.txt", "en="):
         with pytest.raises(ValueError, match="must be name=file or name=folder, got"):
             language_files([argument])
-    with pytest.raises(ValueError, match=r"holds no \.txt"):
+    with pytest.raises(ValueError, match=r"must hold a file of the kinds \.txt"):
         language_files([f"en={tmp_path}"])
     with pytest.raises(ValueError, match="got none that is not empty"):
         measure_fertility(load_tokenizer(minilm_folder()), [" "])

@@ -75,7 +75,7 @@ def test_saved_data_sets_that_cannot_be_used(tmp_path):
     )
     table = datasets.Dataset.from_dict({"sentence": ["a", "b"], "label": [0, -1]}, features)
     datasets.DatasetDict(train=table, test=table).save_to_disk(str(tmp_path / "both"))
-    with pytest.raises(ValueError, match=r"both holds several splits, \['test', 'train'\]"):
+    with pytest.raises(ValueError, match=r"both must hold one split, got \['test', 'train'\]"):
         read_labelled(tmp_path / "both")
     # -1 is datasets' mark of a hidden label.
     with pytest.raises(ValueError, match=r"row 1: column 'label' must hold a label, got None"):
@@ -119,7 +119,7 @@ def test_several_labels_a_text(tmp_path):
     with pytest.raises(ValueError, match=message):
         read_labelled(tsv, label_names=["blue"], multi_label=True)
     none = write(tmp_path / "none.tsv", "sentence\tlabel\na\t\n")
-    with pytest.raises(ValueError, match="no row has a label in column 'label'"):
+    with pytest.raises(ValueError, match="column 'label' must hold labels, got none"):
         read_labelled(none, multi_label=True)
     wrong = write(tmp_path / "wrong.jsonl", '{"sentence": "a", "label": 3}\n')
     with pytest.raises(ValueError, match=r"wrong.jsonl, line 1: column 'label' must hold labels"):
@@ -153,7 +153,7 @@ def test_texts_have_their_places(tmp_path):
 def test_one_class_is_nothing_to_learn(tmp_path):
     path = write(tmp_path / "x.tsv", "sentence\tlabel\na\tpos\nb\tpos\n")
     with pytest.raises(
-        ValueError, match=r"x\.tsv: every row has the label 'pos' in column 'label'"
+        ValueError, match=r"x\.tsv: there must be .* labels to learn, got 'pos' in every row"
     ):
         read_labelled(path)
     assert read_labelled(path, label_names=["neg", "pos"]).labels == [1, 1]
@@ -163,11 +163,15 @@ def test_one_class_is_nothing_to_learn(tmp_path):
 @pytest.mark.parametrize(
     "name,content,message",
     [
-        ("x.tsv", "sentence\tlabel\na\t1\nb\n", r"x.tsv, line 3: 1 columns where the header has 2"),
+        (
+            "x.tsv",
+            "sentence\tlabel\na\t1\nb\n",
+            r"x.tsv, line 3: a row must have the header's 2 columns, got 1",
+        ),
         (
             "x.tsv",
             "text\tlabel\na\t1\n",
-            r"x.tsv, line 2: no column 'sentence', the columns are \['text', 'label'\]",
+            r"x.tsv, line 2: there must be a column 'sentence', got \['text', 'label'\]",
         ),
         ("x.tsv", b"sentence\tlabel\nok\t1\n\xff\t0\n", r"x.tsv, line 3: not UTF-8"),
         ("x.csv", 'sentence,label\n"a"b,1\n', r"x.csv, line 2: "),
@@ -188,17 +192,25 @@ def test_one_class_is_nothing_to_learn(tmp_path):
             r"x.jsonl, line 2: column 'label' must hold a label, got None",
         ),
         ("x.tsv", "sentence\tlabel\na\t\n", r"x.tsv, line 2: column 'label' must hold a label"),
-        ("x.csv", 'sentence,label\n"a\nb",1\nc\n', r"x.csv, line 4: 1 columns where the header"),
+        (
+            "x.csv",
+            'sentence,label\n"a\nb",1\nc\n',
+            r"x.csv, line 4: a row must have the header's 2 columns",
+        ),
         (
             "x.csv",
             'sentence,label\n"a,1\n',
-            r"x.csv: a quote in the row that begins in line 2 is opened and never closed",
+            r"x.csv: the row that begins in line 2 opens a quote and never closes it",
         ),
-        ("x.tsv", "label\tlabel\n", r"x.tsv, line 1: two columns have the same name"),
-        ("x.tsv", "sentence\tlabel\n", r"x.tsv holds no rows: give a table with at least one"),
-        ("x.tsv", "", r"x.tsv holds no rows"),
-        ("x.csv", "", r"x.csv holds no rows"),
-        ("x.jsonl", "\n", r"x.jsonl holds no rows"),
+        ("x.tsv", "label\tlabel\n", r"x.tsv, line 1: columns must have different names"),
+        (
+            "x.tsv",
+            "sentence\tlabel\n",
+            r"x.tsv must hold rows, got none: give a table with at least one",
+        ),
+        ("x.tsv", "", r"x.tsv must hold rows"),
+        ("x.csv", "", r"x.csv must hold rows"),
+        ("x.jsonl", "\n", r"x.jsonl must hold rows"),
         ("corpus", "a\n", r"corpus: texts are read from .tsv, .csv, .jsonl and .txt files, got an"),
         ("x.conll", "a O\n", r"x.conll: texts are .* \(.conll, .conllu\) are for the tasks token"),
         (
@@ -207,7 +219,11 @@ def test_one_class_is_nothing_to_learn(tmp_path):
             r"x.tsv, line 2: label 'maybe' is not one of the training set's \['0', '1'\]: correct it",
         ),
         ("x.txt", "a\n", r"a text file has no columns"),
-        ("x.parquet", "a\n", r"x.parquet: texts are read from .*: give one of them, or a data set"),
+        (
+            "x.parquet",
+            "a\n",
+            r"x.parquet: texts are read from .*: give one of these, or a data set",
+        ),
     ],
 )
 def test_a_malformed_file_is_named_with_its_line(tmp_path, name, content, message):
@@ -221,13 +237,13 @@ def test_other_errors(tmp_path):
         read_labelled(tmp_path / "nowhere.tsv")
     with pytest.raises(ValueError, match=r"nowhere is neither a file nor a folder: check the path"):
         read_labelled(tmp_path / "nowhere")
-    with pytest.raises(ValueError, match=r"holds no text"):
+    with pytest.raises(ValueError, match=r"must hold text"):
         read_texts(write(tmp_path / "empty.txt", "\n \n"))
     for value in ("five", "nan"):
         path = write(tmp_path / "x.tsv", f"sentence\tlabel\na\t{value}\n")
         with pytest.raises(
             ValueError,
-            match=rf"line 2: a regression's label or a score must be a number, got '{value}'",
+            match=rf"line 2: a label of a regression or a score must be a number, got '{value}'",
         ):
             read_labelled(path, regression=True)
     plain = write(tmp_path / "plain.tsv", "sentence\tlabel\n" + "a\t1\n" * 5000)

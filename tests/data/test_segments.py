@@ -45,7 +45,7 @@ def test_bad_input_is_named():
     with pytest.raises(ValueError, match="block_size must be at least 8 tokens, got 4"):
         segment_pairs(["A b. C d."], tokenizer, block_size=4)
     for documents in (["", " "], ["One sentence only.", "Another one."], []):
-        with pytest.raises(ValueError, match="there is no document of two sentences"):
+        with pytest.raises(ValueError, match="needs a document of at least two sentences"):
             segment_pairs(documents, tokenizer)
 
 

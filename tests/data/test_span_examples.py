@@ -135,7 +135,9 @@ def test_entities_that_no_span_can_be_are_counted_once(tokenizer):
         ["X", "Y"],
         "a.conll",
     )
-    message = r"a.conll: 2 of 4 entities cannot be found .* in line 3: 'a a a a a a a a a': longer"
+    message = (
+        r"a.conll: 2 of 4 entities cannot be predicted .* in line 3: 'a a a a a a a a a'. They"
+    )
     with pytest.warns(UserWarning, match=message) as warned:
         (_, example) = encode_spans(data, tokenizer, 64, ["X", "Y"], 8)
     assert len(warned) == 1 and example.labels == [(2, 3, 1), (5, 5, 2)]
@@ -143,13 +145,15 @@ def test_entities_that_no_span_can_be_are_counted_once(tokenizer):
         encode_spans(data, tokenizer, 64, ["X", "Y"], 9)
     # Four tokens a window: three words are in none.
     data = EntityData([sentence(words)], [[Span("X", 1, 7)]], ["X"])
-    with pytest.warns(UserWarning, match="1 of 1 entities cannot be found"):
+    with pytest.warns(UserWarning, match="1 of 1 entities cannot be predicted"):
         encode_spans(data, tokenizer, 6, ["X"], 9)
 
 
 def test_words_that_leave_no_token_are_read_as_unknown(tokenizer):
     data = EntityData([sentence(["a", "\u200b", "b"])], [[Span("X", 1, 2)]], ["X"])
-    with pytest.warns(UserWarning, match=r"line 2: the word '\\u200b' leaves no token: read as"):
+    with pytest.warns(
+        UserWarning, match=r"line 2: the word '\\u200b' has no tokens. It is read as"
+    ):
         (example,) = encode_spans(data, tokenizer, 64, ["X"], 3)
     assert example.labels == [(1, 1, 1)] and len(example.word_tokens) == 3
 

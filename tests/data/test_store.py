@@ -38,7 +38,9 @@ def files(folder):
 def every(examples_of, *arguments):
     """A packing's examples, held-out ones too, in the store's order of one language."""
     return [
-        example for part in ("train", "held_out") for example in examples_of(*arguments, part=part)
+        example
+        for subset in ("train", "held_out")
+        for example in examples_of(*arguments, subset=subset)
     ]
 
 
@@ -70,7 +72,7 @@ def test_pairs_are_those_of_each_shards_texts(store):
 
 
 def test_lengths_documents_and_held_out_examples(store):
-    train, held_out = (store.examples("doc-sentences", 32, part=p) for p in ("train", "held_out"))
+    train, held_out = (store.examples("doc-sentences", 32, subset=s) for s in ("train", "held_out"))
     assert train.lengths.tolist() == [len(example) for example in train]
     assert train.documents.tolist() == sorted(train.documents.tolist())
     assert len(held_out) == (len(train) + len(held_out)) // 20
@@ -147,11 +149,11 @@ def test_a_killed_writer_loses_no_finished_shard(store, tmp_path, module, name, 
     if finished is not None:
         assert len(list(folder.glob("shard-*"))) == finished
         with pytest.raises(
-            ValueError, match=r"not finished: run fastenc prepare again with --resume"
+            ValueError, match=r"finished token store, got an unfinished one: run fastenc prepare"
         ):
             TokenStore(folder)
     arguments = (folder, {"": documents(200)}, word_tokenizer())
-    with pytest.raises(ValueError, match="holds a store: resume it"):
+    with pytest.raises(ValueError, match="must be empty, got a store: resume it"):
         write_store(*arguments, shard_characters=4000)
     write_store(*arguments, shard_characters=4000, resume=True)
     assert {path: path.stat().st_mtime_ns for path in kept} == kept, "a finished shard was lost"
@@ -303,13 +305,13 @@ def test_bad_input_is_named(own_store, tmp_path):
     own_store.check_tokenizer(tokenizer, "runs/x")
     with pytest.raises(ValueError, match="was begun with tokenizer="):
         write_store(folder, texts, load_tokenizer(minilm_folder()), resume=True)
-    with pytest.raises(ValueError, match="was begun with shard_characters=2000, now it is 3000"):
+    with pytest.raises(ValueError, match="was begun with shard_characters=2000, got 3000"):
         write_store(folder, texts, tokenizer, shard_characters=3000, resume=True)
     with pytest.raises(ValueError, match="shard-00000 was written from other texts"):
         changed = {"": ["the cat", *documents(60)]}
         write_store(folder, changed, tokenizer, shard_characters=2000, resume=True)
     fewer = {"": documents(60)[: own_store.shards[0]["documents"]]}
-    with pytest.raises(ValueError, match="holds a shard of text that is no longer there"):
+    with pytest.raises(ValueError, match="was written from a text that is not given now"):
         write_store(folder, fewer, tokenizer, shard_characters=2000, resume=True)
     # BERT's tokenizer drops control characters.
     for empty, own in ((["", " "], tokenizer), (["\x01"], load_tokenizer(minilm_folder()))):
@@ -327,7 +329,7 @@ def test_bad_input_is_named(own_store, tmp_path):
         write_store(tmp_path / "v", texts, tokenizer, processes=0)
     with pytest.raises(ValueError, match="must be an empty folder or a store"):
         write_store(tmp_path, texts, tokenizer, resume=True)
-    with pytest.raises(ValueError, match="is no token store: make one"):
+    with pytest.raises(ValueError, match=r"must be a token store, got .*: make one"):
         TokenStore(tmp_path / "nothing")
     with pytest.raises(ValueError, match="packing must be one of full-sentences"):
         own_store.pack("sentences", 32)

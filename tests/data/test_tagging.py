@@ -106,7 +106,7 @@ def test_words_that_leave_no_token_are_read_as_unknown():
     ours = load_tokenizer(minilm_folder())
     data = tagged([["a", "\u200b", "unbelievableness"], ["\x96", "\u200d"]])
     message = (
-        r"data, line 2: the word '\\u200b' leaves no token, nor do 2 others: read as the unknown"
+        r"data, line 2: the word '\\u200b' has no tokens, and neither have 2 others. It is read"
     )
     with pytest.warns(UserWarning, match=message):
         one, two = encode_tagged(data, ours, 64, NAMES)

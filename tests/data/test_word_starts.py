@@ -8,7 +8,7 @@ import torch
 
 from fastenc.data import full_sentence_blocks, read_texts, train_tokenizer
 from fastenc.data.tokenizer_training import KINDS
-from fastenc.data.word_starts import LONGEST, UNSPACED, WordStarts
+from fastenc.data.word_starts import MAX_WORD_TOKENS, UNSPACED, WordStarts
 from fastenc.objectives import MlmCollator, SpanCollator
 from fastenc.objectives.mlm import special_mask
 
@@ -50,7 +50,7 @@ def check_masks(texts, tokenizer, block_size=128):
     tokens = [int((~is_special[torch.tensor(each)]).sum()) for each in blocks]
     shares = {name: torch.tensor(masked[name]) / torch.tensor(tokens) for name in masked}
     # A span's last word may find no room.
-    assert (shares["span"] > 0.15 - LONGEST / 100).all() and shares["span"].mean() > 0.14
+    assert (shares["span"] > 0.15 - MAX_WORD_TOKENS / 100).all() and shares["span"].mean() > 0.14
     assert (shares["span"] < 0.15 + 1 / 100).all()
     # A hundred words a block, a few of which may have several tokens.
     assert (shares["word"] > 0).all() and (shares["word"] < 0.45).all()
@@ -121,4 +121,12 @@ def test_long_words_are_cut():
     ids = tokenizer.encode("ab " + "a" * 40 + " b").ids
     starts = WordStarts(tokenizer, special_mask(tokenizer))(torch.tensor(ids))
     assert len(ids) == 45, "a letter a token"
-    assert starts.nonzero().flatten().tolist() == [0, 1, 3, 3 + LONGEST, 3 + 2 * LONGEST, 43, 44]
+    assert starts.nonzero().flatten().tolist() == [
+        0,
+        1,
+        3,
+        3 + MAX_WORD_TOKENS,
+        3 + 2 * MAX_WORD_TOKENS,
+        43,
+        44,
+    ]

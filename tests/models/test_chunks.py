@@ -312,18 +312,18 @@ def test_bad_input_is_named():
     model = classifier("mean")
     model.tokenizer = word_tokenizer()
     data = LabelledData(["cat " * 40], [], [])
-    with pytest.raises(ValueError, match="aggregates chunks by mean, the task by max"):
+    with pytest.raises(ValueError, match="must be mean, as the model was trained with, got max"):
         SequenceClassification(chunks="max").encode(data, model)
     model = classifier("transformer")
     model.tokenizer = word_tokenizer()
     with pytest.raises(
-        ValueError, match=r"text 1 of 1 has 8 chunks.* 3 positions: give max_chunks"
+        ValueError, match=r"at most 3 chunks, .* got 8 for text 1 of 1: give max_chunks"
     ):
         model.long_texts = long_texts("transformer", max_chunks=3)
         SequenceClassification(max_chunks=20).encode(data, model)
-    with pytest.raises(ValueError, match="max_chunks is for texts in chunks, got 3 without chunks"):
+    with pytest.raises(ValueError, match="max_chunks is an option of chunks, got 3 without chunks"):
         SequenceClassification(max_chunks=3).model_options(LabelledData(["a"], [0], ["x"]))
-    with pytest.raises(ValueError, match="stride is for texts in chunks, got 3 without chunks"):
+    with pytest.raises(ValueError, match="stride is an option of chunks, got 3 without chunks"):
         plain = SequenceClassifier(WIDE)
         plain.tokenizer = word_tokenizer()
         SequenceClassification(stride=3).encode(data, plain)

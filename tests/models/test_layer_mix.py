@@ -298,5 +298,5 @@ def test_what_is_wrong_is_said(base, data, capsys):
     said = failure(capsys, *command, "mix", "--adapt", "features")
     assert "--layers mix needs every layer's output, and --adapt features keeps one" in said
     said = failure(capsys, *command, "mix", "--task", "word-sense")
-    assert "word-sense trains no weights of layers: leave out --layers mix" in said
+    assert "word-sense cannot train a weighted sum of layers: leave out --layers mix" in said
     assert not (data / "out").exists()

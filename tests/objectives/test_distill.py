@@ -107,7 +107,7 @@ def test_bad_input_is_named(tmp_path):
         config = teacher.config.replace(**{name: 64, "embedding_size": 0})
         with pytest.raises(ValueError, match=f"the same {name}, got 64 and "):
             DistilledLM(config, teacher)
-    with pytest.raises(ValueError, match="the student has no teacher: load it"):
+    with pytest.raises(ValueError, match="needs a teacher, got a student without one: load it"):
         DistilledLM(teacher.config)(pack(torch.tensor([[1, 2]])), torch.tensor([1, 2]))
     with pytest.raises(ValueError, match="call teacher"):
         DistilledLM(teacher.config, teacher.train())

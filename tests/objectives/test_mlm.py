@@ -135,7 +135,7 @@ def test_bad_input_is_named():
         (dict(replacement="unigram"), r"unigram_counts must have shape \(30522,\).*got None"),
         (
             dict(replacement="unigram", unigram_counts=torch.zeros(VOCABULARY)),
-            "unigram_counts must be at least 0, and above it for some token",
+            "unigram_counts must be at least 0, and positive for some token",
         ),
         (
             dict(replacement="unigram", unigram_counts=-torch.ones(VOCABULARY)),

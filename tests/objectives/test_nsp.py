@@ -107,7 +107,7 @@ def test_wrong_segments_come_from_every_other_document_alike():
     ids = array("i", [SPECIAL.cls, 2000, SPECIAL.sep, 3000, SPECIAL.sep])
     pairs = [SegmentPair(array("i", [*ids[:3], 3000 + n, ids[4]]), 2, n) for n in range(5)]
     others, draw = OtherSegments(pairs), Random(0)
-    counts = Counter(others.draw(2, 1, draw)[0] - 3000 for _ in range(4000))
+    counts = Counter(others.sample(2, 1, draw)[0] - 3000 for _ in range(4000))
     assert counts[2] == 0
     assert all(abs(counts[n] - 1000) < 4 * math.sqrt(750) for n in (0, 1, 3, 4))
 
@@ -118,8 +118,8 @@ def test_wrong_segments_have_the_length_asked_for():
     others, draw = OtherSegments([pair(size, size) for size in (9, 4, 6, 6, 2)]), Random(0)
     expected = {2: [2] * 2, 3: [4] * 3, 5: [6] * 5, 7: [9] * 7, 9: [9] * 9, 12: [9] * 9}
     for length, segment in expected.items():
-        assert list(others.draw(0, length, draw)) == segment
-    assert list(others.draw(9, 9, draw)) == [6] * 6, "the longest is its own"
+        assert list(others.sample(0, length, draw)) == segment
+    assert list(others.sample(9, 9, draw)) == [6] * 6, "the longest is its own"
 
 
 def test_wrong_segments_are_of_the_pairs_language(tmp_path):

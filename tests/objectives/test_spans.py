@@ -212,7 +212,7 @@ def test_checkpoints_hold_the_boundary_head_and_load_in_transformers(tmp_path):
 def test_a_batch_without_room_for_its_words_warns():
     word = [2000, *PIECES[:9].tolist()]
     rows = [[SPECIAL.cls, *word, *word, SPECIAL.sep]] * 3
-    with pytest.warns(UserWarning, match="mask less than half of the tokens that they should"):
+    with pytest.warns(UserWarning, match="mask 0 of the 9 tokens that they should"):
         assert collator()(rows, 0)["max_labels"] == 0
     assert collator(probability=0.5)(rows, 0)["max_labels"] == 30
 
@@ -223,7 +223,7 @@ def test_bad_input_is_named():
     with pytest.raises(ValueError, match="make it with whole_word=True"):
         SpanCollator(MlmCollator(TOKENIZER))
     message = (
-        "must hold more words than the longest span, which has 10, got blocks of at most 6 words"
+        "must have at least 10 words, the length of the longest span, got blocks of at most 6 words"
     )
     with pytest.raises(ValueError, match=message):
         OBJECTIVES["span"].collator(TOKENIZER, [[101, *range(2000, 2006), 102]], 0)

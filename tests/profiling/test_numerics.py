@@ -89,7 +89,7 @@ def test_table_names_what_is_broken():
     console.print(numerics_table(rows))
     right, wrong = (line for line in console.export_text().splitlines() if "float32" in line)
     assert "bias_gelu" in right and "kept" in right and "(x)" in right
-    assert "layer_norm" in wrong and "broken: x" in wrong
+    assert "layer_norm" in wrong and "exceeded: x" in wrong
 
 
 def test_a_sum_that_is_zero_by_symmetry_is_measured_against_its_terms():

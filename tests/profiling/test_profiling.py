@@ -195,7 +195,7 @@ def test_command_writes_table_picture_and_trace(tmp_path, monkeypatch):
     "arguments,message",
     [
         (["nothing"], "MODEL must be one of minilm, bert-base, bert-large, xlm-r-base"),
-        (["minilm", "--length", "900"], "at most the model's 512 positions, got 900"),
+        (["minilm", "--length", "900"], "at most 512, the model's number of positions, got 900"),
         (["minilm", "--batch-size", "0"], "--batch-size must be at least 1, got 0"),
         (["minilm", "--precision", "int8"], "--precision must be fp32 or bf16, got 'int8'"),
         (["minilm", "--device", "tpu"], "--device must be cpu or cuda, got 'tpu'"),

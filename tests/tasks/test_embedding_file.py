@@ -55,9 +55,11 @@ def test_a_killed_run_goes_on_where_it_was(base, tmp_path, monkeypatch, capsys):
     with pytest.raises(KeyboardInterrupt):
         embed_file(encoder, base / "texts.txt", output)
     assert not output.exists()
-    with pytest.raises(ValueError, match=r"v.npy.part is of a run that did not end: resume it"):
+    with pytest.raises(
+        ValueError, match=r"v.npy.part belongs to a run that did not finish: resume it"
+    ):
         embed_file(encoder, base / "texts.txt", output)
-    with pytest.raises(ValueError, match="begun with another options"):
+    with pytest.raises(ValueError, match="begun with options="):
         embed_file(encoder, base / "texts.txt", output, resume=True, pooling="cls")
     calls.clear()
     calls.extend([0] * 3)

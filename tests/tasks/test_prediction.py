@@ -60,14 +60,16 @@ def test_parts_give_what_the_whole_gives(small_parts, inputs, tmp_path, task, ki
 
 def test_the_input_is_never_overwritten(inputs):
     before = inputs.read_text()
-    with pytest.raises(ValueError, match="is the input itself: give another file"):
+    with pytest.raises(ValueError, match="the output must not be the input"):
         predict_file(SequenceClassification(), a_model(SequenceClassifier), inputs, inputs)
     assert inputs.read_text() == before
 
 
 def test_an_empty_file_is_named(tmp_path):
     (tmp_path / "empty.txt").touch()
-    with pytest.raises(ValueError, match=r"empty.txt holds no text: give a file with at least one"):
+    with pytest.raises(
+        ValueError, match=r"empty.txt must hold text, got no line: give a file with at least one"
+    ):
         predict_file(
             SequenceClassification(),
             a_model(SequenceClassifier),
@@ -117,9 +119,9 @@ def test_a_killed_run_goes_on_where_it_was(small_parts, inputs, tmp_path, monkey
         predict_file(task, model, inputs, output)
     with open(tmp_path / "o.tsv.part", "a") as file:
         file.write("half a line")  # appended, and killed before it was counted
-    with pytest.raises(ValueError, match="did not end: resume it"):
+    with pytest.raises(ValueError, match="did not finish: resume it"):
         predict_file(task, model, inputs, output)
-    with pytest.raises(ValueError, match="begun with another task"):
+    with pytest.raises(ValueError, match="begun with task="):
         predict_file(SequenceClassification(max_length=9), model, inputs, output, resume=True)
     assert predict_file(task, model, inputs, output, resume=True) == len(TEXTS)
     assert output.read_bytes() == whole.read_bytes()
@@ -142,7 +144,7 @@ def test_another_input_is_not_gone_on_with(small_parts, inputs, tmp_path, monkey
     with pytest.raises(Killed):
         predict_file(task, model, inputs, output)
     inputs.write_text("another text\n")
-    with pytest.raises(ValueError, match="begun with another inputs"):
+    with pytest.raises(ValueError, match="begun with inputs="):
         predict_file(task, model, inputs, output, resume=True)
 
 
@@ -150,7 +152,7 @@ def test_a_malformed_line_is_named_before_anything_is_predicted(small_parts, tmp
     path = tmp_path / "rows.tsv"
     path.write_text("sentence\n" + "fine\n" * 12 + "two\tcells\n")
     monkeypatch.setattr(SequenceClassification, "predict_encoded", None)
-    with pytest.raises(ValueError, match="line 14: 2 columns where the header has 1"):
+    with pytest.raises(ValueError, match="line 14: a row must have the header's 1 columns, got 2"):
         predict_file(
             SequenceClassification(), a_model(SequenceClassifier), path, tmp_path / "out.tsv"
         )

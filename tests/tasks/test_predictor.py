@@ -81,7 +81,7 @@ def test_words_may_be_given_as_lists(models):
 def test_what_is_no_input_is_named(models):
     classifier = fastenc.predictor(models["sequence-classification"][0], device="cpu")
     for inputs, message in (
-        ("the cat", "takes a list of inputs, got one text: give"),
+        ("the cat", "inputs must be a list, got a single text: give"),
         (["the cat", None], "input 1 must be a text, got None"),
         ([("a", "b")], "input 0 must be a text, got"),
     ):
@@ -111,7 +111,7 @@ def test_predict_reads_stdin_and_writes_stdout(models, tmp_path, monkeypatch, ca
         give(content)
         assert f"fastenc: {message}" in failure(capsys, "predict", model, "-", "-o", "-")
     text = failure(capsys, "predict", model, "-", "-o", "-", "--resume")
-    assert "cannot with stdin or stdout" in text
+    assert "got stdin or stdout" in text
 
 
 def test_vectors_as_arrays_and_their_similarity(base):

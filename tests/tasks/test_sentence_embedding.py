@@ -406,7 +406,10 @@ def test_from_files_to_files(tables, start):
             r"--text must name the columns",
         ),
         ({"similarity": "sentence1"}, r"line 2: .* must be a number, got 'a dog is here'"),
-        ({"similarity": "score", "highest": 4.0}, r"line 2: a score must be at most 4.0 in size"),
+        (
+            {"similarity": "score", "highest": 4.0},
+            r"line 2: the absolute value of a score must be at most 4.0",
+        ),
         ({"similarity": "score", "highest": 0.0}, r"the highest score must be positive, got 0.0"),
     ],
 )

@@ -248,9 +248,9 @@ def test_metrics_are_seqevals():
         (dict(aggregation="max"), "aggregation must be one of first, mean, got max"),
         (
             dict(crf=True, label_scheme="all"),
-            "a CRF is a chain of .*label_scheme must be first, got all",
+            "label_scheme must be first with a CRF, .* got all",
         ),
-        (dict(crf=True, aggregation="mean"), "aggregation must be first, got mean"),
+        (dict(crf=True, aggregation="mean"), "aggregation must be first with a CRF, .* got mean"),
     ],
 )
 def test_options_that_do_not_fit_are_named(options, message):

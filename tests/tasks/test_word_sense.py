@@ -207,8 +207,8 @@ def test_of_a_long_sentence_the_tokens_around_the_word(base, tmp_path):
             "word\tindex\tsense\tsentence\nbank\t1\t\tthe bank of",
             "line 2: column 'sense' must hold",
         ),
-        ("word\tindex\tlabel\tsentence\nbank\t1\tx\tthe bank of", "no column 'sense'"),
-        ("The\tthe\tDT\t-\nend\tend\tNN\t-", "has no word with a sense"),
+        ("word\tindex\tlabel\tsentence\nbank\t1\tx\tthe bank of", "there must be a column 'sense'"),
+        ("The\tthe\tDT\t-\nend\tend\tNN\t-", "must have a word with a sense"),
         ("The\tDT\nend\tNN", "line 1: a line must hold word, lemma, part of speech and sense"),
     ],
 )
@@ -229,9 +229,9 @@ def test_what_is_wrong_is_said(base, files):
     ours = task.load(base, train)
     with pytest.raises(ValueError, match="no sense has 9 examples, the most frequent has 2"):
         task.fit(ours, train, None)
-    with pytest.raises(ValueError, match="the model has no senses"):
+    with pytest.raises(ValueError, match="the model must have vectors of senses"):
         task.predict(ours, train)
     with pytest.raises(ValueError, match=r"layers must be from 0 .* got 7"):
         WordSense(word_layers="7").load(base, train)
-    with pytest.raises(ValueError, match="trains no head on cached features"):
+    with pytest.raises(ValueError, match="cannot train a head on cached features"):
         task_trainer(task, ours, train, TrainConfig("x"), features="f")

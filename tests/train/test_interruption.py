@@ -56,8 +56,11 @@ def test_a_signal_leaves_a_checkpoint_that_the_run_goes_on_from(number, tmp_path
     run.send_signal(number)
     error = run.communicate(timeout=60)[1]
     assert run.returncode == 128 + number, error
-    assert f"{number.name}: a checkpoint follows this step; a second signal stops at once" in error
-    step = int(re.search(r"stopped at step (\d+) of 21, which is kept in .*--resume", error)[1])
+    assert (
+        f"{number.name}: training stops after this step with a checkpoint; a second signal stops it at once"
+        in error
+    )
+    step = int(re.search(r"stopped at step (\d+) of 21 with the checkpoint .*--resume", error)[1])
     assert latest_checkpoint(tmp_path / "cut").name == f"checkpoint-{step:08d}" and 2 <= step < 7
     whole = build(tmp_path / "whole").train()
     assert build(tmp_path / "cut").train(resume=True) == whole
@@ -105,7 +108,7 @@ def test_a_folder_that_stays_empty_is_removed(tmp_path):
 
 
 def test_resuming_needs_the_folder(tmp_path):
-    with pytest.raises(ValueError, match=r"there is no folder .*nowhere: check its name"):
+    with pytest.raises(ValueError, match=r"nowhere does not exist: check its name"):
         build(tmp_path / "nowhere").train(resume=True)
     (tmp_path / "begun").mkdir()  # by a run that was killed before its first checkpoint
     assert "loss" in build(tmp_path / "begun", max_steps=1).train(resume=True)

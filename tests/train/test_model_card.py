@@ -59,4 +59,4 @@ def test_the_device_of_a_run(tmp_path, capsys):
         with pytest.raises(ValueError, match="needs a GPU that torch sees"):
             process_state("cuda")
         text = failure(capsys, "finetune", "m", "t", "-o", tmp_path / "x", "--device", "cuda")
-        assert "device cuda needs a GPU that torch sees, and there is none" in text
+        assert "device cuda needs a GPU that torch sees, got none" in text

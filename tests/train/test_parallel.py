@@ -270,7 +270,7 @@ def test_bad_input_is_named(root, tmp_path, monkeypatch):
     _, second = sorted((checkpoints.latest_checkpoint(folder) / "optimizer").iterdir())
     second.rename(second.with_name("elsewhere"))
     with pytest.raises(
-        ValueError, match=r"is corrupt .*optimizer holds .* a file is missing.*: remove it to"
+        ValueError, match=r"is corrupt .*optimizer must hold .* a file is missing.*: remove it, and"
     ):
         build_objective(folder, **DROPS).train(resume=True)
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")

@@ -51,13 +51,17 @@ def test_it_trains_as_a_trainer_made_by_hand(tmp_path):
 def test_what_cannot_be_trained_is_refused_before_anything_is_written(tmp_path):
     model, config = NEW.make(OPTIONS, word_tokenizer()), PretrainConfig(str(tmp_path / "x"))
     for options, texts, message in (
-        (OPTIONS, documents(1), "one document cannot be both trained on and held out"),
-        (ObjectiveOptions(block_size=900), documents(9), "at most the model's 512 positions"),
+        (OPTIONS, documents(1), "there must be at least two documents"),
+        (
+            ObjectiveOptions(block_size=900),
+            documents(9),
+            "at most 512, the model's number of positions",
+        ),
     ):
         with pytest.raises(ValueError, match=message):
             objective_trainer(options, model, texts, config)
     model.tokenizer = None
-    with pytest.raises(ValueError, match="the model has no tokenizer"):
+    with pytest.raises(ValueError, match="the model must have a tokenizer, got none"):
         objective_trainer(OPTIONS, model, documents(9), config)
     assert not (tmp_path / "x").exists()
     for options, message in (

@@ -214,7 +214,7 @@ def test_errors_are_one_line(text, tmp_path, capsys):
         ("[a]\nseed = 1\n[b]\nseed = 2", "gives seed twice"),
         ("seed = ", "is not TOML"),
         ("warmup-steps = 10\nmax-steps = 4", "at most the run's 4 steps, got 10"),
-        ("generator-size = 0.5", "--generator-size is for the objective electra, got 0.5"),
+        ("generator-size = 0.5", "--generator-size is an option of the objective electra, got 0.5"),
         ("embedding-size = 16", "--embedding-size is of ELECTRA's and ALBERT's families, got 16"),
         ("global-batch-size = 24", "multiple of --batch-size * processes, got 24 and 16 * 1"),
         ("betas = [0.9, 1.0]", "--betas must be two numbers in [0, 1)"),
@@ -223,7 +223,7 @@ def test_errors_are_one_line(text, tmp_path, capsys):
         assert message in failure(capsys, *command, own)
     command = (*command[:-1], "--recipe")
     assert "(is it bert-base?)" in failure(capsys, *command, "bert-bas")
-    assert "a file is given by --config" in failure(capsys, *command, "none.toml")
+    assert "give one of them, or a file by --config" in failure(capsys, *command, "none.toml")
 
 
 def test_without_a_toml_reader_the_error_names_the_extra():

@@ -1,4 +1,4 @@
-"""Training a part of a model: adaptations, freezing, cached features."""
+"""Trains few of a model's parameters: adaptations (LoRA and others), freezing, cached features."""
 
 from fastenc.adapt.features import FeatureCache, cache_features
 from fastenc.adapt.freezing import freeze_encoder, trained_parameters

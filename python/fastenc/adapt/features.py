@@ -1,4 +1,4 @@
-"""Outputs of a frozen encoder, computed once and stored on disk. An epoch then only pays for the head."""
+"""Stores the outputs of a frozen encoder on disk. The encoder runs once, and each epoch computes the head only."""
 
 import hashlib
 import json
@@ -34,8 +34,8 @@ class FeatureCache:
     Args:
         folder: folder of one data set, written by :func:`cache_features`.
         rows: number of vectors of each example.
-        per_token: whether the vectors are those of all tokens, or of the first token of each sequence.
-    Raises: ValueError for files that are incomplete or belong to another data set.
+        per_token: True: there is a vector for every token. False: one for the first token of each sequence.
+    Raises: ValueError if files are missing or corrupt, or hold another number of vectors than ``rows``.
     """
 
     def __init__(self, folder: Path, rows: Sequence[int], per_token: bool):
@@ -47,7 +47,7 @@ class FeatureCache:
             self.shards = [load_file(folder / _shard(i))[VECTORS] for i in range(len(shards))]
         except (OSError, ValueError, KeyError, error_class) as error:
             raise ValueError(
-                f"{folder} is corrupt ({error}): remove it to have it made again"
+                f"{folder} is corrupt ({error}): remove it, and it is written again"
             ) from error
         self.rows: list[tuple[int, int, int]] = []  # shard, first row, row after the last
         for number, (shard, examples) in enumerate(zip(self.shards, shards, strict=True)):
@@ -56,23 +56,29 @@ class FeatureCache:
             if offsets[-1] != shard.shape[0]:
                 raise ValueError(
                     f"{folder / _shard(number)} must hold {offsets[-1]} vectors, got {shard.shape[0]}: remove the "
-                    "folder to have it made again"
+                    "folder, and it is written again"
                 )
             self.rows += [(number, a, b) for a, b in zip(offsets, offsets[1:], strict=False)]
 
     def __len__(self) -> int:
         return len(self.rows)
 
-    def fill(self, batch: PackedBatch, chosen: Sequence[int]) -> PackedBatch:
-        """The batch of these examples with the encoder's output in ``hidden``, float32."""
+    def fill(self, batch: PackedBatch, indices: Sequence[int]) -> PackedBatch:
+        """The batch with the encoder's stored output in ``hidden``: float32 (vectors, hidden_size).
+
+        Args:
+            batch: a batch of some examples.
+            indices: the indices of these examples.
+        Returns: without ``per_token``, a batch in which each sequence consists of its first token.
+        """
         vectors = [
             self.shards[shard][start:stop]
-            for shard, start, stop in map(self.rows.__getitem__, chosen)
+            for shard, start, stop in map(self.rows.__getitem__, indices)
         ]
         hidden = torch.cat(vectors).float()
         if self.per_token:
             return replace(batch, hidden=hidden)
-        # A head for sequences reads first tokens only, so each sequence becomes its first token.
+        # The head reads first tokens only, so the other tokens are left out.
         count = hidden.shape[0]
         return PackedBatch(
             input_ids=batch.input_ids[batch.cu_seqlens[:-1].long()],
@@ -97,30 +103,38 @@ def cache_features(
 ) -> FeatureCache:
     """Compute a frozen encoder's outputs for examples, unless they are in ``folder`` already.
 
-    The encoder's dropout is off, also during training. The pooler of a BERT counts as part of the head and is trained.
-    The vectors are stored in a subfolder. Its name is a fingerprint of the encoder's weights, the token ids (and so of
-    texts, tokenizer and max_length) and the options below; it appears when it is complete. The data set is written in
-    shards, so that memory holds 64 MB of it.
+    The encoder's dropout is off, also during training. BERT's pooler counts as part of the head and is trained.
+
+    The vectors are stored in a subfolder, which gets its name when it is complete. The name is a fingerprint of the
+    encoder's weights, the token ids and the options below. The token ids depend on the texts, the tokenizer and
+    max_length. Vectors are written in shards of 64 MiB, so that only one shard is in memory.
 
     Args:
         model: its encoder must be frozen (:func:`fastenc.adapt.freeze_encoder`).
-        collate: examples → {"batch": PackedBatch, ...}, with the sequences in the order of the examples.
-        per_token: store the vectors of all tokens, for heads over tokens; else those of the first tokens.
-        dtype: dtype on disk, torch.float32, or torch.float16 or torch.bfloat16 for half of the space.
-        autocast_dtype: dtype of the encoder's products under autocast.
+        examples: a data set.
+        collate: function of examples that returns {"batch": PackedBatch, ...}, with the sequences in the examples'
+            order.
+        folder: folder of all cached data sets.
+        per_token: True: store the vectors of all tokens, for a head that reads every token. False: store those of the
+            first token of each sequence.
+        dtype: dtype on disk: torch.float32, torch.float16 or torch.bfloat16.
+        autocast_dtype: dtype of the encoder's matrix products under autocast; None: no autocast.
+        batch_size: number of examples that the encoder takes at a time.
         show_progress: None shows a bar if stderr is a terminal.
     Raises: ValueError for an encoder that is not frozen, a model without a head, another dtype, or a corrupt folder.
     """
     encoder = encoder_of(model)
     if any(p.requires_grad for name, p in encoder.named_parameters() if "pooler" not in name):
-        raise ValueError("only a frozen encoder's outputs can be kept: call freeze_encoder(model)")
+        raise ValueError(
+            "features can be cached for a frozen encoder only, got one that is trained: call freeze_encoder(model)"
+        )
     if not any(p.requires_grad for p in model.parameters()):
         raise ValueError(
-            f"{type(model).__name__} has no head to train on its encoder's outputs: train the encoder, or call "
-            "add_adaptation"
+            f"the model must have a head to train on its encoder's outputs, got {type(model).__name__} without one: "
+            "train the encoder, or call add_adaptation"
         )
     if dtype not in DTYPES:
-        raise ValueError(f"dtype must be one of {DTYPES}, got {dtype}")
+        raise ValueError(f"dtype must be one of {DTYPES}, got {dtype}: give one of them")
     inputs = _Inputs(examples, collate)
     rows = inputs.tokens if per_token else inputs.sequences
     values: dict[str, Any] = {
@@ -151,7 +165,7 @@ def cache_features(
 
 
 class _Inputs:
-    """The numbers of tokens and sequences of each example, and a digest of all inputs of the encoder."""
+    """The numbers of tokens and sequences of each example, and a SHA-256 digest of all inputs of the encoder."""
 
     def __init__(self, examples: Sequence[Any], collate: Callable[[Sequence[Any]], dict[str, Any]]):
         self.tokens: list[int] = []
@@ -168,6 +182,7 @@ class _Inputs:
 
 
 def _digest_encoder(encoder: Encoder) -> str:
+    """SHA-256 of the encoder's configuration, adaptation and weights, without the pooler."""
     digest = hashlib.sha256(f"{encoder.config!r} {encoder.adapted.current}".encode())
     for name, tensor in encoder.state_dict().items():
         if not name.startswith("pooler."):
@@ -192,7 +207,7 @@ def _shards(rows: Sequence[int], limit: int) -> list[range]:
 
 
 def _batches(shard: range, tokens: Sequence[int], batch_size: int) -> Iterator[list[int]]:
-    """Batches of examples with similar lengths, which limits the memory of a batch."""
+    """Batches of examples with similar lengths, which bounds the memory of a batch."""
     order = sorted(shard, key=tokens.__getitem__)
     return (order[start : start + batch_size] for start in range(0, len(order), batch_size))
 
@@ -201,7 +216,7 @@ def _batches(shard: range, tokens: Sequence[int], batch_size: int) -> Iterator[l
 def _outputs(
     encoder: Encoder, batch: PackedBatch, per_token: bool, autocast_dtype: torch.dtype | None
 ) -> Tensor:
-    """The vectors of a batch that are stored."""
+    """The vectors of a batch that are stored: (vectors, hidden_size)."""
     device = next(encoder.parameters()).device
     batch = batch.to(device)
     with torch.autocast(device.type, autocast_dtype, enabled=autocast_dtype is not None):
@@ -233,7 +248,7 @@ def _write(
         write_atomically(temporary / MANIFEST, lambda path: path.write_text(manifest))
         os.replace(temporary, target)
     except OSError:
-        if not target.exists():  # another run wrote it meanwhile
+        if not target.exists():  # if it exists, another run wrote it in the meantime
             raise
     finally:
         shutil.rmtree(temporary, ignore_errors=True)

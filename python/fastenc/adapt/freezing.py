@@ -1,4 +1,4 @@
-"""Which of a model's parameters are trained."""
+"""Chooses which of a model's parameters are trained."""
 
 from torch import nn
 
@@ -7,17 +7,22 @@ from fastenc.models.pretrained import PretrainedModel
 
 
 def freeze_encoder(model: PretrainedModel, layers: int | None = None) -> None:
-    """Freeze the embeddings and the lower ``layers`` layers, or with None the whole encoder but its pooler.
+    """Freeze the embeddings and the lower layers of a model's encoder.
 
-    Nothing below the lowest trained parameter gets a gradient or keeps activations. Their dropout goes on in training,
-    as in transformers.
-    Raises: ValueError for a number of layers that the model does not have.
+    Layers below the lowest trained parameter compute no gradient and keep no activations. Their dropout stays active
+    in training, as in transformers.
+
+    Args:
+        layers: number of layers to freeze; None: the whole encoder except its pooler.
+    Raises: ValueError if the model has fewer layers.
     Source: Howard and Ruder 2018, arXiv:1801.06146; Lee et al. 2019, arXiv:1911.03090.
     """
     encoder = encoder_of(model)
     depth = len(encoder.layers)
     if layers is not None and not 0 <= layers <= depth:
-        raise ValueError(f"layers must be in [0, {depth}], the model's own number, got {layers}")
+        raise ValueError(
+            f"layers must be in [0, {depth}], because the model has {depth}, got {layers}: give fewer"
+        )
     encoder.embeddings.requires_grad_(False)
     for layer in encoder.layers[:layers]:
         layer.requires_grad_(False)
@@ -28,7 +33,7 @@ def freeze_encoder(model: PretrainedModel, layers: int | None = None) -> None:
 
 
 def trained_parameters(model: nn.Module) -> tuple[int, int]:
-    """(numbers that training changes, all numbers) of a model's parameters."""
+    """(number of trained parameters, number of all parameters) of a model, counted by elements."""
     counts = [(p.numel() if p.requires_grad else 0, p.numel()) for p in model.parameters()]
     trained, everything = (sum(column) for column in zip(*counts, strict=True))
     return trained, everything

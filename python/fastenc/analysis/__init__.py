@@ -1,4 +1,4 @@
-"""What an encoder's vectors mean: senses, similarity, isotropy, heads and layers."""
+"""Analyses of an encoder: senses, similarity and isotropy of its vectors, its attention heads and its layers."""
 
 from fastenc.analysis.analogies import AnalogyScore, read_analogies, score_analogies
 from fastenc.analysis.analyze import analyze

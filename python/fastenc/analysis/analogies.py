@@ -1,4 +1,4 @@
-"""Analogies: a is to b as c is to d, answered by static vectors."""
+"""Scores static vectors on analogies: a is to b as c is to d."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -11,7 +11,13 @@ Sections = dict[str, list[Question]]
 
 
 class AnalogyScore(NamedTuple):
-    """Of one section: questions whose words are all there, those answered rightly, and all questions."""
+    """The score of one section.
+
+    Fields:
+        right: number of questions that were answered correctly.
+        asked: number of questions whose four words all have a vector.
+        questions: number of all questions.
+    """
 
     right: int
     asked: int
@@ -19,9 +25,10 @@ class AnalogyScore(NamedTuple):
 
 
 def read_analogies(path: str | Path) -> Sections:
-    """Questions by section, as word2vec's questions-words.txt: ": section", then four words a line.
+    """{section: questions} of a file like word2vec's questions-words.txt.
 
-    Raises: ValueError with file and line for another number of words.
+    A line ": section" begins a section. Each other line has four words.
+    Raises: ValueError with file and line for another number of words, and for a file without questions.
     """
     sections: Sections = {}
     section = "all"
@@ -32,16 +39,19 @@ def read_analogies(path: str | Path) -> Sections:
         elif words:
             if len(words) != 4:
                 raise ValueError(
-                    f"{path}, line {number}: a question is four words, got {len(words)}: {line!r}"
+                    f"{path}, line {number}: a question must have four words, got {len(words)}, {line!r}: correct it"
                 )
             sections.setdefault(section, []).append((words[0], words[1], words[2], words[3]))
     if not sections:
-        raise ValueError(f"{path} holds no questions: give four words a line")
+        raise ValueError(f"{path} must hold questions, got none: give four words on each line")
     return sections
 
 
 def score_analogies(vectors: StaticVectors, sections: Sections) -> dict[str, AnalogyScore]:
-    """Answers by :meth:`StaticVectors.analogies`; a question with a word that is missing is not asked."""
+    """{section: score} of the answers of :meth:`StaticVectors.analogies`.
+
+    A question is left out if one of its words has no vector.
+    """
     found = {}
     for name, questions in sections.items():
         asked = [question for question in questions if all(word in vectors for word in question)]

@@ -1,4 +1,4 @@
-"""All figures that a model and a folder of data allow."""
+"""Makes all figures that are possible for a model and a folder of data."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -59,21 +59,25 @@ def analyze(
     map_method: str = "pca",
     static: str | Path | None = None,
 ) -> list[Figure]:
-    """The figures that the data allow, in the order of a report.
+    """The figures that are possible with the data, in the order of a report.
 
     Args:
-        word: of the map of uses; None: the one with the most uses.
-        layer: whose vectors the map shows.
-        sentences: most of them that a figure reads.
-        map_method: "pca", or "umap" (extra: umap).
+        encoder: a :class:`fastenc.Encoder`.
+        folder: folder of the data, see :func:`find_data`.
+        word: the word whose uses are shown as points in a plane; None: the one with the most labelled uses.
+        layer: layer of the vectors in this plane.
+        sentences: largest number of sentences that a figure uses.
+        map_method: projection to the plane, "pca" or "umap" (extra: umap).
         static: file of static vectors to compare with, on word pairs, analogies and neighbours.
-    Raises: ValueError as :func:`find_data`, for a layer that does not exist, an unknown map, fewer than one sentence,
-        or a word that the senses do not have.
+    Raises: ValueError as :func:`find_data`, for a layer that does not exist, an unknown ``map_method``, ``sentences``
+        below 1, or a word without labelled uses.
     """
     if map_method not in MAPS:
-        raise ValueError(f"map_method must be one of {', '.join(MAPS)}, got {map_method!r}")
+        raise ValueError(
+            f"map_method must be one of {', '.join(MAPS)}, got {map_method!r}: give one of them"
+        )
     if sentences < 1:
-        raise ValueError(f"sentences must be at least 1, got {sentences}")
+        raise ValueError(f"sentences must be at least 1, got {sentences}: give more")
     resolve_layers((layer,), encoder.config.num_layers)
     data = find_data(folder)
     vectors = None if static is None else read_static_vectors(static)
@@ -114,15 +118,18 @@ def analyze(
 
 
 def uses_of(data: SenseData, word: str | None, most: int) -> list[Target]:
-    """The labelled uses of a word, of the one that has the most where none is given."""
+    """At most ``most`` labelled uses of a word; None: of the word with the most uses.
+
+    Raises: ValueError if there are fewer than three.
+    """
     lemmas = [target.lemma for target in data.targets]
     if word is None:
         word = max(sorted(set(lemmas)), key=lemmas.count)
     targets = spread([target for target in data.targets if target.lemma == word], most)
     if len(targets) < 3:
         raise ValueError(
-            f"{data.path}: a map needs three uses or more of {word!r}, got {len(targets)}: choose another of "
-            f"{', '.join(sorted(set(lemmas))[:20])}"
+            f"{data.path}: there must be at least three uses of {word!r}, got {len(targets)}: choose another word, "
+            f"such as {', '.join(sorted(set(lemmas))[:20])}"
         )
     return targets
 
@@ -130,7 +137,7 @@ def uses_of(data: SenseData, word: str | None, most: int) -> list[Target]:
 def map_of_uses(
     encoder: Any, data: SenseData, targets: Sequence[Target], layer: int, method: str
 ) -> Figure:
-    """The uses of one word in a plane, coloured by sense."""
+    """The uses of one word as points in a plane, coloured by sense."""
     word = targets[0].lemma
     found = encoder.embed_words(
         [data.sentences[target.sentence] for target in targets],
@@ -147,11 +154,11 @@ def map_of_uses(
         (float(x), float(y), target.senses[0], " ".join(data.sentences[target.sentence]))
         for (x, y), target in zip(plane, targets, strict=True)
     ]
-    says = (
-        f"Each point is one of {len(targets)} uses of {word!r}, placed by its vector of layer {layer} in its sentence "
-        f"({method.upper()}) and coloured by its sense: senses that the model tells apart form clouds of their own."
+    caption = (
+        f"Each point is one of {len(targets)} uses of {word!r}. Its position is a {method.upper()} projection of its "
+        f"vector in layer {layer}, its colour is its sense. Senses that the model distinguishes form separate clouds."
     )
-    return scatter("map", f"Uses of {word!r}", says, points)
+    return scatter("map", f"Uses of {word!r}", caption, points)
 
 
 def neighbours_figure(
@@ -162,7 +169,7 @@ def neighbours_figure(
     most: int,
     static: StaticVectors | None,
 ) -> Figure:
-    """Nearest words of a word in its sentences, two of each sense, beside those of one vector for all of them."""
+    """The nearest words of a word in two sentences of each sense, and the nearest words of its static vector."""
     chosen: dict[str, list[Target]] = {}
     for target in targets:
         chosen.setdefault(target.senses[0], []).append(target)
@@ -177,65 +184,66 @@ def neighbours_figure(
         for each, target in zip(found, uses, strict=True)
     ]
     kind = "the word alone" if static is None else static.name
-    says = (
-        f"The nearest words of {targets[0].lemma!r} in different sentences by layer {layer}, beside those of its one "
-        f"static vector ({kind}): only the first can follow the sense."
+    caption = (
+        f"The nearest words of {targets[0].lemma!r} in different sentences by layer {layer}, and those of its static "
+        f"vector ({kind}). Only the former can depend on the sense."
     )
     columns = ("sentence", "sense", "neighbours in the sentence", "neighbours of the static vector")
-    return table("neighbours", f"Neighbours of {targets[0].lemma}", says, columns, rows)
+    return table("neighbours", f"Neighbours of {targets[0].lemma}", caption, columns, rows)
 
 
 def isotropy_figures(encoder: Any, words: Sequence[Sequence[str]]) -> list[Figure]:
-    """Anisotropy by layer, and similarity by frequency."""
+    """Two figures: anisotropy by layer, and self-similarity by frequency."""
     layers = isotropy_by_layer(encoder, [" ".join(sentence) for sentence in words])
     lines = {
         "as they are": [layer.raw.anisotropy for layer in layers],
         "standardised": [layer.standardized.anisotropy for layer in layers],
         "largest share of one dimension": [float(layer.raw.shares.max()) for layer in layers],
     }
-    says = (
-        "The mean cosine of two different tokens of the texts, before and after each dimension is standardised, and "
-        "the share of it that one dimension makes: where it is high, all vectors point the same way."
+    caption = (
+        "The anisotropy is the mean cosine of two different tokens of the texts, before and after each dimension is "
+        "standardised. If it is high, all vectors have similar directions. The third line is the largest share of it "
+        "that comes from a single dimension."
     )
-    first = by_layer("anisotropy", "Anisotropy by layer", says, lines, "mean cosine; share")
+    first = by_layer("anisotropy", "Anisotropy by layer", caption, lines, "mean cosine; share")
     bins = similarity_by_frequency(encoder, words)
     labels = [f"{low} to {high - 1}" for low, high, _, _ in bins]
-    says = (
-        "The mean cosine of different occurrences of a word at the last layer, for words of each frequency in the "
-        "texts: the lower, the more a word's vector depends on its sentence."
+    caption = (
+        "The mean cosine of different occurrences of a word in the last layer, by the word's frequency in the texts. "
+        "The lower it is, the more a word's vector depends on its sentence."
     )
     values = {"mean cosine": [each.similarity for each in bins]}
     counts = {"words": [each.words for each in bins]}
     title = "Self-similarity by frequency"
-    return [first, bars("frequency", title, says, labels, values, "mean cosine", counts)]
+    return [first, bars("frequency", title, caption, labels, values, "mean cosine", counts)]
 
 
 def similarity_figure(
     encoder: Any, word_pairs: Sequence[Path], text_pairs: Sequence[Path]
 ) -> Figure:
-    """Correlation with people's scores by layer, for each set before and after standardising."""
+    """Correlation with human scores by layer, for each data set before and after standardising."""
     lines: dict[str, list[float]] = {}
-    every = [read_scored_pairs(path) for path in word_pairs]
-    every += [read_scored_pairs(path, TEXT_PAIRS[:2], TEXT_PAIRS[2]) for path in text_pairs]
-    sets = dict(zip(names_of([*word_pairs, *text_pairs]), every, strict=True))
-    # The largest first: a figure has no room for all lines of many sets.
+    scored = [read_scored_pairs(path) for path in word_pairs]
+    scored += [read_scored_pairs(path, TEXT_PAIRS[:2], TEXT_PAIRS[2]) for path in text_pairs]
+    sets = dict(zip(names_of([*word_pairs, *text_pairs]), scored, strict=True))
+    # The largest sets come first, because a figure shows a limited number of lines.
     for name, data in sorted(sets.items(), key=lambda item: -len(item[1].pairs)):
         found = correlation_by_layer(encoder, data)
         lines[name] = [each.raw for each in found]
         lines[f"{name}, standardised"] = [each.standardized for each in found]
-    says = (
-        "Spearman's correlation of the cosines of pairs with people's scores; dashed, after each dimension is "
+    caption = (
+        "Spearman's correlation of the cosine similarities of pairs with human scores. Dashed: after each dimension is "
         "standardised."
     )
     if len(sets) > len(COLOURS):
-        says += f" Drawn are the {len(COLOURS)} largest of {len(sets)} sets; the data have all."
-    return by_layer("similarity", "Similarity by layer", says, lines, "Spearman", pairs=True)
+        caption += f" The plot shows the {len(COLOURS)} largest of {len(sets)} data sets, the CSV file all."
+    return by_layer("similarity", "Similarity by layer", caption, lines, "Spearman", pairs=True)
 
 
 def static_figure(
     encoder: Any, vectors: StaticVectors, pairs: Sequence[Path], analogies: Sequence[Path]
 ) -> Figure:
-    """Static vectors against the encoder's, on the pairs and questions whose words have a static vector."""
+    """Static vectors compared with the encoder's, on the pairs and questions whose words have a static vector."""
     rows: dict[str, StaticComparison] = {}
     for name, path in zip(names_of(pairs), pairs, strict=True):
         compared = compare_pairs(encoder, vectors, read_scored_pairs(path))
@@ -246,29 +254,31 @@ def static_figure(
         rows |= {f"analogies, {section}": each for section, each in found.items()}
     if not rows:
         raise ValueError(
-            f"{vectors.name} has the words of no pair and no question: give vectors of this language"
+            f"{vectors.name} must have the words of some pairs or questions, got none of them: give vectors of this "
+            "language"
         )
-    found_by = rows.values()
+    results = rows.values()
     groups = {
-        "static": [each.static for each in found_by],
-        "last layer": [each.layers[-1] for each in found_by],
-        "best layer": [max(each.layers) for each in found_by],
+        "static": [each.static for each in results],
+        "last layer": [each.layers[-1] for each in results],
+        "best layer": [max(each.layers) for each in results],
     }
     extra: dict[str, list[Any]] = {
-        "best": [each.layers.index(max(each.layers)) for each in found_by],
-        "items": [each.asked for each in found_by],
-        "covered": [each.asked / each.items for each in found_by],
+        "best": [each.layers.index(max(each.layers)) for each in results],
+        "items": [each.asked for each in results],
+        "covered": [each.asked / each.items for each in results],
     }
-    says = (
-        "Static vectors beside the encoder's of words alone, on the items whose words have both: Spearman's "
-        "correlation with people's scores of pairs, and the share of analogies answered rightly among their words."
+    caption = (
+        "Static vectors compared with the encoder's vectors of single words, on the items whose words have both. For "
+        "pairs: Spearman's correlation with human scores. For analogies: the share of correct answers, with the words "
+        "of all questions as candidates."
     )
-    title = "Static against contextual vectors"
-    return bars("static", title, says, list(rows), groups, "Spearman; share answered", extra)
+    title = "Static and contextual vectors"
+    return bars("static", title, caption, list(rows), groups, "Spearman; share correct", extra)
 
 
 def heads_figure(encoder: Any, words: Sequence[Sequence[str]]) -> Figure:
-    """What each head looks at on average."""
+    """What each head attends to on average."""
     means = summarize_heads(encoder, [" ".join(sentence) for sentence in words]).means
     maps = {
         "entropy (nats)": means["entropy"].tolist(),
@@ -276,15 +286,15 @@ def heads_figure(encoder: Any, words: Sequence[Sequence[str]]) -> Figure:
         "on [SEP]": means["last"].tolist(),
         "on neighbours": (means["previous"] + means["next"]).tolist(),
     }
-    says = (
-        "For each head the mean over tokens: how spread its attention is, how far it looks, and how much of it falls "
-        "on the closing token and on the neighbours."
+    caption = (
+        "Means over the tokens for each head: the entropy of its attention, the distance of the attended tokens, and "
+        "the attention on [SEP] and on the two neighbouring tokens."
     )
-    return heat_maps("heads", "What heads look at", says, maps)
+    return heat_maps("heads", "What heads attend to", caption, maps)
 
 
 def relations_figure(encoder: Any, trees: Sequence[Tree], most: int = 15) -> Figure:
-    """The best head of each frequent relation against the best fixed distance."""
+    """The best head of each frequent relation, compared with the best fixed distance."""
     found = score_relations(encoder, trees)
     frequent = sorted(found, key=lambda key: (-found[key].count, key))[: 2 * most]
     best: dict[str, tuple[str, str]] = {}
@@ -308,41 +318,41 @@ def relations_figure(encoder: Any, trees: Sequence[Tree], most: int = 15) -> Fig
         "distance": [found[key].best_offset[0] for key in keys],
         "pairs": [found[key].count for key in keys],
     }
-    says = (
-        "For each frequent relation the share of words whose other word the best single head looks at most, beside "
-        "always taking the word at the best fixed distance."
+    caption = (
+        "For each frequent dependency relation, the share of words whose related word gets the most attention of the "
+        "best single head. The baseline is the word at the best fixed distance."
     )
-    title = "Heads that find grammatical relations"
-    return bars("relations", title, says, labels, groups, "share of pairs found", extra)
+    title = "Heads that find dependency relations"
+    return bars("relations", title, caption, labels, groups, "share of pairs found", extra)
 
 
 def probes_figure(encoder: Any, labelled: dict[str, Split]) -> Figure:
-    """What linear probes find in each layer."""
+    """The accuracy and selectivity of linear probes on each layer."""
     lines: dict[str, list[float]] = {}
     for name, (train, test) in labelled.items():
         scores = probe_by_layer(encoder, train, test, max_words=PROBED_WORDS)
         label = f"{name} (majority {majority_accuracy(train, test):.2f})"
         lines[label] = [score.accuracy for score in scores]
         lines[f"{name}, selectivity"] = [score.selectivity for score in scores]
-    says = (
-        "Test accuracy of a linear probe on each layer's word vectors; dashed, its selectivity: the accuracy less that "
-        "of a probe that learns random labels of words."
+    caption = (
+        "Test accuracy of a linear probe on each layer's word vectors. Dashed: its selectivity, the accuracy minus the "
+        "accuracy of a probe that learns random labels of words."
     )
-    title = "What each layer knows"
-    return by_layer("probes", title, says, lines, "accuracy; selectivity", pairs=True)
+    title = "What each layer encodes"
+    return by_layer("probes", title, caption, lines, "accuracy; selectivity", pairs=True)
 
 
 def mix_figure(encoder: Any, labelled: dict[str, Split]) -> Figure:
-    """The weights of learned layer mixes: those learned for labels of words, and the model's mix."""
+    """The weights of learned mixes of layers, for labels of words, and those of the model's mix."""
     shares = {
         name: learn_mix(encoder, train, max_words=PROBED_WORDS).shares.tolist()
         for name, (train, _) in labelled.items()
     }
     if encoder.mix is not None:
-        shares["this model's own"] = encoder.mix.shares.tolist()
-    says = (
-        "The share of each layer in a learned mix of all (ScalarMix) below a linear classifier: where a task finds "
-        "what it needs."
+        shares["this model's mix"] = encoder.mix.shares.tolist()
+    caption = (
+        "The weight of each layer in a learned weighted sum of all layers (ScalarMix) below a linear classifier: the "
+        "layers that are useful for a task have large weights."
     )
     labels = ["embeddings", *(f"layer {i + 1}" for i in range(encoder.config.num_layers))]
-    return bars("mix", "Layers that tasks mix", says, labels, shares, "share")
+    return bars("mix", "Weights of the layers by task", caption, labels, shares, "share")

@@ -1,4 +1,4 @@
-"""What a folder holds for an analysis, and the words with labels that probes learn."""
+"""Finds the data for an analysis in a folder, and the labelled words for probes."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ Item = TypeVar("Item")
 
 @dataclass
 class AnalysisData:
-    """Files of a folder by what they hold, as :func:`find_data` tells them."""
+    """The files of a folder by their kind of data, as :func:`find_data` finds them."""
 
     senses: list[Path] = field(default_factory=list)
     trees: list[Path] = field(default_factory=list)
@@ -29,13 +29,15 @@ class AnalysisData:
 
 
 def find_data(folder: str | Path) -> AnalysisData:
-    """What a folder, its subfolders too, holds for an analysis.
+    """The data for an analysis in a folder and its subfolders.
 
-    Trees are .conllu files; files in columns (.conll) hold entities, with the tag in the last one. Tables (.tsv) are
-    told by their columns: word, index, sense, sentence (senses of words); word1, word2, score (similarity of words);
-    sentence1, sentence2, score (similarity of texts). A .txt file that begins with ": " holds analogies, as
-    word2vec's questions-words.txt.
-    Raises: ValueError for a path that is no folder, or a folder without any of them.
+    - A .conllu file holds dependency trees.
+    - A .conll file holds entities, with the tag in the last column.
+    - The columns of a table (.tsv) decide what it holds: word, index, sense, sentence (senses of words); word1, word2,
+      score (similarity of words); sentence1, sentence2, score (similarity of texts).
+    - A .txt file that begins with ": " holds analogies, as word2vec's questions-words.txt.
+
+    Raises: ValueError if the path is no folder, or if the folder has none of these files.
     """
     if not Path(folder).is_dir():
         raise ValueError(f"{folder} is not a folder: give one with the data to analyse")
@@ -57,8 +59,8 @@ def find_data(folder: str | Path) -> AnalysisData:
                     paths.append(path)
     if not any(vars(found).values()):
         raise ValueError(
-            f"{folder} holds nothing to analyse: give .conllu or .conll files, questions of analogies (.txt), or "
-            f"tables (.tsv) with the columns {', '.join(SENSES)}; {', '.join(WORD_PAIRS)}; or {', '.join(TEXT_PAIRS)}"
+            f"{folder} holds no data to analyse: give .conllu or .conll files, analogies (.txt), or tables (.tsv) with "
+            f"the columns {', '.join(SENSES)}; {', '.join(WORD_PAIRS)}; or {', '.join(TEXT_PAIRS)}"
         )
     return found
 
@@ -68,14 +70,14 @@ def _first_line(path: Path) -> str:
 
 
 def train_and_test(paths: Sequence[Path]) -> list[Path]:
-    """The first training file, or the first there is, and a dev or test file of its folder, where there is one."""
+    """A training file and, if there is one in its folder, a dev or test file. Without a training file, the first."""
     ordered = sorted(paths, key=lambda path: ("train" not in path.name, "dev" not in path.name))
     of_folder = lambda path: path.parent == ordered[0].parent and "train" not in path.name
     return [*ordered[:1], *list(filter(of_folder, ordered[1:]))[:1]]
 
 
 def names_of(paths: Sequence[Path]) -> list[str]:
-    """Names of files without their endings, and with their folders where they would be the same."""
+    """Names of files without suffixes; with the folder's name if several files have the same name."""
     stems = [path.name.split(".")[0] for path in paths]
     return [
         stem if stems.count(stem) == 1 else f"{path.parent.name}/{stem}"
@@ -84,7 +86,7 @@ def names_of(paths: Sequence[Path]) -> list[str]:
 
 
 def spread(items: Sequence[Item], most: int) -> list[Item]:
-    """At most so many items, at equal distances: files are often sorted by word or genre."""
+    """At most ``most`` items at equal distances, because files are often sorted by word or genre."""
     return list(items[:: max(1, -(-len(items) // most))])
 
 
@@ -92,11 +94,11 @@ Split = tuple[LabelledWords, LabelledWords]  # training, test
 
 
 def labelled_words(data: AnalysisData, sentences: int) -> dict[str, Split]:
-    """What probes learn: {name of the labels: training and test}, at most this number of sentences each.
+    """The labelled words for probes: {kind of label: (training, test)}, with at most ``sentences`` sentences each.
 
-    Parts of speech and relations of trees; the types of entities, of the words in one; senses. Of a file without
-    another of its kind every second sentence is the test. Labels that training lacks are left out of the test, and
-    kinds with fewer than two labels altogether.
+    The kinds are parts of speech and dependency relations of trees, types of entities for the words in one, and senses.
+    If there is only one file of a kind, every second sentence is the test set. Labels that do not occur in training are
+    removed from the test set. A kind with fewer than two labels is left out.
     """
     readers: list[tuple[str, list[Path], Callable[[Path], LabelledWords]]] = [
         ("part of speech", data.trees, lambda path: _of_trees(read_trees(path), "upos")),
@@ -106,15 +108,15 @@ def labelled_words(data: AnalysisData, sentences: int) -> dict[str, Split]:
     ]
     found = {}
     for name, paths, read in readers:
-        parts = [_sample(read(path), sentences) for path in train_and_test(paths)]
-        if len(parts) == 1:
-            parts = [_part(parts[0], slice(None, None, 2)), _part(parts[0], slice(1, None, 2))]
-        if not parts:
+        sets = [_sample(read(path), sentences) for path in train_and_test(paths)]
+        if len(sets) == 1:
+            sets = [_subset(sets[0], slice(None, None, 2)), _subset(sets[0], slice(1, None, 2))]
+        if not sets:
             continue
-        known = {label for row in parts[0].labels for label in row} - {None}
-        labels = [[each if each in known else None for each in row] for row in parts[1].labels]
+        known = {label for row in sets[0].labels for label in row} - {None}
+        labels = [[each if each in known else None for each in row] for row in sets[1].labels]
         if len(known) > 1 and any(map(any, labels)):
-            found[name] = (parts[0], parts[1]._replace(labels=labels))
+            found[name] = (sets[0], sets[1]._replace(labels=labels))
     return found
 
 
@@ -130,8 +132,11 @@ def _entities(path: Path) -> LabelledWords:
 
 
 def _senses(data: SenseData) -> LabelledWords:
-    """Of a word with senses the word itself says little more than which of them there are, so that random labels of
-    words would be known at once: those of the control task belong to the word and the one before it."""
+    """Labelled words of senses.
+
+    There are few different words with senses, so a probe would easily learn a random label for each. Therefore the
+    control task's random labels belong to the word and the word before it.
+    """
     labels: list[list[str | None]] = [[None] * len(words) for words in data.sentences]
     keys = [list(words) for words in data.sentences]
     for target in data.targets:
@@ -142,13 +147,13 @@ def _senses(data: SenseData) -> LabelledWords:
 
 
 def _sample(data: LabelledWords, sentences: int) -> LabelledWords:
-    """Those with a label."""
+    """At most this number of sentences that have a label."""
     chosen = spread([i for i, row in enumerate(data.labels) if any(row)], sentences)
     pick = lambda rows: [rows[i] for i in chosen]
     keys = None if data.control_keys is None else pick(data.control_keys)
     return LabelledWords(pick(data.sentences), pick(data.labels), keys)
 
 
-def _part(data: LabelledWords, rows: slice) -> LabelledWords:
+def _subset(data: LabelledWords, rows: slice) -> LabelledWords:
     keys = None if data.control_keys is None else data.control_keys[rows]
     return LabelledWords(data.sentences[rows], data.labels[rows], keys)

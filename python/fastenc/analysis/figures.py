@@ -1,4 +1,4 @@
-"""Figures of an analysis: a drawing that is legible on light and dark ground, a sentence, and the data."""
+"""Figures of an analysis: a drawing for light and dark backgrounds, a caption, and the data."""
 
 import html
 import io
@@ -9,10 +9,10 @@ from typing import Any
 
 from fastenc._extras import require
 
-INK = "#010203"  # stands for the page's text colour until the SVG is written
-# Okabe and Ito's colours, which people with other colour vision tell apart; each is visible on white and on black.
+INK = "#010203"  # placeholder that is replaced by the page's text colour in the SVG
+# Okabe and Ito's colours, which colour-blind people can distinguish. Each is visible on white and on black.
 COLOURS = ("#0a84c6", "#e69f00", "#009e73", "#cc79a7", "#d55e00", "#56b4e9", "#999999")
-MARKERS = "osD^vP"  # of groups beyond the colours
+MARKERS = "osD^vP"  # distinguish groups with the same colour
 
 
 @dataclass(frozen=True)
@@ -20,15 +20,15 @@ class Figure:
     """One figure of a report.
 
     Fields:
-        name: of its CSV file, and its anchor.
-        says: what it shows, in one sentence.
-        drawing: an SVG, or a table, whose text and lines have the page's colour.
-        columns, rows: its data.
+        name: name of its CSV file and of its anchor.
+        caption: what the figure shows.
+        drawing: an SVG or an HTML table. Text and lines have the page's text colour.
+        columns, rows: the data.
     """
 
     name: str
     title: str
-    says: str
+    caption: str
     drawing: str
     columns: tuple[str, ...]
     rows: list[tuple[Any, ...]]
@@ -40,7 +40,13 @@ def draw(
     size: tuple[float, float] = (7, 3.6),
     panels: tuple[int, int] = (1, 1),
 ) -> str:
-    """The SVG that ``paint`` makes of matplotlib's axes (one, or an array of rows and columns, ``panels``)."""
+    """The SVG of a figure.
+
+    Args:
+        paint: function that draws on matplotlib's axes: one, or an array of them for several panels.
+        size: in inches.
+        panels: numbers of rows and columns.
+    """
     matplotlib = require("matplotlib", extra="plots")
     backend = require("matplotlib.backends.backend_svg", extra="plots")
     figure_module = require("matplotlib.figure", extra="plots")
@@ -52,7 +58,7 @@ def draw(
         "axes.spines.right": False,
         "axes.prop_cycle": matplotlib.cycler(color=COLOURS),
         "svg.fonttype": "none",
-        "svg.hashsalt": name,  # its ids are unique, and the same in every run
+        "svg.hashsalt": name,  # makes ids that are unique in the page and the same in every run
         "font.family": "sans-serif",
         "legend.frameon": False,
         "figure.facecolor": "none",
@@ -67,7 +73,7 @@ def draw(
         figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})
     text = file.getvalue()
     text = text[text.index("<svg") :].replace(INK, "currentColor")
-    # Ids that nothing refers to would recur in the page's other figures.
+    # Ids that are not referred to are removed, because other figures of the page have the same.
     used = set(re.findall(r"#(\w+)", text))
     return re.sub(r' id="(\w+)"', lambda found: found[0] if found[1] in used else "", text)
 
@@ -75,15 +81,17 @@ def draw(
 def by_layer(
     name: str,
     title: str,
-    says: str,
+    caption: str,
     lines: Mapping[str, Sequence[float]],
     label: str,
     pairs: bool = False,
 ) -> Figure:
-    """Lines over the layers, from the embeddings' output (0); as many are drawn as there are colours.
+    """Lines over the layers, from the embeddings' output (0). Only as many are drawn as there are colours.
 
     Args:
-        pairs: lines come in pairs: the second is dashed, in the first one's colour.
+        lines: {label: a value for each layer}.
+        label: label of the vertical axis.
+        pairs: each two lines are a pair with the same colour; the second is dashed.
     """
 
     def paint(axes: Any) -> None:
@@ -100,34 +108,38 @@ def by_layer(
         axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=8)
 
     rows = [(layer, *values) for layer, values in enumerate(zip(*lines.values(), strict=True))]
-    return Figure(name, title, says, draw(paint, name), ("layer", *lines), rows)
+    return Figure(name, title, caption, draw(paint, name), ("layer", *lines), rows)
 
 
 def scatter(
-    name: str, title: str, says: str, points: Sequence[tuple[float, float, str, str]]
+    name: str, title: str, caption: str, points: Sequence[tuple[float, float, str, str]]
 ) -> Figure:
-    """Points (x, y, group, text) in a plane without units."""
+    """Points (x, y, group, text) in a plane. The groups have different colours."""
     groups = sorted({point[2] for point in points})
 
     def paint(axes: Any) -> None:
         for position, group in enumerate(groups):
             chosen = [point for point in points if point[2] == group]
             x, y = zip(*((point[0], point[1]) for point in chosen), strict=True)
-            again, colour = divmod(position, len(COLOURS))
-            look = {"color": COLOURS[colour], "marker": MARKERS[again % len(MARKERS)]}
+            round_, colour = divmod(position, len(COLOURS))
+            look = {"color": COLOURS[colour], "marker": MARKERS[round_ % len(MARKERS)]}
             axes.scatter(x, y, s=14, alpha=0.8, linewidths=0, label=group, **look)
         axes.set_xticks([])
         axes.set_yticks([])
         axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=8)
 
     columns = ("x", "y", "group", "text")
-    return Figure(name, title, says, draw(paint, name, (7, 4)), columns, list(points))
+    return Figure(name, title, caption, draw(paint, name, (7, 4)), columns, list(points))
 
 
 def heat_maps(
-    name: str, title: str, says: str, maps: Mapping[str, Sequence[Sequence[float]]]
+    name: str, title: str, caption: str, maps: Mapping[str, Sequence[Sequence[float]]]
 ) -> Figure:
-    """One map of layers (down) and heads (across) for each statistic."""
+    """A heat map of layers (vertical) and heads (horizontal) for each statistic.
+
+    Args:
+        maps: {statistic: values (layers, heads)}.
+    """
 
     def paint(axes: Any) -> None:
         for axis, (label, values) in zip(axes.flat, maps.items(), strict=True):
@@ -147,29 +159,36 @@ def heat_maps(
     ]
     down = (len(maps) + 1) // 2
     svg = draw(paint, name, (8, 2.7 * down), (down, 2))
-    return Figure(name, title, says, svg, ("layer", "head", *maps), rows)
+    return Figure(name, title, caption, svg, ("layer", "head", *maps), rows)
 
 
 def table(
-    name: str, title: str, says: str, columns: Sequence[str], rows: Sequence[Sequence[str]]
+    name: str, title: str, caption: str, columns: Sequence[str], rows: Sequence[Sequence[str]]
 ) -> Figure:
-    """Texts in rows."""
+    """A table of texts."""
     line = lambda row, tag: "".join(f"<{tag}>{html.escape(text)}</{tag}>" for text in row)
     body = "".join(f"<tr>{line(row, 'td')}</tr>" for row in rows)
     drawing = f"<table><thead><tr>{line(columns, 'th')}</tr></thead><tbody>{body}</tbody></table>"
-    return Figure(name, title, says, drawing, tuple(columns), [tuple(row) for row in rows])
+    return Figure(name, title, caption, drawing, tuple(columns), [tuple(row) for row in rows])
 
 
 def bars(
     name: str,
     title: str,
-    says: str,
+    caption: str,
     labels: Sequence[str],
     groups: Mapping[str, Sequence[float]],
     axis: str,
     extra: Mapping[str, Sequence[Any]] | None = None,
 ) -> Figure:
-    """Horizontal bars, a few for each label; ``extra``: further columns of the data."""
+    """Horizontal bars.
+
+    Args:
+        labels: the items on the vertical axis.
+        groups: {group: a value for each label}; each group has a bar at each label.
+        axis: label of the horizontal axis.
+        extra: further columns of the data.
+    """
 
     def paint(axes: Any) -> None:
         height = 0.8 / len(groups)
@@ -185,4 +204,4 @@ def bars(
     columns = {**groups, **(extra or {})}
     rows = list(zip(labels, *columns.values(), strict=True))
     size = (7, max(2.4, 0.5 + 0.3 * len(labels)))
-    return Figure(name, title, says, draw(paint, name, size), ("label", *columns), rows)
+    return Figure(name, title, caption, draw(paint, name, size), ("label", *columns), rows)

@@ -1,4 +1,4 @@
-"""What each attention head looks at, in one pass, without its probabilities in memory."""
+"""Statistics of each attention head's probabilities, computed without storing the probabilities."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -24,27 +24,29 @@ def visit_heads(
     targets: Tensor | None = None,
     skip_ends: bool = False,
 ) -> None:
-    """Run the encoder and call ``visit(layer, statistics)`` for each layer, from 0; nothing is kept.
+    """Run the encoder and call ``visit(layer, statistics)`` for each layer, from 0 on.
 
     Queries and keys are computed again from each layer's input, because the layer does not keep them.
 
     Args:
+        encoder: a :class:`fastenc.Encoder`.
+        visit: function of the layer's number and a :class:`fastenc.ops.head_statistics.HeadStatistics`.
         targets, skip_ends: as in :func:`fastenc.ops.head_statistics`.
-    Raises: ValueError for an encoder with an adaptation in use that is not merged.
+    Raises: ValueError for an encoder with an adaptation that is not merged into its weights.
     """
     adapted = encoder.adapted
     if adapted.current is not None and not adapted.unmerged_weights:
         raise ValueError(
-            f"what heads look at is measured without an adaptation, got one in use ({adapted.current!r}): merge it "
-            "into the weights first (fastenc.adapt.merge_adaptation)"
+            f"the statistics of heads need an encoder without an adaptation, got {adapted.current!r}: merge it into "
+            "the weights first (fastenc.adapt.merge_adaptation)"
         )
 
-    def look(layer: int, x: Tensor, inputs: AttentionInputs) -> None:
+    def measure(layer: int, x: Tensor, inputs: AttentionInputs) -> None:
         spec = encoder.specs[layer].attention
         qkv = encoder.layers[encoder.module_of_layer[layer]].qkv
         rows = 2 * spec.num_heads * spec.head_dim
-        both = linear(x, qkv.weight[:rows], None if qkv.bias is None else qkv.bias[:rows])
-        q, k = both.view(x.shape[0], 2, spec.num_heads, spec.head_dim).unbind(1)
+        qk = linear(x, qkv.weight[:rows], None if qkv.bias is None else qkv.bias[:rows])
+        q, k = qk.view(x.shape[0], 2, spec.num_heads, spec.head_dim).unbind(1)
         cu_seqlens, max_seqlen = inputs.cu_seqlens, inputs.max_seqlen
         if inputs.rotary is not None:
             q, k = (rotary(side, inputs.rotary, cu_seqlens, max_seqlen) for side in (q, k))
@@ -61,16 +63,16 @@ def visit_heads(
         )
         visit(layer, found)
 
-    encoder(batch, visit_input=look)
+    encoder(batch, visit_input=measure)
 
 
 @dataclass
 class HeadSummary:
-    """Means over the tokens of texts, special ones left out.
+    """Means of the heads' statistics over the tokens of texts, special tokens excluded.
 
     Fields:
-        tokens: their number.
-        means: name of a statistic → float64 (layers, heads); see :class:`fastenc.ops.head_statistics.HeadStatistics`.
+        tokens: number of these tokens.
+        means: {statistic: float64 (layers, heads)}; see :class:`fastenc.ops.head_statistics.HeadStatistics`.
     """
 
     tokens: int
@@ -80,9 +82,13 @@ class HeadSummary:
 def summarize_heads(
     encoder: Any, texts: Iterable[str], *, batch_size: int = 32, show_progress: bool | None = False
 ) -> HeadSummary:
-    """Every head's mean entropy, distance and probabilities over the tokens of texts.
+    """Mean entropy, distance and probabilities of every head over the tokens of texts.
 
-    Raises: ValueError for texts without tokens.
+    Args:
+        encoder: a :class:`fastenc.Encoder` with a tokenizer.
+        batch_size: number of texts in a batch.
+        show_progress: None shows a bar if stderr is a terminal.
+    Raises: ValueError if the texts have no tokens.
     """
     shape = (encoder.config.num_layers, encoder.config.num_heads)
     names = [name for name in NAMES if name != "target"]
@@ -99,5 +105,5 @@ def summarize_heads(
 
             visit_heads(encoder, batch, add)
     if not tokens:
-        raise ValueError("the texts have no tokens: give some with words")
+        raise ValueError("the texts must have tokens, got none: give texts with words")
     return HeadSummary(tokens, {name: total / tokens for name, total in sums.items()})

@@ -1,4 +1,4 @@
-"""Mean and standard deviation of any number of vectors, seen once, batch by batch, by any number of processes."""
+"""Mean and standard deviation of vectors, computed in one pass over batches, by one or several processes."""
 
 from dataclasses import dataclass
 
@@ -15,8 +15,9 @@ class Moments:
         mean_{A∪B} = mean_A + δ n_B / n,  squares_{A∪B} = squares_A + squares_B + δ² n_A n_B / n,  δ = mean_B - mean_A
 
     Fields:
-        count: vectors seen.
-        mean, squares: float64 (width,), the mean and the sum of squared deviations from it.
+        count: number of vectors.
+        mean: float64 (width,).
+        squares: float64 (width,), sum of the squared deviations from the mean.
     Source: Chan, Golub and LeVeque 1983, "Algorithms for Computing the Sample Variance".
     """
 
@@ -26,10 +27,11 @@ class Moments:
 
     @classmethod
     def empty(cls, width: int) -> "Moments":
+        """The moments of no vectors."""
         return cls(0, *torch.zeros(2, width, dtype=torch.float64))
 
     def add(self, vectors: Tensor) -> None:
-        """Take (count, width) more, on any device."""
+        """Add vectors (count, width) on any device."""
         if not len(vectors):
             return
         wide = vectors.detach().to("cpu", torch.float64)
@@ -37,7 +39,7 @@ class Moments:
         self.merge(Moments(len(wide), mean, (wide - mean).square_().sum(0)))
 
     def merge(self, other: "Moments") -> None:
-        """Add what another has seen, of other data."""
+        """Add the vectors of another instance."""
         count = self.count + other.count
         if not count:
             return
@@ -49,9 +51,12 @@ class Moments:
 
     @property
     def std(self) -> Tensor:
-        """float64 (width,), the standard deviation of what was seen (divided by count, not count - 1)."""
+        """The standard deviation: float64 (width,), with the divisor count, not count - 1."""
         return (self.squares / max(self.count, 1)).sqrt()
 
     def standardization(self) -> Standardization:
-        """Raises: ValueError for a dimension that does not vary."""
+        """The standardization with this mean and standard deviation.
+
+        Raises: ValueError for a dimension with the standard deviation 0.
+        """
         return Standardization(self.mean.float(), self.std.float())

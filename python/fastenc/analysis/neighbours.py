@@ -1,4 +1,7 @@
-"""Nearest words of a word in its sentences: a contextual vector tells its senses apart, a static one cannot."""
+"""Compares a word's nearest words in different sentences with those of its static vector.
+
+A contextual vector can distinguish the senses of a word, a static vector cannot.
+"""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -7,7 +10,13 @@ from fastenc.analysis.static_vectors import Neighbour, StaticVectors
 
 
 class Occurrence(NamedTuple):
-    """A word in its sentence, and its nearest words."""
+    """A word in a sentence, and its nearest words.
+
+    Fields:
+        word_index: index of the word in the sentence.
+        contextual: nearest words of its vector in this sentence.
+        static: nearest words of its static vector; empty if it has none.
+    """
 
     sentence: list[str]
     word_index: int
@@ -18,9 +27,9 @@ class Occurrence(NamedTuple):
 def find_occurrences(
     sentences: Sequence[Sequence[str]], word: str, most: int
 ) -> list[tuple[Sequence[str], int]]:
-    """The first sentences with a word, and its index in each; upper and lower case are one.
+    """The first ``most`` sentences with a word, and its index in each. Case does not matter.
 
-    Raises: ValueError where no sentence has it.
+    Raises: ValueError if no sentence has the word.
     """
     wanted, found = word.lower(), []
     for sentence in sentences:
@@ -29,7 +38,8 @@ def find_occurrences(
             found.append((sentence, lowered.index(wanted)))
     if not found:
         raise ValueError(
-            f"the word {word!r} is in none of the {len(sentences):,} sentences: check its spelling, or give more"
+            f"the word {word!r} is in none of the {len(sentences):,} sentences: check its spelling, or give more "
+            "sentences"
         )
     return found[:most]
 
@@ -37,7 +47,7 @@ def find_occurrences(
 def isolated_vectors(
     encoder: Any, sentences: Sequence[Sequence[str]], layers: Sequence[int] = (-1,)
 ) -> StaticVectors:
-    """A static vector for each different word of sentences, from the encoder: that of the word alone."""
+    """A static vector for each different word of the sentences: the encoder's vector of the word by itself."""
     words = sorted({word.lower() for sentence in sentences for word in sentence})
     found = encoder.embed_words([[word] for word in words], layers=layers, show_progress=False)
     return StaticVectors.of(words, found.vectors)
@@ -51,19 +61,22 @@ def compare_neighbours(
     count: int = 5,
     layers: Sequence[int] = (-1,),
 ) -> list[Occurrence]:
-    """The nearest words of each occurrence of a word, and those of its static vector.
+    """The nearest words of each occurrence of a word by its contextual and by its static vector.
 
     Args:
+        encoder: a :class:`fastenc.Encoder` with a tokenizer.
         occurrences: (sentence, index of the word in it).
-        pool: sentences whose words are the contextual candidates; the word itself is left out.
-        layers: whose mean is a contextual vector.
-        static: its neighbours of the same word, none where the word is not there.
+        pool: sentences whose words are the contextual candidates, the word itself excluded.
+        static: the static vectors. The candidates are its words.
+        count: number of nearest words.
+        layers: layers that are averaged to a contextual vector.
     Raises: ValueError for an index outside its sentence.
     """
     for sentence, index in occurrences:
         if not 0 <= index < len(sentence):
             raise ValueError(
-                f"index {index} is not in the sentence of {len(sentence)} words {' '.join(sentence)!r}"
+                f"index must be from 0 to {len(sentence) - 1} in the sentence {' '.join(sentence)!r}, got {index}: "
+                "correct it"
             )
     embed = lambda texts: encoder.embed_words(texts, layers=layers, show_progress=False)
     queries = embed([sentence for sentence, _ in occurrences])
@@ -73,24 +86,24 @@ def compare_neighbours(
     for number, (sentence, index) in enumerate(occurrences):
         word = sentence[index].lower()
         vector = queries[number][index][None]
-        near: list[Neighbour] = []
-        # Occurrences of one word are often neighbours of one another.
+        contextual: list[Neighbour] = []
+        # Several occurrences of one word are often neighbours, but each word is listed once.
         for each in candidates.nearest(vector, 50 * count, [[word]])[0]:
-            if len(near) < count and each.word not in {other.word for other in near}:
-                near.append(each)
-        own = static.neighbours(word, count) if word in static else []
-        found.append(Occurrence(list(sentence), index, near, own))
+            if len(contextual) < count and each.word not in {other.word for other in contextual}:
+                contextual.append(each)
+        of_static = static.neighbours(word, count) if word in static else []
+        found.append(Occurrence(list(sentence), index, contextual, of_static))
     return found
 
 
 def in_brackets(use: Occurrence, around: int = 8) -> str:
-    """The words around a use, and it in brackets."""
+    """The word in brackets, with up to ``around`` words before and after it."""
     before = use.sentence[max(use.word_index - around, 0) : use.word_index]
     after = use.sentence[use.word_index + 1 : use.word_index + 1 + around]
     return " ".join([*before, f"[{use.sentence[use.word_index]}]", *after])
 
 
 def listed(use: Occurrence) -> tuple[str, str]:
-    """The contextual and the static neighbours in words."""
+    """The contextual and the static neighbours as texts."""
     words = lambda neighbours: ", ".join(each.word for each in neighbours) or "(has no vector)"
     return words(use.contextual), words(use.static)

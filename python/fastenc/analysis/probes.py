@@ -1,4 +1,4 @@
-"""What each layer knows: linear probes on its vectors, and control tasks that tell knowledge from memory."""
+"""Linear probes: what each layer's vectors encode, with control tasks that measure how much a probe memorises."""
 
 import hashlib
 import tempfile
@@ -11,10 +11,11 @@ from fastenc._extras import require
 
 
 class LabelledWords(NamedTuple):
-    """Sentences, and a label for each word; None for a word that has none.
+    """Sentences as words, with a label for each word.
 
     Fields:
-        control_keys: for each word, what the random label of a control task belongs to; None: the words.
+        labels: None for a word without a label.
+        control_keys: for each word, the key of its random label in the control task; None: the word itself is the key.
     """
 
     sentences: list[list[str]]
@@ -23,11 +24,11 @@ class LabelledWords(NamedTuple):
 
 
 class ProbeScore(NamedTuple):
-    """Of one layer.
+    """The score of one layer.
 
     Fields:
-        accuracy: of a linear probe on test words.
-        control: of one that learns random labels, the same for every occurrence of a word (or its control key).
+        accuracy: test accuracy of a linear probe.
+        control: test accuracy of a probe that learns random labels; all occurrences of a control key have the same.
     """
 
     accuracy: float
@@ -35,17 +36,17 @@ class ProbeScore(NamedTuple):
 
     @property
     def selectivity(self) -> float:
-        """accuracy - control: high where the layer knows, low where the probe only remembers words."""
+        """accuracy - control: low if the probe only memorises words, high if the layer encodes the labels."""
         return self.accuracy - self.control
 
 
 def majority_accuracy(train: LabelledWords, test: LabelledWords) -> float:
-    """Of always predicting the most frequent label of training."""
+    """Test accuracy of always predicting the most frequent label of the training set."""
     numpy = require("numpy", extra="train")
-    seen = [label for row in train.labels for label in row if label is not None]
-    asked = [label for row in test.labels for label in row if label is not None]
-    names, counts = numpy.unique(seen, return_counts=True)
-    return float((numpy.asarray(asked) == names[counts.argmax()]).mean())
+    known = [label for row in train.labels for label in row if label is not None]
+    wanted = [label for row in test.labels for label in row if label is not None]
+    names, counts = numpy.unique(known, return_counts=True)
+    return float((numpy.asarray(wanted) == names[counts.argmax()]).mean())
 
 
 def probe_by_layer(
@@ -60,17 +61,19 @@ def probe_by_layer(
 ) -> list[ProbeScore]:
     """Accuracy of a linear probe on every layer's word vectors, from the embeddings' output to the last layer.
 
-    The probe is scikit-learn's logistic regression on standardised vectors. In the control task each different word
-    (or control key) has a label of its own, drawn from the labels' distribution, so that only a memory of words can
-    learn it.
+    The probe is scikit-learn's logistic regression on standardised vectors. In the control task, each word (or control
+    key) has a random label, sampled from the distribution of the labels. A probe can learn it only by memorising words.
 
     Args:
-        train, test: every label of test must be in train.
-        cache: folder for the vectors of all layers, computed once; None: a temporary one.
-        max_words: labelled words of training that are used, the first.
-        seed: of the control task's labels.
-        iterations: of the probe's optimiser, at most.
-    Raises: ValueError for labels that do not fit their sentences, one label alone, or a label that only test has.
+        encoder: a :class:`fastenc.Encoder` with a tokenizer.
+        train, test: labelled words. Every label of ``test`` must also be in ``train``.
+        cache: folder for the vectors of all layers; None: a temporary folder.
+        max_words: largest number of labelled words of each set; the first ones are used.
+        seed: seed of the control task's labels.
+        iterations: largest number of iterations of the probe's optimiser.
+    Returns: a score for each layer.
+    Raises: ValueError if a sentence has another number of labels than words, if there are fewer than two labels, or
+        for a label that only ``test`` has.
     Source: Hewitt and Liang 2019, arXiv:1909.03368.
     """
     numpy = require("numpy", extra="train")
@@ -78,18 +81,21 @@ def probe_by_layer(
         for words, labels, *_ in _rows(data):
             if len(words) != len(labels):
                 raise ValueError(
-                    f"a sentence of {len(words)} words has {len(labels)} labels: give one a word, or None"
+                    f"a sentence must have a label or None for each of its {len(words)} words, got {len(labels)} "
+                    "labels: correct them"
                 )
-    own = [chosen_words(train, max_words), chosen_words(test, max_words)]
-    names = sorted({label for label in own[0].labels})
+    sets = [chosen_words(train, max_words), chosen_words(test, max_words)]
+    names = sorted({label for label in sets[0].labels})
     if len(names) < 2:
-        raise ValueError(f"a probe needs two labels or more in training, got {names}")
-    if missing := {label for label in own[1].labels} - set(names):
         raise ValueError(
-            f"the label {min(missing)!r} is in test alone: add words with it to training"
+            f"a probe needs at least two different labels in training, got {names}: give more labelled words"
         )
-    known, counts = numpy.unique(own[0].labels, return_counts=True)
-    controls = [_control(each.keys, known, counts, seed) for each in own]
+    if missing := {label for label in sets[1].labels} - set(names):
+        raise ValueError(
+            f"every label of test must be in training, got {min(missing)!r}: add words with it to training"
+        )
+    known, counts = numpy.unique(sets[0].labels, return_counts=True)
+    controls = [_control(each.keys, known, counts, seed) for each in sets]
     depth = encoder.config.num_layers
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(cache or scratch)
@@ -101,7 +107,7 @@ def probe_by_layer(
                 out=folder / f"{name}.npy",
                 show_progress=False,
             ).vectors.numpy()
-            for name, data in zip(("train", "test"), own, strict=True)
+            for name, data in zip(("train", "test"), sets, strict=True)
         ]
         scores = []
         for layer in range(depth + 1):
@@ -109,7 +115,7 @@ def probe_by_layer(
             columns = slice(layer * width, (layer + 1) * width)
             x = [
                 each[data.rows, columns].astype("float64")
-                for each, data in zip(vectors, own, strict=True)
+                for each, data in zip(vectors, sets, strict=True)
             ]
             mean, std = x[0].mean(0), x[0].std(0) + 1e-12
             x = [(each - mean) / std for each in x]
@@ -117,7 +123,7 @@ def probe_by_layer(
                 ProbeScore(
                     *(
                         _accuracy(x, labels, iterations)
-                        for labels in ([each.labels for each in own], controls)
+                        for labels in ([each.labels for each in sets], controls)
                     )
                 )
             )
@@ -126,7 +132,13 @@ def probe_by_layer(
 
 
 class ChosenWords(NamedTuple):
-    """The sentences up to a number of labelled words, those words' control keys, rows among all, and labels."""
+    """The first labelled words of a data set.
+
+    Fields:
+        sentences: the sentences with these words.
+        keys, labels: control key and label of each labelled word.
+        rows: index of each labelled word among all words of the sentences.
+    """
 
     sentences: list[list[str]]
     keys: list[str]
@@ -135,16 +147,17 @@ class ChosenWords(NamedTuple):
 
 
 def chosen_words(data: LabelledWords, most: int) -> ChosenWords:
+    """The first sentences of a data set, until they have ``most`` labelled words or more."""
     sentences: list[list[str]] = []
     keys: list[str] = []
     rows: list[int] = []
     chosen: list[str] = []
     row = 0
-    for sentence, labels, own_keys in _rows(data):
+    for sentence, labels, sentence_keys in _rows(data):
         if len(chosen) >= most:
             break
         sentences.append(sentence)
-        for key, label in zip(own_keys, labels, strict=True):
+        for key, label in zip(sentence_keys, labels, strict=True):
             if label is not None:
                 keys.append(key)
                 rows.append(row)
@@ -159,7 +172,7 @@ def _rows(data: LabelledWords) -> Any:
 
 
 def _control(words: Sequence[str], names: Any, counts: Any, seed: int) -> list[str]:
-    """A label for each different word, drawn by the labels' frequencies from a hash of seed and word."""
+    """A random label for each word: sampled from the labels' distribution, with a hash of seed and word."""
     numpy = require("numpy", extra="train")
     bounds = counts.cumsum() / counts.sum()
 
@@ -173,9 +186,10 @@ def _control(words: Sequence[str], names: Any, counts: Any, seed: int) -> list[s
 
 
 def _accuracy(x: Sequence[Any], labels: Sequence[Sequence[str]], iterations: int) -> float:
+    """Test accuracy of a logistic regression. ``x`` and ``labels`` are of training and test."""
     linear_model = require("sklearn.linear_model", extra="train")
     exceptions = require("sklearn.exceptions", extra="train")
-    if len(set(labels[0])) < 2:  # a control task of few words
+    if len(set(labels[0])) < 2:  # in a control task with few words, all may have the same label
         return float(sum(a == labels[0][0] for a in labels[1]) / len(labels[1]))
     model = linear_model.LogisticRegression(max_iter=iterations)
     with warnings.catch_warnings():

@@ -1,4 +1,4 @@
-"""Which head finds the other word of a grammatical relation, on trees of Universal Dependencies."""
+"""Which head attends to the other word of a dependency relation, on trees of Universal Dependencies."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -23,9 +23,9 @@ class Tree(NamedTuple):
     """A sentence with its dependency tree.
 
     Fields:
-        heads: index of each word's head, -1 for the root's.
-        relations: of each word to its head, without subtypes (nsubj:pass is nsubj).
-        upos: universal parts of speech.
+        heads: index of each word's head; -1 for the root.
+        relations: relation of each word to its head, without subtypes (nsubj:pass is nsubj).
+        upos: universal part of speech of each word.
     """
 
     words: list[str]
@@ -37,36 +37,38 @@ class Tree(NamedTuple):
 def read_trees(path: str | Path) -> list[Tree]:
     """The sentences of a CoNLL-U file (.conllu, also gzipped).
 
-    Raises: ValueError with file and line for another number of columns, or a head that is no word of the sentence.
+    Raises: ValueError with file and line for another number of columns than 10, or a head outside the sentence.
     """
     trees = []
     for rows in numbered_blocks(path):
         heads = []
         for number, cells in rows:
             if len(cells) != 10:
-                raise ValueError(f"{path}, line {number}: CoNLL-U has 10 columns, got {len(cells)}")
+                raise ValueError(
+                    f"{path}, line {number}: a line of CoNLL-U must have 10 columns, got {len(cells)}: correct it"
+                )
             if not cells[HEAD].isdecimal() or int(cells[HEAD]) > len(rows):
                 raise ValueError(
-                    f"{path}, line {number}: the head must be from 0 to the sentence's {len(rows)} words, got "
-                    f"{cells[HEAD]!r}"
+                    f"{path}, line {number}: the head must be from 0 to {len(rows)}, the number of words of the "
+                    f"sentence, got {cells[HEAD]!r}: correct it"
                 )
             heads.append(int(cells[HEAD]) - 1)
         column = lambda index, rows=rows: [cells[index] for _, cells in rows]
         relations = [relation.split(":")[0] for relation in column(RELATION)]
         trees.append(Tree(column(FORM), heads, relations, column(UPOS)))
     if not trees:
-        raise ValueError(f"{path} holds no sentences: give a .conllu file")
+        raise ValueError(f"{path} must hold sentences, got none: give a .conllu file")
     return trees
 
 
 @dataclass
 class RelationScores:
-    """Of one relation in one direction.
+    """The scores of one relation in one direction.
 
     Fields:
-        count: its pairs.
-        heads: int64 (layers, heads), pairs that each head finds.
-        offsets: pairs at each distance of the other word.
+        count: number of pairs of words with this relation.
+        heads: int64 (layers, heads), number of pairs that each head finds.
+        offsets: {distance to the other word: number of pairs}.
     """
 
     count: int
@@ -75,14 +77,14 @@ class RelationScores:
 
     @property
     def best_head(self) -> tuple[int, int, float]:
-        """(layer, head, both from 0, share of the pairs it finds)."""
+        """(layer, head, share of the pairs that this head finds); layer and head count from 0."""
         index = int(self.heads.argmax())
         layer, head = divmod(index, self.heads.shape[1])
         return layer, head, int(self.heads[layer, head]) / self.count
 
     @property
     def best_offset(self) -> tuple[int, float]:
-        """(distance, share of the pairs): what is found without looking at the words."""
+        """(distance, share of the pairs): the baseline, the best fixed distance to the other word."""
         offset, found = self.offsets.most_common(1)[0]
         return offset, found / self.count
 
@@ -91,13 +93,15 @@ class RelationScores:
 def score_relations(
     encoder: Any, trees: Sequence[Tree], *, batch_size: int = 32
 ) -> dict[tuple[str, str], RelationScores]:
-    """For each relation and direction, how often each head looks most at the right word.
+    """For each relation and direction, how often each head attends most to the right word.
 
-    A head finds the other word if, among the tokens of the sentence's words, the key with the highest probability for
-    the first token of the word is a token of the other word. Sentences longer than the encoder's positions are left
-    out. The baseline is the best fixed distance: always the word at this distance.
+    A head finds the other word if, for the first token of the word, a token of the other word has the highest
+    probability among the tokens of all words. Special tokens are excluded. Sentences with more tokens than the encoder
+    has positions are left out. The baseline is always the word at the best fixed distance.
 
-    Returns: {(relation, direction): scores}, direction one of ``DIRECTIONS``.
+    Args:
+        encoder: a :class:`fastenc.Encoder` with a tokenizer.
+    Returns: {(relation, direction): scores}; direction is one of ``DIRECTIONS``.
     Source: Clark et al. 2019, arXiv:1906.04341.
     """
     special, splitter = special_tokens(encoder.tokenizer), tokenizer_for_words(encoder.tokenizer)
@@ -136,11 +140,16 @@ def _count(
     strongest: Tensor,
     found: dict[tuple[str, str], RelationScores],
 ) -> None:
-    """Add a sentence; ``strongest``: (layers, heads, tokens), indices of tokens, the first of which is special."""
+    """Add the pairs of a sentence to ``found``.
+
+    Args:
+        starts: index of each word's first token, and the number of tokens, [CLS] excluded.
+        strongest: int32 (layers, heads, tokens), index of the token that each token attends to most, [CLS] included.
+    """
     edges = torch.tensor(starts, dtype=torch.int32) + 1
     first = edges[:-1].long()
-    # (layers, heads, words): the word that the word's first token looks at most.
-    looked = torch.bucketize(strongest[..., first].contiguous(), edges, right=True) - 1
+    # (layers, heads, words): the word that each word's first token attends to most.
+    attended = torch.bucketize(strongest[..., first].contiguous(), edges, right=True) - 1
     for dependent, (head, relation) in enumerate(zip(tree.heads, tree.relations, strict=True)):
         if head < 0:
             continue
@@ -153,5 +162,5 @@ def _count(
                 found[key] = RelationScores(0, torch.zeros(strongest.shape[:2], dtype=torch.int64))
             scores = found[key]
             scores.count += 1
-            scores.heads += looked[..., one] == other
+            scores.heads += attended[..., one] == other
             scores.offsets[other - one] += 1

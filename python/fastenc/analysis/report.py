@@ -1,4 +1,4 @@
-"""A report as one page that needs no other file, with the data of its figures as CSV beside it."""
+"""Writes a report: one HTML page that needs no other file, and the data of its figures as CSV files."""
 
 import csv
 import html
@@ -27,7 +27,11 @@ th { color: var(--soft); font-weight: normal; }
 
 
 def write_report(path: str | Path, title: str, meta: str, figures: Sequence[Figure]) -> None:
-    """Write ``path`` (.html) and, in the folder NAME_data beside it, a CSV file for each figure."""
+    """Write the page ``path`` (.html) and, in the folder NAME_data beside it, a CSV file for each figure.
+
+    Args:
+        meta: a line about the model and the data.
+    """
     path = Path(path)
     folder = path.with_name(f"{path.stem}_data")
     folder.mkdir(parents=True, exist_ok=True)
@@ -37,7 +41,7 @@ def write_report(path: str | Path, title: str, meta: str, figures: Sequence[Figu
         write_atomically(file, partial(_write_csv, figure))
         sections.append(
             f'<section id="{figure.name}"><h2>{html.escape(figure.title)}</h2>'
-            f"<p>{html.escape(figure.says)}</p>{figure.drawing}"
+            f"<p>{html.escape(figure.caption)}</p>{figure.drawing}"
             f'<p class="data"><a href="{folder.name}/{file.name}">Data (CSV)</a></p></section>'
         )
     page = (

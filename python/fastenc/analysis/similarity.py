@@ -1,4 +1,4 @@
-"""Similarity and isotropy by layer, before and after standardising each dimension."""
+"""Similarity and isotropy of each layer's vectors, before and after each dimension is standardised."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from fastenc.packing import PackedBatch
 
 
 class ScoredPairs(NamedTuple):
-    """Pairs of words or texts, and how alike people find each."""
+    """Pairs of words or texts, with a human similarity score for each pair."""
 
     pairs: list[tuple[str, str]]
     scores: list[float]
@@ -29,7 +29,13 @@ class ScoredPairs(NamedTuple):
 def read_scored_pairs(
     path: str | Path, columns: Sequence[str] = ("word1", "word2"), score: str = "score"
 ) -> ScoredPairs:
-    """Pairs from a table. Raises: ValueError with file and line for what is missing or no number."""
+    """Pairs from a table.
+
+    Args:
+        columns: names of the columns of the two words or texts.
+        score: name of the scores' column.
+    Raises: ValueError with file and line for a missing column, a value that is not text, or a score that is no number.
+    """
     pairs, scores = [], []
     for where, row in numbered_rows(path, (*columns, score), "none"):
         one, other = (text_of(row, name, where) for name in columns)
@@ -40,11 +46,11 @@ def read_scored_pairs(
 
 @dataclass(frozen=True)
 class LayerIsotropy:
-    """One layer's token vectors.
+    """Isotropy of one layer's token vectors.
 
     Fields:
-        moments: their mean and standard deviation.
-        raw, standardized: their cosines, before and after standardising each dimension.
+        moments: mean and standard deviation of the vectors.
+        raw, standardized: isotropy before and after each dimension is standardised.
     """
 
     moments: Moments
@@ -55,11 +61,14 @@ class LayerIsotropy:
 def isotropy_by_layer(
     encoder: Any, texts: Iterable[str], *, batch_size: int = 32, show_progress: bool | None = False
 ) -> list[LayerIsotropy]:
-    """Isotropy of the token vectors of texts, special tokens left out, from the embeddings' output to the last layer.
+    """Isotropy of the token vectors of texts in each layer, from the embeddings' output to the last layer.
 
-    The texts are gone through twice, because the second pass needs the standard deviations of the first; nothing is
-    kept but sums.
-    Raises: ValueError for texts without two tokens, or a dimension that does not vary.
+    Special tokens are excluded. The encoder runs over the texts twice, because the second pass needs the standard
+    deviations of the first. Only sums are kept in memory.
+
+    Args:
+        encoder: a :class:`fastenc.Encoder` with a tokenizer.
+    Raises: ValueError if the texts have fewer than two tokens, or for a dimension with the standard deviation 0.
     """
     listed = list(texts)
     width, depth = encoder.config.hidden_size, encoder.config.num_layers
@@ -87,7 +96,7 @@ def isotropy_by_layer(
 def sentence_moments(
     encoder: Any, texts: Iterable[str], pooling: str = "mean", batch_size: int = 32
 ) -> Moments:
-    """Moments of whole texts' vectors, for the standardization that is saved with an encoder:
+    """Moments of the texts' vectors, for the standardization that is saved with an encoder:
 
     ``encoder.sentence = replace(settings, standardization=sentence_moments(...).standardization())``
     """
@@ -101,7 +110,7 @@ def sentence_moments(
 
 
 class LayerCorrelation(NamedTuple):
-    """Spearman's correlation of cosines with people's scores, before and after standardising."""
+    """Spearman's correlation of cosine similarities with human scores, before and after standardising."""
 
     raw: float
     standardized: float
@@ -110,28 +119,31 @@ class LayerCorrelation(NamedTuple):
 def correlation_by_layer(
     encoder: Any, data: ScoredPairs, *, batch_size: int = 32
 ) -> list[LayerCorrelation]:
-    """How well each layer's cosines rank pairs of words or sentences.
+    """Correlation of each layer's cosine similarities with human scores of pairs of words or texts.
 
-    A text's vector is the mean over its tokens, special ones left out. The standardization is that of all different
+    A text's vector is the mean over its tokens, special tokens excluded. Vectors are standardised over all different
     texts of the data.
+
+    Args:
+        encoder: a :class:`fastenc.Encoder` with a tokenizer.
     """
     texts = sorted({text for pair in data.pairs for text in pair})
     index = {text: position for position, text in enumerate(texts)}
     vectors = vectors_by_layer(encoder, texts, batch_size=batch_size)
     indices = torch.tensor([[index[one], index[other]] for one, other in data.pairs])
     found = []
-    for own in vectors:
-        moments = Moments.empty(own.shape[1])
-        moments.add(own)
-        scaled = moments.standardization()(own)
-        found.append(LayerCorrelation(*(_spearman(v[indices], data.scores) for v in (own, scaled))))
+    for raw in vectors:
+        moments = Moments.empty(raw.shape[1])
+        moments.add(raw)
+        scaled = moments.standardization()(raw)
+        found.append(LayerCorrelation(*(_spearman(v[indices], data.scores) for v in (raw, scaled))))
     return found
 
 
 def vectors_by_layer(encoder: Any, texts: Sequence[str], *, batch_size: int = 32) -> Tensor:
-    """float32 (layers + 1, texts, hidden_size): means over a text's tokens, special ones left out, by every layer.
+    """The mean over each text's tokens in each layer, special tokens excluded: float32 (layers + 1, texts, width).
 
-    Raises: ValueError where memory is too small for them.
+    Raises: ValueError if the vectors do not fit into memory.
     """
     layers, width = encoder.config.num_layers + 1, encoder.config.hidden_size
     check_space((layers * len(texts), width), torch.float32)
@@ -145,8 +157,13 @@ def vectors_by_layer(encoder: Any, texts: Sequence[str], *, batch_size: int = 32
 
 
 def mean_of_inner(state: Tensor, batch: PackedBatch) -> Tensor:
-    """(batch, hidden_size): the mean over each sequence's tokens but the first and last; of a sequence that has no
-    other, over those."""
+    """The mean over each sequence's tokens except the first and last: (batch, hidden_size).
+
+    For a sequence without other tokens, it is the mean over these two.
+
+    Args:
+        state: (total_tokens, hidden_size).
+    """
     lengths = batch.cu_seqlens.diff()
     sums = pool(state, batch.cu_seqlens, "mean") * lengths[:, None]
     first, last = batch.cu_seqlens[:-1].long(), batch.cu_seqlens[1:].long() - 1
@@ -155,14 +172,15 @@ def mean_of_inner(state: Tensor, batch: PackedBatch) -> Tensor:
     return torch.where(inner > 0, (sums - outer) / inner.clamp(min=1), sums / lengths[:, None])
 
 
-def _spearman(sides: Tensor, scores: Sequence[float]) -> float:
+def _spearman(pairs: Tensor, scores: Sequence[float]) -> float:
+    """Spearman's correlation of the cosine similarities of ``pairs`` (pairs, 2, width) with scores."""
     stats = require("scipy.stats", extra="train")
-    cosines = F.cosine_similarity(sides[:, 0], sides[:, 1], dim=1)
+    cosines = F.cosine_similarity(pairs[:, 0], pairs[:, 1], dim=1)
     return float(stats.spearmanr(cosines.numpy(), scores).statistic)
 
 
 class FrequencyBin(NamedTuple):
-    """Words that occur from ``low`` to less than ``high`` times: how many, and the mean self-similarity."""
+    """Words with a frequency in [low, high): their number and their mean self-similarity."""
 
     low: int
     high: int
@@ -177,10 +195,14 @@ def similarity_by_frequency(
     layer: int = -1,
     batch_size: int = 32,
 ) -> list[FrequencyBin]:
-    """Mean cosine of different occurrences of a word, for words of each frequency (bins are powers of 2).
+    """Mean cosine of different occurrences of a word, by the word's frequency, in bins of powers of 2.
 
-    Memory: a vector for each different word, the sum of its unit vectors.
-    Raises: ValueError where it is too small for them.
+    A float64 vector for each different word is held in memory.
+
+    Args:
+        encoder: a :class:`fastenc.Encoder` with a tokenizer.
+        sentences: sentences as words.
+    Raises: ValueError if the vectors do not fit into memory.
     """
     listed = list(sentences)
     index: dict[str, int] = {}
@@ -189,15 +211,15 @@ def similarity_by_frequency(
     sums = torch.zeros(len(index), encoder.config.hidden_size, dtype=torch.float64)
     start = 0
     for begin in range(0, len(listed), 4096):
-        part = encoder.embed_words(
+        vectors = encoder.embed_words(
             listed[begin : begin + 4096],
             layers=(layer,),
             batch_size=batch_size,
             show_progress=False,
         ).vectors
-        own = words[start : start + len(part)]
-        sums.index_add_(0, own, F.normalize(part.double(), dim=1))
-        start += len(part)
+        indices = words[start : start + len(vectors)]
+        sums.index_add_(0, indices, F.normalize(vectors.double(), dim=1))
+        start += len(vectors)
     counts = words.bincount(minlength=len(index))
     similarity = self_similarity(sums, counts)
     found = []

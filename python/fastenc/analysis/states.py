@@ -1,4 +1,4 @@
-"""An encoder's states of texts, batch by batch; none is kept."""
+"""Runs an encoder over texts and passes each layer's output to a function, without keeping it."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -13,7 +13,7 @@ from fastenc.models.word_vectors import resolve_layers, visit_states
 from fastenc.nn.evaluation_mode import evaluation_mode
 from fastenc.packing import PackedBatch, pack_sequences
 
-CHUNK = 4096  # texts that are tokenised, and sorted by length, together
+TEXTS_AT_ONCE = 4096  # number of texts that are tokenised and sorted by length together
 Visit = Callable[[int, Tensor, PackedBatch, list[int]], None]
 
 
@@ -26,14 +26,15 @@ def visit_texts(
     batch_size: int = 32,
     show_progress: bool | None = False,
 ) -> None:
-    """Run the encoder over texts and call ``visit(layer, state, batch, indices)`` with each state when it is there.
+    """Run the encoder over texts and call ``visit(layer, state, batch, indices)`` with each layer's output.
 
     Args:
-        texts: cut at the encoder's positions.
-        visit: layer: number of the state, 0 for the embeddings' output; state: (total_tokens, hidden_size); indices: of
-            the batch's texts among all.
-        layers: states to visit; None: all.
-    Raises: ValueError without a tokenizer, or for a layer that does not exist.
+        encoder: a :class:`fastenc.Encoder` with a tokenizer.
+        texts: longer ones are cut at the encoder's number of positions.
+        visit: a function of ``layer``: 0 for the embeddings' output, 1 for the first layer's; ``state``:
+            (total_tokens, hidden_size), the output; ``batch``; ``indices``: indices of the batch's texts.
+        layers: layers to visit; None: all.
+    Raises: ValueError for an encoder without a tokenizer, or a layer that does not exist.
     """
     depth = encoder.config.num_layers
     wanted = resolve_layers(range(depth + 1) if layers is None else layers, depth)
@@ -52,13 +53,13 @@ def _visit_batch(
 def batches_of(
     encoder: Any, texts: Iterable[str], batch_size: int, show_progress: bool | None
 ) -> Iterator[tuple[PackedBatch, list[int]]]:
-    """Batches of similar lengths on the encoder's device, and the indices of their texts among all.
+    """(batch on the encoder's device, indices of its texts). A batch has texts of similar lengths.
 
-    Raises: ValueError without a tokenizer.
+    Raises: ValueError for an encoder without a tokenizer.
     """
     if encoder.tokenizer is None:
         raise ValueError(
-            "texts need the checkpoint's tokenizer.json: load the model from a folder that has one"
+            "the encoder must have a tokenizer, got none: load it from a folder with a tokenizer.json"
         )
     device = encoder.embeddings.word.weight.device
     batches = _token_batches(encoder, texts, batch_size)
@@ -69,21 +70,23 @@ def batches_of(
 def _token_batches(
     encoder: Any, texts: Iterable[str], batch_size: int
 ) -> Iterator[tuple[list[int], list[list[int]]]]:
-    own = type(encoder.tokenizer).from_str(encoder.tokenizer.to_str())
-    own.no_padding()
-    own.enable_truncation(encoder.positions)
+    """(indices of the texts, their token ids) of each batch."""
+    # A copy, so that the caller's tokenizer keeps its settings.
+    copy = type(encoder.tokenizer).from_str(encoder.tokenizer.to_str())
+    copy.no_padding()
+    copy.enable_truncation(encoder.positions)
     rest, first = iter(texts), 0
-    while chunk := list(islice(rest, CHUNK)):
-        ids = [encoding.ids for encoding in own.encode_batch_fast(chunk)]
+    while together := list(islice(rest, TEXTS_AT_ONCE)):
+        ids = [encoding.ids for encoding in copy.encode_batch_fast(together)]
         order = sorted(range(len(ids)), key=lambda index: len(ids[index]), reverse=True)
         for start in range(0, len(order), batch_size):
             chosen = order[start : start + batch_size]
             yield [first + index for index in chosen], [ids[index] for index in chosen]
-        first += len(chunk)
+        first += len(together)
 
 
 def inner_tokens(batch: PackedBatch) -> Tensor:
-    """bool (total_tokens,): not the first or the last token of a sequence, which are special."""
+    """False for the first and the last token of each sequence, which are special, else True: bool (total_tokens,)."""
     inside = torch.ones(batch.total_tokens, dtype=torch.bool, device=batch.cu_seqlens.device)
     inside[batch.cu_seqlens[:-1].long()] = False
     inside[batch.cu_seqlens[1:].long() - 1] = False

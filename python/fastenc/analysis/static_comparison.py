@@ -1,4 +1,4 @@
-"""Static vectors against an encoder's of words alone: similarity of pairs of words, and analogies."""
+"""Compares static vectors with an encoder's vectors of single words, on pairs of words and on analogies."""
 
 from typing import Any, NamedTuple
 
@@ -8,12 +8,15 @@ from fastenc.analysis.static_vectors import StaticVectors, static_correlation
 
 
 class StaticComparison(NamedTuple):
-    """Both kinds of vectors on the same items: those whose words all have a static vector.
+    """Scores of both kinds of vectors on the same items, those whose words all have a static vector.
+
+    A score is Spearman's correlation with human scores of pairs, or the share of correct answers to analogies.
 
     Fields:
-        static: of the static vectors; layers: of each layer of the encoder, from the embeddings' output. Spearman's
-            correlation with people's scores of pairs, or the share of analogies answered rightly.
-        asked, items: those items, and all.
+        static: score of the static vectors.
+        layers: score of each layer of the encoder, from the embeddings' output on.
+        asked: number of items whose words all have a static vector.
+        items: number of all items.
     """
 
     static: float
@@ -25,7 +28,7 @@ class StaticComparison(NamedTuple):
 def compare_pairs(
     encoder: Any, vectors: StaticVectors, data: ScoredPairs
 ) -> StaticComparison | None:
-    """On pairs of words; None where fewer than two of them have static vectors."""
+    """The comparison on pairs of words; None if fewer than two pairs have static vectors."""
     known = [i for i, pair in enumerate(data.pairs) if all(word in vectors for word in pair)]
     if len(known) < 2:
         return None
@@ -38,15 +41,15 @@ def compare_pairs(
 def compare_analogies(
     encoder: Any, vectors: StaticVectors, sections: Sections
 ) -> dict[str, StaticComparison]:
-    """On the questions of each section; the candidates are the words of all questions asked.
+    """The comparison on the questions of each section. The candidate answers are the words of all questions asked.
 
-    A word that has no static vector as it is written is looked up in lower case. The encoder's vector of a word is that
-    of the word alone. Sections without data are left out.
+    If a word has no static vector as it is written, it is looked up in lower case. The encoder's vector of a word is
+    that of the word by itself. Sections without questions to ask are left out.
     """
     known: Sections = {}
     for name, questions in sections.items():
-        every = [tuple(_spelling(vectors, word) for word in question) for question in questions]
-        if asked := [question for question in every if None not in question]:
+        spelt = [tuple(_spelling(vectors, word) for word in question) for question in questions]
+        if asked := [question for question in spelt if None not in question]:
             known[name] = asked  # type: ignore[assignment]
     words = sorted({word for questions in known.values() for each in questions for word in each})
     if not words:
@@ -69,4 +72,5 @@ def compare_analogies(
 
 
 def _spelling(vectors: StaticVectors, word: str) -> str | None:
+    """The word, or else its lower-case form, if it has a vector; None if neither has."""
     return next((each for each in (word, word.lower()) if each in vectors), None)

@@ -1,4 +1,4 @@
-"""A static model distilled from an encoder: one vector a token, and a text's vector their mean."""
+"""A static model that is distilled from an encoder: each token has a vector, and a text's vector is their mean."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -16,28 +16,36 @@ from fastenc.models.tokenizers import special_tokens
 from fastenc.packing import pack_sequences
 
 WEIGHT = "embedding.weight"
-CHUNK = 4096
+TEXTS_AT_ONCE = 4096  # number of texts in a call of the tokenizer
 
 
 class StaticModel:
-    """Vectors of tokens, without an encoder: saved and loaded as sentence-transformers' StaticEmbedding.
+    """Computes text vectors from token vectors, without an encoder.
 
-        y(text) = Σ_{t in text} E[t] / number of tokens,  without special tokens
+        y(text) = Σ_{t in text} E[t] / number of tokens,  special tokens excluded
+
+    It is saved and loaded as sentence-transformers' StaticEmbedding.
 
     Args:
         tokenizer: a ``tokenizers.Tokenizer``.
         vectors: (vocabulary, width).
+    Raises: ValueError for another number of vectors than tokens.
     """
 
     def __init__(self, tokenizer: Any, vectors: Tensor):
         if len(vectors) != tokenizer.get_vocab_size():
             raise ValueError(
-                f"vectors must have a row for each of the {tokenizer.get_vocab_size()} tokens, got {len(vectors)}"
+                f"vectors must have a row for each of the {tokenizer.get_vocab_size()} tokens, got {len(vectors)}: "
+                "give the tokenizer that the vectors belong to"
             )
         self.tokenizer, self.vectors = tokenizer, vectors
 
     def encode(self, texts: Sequence[str], normalize: bool = True) -> Tensor:
-        """float32 (texts, width); 0 for a text without tokens."""
+        """The vectors of texts: float32 (texts, width); 0 for a text without tokens.
+
+        Args:
+            normalize: scale vectors to length 1.
+        """
         ids = [e.ids for e in self.tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
         batch = pack_sequences(ids)
         offsets = batch.cu_seqlens[:-1].long()
@@ -59,6 +67,7 @@ class StaticModel:
 
     @classmethod
     def load(cls, folder: str | Path) -> "StaticModel":
+        """Read a folder of :meth:`save` or of sentence-transformers."""
         load_file = require("safetensors.torch", extra="models").load_file
         tokenizers = require("tokenizers", extra="models")
         tokenizer = tokenizers.Tokenizer.from_file(str(Path(folder) / "tokenizer.json"))
@@ -74,42 +83,52 @@ def distill_static(
     smoothing: float = 1e-3,
     batch_size: int = 1024,
 ) -> StaticModel:
-    """A static model whose token vectors are the encoder's of each token alone, weighted by frequency.
+    """A static model whose token vectors are the encoder's vectors of single tokens, weighted by frequency.
 
         E[t] = smoothing / (smoothing + p(t)) · P (h_t - mean h),   h_t: mean of the last layer over [CLS] t [SEP]
 
-    p is the tokens' frequency in the texts, so that frequent ones count less; P projects to the principal components.
+    p(t) is the frequency of token t in the texts, so frequent tokens get smaller vectors. P projects to the principal
+    components.
 
     Args:
-        texts: a sample of what the model will read.
-        components: width of the vectors; None: that of the encoder, without a projection.
-        smoothing: a of Arora et al.
-    Raises: ValueError for no tokenizer, texts without tokens, or more components than there are dimensions.
+        encoder: a :class:`fastenc.Encoder` with a tokenizer.
+        texts: a sample of the texts that the model will encode.
+        components: width of the vectors; None: the encoder's width, without a projection.
+        smoothing: the parameter a of Arora et al.
+        batch_size: number of tokens in a batch of the encoder.
+    Raises: ValueError for an encoder without a tokenizer, texts without tokens, or ``components`` above the encoder's
+        width.
     Source: Arora et al. 2017 (SIF weights), ICLR; Tulkens and van Dongen 2024 (Model2Vec).
     """
     tokenizer = encoder.tokenizer
     if tokenizer is None:
-        raise ValueError("distill_static needs the checkpoint's tokenizer.json")
+        raise ValueError(
+            "the encoder must have a tokenizer, got none: load it from a folder with a tokenizer.json"
+        )
     width = encoder.config.hidden_size
     if components is not None and not 1 <= components <= width:
-        raise ValueError(f"components must be from 1 to the encoder's {width}, got {components}")
+        raise ValueError(
+            f"components must be from 1 to {width}, the encoder's width, got {components}: give one in this range"
+        )
     size, special = tokenizer.get_vocab_size(), special_tokens(tokenizer)
     counts = torch.zeros(size, dtype=torch.float64)
     rest = iter(texts)
-    while chunk := list(islice(rest, CHUNK)):
-        for encoding in tokenizer.encode_batch_fast(chunk, add_special_tokens=False):
+    while together := list(islice(rest, TEXTS_AT_ONCE)):
+        for encoding in tokenizer.encode_batch_fast(together, add_special_tokens=False):
             ids = torch.tensor(encoding.ids, dtype=torch.long)
             counts.index_add_(0, ids, torch.ones(len(ids), dtype=torch.float64))
     if not counts.sum():
-        raise ValueError("the texts have no tokens: give a sample of what the model will read")
+        raise ValueError(
+            "the texts must have tokens, got none: give a sample of the texts that the model will encode"
+        )
     device = encoder.embeddings.word.weight.device
     encoder.eval()
-    parts = []
+    blocks = []
     for start in range(0, size, batch_size):
         tokens = range(start, min(start + batch_size, size))
         batch = pack_sequences([[special.cls, token, special.sep] for token in tokens]).to(device)
-        parts.append(encoder.pooled_vectors(batch, "mean").float().cpu())
-    vectors = torch.cat(parts)
+        blocks.append(encoder.pooled_vectors(batch, "mean").float().cpu())
+    vectors = torch.cat(blocks)
     vectors -= vectors.mean(0)
     if components is not None:
         covariance = vectors.double().T @ vectors.double()

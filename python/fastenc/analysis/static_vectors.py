@@ -1,4 +1,4 @@
-"""Static word vectors: files of word2vec and GloVe, mapped and not loaded; neighbours and similarity."""
+"""Static word vectors: memory-mapped files of word2vec and GloVe, nearest words, analogies and similarity."""
 
 import mmap
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -12,25 +12,25 @@ from torch import Tensor
 from fastenc._extras import require
 from fastenc.analysis.similarity import ScoredPairs
 
-ROWS = 65_536  # vectors read at once
+VECTORS_AT_ONCE = 65_536  # number of vectors in a block of a search
 
-Rows = Callable[[Sequence[int]], Tensor]
+Rows = Callable[[Sequence[int]], Tensor]  # indices → float32 (indices, width)
 
 
 class Neighbour(NamedTuple):
-    """A word and its cosine with what was asked for."""
+    """A word and its cosine similarity with the query."""
 
     word: str
     cosine: float
 
 
 class StaticVectors:
-    """One vector a word.
+    """A vector for each word.
 
     Args:
-        words: the words, most frequent first where the file says so; of a word that recurs the first vector counts.
-        rows: indices → float32 (indices, width); vectors stay where they are until they are asked for.
-        name: for messages.
+        words: the words. If a word occurs several times, its first vector is used.
+        rows: function of indices that returns vectors: float32 (indices, width). It may read them from a file.
+        name: name of the vectors in messages.
     """
 
     def __init__(self, words: Sequence[str], rows: Rows, name: str = "vectors"):
@@ -42,8 +42,8 @@ class StaticVectors:
 
     @classmethod
     def of(cls, words: Sequence[str], vectors: Tensor) -> "StaticVectors":
-        """Of a matrix in memory."""
-        return cls(words, lambda positions: vectors[torch.as_tensor(positions)].float())
+        """The vectors (words, width) of a matrix in memory."""
+        return cls(words, lambda indices: vectors[torch.as_tensor(indices)].float())
 
     def __len__(self) -> int:
         return len(self.words)
@@ -52,7 +52,7 @@ class StaticVectors:
         return word in self.index
 
     def __getitem__(self, words: Sequence[str]) -> Tensor:
-        """float32 (words, width). Raises: ValueError for a word that is not there."""
+        """The vectors of words: float32 (words, width). Raises: ValueError for an unknown word."""
         for word in words:
             if word not in self.index:
                 raise ValueError(
@@ -62,43 +62,46 @@ class StaticVectors:
 
     def blocks(self) -> Iterator[tuple[int, Tensor]]:
         """(first index, vectors) of all words, block by block."""
-        for start in range(0, len(self), ROWS):
-            yield start, self._rows(range(start, min(start + ROWS, len(self))))
+        for start in range(0, len(self), VECTORS_AT_ONCE):
+            yield start, self._rows(range(start, min(start + VECTORS_AT_ONCE, len(self))))
 
     def nearest(
         self, vectors: Tensor, count: int = 10, leave_out: Sequence[Sequence[str]] = ()
     ) -> list[list[Neighbour]]:
-        """The words with the highest cosines.
+        """The words with the highest cosine similarities, best first.
 
         Args:
             vectors: (queries, width).
-            leave_out: for each query, words that are no answer.
+            count: number of words for each query.
+            leave_out: for each query, words that are excluded.
+        Returns: a list for each query.
         """
         most = count + max(map(len, leave_out), default=0)
         unit = F.normalize(vectors.float(), dim=1)
-        best, positions = torch.empty(len(unit), 0), torch.empty(len(unit), 0, dtype=torch.long)
+        best, indices = torch.empty(len(unit), 0), torch.empty(len(unit), 0, dtype=torch.long)
         for start, block in self.blocks():
             cosines = unit @ F.normalize(block, dim=1).T
-            own = start + torch.arange(len(block)).expand(len(unit), -1)
-            together = torch.cat((best, cosines), 1)
-            best, chosen = together.topk(min(most, together.shape[1]), dim=1)
-            positions = torch.cat((positions, own), 1).gather(1, chosen)
+            of_block = start + torch.arange(len(block)).expand(len(unit), -1)
+            candidates = torch.cat((best, cosines), 1)
+            best, chosen = candidates.topk(min(most, candidates.shape[1]), dim=1)
+            indices = torch.cat((indices, of_block), 1).gather(1, chosen)
         found = []
-        for query, (values, rows) in enumerate(zip(best.tolist(), positions.tolist(), strict=True)):
+        for query, (values, rows) in enumerate(zip(best.tolist(), indices.tolist(), strict=True)):
             excluded = set(leave_out[query]) if leave_out else set()
             named = (Neighbour(self.words[row], v) for row, v in zip(rows, values, strict=True))
             found.append([each for each in named if each.word not in excluded][:count])
         return found
 
     def neighbours(self, word: str, count: int = 10) -> list[Neighbour]:
-        """The words nearest to a word, itself left out."""
+        """The nearest words of a word, without the word itself."""
         return self.nearest(self[[word]], count, [[word]])[0]
 
     def analogies(self, questions: Sequence[tuple[str, str, str]], count: int = 1) -> list[Any]:
-        """For each (a, b, c) the words d in "a is to b as c is to d".
+        """For each question (a, b, c), the best words d in "a is to b as c is to d".
 
-            d = argmax cos(d, b/|b| - a/|a| + c/|c|),  a, b and c left out
+            d = argmax cos(d, b/|b| - a/|a| + c/|c|),  a, b and c excluded
 
+        Returns: ``count`` :class:`Neighbour` for each question, best first.
         Source: Mikolov et al. 2013, arXiv:1301.3781; Levy and Goldberg 2014 (3CosAdd).
         """
         a, b, c = (
@@ -108,17 +111,19 @@ class StaticVectors:
 
 
 def read_static_vectors(path: str | Path) -> StaticVectors:
-    """Vectors of a file of word2vec (binary: .bin; text) or GloVe (text without a first line of counts).
+    """Vectors of a file of word2vec (binary .bin, or text) or GloVe (text without a header line).
 
-    The file is gone through once to find its words, and mapped; vectors are read when they are asked for.
-    Raises: ValueError for a file that is compressed, holds another number of vectors than it says, or vectors of
-        another width, naming the line.
+    The file is read once to find its words, and memory-mapped. A vector is read when it is needed.
+    Raises: ValueError for a compressed or empty file, another number of vectors than the header says, and with the
+        line for a vector of another width.
     """
     path = Path(path)
     if not path.is_file():
         raise ValueError(f"{path} is not a file: check the path")
     if path.suffix == ".gz":
-        raise ValueError(f"{path} is compressed and cannot be mapped: gunzip it first")
+        raise ValueError(
+            f"{path} must not be compressed, because it is memory-mapped: gunzip it first"
+        )
     if not path.stat().st_size:
         raise ValueError(f"{path} is empty: give a file of word vectors")
     with open(path, "rb") as file:
@@ -131,7 +136,8 @@ def _read_binary(path: Path, data: mmap.mmap) -> StaticVectors:
     count, width, position = _header(path, data)
     if count is None:
         raise ValueError(
-            f"{path}: a binary file must begin with a line of its numbers of vectors and of dimensions"
+            f"{path}: a binary file must begin with a line of two numbers, of vectors and of dimensions, got another "
+            "line: give a word2vec file, or rename a text file"
         )
     words, offsets, size = [], [], 4 * width
     for _ in range(count):
@@ -165,15 +171,15 @@ def _read_text(path: Path, data: mmap.mmap) -> StaticVectors:
             continue
         if width == 0:
             width = len(text.split(b" ")) - 1
-        # From the right, since a word of GloVe's may hold spaces.
-        parts = text.rsplit(b" ", width)
-        if len(parts) != width + 1 or not _is_number(parts[1]):
+        # Split from the right, because a word of GloVe may contain spaces.
+        cells = text.rsplit(b" ", width)
+        if len(cells) != width + 1 or not _is_number(cells[1]):
             shown = text[:60].decode(errors="replace")
             raise ValueError(
-                f"{path}, line {number}: a word and {width} numbers must be there, got {shown!r}"
+                f"{path}, line {number}: a line must have a word and {width} numbers, got {shown!r}: correct it"
             )
-        words.append(parts[0].decode("utf-8", errors="replace"))
-        starts.append(position + len(parts[0]) + 1)
+        words.append(cells[0].decode("utf-8", errors="replace"))
+        starts.append(position + len(cells[0]) + 1)
         position = data.tell()
     if count is not None:
         _check_count(path, count, len(words), False)
@@ -190,22 +196,25 @@ def _read_text(path: Path, data: mmap.mmap) -> StaticVectors:
 
 
 def _header(path: Path, data: mmap.mmap) -> tuple[int | None, int, int]:
-    """(vectors, dimensions, where they begin); None and 0 in a file without a line of counts."""
+    """(number of vectors, width, index of the byte after the header); (None, 0, 0) for a file without a header."""
     end = data.find(b"\n")
-    parts = data[: min(end, 100)].split() if end >= 0 else []
-    if len(parts) != 2 or not all(part.isdigit() for part in parts):
+    numbers = data[: min(end, 100)].split() if end >= 0 else []
+    if len(numbers) != 2 or not all(number.isdigit() for number in numbers):
         return None, 0, 0
-    count, width = map(int, parts)
+    count, width = map(int, numbers)
     if not count or not width:
-        raise ValueError(f"{path}: the first line must hold positive counts, got {count} {width}")
+        raise ValueError(
+            f"{path}: the numbers in the first line must be positive, got {count} {width}: write the file again"
+        )
     return count, width, end + 1
 
 
-def _check_count(path: Path, said: int, found: int, more: bool) -> None:
-    if found != said or more:
+def _check_count(path: Path, expected: int, found: int, more: bool) -> None:
+    """Raises: ValueError if the file has another number of vectors than its header says."""
+    if found != expected or more:
         got = f"more than {found:,}" if more else f"{found:,}"
         raise ValueError(
-            f"{path}: the first line says {said:,} vectors, the file holds {got}: copy or write it again"
+            f"{path}: the first line says {expected:,} vectors, the file holds {got}: copy or write it again"
         )
 
 
@@ -218,14 +227,14 @@ def _is_number(text: bytes) -> bool:
 
 
 class StaticCorrelation(NamedTuple):
-    """Spearman's correlation with people's scores, and the share of pairs whose words are both there."""
+    """Spearman's correlation with human scores, and the share of pairs whose words both have a vector."""
 
     spearman: float
     covered: float
 
 
 def static_correlation(vectors: StaticVectors, data: ScoredPairs) -> StaticCorrelation:
-    """How well cosines rank pairs of words; NaN where fewer than two pairs are there."""
+    """Correlation of cosine similarities with human scores of word pairs; NaN if fewer than two pairs have vectors."""
     stats = require("scipy.stats", extra="train")
     known = [i for i, pair in enumerate(data.pairs) if all(word in vectors for word in pair)]
     covered = len(known) / len(data.pairs)
@@ -238,12 +247,12 @@ def static_correlation(vectors: StaticVectors, data: ScoredPairs) -> StaticCorre
 
 
 def train_word2vec(sentences: Iterable[Sequence[str]], **options: Any) -> StaticVectors:
-    """Skip-gram or CBOW vectors by gensim (extra: static).
+    """Train skip-gram or CBOW vectors with gensim (extra: static).
 
     Args:
-        sentences: words; gone through several times.
+        sentences: sentences as words; iterated over several times.
         options: of ``gensim.models.Word2Vec``, such as vector_size, window, min_count, sg, epochs, workers, seed.
     """
     models = require("gensim.models", extra="static")
-    keyed = models.Word2Vec(sentences=sentences, **options).wv
-    return StaticVectors.of(list(keyed.index_to_key), torch.from_numpy(keyed.vectors))
+    trained = models.Word2Vec(sentences=sentences, **options).wv
+    return StaticVectors.of(list(trained.index_to_key), torch.from_numpy(trained.vectors))

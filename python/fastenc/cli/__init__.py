@@ -18,7 +18,11 @@ PATH_ERRORS = {
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line; an error the user can mend is one line on stderr and exit code 2."""
+    """Run the command line. An error that the user can correct is one line on stderr, with the exit code 2.
+
+    Args:
+        arguments: without the program's name; None: those of this process.
+    """
     from fastenc.cli.commands import run
 
     warnings.showwarning = _show_warning
@@ -27,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except (ValueError, ImportError, OSError, FloatingPointError) as error:
         print("fastenc:", " ".join(_message(error).split()), file=sys.stderr)
         raise SystemExit(2) from error
-    except KeyboardInterrupt as error:  # after a checkpoint, if training had begun
+    except KeyboardInterrupt as error:  # if training had begun, a checkpoint has been written
         print("fastenc:", error if error.args else "interrupted", file=sys.stderr)
         raise SystemExit(128 + getattr(error, "signal_number", signal.SIGINT)) from error
 
@@ -39,7 +43,7 @@ def _message(error: Exception) -> str:
 
 
 def _show_warning(message, category, filename, lineno, file=None, line=None) -> None:
-    """Ours in a line, as they are about the user's data; those of other libraries as Python shows them."""
+    """Print fastenc's warnings as one line, because they are about the user's data, and others as Python does."""
     if Path(filename).is_relative_to(PACKAGE):
         text = f"fastenc: warning: {message}\n"
     else:

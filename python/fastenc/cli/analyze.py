@@ -13,26 +13,35 @@ from fastenc.models import Encoder
 
 @dataclass(frozen=True, kw_only=True)
 class Analyze(Command):
-    """Show what an encoder's vectors, layers and heads hold.
+    """Show what an encoder's vectors, layers and heads encode.
 
-    The result is a page of figures that needs no other file; their data are CSV files in NAME_data beside it. Of the
-    folder it takes .conllu files (train and dev or test), and tables (.tsv) with the columns word, index, sense,
-    sentence; word1, word2, score; or sentence1, sentence2, score. What is not there has no figure.
+    The result is an HTML page of figures that needs no other file. The data of the figures are CSV files in the folder
+    NAME_data beside it.
+
+    The folder of data may contain .conllu files (train, and dev or test), .conll files with entities, tables (.tsv)
+    and analogies as in word2vec's questions-words.txt (.txt). A table has the columns word, index, sense, sentence;
+    word1, word2, score; or sentence1, sentence2, score. A figure is left out if there are no data for it.
 
     Examples:
     fastenc analyze sentence-transformers/all-MiniLM-L6-v2 data/ -o report.html
     fastenc analyze runs/small data/ -o report.html --word spring --layer -2
     """
 
-    model: str = argument("Checkpoint folder or hub name.")
+    model: str = argument("Checkpoint folder, or name on the hub.")
     data: Path = argument("Folder with the data.")
-    output: Path = option(REQUIRED, "Page to write: .html.", "-o")
-    word: str | None = option(None, "Word of the map of uses. Default: the one with the most uses.")
-    layer: int = option(-1, "Layer of the map of uses; -1 is the last.")
-    sentences: int = option(1000, "Most sentences that a figure reads.")
-    map_method: str = option("pca", "How the map is made: pca, or umap (extra: umap).")
+    output: Path = option(REQUIRED, "HTML page to write.", "-o")
+    word: str | None = option(
+        None,
+        "Word whose uses are shown as points in a plane. Default: the one with the most labelled uses.",
+    )
+    layer: int = option(-1, "Layer of the vectors in this plane; -1 is the last.")
+    sentences: int = option(1000, "Largest number of sentences that a figure uses.")
+    map_method: str = option(
+        "pca",
+        "Projection to the plane: pca, or umap (needs pip install 'fastenc[umap]').",
+    )
     static: Path | None = option(
-        None, "File of word2vec (.bin, text) or GloVe vectors to compare with on word pairs."
+        None, "File of word2vec (.bin, text) or GloVe vectors to compare with."
     )
     device: str | None = option(None, DEVICE)
 

@@ -1,4 +1,4 @@
-"""The commands by name. Each one's module is imported when it is called, so that ``fastenc --help`` is quick."""
+"""The commands by name. A command's module is imported when the command is called, so ``fastenc --help`` is fast."""
 
 from collections.abc import Sequence
 from difflib import get_close_matches
@@ -9,25 +9,37 @@ from fastenc.cli.options import Command, in_options_words, options_of
 
 # name: module, class, first sentence of the class's docstring
 COMMANDS = {
-    "pretrain": ("pretrain", "Pretrain", "Train an encoder on texts, with the objective chosen."),
+    "pretrain": (
+        "pretrain",
+        "Pretrain",
+        "Pretrain an encoder on texts with one of six objectives.",
+    ),
     "finetune": ("finetune", "Finetune", "Fine-tune an encoder on a task."),
     "predict": ("predict", "Predict", "Predict with a fine-tuned model."),
     "evaluate": ("evaluate", "Evaluate", "Measure a fine-tuned model on labelled data."),
-    "embed": ("embed", "Embed", "Embed texts: a vector for each, in the order given."),
-    "analyze": ("analyze", "Analyze", "Show what an encoder's vectors, layers and heads hold."),
+    "embed": ("embed", "Embed", "Compute a vector for each text, or for each word of the texts."),
+    "analyze": ("analyze", "Analyze", "Show what an encoder's vectors, layers and heads encode."),
     "neighbours": (
         "neighbours",
         "Neighbours",
-        "Compare a word's nearest words in different sentences with those of its one static vector.",
+        "Compare a word's nearest words in different sentences with those of its static vector.",
     ),
-    "tokenizer": ("corpus", "Tokenizer", "Train a tokenizer on texts of one language or several."),
-    "tokens": ("corpus", "Tokens", "Count the tokens that tokenizers make of several languages."),
+    "tokenizer": ("corpus", "Tokenizer", "Train a tokenizer on texts of one or several languages."),
+    "tokens": (
+        "corpus",
+        "Tokens",
+        "Count how many tokens tokenizers need for a word, by language.",
+    ),
     "clean": ("corpus", "Clean", "Drop duplicates and bad documents, and report why."),
     "prepare": ("corpus", "Prepare", "Tokenise texts into a store that `fastenc pretrain` reads."),
-    "recipes": ("recipes", "Recipes", "List the published settings that `--recipe` knows."),
-    "profile": ("measure", "Profile", "Show where a step's time goes."),
-    "bench": ("measure", "Bench", "Run the repository's benchmarks (needs a checkout)."),
-    "info": ("info", "Info", "What is installed, and which implementation each op takes."),
+    "recipes": ("recipes", "Recipes", "List the published settings for `pretrain --recipe`."),
+    "profile": (
+        "measure",
+        "Profile",
+        "Measure the time of each op and kernel in a step of a model.",
+    ),
+    "bench": ("measure", "Bench", "Run the benchmarks of a clone of the repository."),
+    "info": ("info", "Info", "Show what is installed and which implementation each op uses."),
 }
 USAGE = """usage: fastenc COMMAND [options]
 
@@ -36,12 +48,12 @@ Pretrain, fine-tune and run bidirectional transformer encoders, without paying f
 Commands:
 {commands}
 
-fastenc COMMAND --help lists a command's options. Every command takes them from a .toml or .yaml file, too (--config).
+fastenc COMMAND --help lists a command's options. They can also be given in a .toml or .yaml file (--config).
 fastenc --version prints the version."""
 
 
 def run(arguments: Sequence[str]) -> None:
-    """Run ``fastenc`` with these arguments. Raises: ValueError for a command or an option there is not."""
+    """Run ``fastenc`` with these arguments. Raises: ValueError for an unknown command or option."""
     name, *rest = arguments or ["--help"]
     if name in ("--help", "-h"):
         width = max(map(len, COMMANDS))
@@ -66,5 +78,6 @@ def run(arguments: Sequence[str]) -> None:
 
 
 def command_named(name: str) -> type[Command]:
+    """The class of a command, whose module is imported here."""
     module, kind, _ = COMMANDS[name]
     return getattr(import_module(f"fastenc.cli.{module}"), kind)

@@ -25,17 +25,17 @@ from fastenc.data.store_writer import SHARD_CHARACTERS
 from fastenc.models import load_tokenizer, save_tokenizer
 from fastenc.tasks.base import QUOTING
 
-TEXTS = "Texts: .txt, .tsv, .csv, .jsonl (.gz), folders of them, or a data set."
-LANGUAGE = "name=file or name=folder, once or more for each of several languages."
+TEXTS = "Texts: .txt, .tsv, .csv, .jsonl (also .gz), folders of these, or a data set."
+LANGUAGE = "Texts of a language, as name=file or name=folder; may be repeated."
 COLUMN = "Column of the text in a table. Default: text."
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tokenizer(Command):
-    """Train a tokenizer on texts of one language or several.
+    """Train a tokenizer on texts of one or several languages.
 
-    With --language the lines of each are drawn with probability p^alpha / sum p^alpha, p being its share of all
-    characters, so that small languages get more of the vocabulary.
+    With --language, lines are sampled so that a language has the share p^alpha / sum p^alpha of the characters, where p
+    is its share of the characters in the files. So small languages get a larger part of the vocabulary.
 
     Examples:
     fastenc tokenizer wiki.txt.gz -o tokenizer
@@ -47,14 +47,17 @@ class Tokenizer(Command):
     language: tuple[str, ...] = option((), LANGUAGE)
     column: str | None = option(None, COLUMN)
     quoting: str | None = option(None, QUOTING)
-    kind: str = option("wordpiece", "wordpiece, bpe or unigram.")
-    vocab_size: int = option(16000, "Tokens of the vocabulary.")
+    kind: str = option("wordpiece", "Kind of tokenizer: wordpiece, bpe (byte-level) or unigram.")
+    vocab_size: int = option(16000, "Vocabulary size.")
     lowercase: bool | None = option(
         None,
-        "Small letters without accents alone. Default: for wordpiece of one language.",
+        "Lower-case the texts and strip accents. Default: only for wordpiece without --language.",
     )
-    alpha: float = option(ALPHA, "Smoothing of the languages' shares; 1 keeps their sizes.")
-    seed: int = option(0, "Seed of the languages' lines.")
+    alpha: float = option(
+        ALPHA,
+        "Exponent that smooths the languages' shares; 1 keeps their shares, 0 makes all equal.",
+    )
+    seed: int = option(0, "Seed of the sampled lines.")
 
     def run(self) -> None:
         files = _files(self.texts, self.language)
@@ -64,11 +67,14 @@ class Tokenizer(Command):
         }
         lowercase = self.lowercase
         if self.language:
-            drawn = sample_lines(documents, alpha=self.alpha, seed=self.seed)
+            sampled = sample_lines(documents, alpha=self.alpha, seed=self.seed)
             lowercase = bool(lowercase)
-            for language, lines_of in drawn.items():
-                print(f"{language}: {lines_of.characters:,} characters, drawn {lines_of.drawn:,}")
-            lines: Iterable[str] = Chained(drawn.values())
+            for language, of_language in sampled.items():
+                print(
+                    f"{language}: {of_language.characters:,} characters, "
+                    f"{of_language.sampled_characters:,} sampled"
+                )
+            lines: Iterable[str] = Chained(sampled.values())
         else:
             lines = documents[""]
         trained = train_tokenizer(
@@ -80,18 +86,18 @@ class Tokenizer(Command):
 
 @dataclass(frozen=True, kw_only=True)
 class Tokens(Command):
-    """Count the tokens that tokenizers make of several languages.
+    """Count how many tokens tokenizers need for a word, by language.
 
-    Tokens per word, and characters per token. A word is a run of letters, marks and digits by Unicode's default word
-    boundaries (UAX 29). Scripts without spaces (Han, Kana, Thai, Lao, Tibetan, Myanmar, Khmer) have characters per
-    token only.
+    The result is a table and a plot of tokens per word (fertility) and of characters per token. A word is a run of
+    letters, marks and digits by Unicode's default word boundaries (UAX 29). For scripts without spaces between words
+    (Han, Kana, Thai, Lao, Tibetan, Myanmar, Khmer) only characters per token are counted.
 
     Examples:
     fastenc tokens tokenizer other --language en=en.txt --language th=th.txt
     """
 
     tokenizers: tuple[str, ...] = argument(
-        "Folders with a tokenizer.json, of tokenizers or models."
+        "Folders with a tokenizer.json, of a tokenizer or a model."
     )
     language: tuple[str, ...] = option((), LANGUAGE)
     column: str | None = option(None, COLUMN)
@@ -142,7 +148,7 @@ def _print_fertility(results: dict[str, dict[str, Fertility]], languages: list[s
 class Prepare(Command):
     """Tokenise texts into a store that `fastenc pretrain` reads.
 
-    Training reads the store from the disk, without loading it.
+    Training reads the store from the disk, so the texts need not fit into memory.
 
     Examples:
     fastenc prepare corpus/ --tokenizer tokenizer --processes 8 -o store
@@ -155,9 +161,11 @@ class Prepare(Command):
     language: tuple[str, ...] = option((), LANGUAGE)
     column: str | None = option(None, COLUMN)
     quoting: str | None = option(None, QUOTING)
-    processes: int = option(1, "Processes that tokenise.")
-    shard_characters: int = option(SHARD_CHARACTERS, "Characters of text in a shard.")
-    resume: bool = option(False, "Go on with a store that was begun in the output folder.")
+    processes: int = option(1, "Number of processes that tokenise.")
+    shard_characters: int = option(
+        SHARD_CHARACTERS, "About this many characters of text form a shard."
+    )
+    resume: bool = option(False, "Continue an unfinished store in the output folder.")
 
     def run(self) -> None:
         files = _files(self.texts, self.language)
@@ -182,8 +190,10 @@ class Prepare(Command):
 class Clean(Command):
     """Drop duplicates and bad documents, and report why.
 
-    A datatrove pipeline; each file is a task, and --processes run at once. A corpus that outgrows a machine is cleaned
-    by the same pipeline on Slurm or Ray: --script prints a program for it.
+    A datatrove pipeline cleans the files, --processes of them in parallel. The steps are: gopher (Gopher's rules on
+    repetition and quality), c4 (C4's rules on lines and documents), fineweb (FineWeb's rules on lines), exact
+    (duplicates with the same words) and near (near-duplicates by MinHash). The same pipeline can run on Slurm or Ray:
+    --script prints a program for that.
 
     Examples:
     fastenc clean crawl.jsonl.gz -o clean --english
@@ -193,19 +203,26 @@ class Clean(Command):
 
     texts: tuple[str, ...] = argument(TEXTS, default=())
     output: Path = option(
-        REQUIRED, "Folder for a folder of texts a language and report.json.", "-o"
+        REQUIRED,
+        "Folder for the result: a folder of texts for each language, and report.json.",
+        "-o",
     )
     language: tuple[str, ...] = option((), LANGUAGE)
     column: str | None = option(None, COLUMN)
     quoting: str | None = option(None, QUOTING)
-    steps: str = option("gopher,c4,fineweb,exact,near", "Some of these steps, with commas between.")
+    steps: str = option("gopher,c4,fineweb,exact,near", "Steps to run, separated by commas.")
     english: bool = option(
-        False, "Also ask for marks at the end of lines (C4) and two English stop words (Gopher)."
+        False,
+        "Also require punctuation marks at the end of lines (C4) and two English stop words (Gopher).",
     )
-    bad_words: Path | None = option(None, "File of words, one a line, that drop a document.")
-    processes: int = option(1, "Files that are cleaned at once.")
-    resume: bool = option(False, "Go on with a cleaning that was killed.")
-    script: str | None = option(None, "slurm or ray: print a program that cleans there, and stop.")
+    bad_words: Path | None = option(
+        None, "File with a word on each line; documents that contain one of them are dropped."
+    )
+    processes: int = option(1, "Number of files that are cleaned in parallel.")
+    resume: bool = option(False, "Continue an unfinished run in the output folder.")
+    script: str | None = option(
+        None, "slurm or ray: only print a program that runs the pipeline there."
+    )
 
     def run(self) -> None:
         require("datatrove", extra="clean")
@@ -232,9 +249,11 @@ class Clean(Command):
 
 
 def _files(texts: tuple[str, ...], languages: tuple[str, ...]) -> dict[str, list[str]]:
-    """{language: files}, "" for text of no particular one."""
+    """{language: files}; the language is "" if only texts are given."""
     if bool(texts) == bool(languages):
-        raise ValueError("give texts, or --language name=file for each of several; one of the two")
+        raise ValueError(
+            f"give either texts or --language name=file, got {'both' if texts else 'neither'}"
+        )
     if languages:
         return language_files(list(languages))
     return {"": [file for path in texts for file in text_files(path)]}

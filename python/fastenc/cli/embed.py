@@ -21,42 +21,47 @@ OF_WORDS = ("layers", "combine", "subwords")
 
 @dataclass(frozen=True, kw_only=True)
 class Embed(Command):
-    """Embed texts: a vector for each, in the order given.
+    """Compute a vector for each text, or for each word of the texts.
 
-    Files of any size: 10,000 texts at a time are read and embedded, and what is finished is kept beside the output, so
-    that --resume goes on from there. The vectors are float32.
+    The vectors are float32, in the order of the texts. Files may be of any size: 10,000 texts at a time are read and
+    embedded. Finished parts are stored beside the output, so that --resume continues after the last one.
 
-    With --words a vector for each word of each text, streamed to a .npy file; NAME.offsets.npy beside it says where
-    each text's words begin. Files in columns (.conll, .conllu) give the words; the lines of a .txt file are cut into
-    words and punctuation marks.
+    With --words there is a vector for each word of each text in a .npy file. NAME.offsets.npy beside it has the index
+    of each text's first word. Words are read from files in columns (.conll, .conllu). The lines of a .txt file are cut
+    into words and punctuation marks.
 
     Examples:
     fastenc embed sentence-transformers/all-MiniLM-L6-v2 texts.txt -o vectors.npy
     fastenc embed sentence-transformers/all-MiniLM-L6-v2 texts.txt -o words.npy --words --layers -1 --layers -2
     """
 
-    model: str = argument("Checkpoint folder or hub name.")
-    inputs: str = argument("Texts: .txt with a text a line, .tsv, .csv or .jsonl (.gz).")
+    model: str = argument("Checkpoint folder, or name on the hub.")
+    inputs: str = argument("Texts: .txt with a text on each line, .tsv, .csv or .jsonl (also .gz).")
     output: Path = option(REQUIRED, "File to write: .safetensors or .npy.", "-o")
     column: str = option("sentence", "Column of the text in a table.")
     pooling: str | None = option(
         None,
-        "mean, cls, max or last-four (layers). Default: what the checkpoint declares, else mean.",
+        "How a text's token vectors become one: mean, cls, max or last-four (mean of the last four layers). Default: "
+        "as the checkpoint says, else mean.",
     )
     normalize: bool | None = option(
-        None, "Scale vectors to length 1. Default: what the checkpoint declares, else yes."
+        None, "Scale vectors to length 1. Default: as the checkpoint says, else yes."
     )
-    words: bool = option(False, "Embed every word in its text.")
+    words: bool = option(False, "Compute a vector for each word instead of each text.")
     layers: tuple[int, ...] = option(
         LAYERS,
-        "With --words, a layer to combine, given once for each: 0 is the embeddings' output, -1 the last layer.",
+        "With --words, a layer to combine; repeat it for several. 0 is the embeddings' output, -1 the last layer.",
     )
-    combine: str = option("mean", "With --words, of the layers: mean, sum, concat or last.")
-    subwords: str = option("mean", "With --words, of a word's tokens: first, mean or last.")
-    batch_size: int = option(32, "Sequences of a batch.")
+    combine: str = option(
+        "mean", "With --words, how the layers are combined: mean, sum, concat or last."
+    )
+    subwords: str = option(
+        "mean", "With --words, how a word's tokens are combined: first, mean or last."
+    )
+    batch_size: int = option(32, "Number of sequences in a batch.")
     device: str | None = option(None, DEVICE)
     quoting: str | None = option(None, QUOTING)
-    resume: bool = option(False, "Go on with vectors of texts whose computation was killed.")
+    resume: bool = option(False, "Continue a killed run after its last finished part.")
 
     def run(self) -> None:
         self._check_options()
@@ -113,7 +118,7 @@ class Embed(Command):
 
 
 class _Sentences:
-    """The words of a file's sentences, read anew at each iteration; none is kept."""
+    """The words of a file's sentences. Each iteration reads the file again; no sentence is kept in memory."""
 
     def __init__(self, path: str):
         self.path = path

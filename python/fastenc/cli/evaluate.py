@@ -7,7 +7,7 @@ from typing import Any
 
 from fastenc._options import argument, option, options_listed_by
 from fastenc.cli.options import Command
-from fastenc.cli.outputs import DEVICE, check_suffix, device_named, figures, write
+from fastenc.cli.outputs import DEVICE, check_suffix, device_named, format_metrics, write
 from fastenc.cli.task_options import all_task_options
 from fastenc.tasks import task_of_model
 
@@ -16,23 +16,23 @@ from fastenc.tasks import task_of_model
 class Evaluate(Command):
     """Measure a fine-tuned model on labelled data.
 
-    Data are read as in training: columns, tags and lengths are those that the model was trained with, unless others are
-    given. A model that transformers has trained knows none of them.
+    The options of the task, such as columns, tags and lengths, are those of the training unless others are given. A
+    model that was trained with transformers has no such options stored.
 
     Examples:
     fastenc evaluate runs/sst2 test.tsv -o test.json
     fastenc evaluate runs/ner test.conll --report reports/ner
     """
 
-    model: str = argument("Folder of a fine-tuned model; it tells the task.")
-    inputs: str = argument("Labelled data, as in training (.gz).")
-    output: Path | None = option(None, "File to write the metrics to: .json.", "-o")
+    model: str = argument("Folder of a fine-tuned model, which contains its task.")
+    inputs: str = argument("Labelled data in the format of the training data (also .gz).")
+    output: Path | None = option(None, "File for the metrics: .json.", "-o")
     report: Path | None = option(
         None,
-        "Folder for the figures of each class (classes.tsv), the confusion matrix (confusion.tsv) and what was wrong "
-        "(mistakes.jsonl).",
+        "Folder for the metrics of each class (classes.tsv), the confusion matrix (confusion.tsv) and the wrong "
+        "predictions (mistakes.jsonl).",
     )
-    batch_size: int = option(32, "Sequences of a batch.")
+    batch_size: int = option(32, "Number of sequences in a batch.")
     device: str | None = option(None, DEVICE)
     task_options: dict[str, Any] = options_listed_by(all_task_options)
 
@@ -55,4 +55,4 @@ class Evaluate(Command):
                 text = "".join(f"{line}\n" for line in lines)
                 write(self.report / name, lambda path, text=text: path.write_text(text, "utf-8"))
             print(f"classes, confusion matrix and mistakes in {self.report}")
-        print(figures(metrics, task.metric_titles(model)))
+        print(format_metrics(metrics, task.metric_titles(model)))

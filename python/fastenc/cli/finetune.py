@@ -25,77 +25,81 @@ from fastenc.train.processes import process_state
 class AdaptOptions:
     """Which of a model's weights are trained.
 
-    Raises: ValueError for an unknown name, or a size that is not positive or belongs to nothing.
+    Raises: ValueError for an unknown name, a size that is not positive, or options that do not fit ``adapt``.
     """
 
     freeze_layers: int | None = option(
-        None, "Leave the embeddings and this many lower layers as they are."
+        None, "Do not train the embeddings and this many of the lower layers."
     )
     adapt: str | None = option(
         None,
-        "Train small additions to a frozen encoder, and save them alone: lora, adapters, prefix or prompt; "
-        "or features, the head alone on outputs of the encoder that are computed once.",
+        "lora, adapters, prefix or prompt: freeze the encoder, add a few parameters to it, and train and save only "
+        "these and the head. features: freeze the encoder, compute its outputs once, and train only the head on them.",
     )
     adapt_size: int | None = option(
-        None, "LoRA's rank, units of an adapter, or length of a prefix or prompt."
+        None, "Rank of LoRA, width of an adapter, or length of a prefix or prompt."
     )
     lora_target: tuple[str, ...] = option(
         (),
-        f"Linear layer that LoRA is added to, given once for each: {', '.join(LORA_TARGETS)}. "
-        "Default: query and value, or qkv where a family has them in one.",
+        f"Linear layer to which LoRA is added; repeat it for several: {', '.join(LORA_TARGETS)}. Default: query and "
+        "value, or qkv in families with one layer for all three.",
     )
     feature_cache: Path | None = option(
         None,
-        "Folder of --adapt features' vectors, which runs can share. Default: features in the output folder.",
+        "Folder for the outputs that --adapt features computes; several runs can share it. Default: features in the "
+        "output folder.",
     )
-    half_features: bool = option(False, "Keep these vectors as 2-byte numbers (float16).")
+    half_features: bool = option(False, "Store these outputs as float16 instead of float32.")
 
     def __post_init__(self) -> None:
         self.adaptation()
 
     def adaptation(self) -> Any:
-        """What is added to the encoder, or None."""
+        """The adaptation that is added to the encoder, or None.
+
+        Raises: ValueError as the class.
+        """
         if self.adapt != "features" and (self.feature_cache or self.half_features):
             raise ValueError(
-                f"--feature-cache and --half-features need --adapt features, got {self.adapt}"
+                f"--feature-cache and --half-features need --adapt features, got {self.adapt}: leave them out"
             )
         if self.adapt != "lora" and self.lora_target:
-            raise ValueError(f"--lora-target needs --adapt lora, got {self.adapt}")
+            raise ValueError(f"--lora-target needs --adapt lora, got {self.adapt}: leave it out")
         if self.adapt is None:
             if self.adapt_size is not None:
                 raise ValueError(
-                    f"--adapt-size needs --adapt {'|'.join(METHODS)}, got {self.adapt_size}"
+                    f"--adapt-size needs --adapt {'|'.join(METHODS)}, got {self.adapt_size}: leave it out"
                 )
             return None
         if self.adapt not in (*METHODS, "features"):
             raise ValueError(
-                f"--adapt must be one of {', '.join(METHODS)}, features, got {self.adapt}"
+                f"--adapt must be one of {', '.join(METHODS)}, features, got {self.adapt}: give one of them"
             )
         if self.freeze_layers is not None:
             raise ValueError("--adapt freezes the whole encoder: leave out --freeze-layers")
         if self.adapt == "features":
             if self.adapt_size is not None:
                 raise ValueError(
-                    f"--adapt features adds nothing, got --adapt-size {self.adapt_size}"
+                    f"--adapt features adds no parameters, got --adapt-size {self.adapt_size}: leave it out"
                 )
             return None
         if self.adapt == "lora":
             rank = Lora.rank if self.adapt_size is None else self.adapt_size
-            # The usual scale, whatever the rank.
+            # So that the scale alpha / rank is 2 for every rank.
             return Lora(rank, alpha=2.0 * rank, targets=self.lora_target or None)
         method = METHODS[self.adapt]
         return method() if self.adapt_size is None else method(self.adapt_size)
 
     def check_start(self, task: Task, model_name: str) -> None:
-        """Raises: ValueError for a task without a head to train alone, or a model that is adapted already."""
+        """Raises: ValueError for --adapt features with a task without a head, or for a model that has an adaptation."""
         if self.adapt == "features" and task.model_class.architecture == "Model":
             raise ValueError(
-                f"--adapt features trains a head on a frozen encoder's outputs, and {task.name} has none: give "
+                f"--adapt features trains a head on a frozen encoder's outputs, but {task.name} has no head: give "
                 f"--adapt {'|'.join(METHODS)}, or leave it out"
             )
         if self.adapt == "features" and task.layers == MIX:
             raise ValueError(
-                f"--layers {MIX} needs every layer's output, and --adapt features keeps one: give --freeze-layers or "
+                f"--layers {MIX} needs every layer's output, but --adapt features stores one: give --freeze-layers or "
                 f"--adapt {'|'.join(METHODS)}"
             )
         if self.adapt not in METHODS:
@@ -103,12 +107,12 @@ class AdaptOptions:
         folder = checkpoint.resolve(model_name)
         if (folder / checkpoint.ADAPTER_CONFIG).exists():
             raise ValueError(
-                f"{model_name} holds an adaptation already, got --adapt {self.adapt}: leave it out to train that one "
-                f"further, or give {checkpoint.without_head(folder)}"
+                f"{model_name} already has an adaptation, got --adapt {self.adapt}: leave it out to train the existing "
+                f"one further, or give {checkpoint.without_head(folder)}"
             )
 
     def apply(self, model: Any) -> None:
-        """Freeze what is not trained, and add what is."""
+        """Freeze the weights that are not trained, and add the adaptation."""
         if self.freeze_layers is not None or self.adapt == "features":
             freeze_encoder(model, self.freeze_layers)
         if (adaptation := self.adaptation()) is not None:
@@ -131,25 +135,27 @@ class Finetune(Command):
     fastenc finetune runs/small pairs.tsv --task sentence-embedding -t text -t partner --dev dev.tsv -o runs/vectors
     """
 
-    model: str = argument("Checkpoint folder or hub name.")
+    model: str = argument("Checkpoint folder, or name on the hub.")
     train: str = argument(
-        "Labelled data: .tsv, .csv, .jsonl (.gz) or a data set; CoNLL columns or .conllu for tokens; columns or .jsonl "
-        "with tokens and entities for spans."
+        "Labelled data: .tsv, .csv, .jsonl (also .gz) or a data set. For token-classification: CoNLL columns or "
+        ".conllu. For span-ner: CoNLL columns, or .jsonl with tokens and entities. For question-answering: SQuAD's "
+        ".json."
     )
     training: TrainConfig = group("Training")
-    task: str = option("sequence-classification", f"What to learn: {', '.join(TASKS)}.")
-    dev: str | None = option(None, "Labelled data to choose the best checkpoint by.")
+    task: str = option("sequence-classification", f"Task to learn: {', '.join(TASKS)}.")
+    dev: str | None = option(None, "Labelled data on which the best checkpoint is chosen.")
     metric: str | None = option(
         None,
-        "What chooses the best checkpoint, such as accuracy, f1, pearson or loss. Default: the task's first.",
+        "Metric that chooses the best checkpoint, such as accuracy, f1, pearson or loss. Default: the task's main "
+        "metric.",
     )
-    ways: AdaptOptions = group("Weights that are trained")
-    resume: bool = option(False, "Go on from the newest checkpoint in the output folder.")
+    adapt_options: AdaptOptions = group("Weights that are trained")
+    resume: bool = option(False, "Continue from the newest checkpoint in the output folder.")
     task_options: dict[str, Any] = options_listed_by(all_task_options)
 
     def run(self) -> None:
         task, config = make_task(task_named(self.task), self.task_options), self.training
-        self.ways.check_start(task, self.model)
+        self.adapt_options.check_start(task, self.model)
         process_state(config.device)
         with open_output(Path(config.output), self.resume):
             self._run(task, config)
@@ -159,11 +165,11 @@ class Finetune(Command):
         dev = None if self.dev is None else task.read(self.dev, train)
         torch.manual_seed(config.seed)
         model = task.load(self.model, train)
-        self.ways.apply(model)
+        self.adapt_options.apply(model)
         features = None
-        if self.ways.adapt == "features":
-            features = self.ways.feature_cache or Path(config.output) / "features"
-        trained, everything = trained_parameters(model)
+        if self.adapt_options.adapt == "features":
+            features = self.adapt_options.feature_cache or Path(config.output) / "features"
+        trained, total = trained_parameters(model)
         trainer = task_trainer(
             task,
             model,
@@ -172,10 +178,10 @@ class Finetune(Command):
             dev=dev,
             metric=self.metric,
             features=features,
-            features_dtype=torch.float16 if self.ways.half_features else torch.float32,
+            features_dtype=torch.float16 if self.adapt_options.half_features else torch.float32,
         )
         if trainer.accelerator.is_main_process:
-            print(f"training {trained:,} of {everything:,} parameters")
+            print(f"training {trained:,} of {total:,} parameters")
         run_trainer(trainer, self.resume, task.metric_titles(model))
         mix = encoder_of(model).mix
         if mix is not None and trainer.accelerator.is_main_process:

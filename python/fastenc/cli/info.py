@@ -38,15 +38,17 @@ LIBRARIES = (
 
 @dataclass(frozen=True, kw_only=True)
 class Info(Command):
-    """What is installed, and which implementation each op takes."""
+    """Show what is installed and which implementation each op uses."""
 
     numerics: bool = option(
         False,
-        "Also measure each op's error against float64 on this device; an error beyond the budget exits with 1.",
+        "Also measure each op's error against float64 on this device. The exit code is 1 if an error is above its "
+        "budget.",
     )
 
     model: Path | None = option(
-        None, "A model's folder: also how each of its layers runs, and why not in a faster way."
+        None,
+        "Folder of a model: show instead how each of its layers is computed, and why not in a faster way.",
     )
 
     def run(self) -> None:
@@ -73,7 +75,7 @@ class Info(Command):
 
 
 def ways_of_layers(folder: Path) -> dict[str, dict[str, str]]:
-    """Mode → layers → the way that they take, and why not the faster ones."""
+    """{mode: {layers: how they are computed, and why not in each faster way}}."""
     encoder = Encoder.from_pretrained(folder)
     with torch.no_grad():
         inference = encoder.layer_ways()
@@ -96,7 +98,7 @@ def _by_layers(layers: Sequence[Mapping[str, str | None]]) -> dict[str, str]:
 
 
 def numerics_table(rows: Sequence[NumericsRow]):
-    """A line for each case and dtype; of several gradients the one that comes nearest to its budget."""
+    """A table with a line for each case and dtype; of several gradients it shows the one nearest to its budget."""
     table = require("rich.table", extra="train").Table(
         title="Largest error against float64, relative to the largest value: fastenc / PyTorch in the same dtype",
         title_justify="left",
@@ -108,19 +110,20 @@ def numerics_table(rows: Sequence[NumericsRow]):
     for (op, detail, dtype, implementation), group in groupby(rows, key):
         forward, *gradients = group
         worst = max(gradients, key=lambda row: row.error / row.allowed, default=None)
-        broken = [row.quantity for row in (forward, *gradients) if not row.holds]
+        exceeded = [row.quantity for row in (forward, *gradients) if not row.holds]
         table.add_row(
             f"{op} {detail}".strip(),
             str(dtype).removeprefix("torch."),
             implementation,
             errors(forward),
             f"{errors(worst)} ({worst.quantity})" if worst else "none",
-            f"broken: {', '.join(broken)}" if broken else "kept",
+            f"exceeded: {', '.join(exceeded)}" if exceeded else "kept",
         )
     return table
 
 
 def here() -> dict[str, str]:
+    """Versions and hardware of this machine."""
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     return {
         "fastenc": fastenc.__version__,
@@ -134,6 +137,7 @@ def here() -> dict[str, str]:
 
 
 def extension() -> dict[str, str]:
+    """How the C++ extension was compiled."""
     if not _library.HAS_CPP:
         return {"compiled": "no: every op takes the PyTorch reference"}
     built = _library._C.build_info()
@@ -146,10 +150,12 @@ def extension() -> dict[str, str]:
 
 
 def libraries() -> dict[str, str]:
+    """Versions of optional libraries."""
     return {name: _version(name) for name in LIBRARIES}
 
 
 def implementations() -> dict[str, str]:
+    """{op: the implementation that impl="auto" uses for each device and dtype}."""
     devices = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
     rows = {}
     for op in ops.__all__:
@@ -184,7 +190,7 @@ def _version(name: str) -> str:
 
 
 def _print(table) -> None:
-    """A file or a narrow terminal gets whole lines: a cut name is of no use."""
+    """Print a table with lines of at least 160 characters, so that a file or a narrow terminal does not cut names."""
     console = require("rich.console", extra="train").Console()
     console.print(table, width=max(console.width, 160), crop=False, soft_wrap=True)
 

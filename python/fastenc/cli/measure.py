@@ -18,10 +18,11 @@ from fastenc.profiling.profile import profile_step
 
 @dataclass(frozen=True, kw_only=True)
 class Profile(Command):
-    """Show where a step's time goes.
+    """Measure the time of each op and kernel in a step of a model.
 
-    For each op and kernel its time, bytes, FLOPs and share of the roofline. The ceilings (bandwidth of a copy, rate of
-    a large product) are measured first, on the same device. trace.json opens in https://ui.perfetto.dev.
+    The table has the time, bytes, FLOPs and share of the roofline of each op and kernel. The roofline's two ceilings,
+    the bandwidth of a copy and the FLOP/s of a large matrix product, are measured first on the same device. trace.json
+    can be opened in https://ui.perfetto.dev.
 
     Examples:
     fastenc profile minilm
@@ -29,28 +30,34 @@ class Profile(Command):
     """
 
     model: str = argument(
-        "minilm, bert-base, bert-large or xlm-r-base (random weights), a checkpoint folder or a hub name."
+        "minilm, bert-base, bert-large or xlm-r-base (with random weights), a checkpoint folder, or a name on the hub."
     )
     output: Path = option(
         Path("profile"), "Folder for trace.json, profile.json and profile.png.", "-o"
     )
-    train: bool = option(False, "A masked-LM training step instead of inference.")
-    batch_size: int = option(32, "Sequences of a batch.")
-    length: int = option(128, "Tokens of each sequence.")
-    precision: str = option("fp32", "fp32, or bf16 for autocast over fp32 weights.")
+    train: bool = option(False, "Profile a masked-LM training step instead of inference.")
+    batch_size: int = option(32, "Number of sequences in a batch.")
+    length: int = option(128, "Number of tokens of each sequence.")
+    precision: str = option(
+        "fp32",
+        "fp32 or bf16. In training, bf16 is autocast with fp32 weights. In inference, the weights are bf16 too.",
+    )
     device: str | None = option(None, DEVICE)
 
     def run(self) -> None:
         for option_, value in (("--batch-size", self.batch_size), ("--length", self.length)):
             if value < 1:
-                raise ValueError(f"{option_} must be at least 1, got {value}")
+                raise ValueError(f"{option_} must be at least 1, got {value}: give more")
         if self.precision not in ("fp32", "bf16"):
-            raise ValueError(f"--precision must be fp32 or bf16, got {self.precision!r}")
+            raise ValueError(
+                f"--precision must be fp32 or bf16, got {self.precision!r}: give one of them"
+            )
         device, bf16 = device_named(self.device), self.precision == "bf16"
         model = models.load(self.model, training=self.train).to(device)
         if self.length > model.config.max_positions:
             raise ValueError(
-                f"--length must be at most the model's {model.config.max_positions} positions, got {self.length}"
+                f"--length must be at most {model.config.max_positions}, the model's number of positions, got "
+                f"{self.length}: give less"
             )
         lengths = [self.length] * self.batch_size
         if isinstance(model, MaskedLM):
@@ -68,7 +75,7 @@ class Profile(Command):
         report.draw(profiled, output / "profile.png", title)
         table = report.table(profiled)
         console = require("rich.console", extra="train").Console()
-        # A file or a narrow terminal gets whole lines: a cut name is of no use.
+        # Lines of at least 140 characters, so that a file or a narrow terminal does not cut names.
         console.print(table, width=max(console.width, 140), crop=False, soft_wrap=True)
         print(report.summary(profiled))
         print(f"trace.json, profile.json and profile.png in {output}")
@@ -76,7 +83,7 @@ class Profile(Command):
 
 @dataclass(frozen=True, kw_only=True)
 class Bench(Command):
-    """Run the repository's benchmarks (needs a checkout).
+    """Run the benchmarks of a clone of the repository.
 
     Examples:
     fastenc bench --help
@@ -88,10 +95,10 @@ class Bench(Command):
 
     @classmethod
     def from_arguments(cls, name: str, arguments: Sequence[str]) -> "Bench":
-        return cls(arguments=tuple(arguments))  # which are those of benchmarks/run.py
+        return cls(arguments=tuple(arguments))  # benchmarks/run.py parses them
 
     def run(self) -> None:
-        # Benchmarks and their committed results belong to the repository: they run peers that an installation lacks.
+        # An installation has no benchmarks, because they need libraries to compare with, and files of the repository.
         root = Path(fastenc.__file__).parents[2]
         if not (root / "benchmarks" / "run.py").is_file():
             raise ValueError(

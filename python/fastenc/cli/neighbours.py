@@ -20,31 +20,31 @@ from fastenc.models import Encoder
 
 @dataclass(frozen=True, kw_only=True)
 class Neighbours(Command):
-    """Compare a word's nearest words in different sentences with those of its one static vector.
+    """Compare a word's nearest words in different sentences with those of its static vector.
 
-    Candidates are the words of all sentences. The static vectors are those of --static, else the encoder's vectors of
-    each word alone.
+    The contextual candidates are the words of all sentences. The static vectors are those of the file --static, else
+    the encoder's vectors of each word by itself.
 
     Examples:
     fastenc neighbours sentence-transformers/all-MiniLM-L6-v2 texts.txt --word bank
     fastenc neighbours sentence-transformers/all-MiniLM-L6-v2 texts.txt --word bank --static glove.6B.100d.txt
     """
 
-    model: str = argument("Checkpoint folder or hub name.")
+    model: str = argument("Checkpoint folder, or name on the hub.")
     inputs: str = argument(
-        "Sentences: .txt with one a line, or a file in columns (.conll, .conllu)."
+        "Sentences: .txt with one on each line, or a file in columns (.conll, .conllu)."
     )
     word: str = option(REQUIRED, "The word.")
     static: Path | None = option(None, "File of word2vec (.bin, text) or GloVe vectors.")
-    count: int = option(5, "Neighbours of each occurrence.")
-    occurrences: int = option(10, "Most sentences with the word that are shown, the first.")
+    count: int = option(5, "Number of nearest words that are shown.")
+    occurrences: int = option(10, "Number of sentences with the word that are shown.")
     layer: int = option(-1, "Layer of the contextual vectors; -1 is the last.")
     device: str | None = option(None, DEVICE)
 
     def run(self) -> None:
         for name in ("count", "occurrences"):
             if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}: give more")
         sentences = [each.words for each in read_words(self.inputs).sentences]
         found = find_occurrences(sentences, self.word, self.occurrences)
         static = None if self.static is None else read_static_vectors(self.static)

@@ -1,14 +1,14 @@
 """Command-line options and configuration files made from the fields of dataclasses, over argparse.
 
-A command is a dataclass whose fields are its options: made by ``fastenc._options.option`` or ``argument``, or
-dataclasses of such fields themselves. Their values come, the later ones first, from the defaults, the presets of the
-command (a recipe), the file of ``--config``, and the command line.
+A command is a dataclass whose fields are its options. A field is made by ``fastenc._options.option`` or ``argument``,
+or is a dataclass of such fields. An option's value comes from the command line, else from the file of ``--config``,
+else from the command's presets (a recipe), else it is the default.
 """
 
 import argparse
 import re
 import types
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -19,13 +19,17 @@ from fastenc._config_files import read_config
 
 
 class Option(NamedTuple):
-    """Fields:
-    name: of the field.
-    type: of the value, or of each of several; bool for a flag.
-    number: of values that it takes: None for one, "any" for any number, else how many.
-    default: MISSING where a value must be given.
-    positional: taken by its position, without a name.
-    group: heading under which the help lists it, "" for the first.
+    """An option of a command.
+
+    Fields:
+        name: name of the dataclass's field.
+        type: type of the value, or of each value if there are several; bool for a flag.
+        number: number of values: None for one value, "any" for any number of values.
+        default: MISSING if a value must be given.
+        help: text for the user.
+        flags: other names on the command line, such as "-o".
+        positional: whether the value is given by its position, without a name.
+        group: heading of the option in the help; "" for the first group.
     """
 
     name: str
@@ -39,14 +43,14 @@ class Option(NamedTuple):
 
     @property
     def key(self) -> str:
-        """Its name in a configuration file and, after two dashes, on the command line."""
+        """The option's name in a configuration file and, after two dashes, on the command line."""
         return self.name.rstrip("_").replace("_", "-")
 
     @property
     def full_help(self) -> str:
-        """The help with the default, unless it says one itself."""
-        silent = self.default is MISSING or self.default is None or self.default is False
-        if silent or self.default == () or "Default" in self.help:
+        """The help with the default, unless the help already says it."""
+        no_default = self.default is MISSING or self.default is None or self.default is False
+        if no_default or self.default == () or "Default" in self.help:
             return self.help
         values = self.default if isinstance(self.default, tuple) else (self.default,)
         return f"{self.help} Default: {' '.join(map(str, values))}."
@@ -54,36 +58,42 @@ class Option(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
-    """What ``fastenc NAME`` does. A subclass is a dataclass of options with a docstring, which is the help.
+    """A command. A subclass is a dataclass of options, and its docstring is the command's help.
 
     Class attributes:
-        instead: {option: another that would count instead of it}. Where the command line gives the former, it drops
-            the latter from a recipe or a file.
-        not_in_files: options that belong to one call, and that files may not give.
+        instead: {option: another option that replaces it}, such as max_steps, which replaces epochs. If the command
+            line gives the former, the latter is removed from a recipe or a file, so that the former has an effect.
+        not_in_files: options of a single call, which a configuration file may not contain.
     """
 
     instead: ClassVar[dict[str, str]] = {}
     not_in_files: ClassVar[set[str]] = {"config", "resume"}
 
     config: Path | None = _options.option(
-        None, "File of options, .toml or .yaml, as name = value; the command line overrides it."
+        None, "File of options, .toml or .yaml. Options on the command line override it."
     )
 
     @classmethod
     def presets(cls, given: dict[str, Any]) -> dict[str, Any]:
-        """{key: value} that replace the defaults, for these options of the file or the command line."""
+        """{key: value} that replace the defaults, such as a recipe's.
+
+        Args:
+            given: the options that the file and the command line give.
+        """
         return {}
 
     @classmethod
     def from_arguments(cls, name: str, arguments: Sequence[str]) -> "Command":
+        """The command with the options of a command line."""
         return parse(name, cls, arguments)
 
     def run(self) -> None:
+        """Do what the command is for."""
         raise NotImplementedError
 
 
 def options_of(kind: Any) -> list[Option]:
-    """The options of a dataclass, those of its fields' dataclasses among them."""
+    """The options of a dataclass, including those of dataclasses in its fields."""
     hints, found = get_type_hints(kind), []
     for each in fields(kind):
         if is_dataclass(hints[each.name]):
@@ -97,14 +107,14 @@ def options_of(kind: Any) -> list[Option]:
 
 
 def option_of(each: Field, hint: Any) -> Option:
-    """The option that a field makes."""
+    """The option of a field with this type hint."""
     if get_origin(hint) in (Union, types.UnionType):
-        hint, *_ = (part for part in get_args(hint) if part is not type(None))
+        hint, *_ = (kind for kind in get_args(hint) if kind is not type(None))
     number: int | str | None = None
     if get_origin(hint) in (tuple, list):
-        parts = get_args(hint)
-        number = "any" if get_origin(hint) is list or parts[1:] == (...,) else len(parts)
-        hint = parts[0]
+        kinds = get_args(hint)
+        number = "any" if get_origin(hint) is list or kinds[1:] == (...,) else len(kinds)
+        hint = kinds[0]
     metadata = each.metadata
     return Option(
         each.name,
@@ -118,9 +128,9 @@ def option_of(each: Field, hint: Any) -> Option:
 
 
 def parse(name: str, kind: type[Command], arguments: Sequence[str]) -> Command:
-    """The command that these arguments describe.
+    """The command with the options of these arguments, and of their configuration file and recipe.
 
-    Raises: ValueError for an unknown option, a value of another type, or one that is missing.
+    Raises: ValueError for an unknown option, a value of a wrong type, or a missing option.
     """
     options = options_of(kind)
     given = vars(make_parser(name, kind, options).parse_intermixed_args(arguments))
@@ -134,20 +144,20 @@ def parse(name: str, kind: type[Command], arguments: Sequence[str]) -> Command:
     values = override(kind, override(kind, presets, stored), given)
     if missing := [o for o in options if o.default is MISSING and o.name not in values]:
         raise ValueError(
-            f"fastenc {name} needs {' and '.join(_title(option) for option in missing)}: "
-            f"fastenc {name} --help explains"
+            f"fastenc {name} needs {' and '.join(_title(option) for option in missing)}: fastenc {name} --help "
+            "explains"
         )
     return build(kind, values)
 
 
 def override(kind: type[Command], values: dict[str, Any], others: dict[str, Any]) -> dict[str, Any]:
-    """The values, some of them replaced."""
+    """``values`` after ``others`` override them, with regard to ``kind.instead``."""
     replaced = {kind.instead[name] for name in others if name in kind.instead} - others.keys()
     return {k: v for k, v in values.items() if k not in replaced} | others
 
 
 def build(kind: Any, values: dict[str, Any]) -> Any:
-    """An instance of a dataclass from {field: value}, whatever dataclass inside it has the field."""
+    """An instance of a dataclass from {field: value}. A field may be of the dataclass or of one inside it."""
     hints, arguments = get_type_hints(kind), {}
     for each in fields(kind):
         if is_dataclass(hints[each.name]):
@@ -161,13 +171,13 @@ def build(kind: Any, values: dict[str, Any]) -> Any:
 
 
 def in_options_words(text: str, options: Iterable[Option]) -> str:
-    """A message about fields, with the names that the command line has for them."""
+    """An error message in which names of fields are replaced by names of options, such as --batch-size."""
     names = {option.name: _title(option) for option in options}
     return re.sub(r"^\w+(?= must\b)|\b\w+_\w+\b", lambda found: names.get(found[0], found[0]), text)
 
 
 def values_of(command: Any) -> dict[str, Any]:
-    """{key: value} of a command's options, as a configuration file holds them."""
+    """{key: value} of a command's options, as in a configuration file."""
     hints, found = get_type_hints(type(command)), dict[str, Any]()
     for each in fields(command):
         value = getattr(command, each.name)
@@ -180,9 +190,9 @@ def values_of(command: Any) -> dict[str, Any]:
 
 
 def check_values(values: dict[str, Any], known: dict[str, Option], where: str) -> dict[str, Any]:
-    """{field: value} of a file's {key: value}.
+    """{field: value} of a configuration file's {key: value}.
 
-    Raises: ValueError for an unknown option, naming the nearest, or a value of another type.
+    Raises: ValueError for an unknown option, with the most similar name, or a value of a wrong type.
     """
     checked = {}
     for key, value in values.items():
@@ -190,7 +200,7 @@ def check_values(values: dict[str, Any], known: dict[str, Option], where: str) -
             near = get_close_matches(key, known, 1)
             hint = f" (is it {near[0]}?)" if near else ""
             raise ValueError(
-                f"{where}: there is no option {key}{hint}. It may have {', '.join(sorted(known))}"
+                f"{where}: there is no option {key}{hint}: use some of {', '.join(sorted(known))}"
             )
         option = known[key]
         several = value if isinstance(value, list) else [value]
@@ -199,7 +209,7 @@ def check_values(values: dict[str, Any], known: dict[str, Option], where: str) -
             isinstance(option.number, int) and len(several) != option.number
         ):
             amount = "one value" if not takes_list else f"a list of {option.number} values"
-            raise ValueError(f"{where}: {key} takes {amount}, got {value!r}")
+            raise ValueError(f"{where}: {key} takes {amount}, got {value!r}: correct it")
         items = tuple(_of_type(item, option, where) for item in several)
         checked[option.name] = items if option.number is not None else items[0]
     return checked
@@ -211,13 +221,13 @@ def _of_type(value: Any, option: Option, where: str) -> Any:
         return wanted(value)
     if wanted is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
-    if wanted is float and isinstance(value, str):  # YAML reads 1e-4 as a text
+    if wanted is float and isinstance(value, str):  # YAML reads 1e-4 as a string
         try:
             return float(value)
         except ValueError:
             pass
     if type(value) is not wanted:
-        raise ValueError(f"{where}: {option.key} takes {_kind(wanted)}, got {value!r}")
+        raise ValueError(f"{where}: {option.key} takes {_kind(wanted)}, got {value!r}: correct it")
     return value
 
 
@@ -227,14 +237,14 @@ def _kind(wanted: type) -> str:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Leaves errors to the command line's main function, which prints them as one line."""
+    """Raises errors, so that the command line's main function prints them as one line."""
 
     def error(self, message: str) -> Any:
         raise ValueError(f"{message}; {self.prog} --help lists the options")
 
 
 def make_parser(name: str, kind: Any, options: list[Option]) -> argparse.ArgumentParser:
-    """A parser whose results hold what was given alone."""
+    """A parser of a command's arguments. Its result has only the options that were given."""
     required = [
         f"{option.flags[0] if option.flags else '--' + option.key} {_metavar(option)}"
         for option in options
@@ -260,54 +270,52 @@ def make_parser(name: str, kind: Any, options: list[Option]) -> argparse.Argumen
                 option.name,
                 metavar=_metavar(option),
                 nargs=several,
-                type=_reader(option),
+                type=option.type,
                 default=argparse.SUPPRESS,
                 help=text,
             )
             continue
         if option.group not in groups:
             groups[option.group] = parser.add_argument_group(option.group)
-        how: dict[str, Any] = {"type": _reader(option), "metavar": _metavar(option)}
+        settings: dict[str, Any] = {"type": option.type, "metavar": _metavar(option)}
         if option.type is bool:
-            how = {"action": argparse.BooleanOptionalAction}
+            settings = {"action": argparse.BooleanOptionalAction}
         elif option.number == "any":
-            how["action"] = "append"
+            settings["action"] = "append"
         elif option.number is not None:
-            how["nargs"] = option.number
+            settings["nargs"] = option.number
         groups[option.group].add_argument(
-            f"--{option.key}", *option.flags, dest=option.name, help=text, **how
+            f"--{option.key}", *option.flags, dest=option.name, help=text, **settings
         )
     return parser
 
 
 def help_texts(kind: Any) -> tuple[str, str]:
-    """A command's docstring up to its examples, and these; paragraphs on one line each."""
+    """(description, examples) of a command's docstring. Each paragraph of the description is one line."""
     text = re.sub(r"(?m)^    ", "", kind.__doc__ or "")
     description, _, examples = text.partition("Examples:")
-    paragraphs = [" ".join(part.split()) for part in description.split("\n\n")]
+    paragraphs = [" ".join(paragraph.split()) for paragraph in description.split("\n\n")]
     lines = "\n".join(f"  {line.strip()}" for line in examples.splitlines() if line.strip())
     return "\n\n".join(filter(None, paragraphs)), f"Examples:\n{lines}" if lines else ""
 
 
 class _Help(argparse.RawDescriptionHelpFormatter):
-    """Fills paragraphs, and leaves examples as they are."""
+    """Wraps the lines of paragraphs, but not those of examples."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         if text.startswith("Examples:"):
             return text
         fill = argparse.HelpFormatter._fill_text
-        return "\n\n".join(fill(self, part, width, indent) for part in text.split("\n\n"))
-
-
-def _reader(option: Option) -> Callable[[str], Any]:
-    return option.type
+        return "\n\n".join(fill(self, each, width, indent) for each in text.split("\n\n"))
 
 
 def _metavar(option: Option) -> str:
+    """The name of an option's value in the help."""
     if option.positional:
         return option.name.upper()
     return {int: "N", float: "X", Path: "PATH"}.get(option.type, option.key.upper())
 
 
 def _title(option: Option) -> str:
+    """The option's name for the user."""
     return option.name.upper() if option.positional else f"--{option.key}"

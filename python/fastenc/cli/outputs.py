@@ -1,4 +1,4 @@
-"""What commands do with devices and files that they write."""
+"""The devices, output files and printed metrics of commands."""
 
 from pathlib import Path
 
@@ -10,26 +10,31 @@ DEVICE = "cpu or cuda. Default: a GPU if there is one."
 
 
 def device_named(name: str | None) -> torch.device:
-    """Raises: ValueError for another name, or for cuda without a GPU."""
+    """The torch device of ``--device``; None: a GPU if there is one, else the CPU.
+
+    Raises: ValueError for another name, or for cuda without a GPU.
+    """
     if name not in (None, "cpu", "cuda"):
-        raise ValueError(f"--device must be cpu or cuda, got {name!r}")
+        raise ValueError(f"--device must be cpu or cuda, got {name!r}: give one of them")
     if name == "cuda" and not torch.cuda.is_available():
-        raise ValueError("--device cuda needs a GPU that torch sees, and there is none")
+        raise ValueError("--device cuda needs a GPU that torch sees, got none: give cpu")
     return torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
 
 
 def check_suffix(output: Path, allowed: tuple[str, ...]) -> None:
+    """Raises: ValueError if the output's suffix is not one of these."""
     if output.suffix not in allowed:
         raise ValueError(f"--output must end in {' or '.join(allowed)}, got {output}")
 
 
 def write(output: Path, writer) -> None:
+    """Call ``writer`` with a temporary path, which then replaces ``output``. Its folder is made if needed."""
     output.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(output, writer)
 
 
-def figures(metrics: dict[str, float], titles: dict[str, str] | None = None) -> str:
-    """Metrics on one line, under their names or titles; counts as whole numbers."""
+def format_metrics(metrics: dict[str, float], titles: dict[str, str] | None = None) -> str:
+    """Metrics on one line, with their names or, if given, their titles. Integers have no decimals."""
     named = {(titles or {}).get(name, name): value for name, value in metrics.items()}
     return "  ".join(
         f"{name} {value:,}" if isinstance(value, int) else f"{name} {value:.4f}"

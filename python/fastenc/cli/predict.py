@@ -17,13 +17,15 @@ from fastenc.tasks import predict_file, task_of_model
 class Predict(Command):
     """Predict with a fine-tuned model.
 
-    Of texts, the label and the probability of every label, or the number, a line each in their order (.tsv), or with
-    the text (.jsonl). Of words, a word and its tag a line (.tsv), or each sentence with tags, entities, their offsets
-    and confidences (.jsonl). Of spans, each sentence with its entities, their offsets and probabilities (.jsonl). Of
-    pairs of texts, with a sentence-embedding model, their cosine similarity; `fastenc embed` gives the vectors.
+    The output depends on the task. sequence-classification: on each line the label and the probability of every label,
+    or the predicted number (.tsv), also with the text (.jsonl). token-classification: a word and its tag on each line
+    (.tsv), or each sentence with its tags, entities, offsets and confidences (.jsonl). span-ner: each sentence with its
+    entities, their offsets and probabilities (.jsonl). question-answering: the answer to each question (.json), also
+    with offsets and candidates (.jsonl). sentence-embedding: the cosine similarity of each pair of texts; `fastenc
+    embed` writes the vectors. word-sense: the sense of each word and its score (.tsv, .jsonl).
 
-    Files of any size: 10,000 items at a time are read, encoded and predicted, and what is finished is kept beside the
-    output, so that --resume goes on from there. Questions are read as a whole.
+    Files may be of any size: 10,000 items at a time are read, encoded and predicted. Finished parts are stored beside
+    the output, so that --resume continues after the last one. Questions are all read at once.
 
     Examples:
     fastenc predict runs/sst2 new.tsv -o labels.tsv
@@ -31,15 +33,19 @@ class Predict(Command):
     echo "a fine film" | fastenc predict runs/sst2 - -o -
     """
 
-    model: str = argument("Folder of a fine-tuned model; it tells the task.")
+    model: str = argument("Folder of a fine-tuned model, which contains its task.")
     inputs: str = argument(
-        "What to predict for: as in training, without labels, or .txt with a text a line (.gz); - for the texts of "
-        "stdin, a line each."
+        "Inputs in the format of the training data, without labels, or .txt with a text on each line (also .gz); - "
+        "reads texts from stdin, one on each line."
     )
-    output: Path = option(REQUIRED, "File to write: .tsv or .jsonl; - for .jsonl on stdout.", "-o")
-    batch_size: int = option(32, "Sequences of a batch.")
+    output: Path = option(
+        REQUIRED,
+        "File to write: .tsv or .jsonl (question-answering: .json or .jsonl); - writes .jsonl to stdout.",
+        "-o",
+    )
+    batch_size: int = option(32, "Number of sequences in a batch.")
     device: str | None = option(None, DEVICE)
-    resume: bool = option(False, "Go on with a prediction that was killed.")
+    resume: bool = option(False, "Continue a killed run after its last finished part.")
     task_options: dict[str, Any] = options_listed_by(prediction_options)
 
     def run(self) -> None:
@@ -48,7 +54,7 @@ class Predict(Command):
         to_stdout, from_stdin = str(self.output) == "-", self.inputs == "-"
         if self.resume and (to_stdout or from_stdin):
             raise ValueError(
-                "--resume goes on with files, and cannot with stdin or stdout: leave it out"
+                "--resume needs an input file and an output file, got stdin or stdout: leave it out"
             )
         if not to_stdout:
             check_suffix(self.output, task.outputs)

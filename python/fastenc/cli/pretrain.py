@@ -21,15 +21,15 @@ OF_A_TOKENIZER = ("tokenizer", "vocab_size", "lowercase")
 
 @dataclass(frozen=True, kw_only=True)
 class Pretrain(Command):
-    """Train an encoder on texts, with the objective chosen.
+    """Pretrain an encoder on texts with one of six objectives.
 
-    Without --from, a tokenizer is trained on the texts first, then a model of the given size. The result is a folder
-    that transformers loads.
+    Without --from, a tokenizer is trained on the texts first, and then a new model of the given size. The result is a
+    folder that transformers loads.
 
-    Objectives: mlm; mlm+nsp, next-sentence prediction beside it (BERT); mlm+sop, sentence order (ALBERT); span, spans
-    of words predicted from inside and from their boundaries (SpanBERT); electra, tokens that a small masked LM
-    replaced are told from the others (ELECTRA); distill, a teacher's predictions, by a student with --layers of its
-    layers (DistilBERT).
+    Objectives: mlm (masked LM), mlm+nsp (masked LM and next-sentence prediction, BERT), mlm+sop (masked LM and
+    sentence-order prediction, ALBERT), span (span masking and the span-boundary objective, SpanBERT), electra
+    (replaced-token detection, ELECTRA), distill (distillation from --teacher into a student with --layers layers,
+    DistilBERT).
 
     Examples:
     fastenc pretrain wiki.txt.gz -o runs/small
@@ -51,12 +51,12 @@ class Pretrain(Command):
     }
 
     train: tuple[str, ...] = argument(
-        "Texts: .txt, .tsv, .csv, .jsonl (.gz), or a data set; or a store of `fastenc prepare`."
+        "Texts: .txt, .tsv, .csv, .jsonl (also .gz), or a data set; or a store of `fastenc prepare`."
     )
     training: PretrainConfig = group("Training")
     recipe: str | None = option(
         None,
-        "Published settings by name; other options override them. `fastenc recipes` lists them.",
+        "Name of published settings (`fastenc recipes` lists them). Other options override them.",
     )
     dev: str | None = option(
         None,
@@ -64,11 +64,16 @@ class Pretrain(Command):
     )
     column: str | None = option(None, "Column of the text in a table. Default: text.")
     quoting: str | None = option(None, QUOTING)
-    from_: str | None = option(None, "Checkpoint folder or hub name to go on from.")
+    from_: str | None = option(
+        None,
+        "Checkpoint folder, or name on the hub, whose weights and tokenizer are trained further.",
+    )
     objective: ObjectiveOptions = group("Objective")
-    teacher: str | None = option(None, "Masked LM to distill: checkpoint folder or hub name.")
+    teacher: str | None = option(
+        None, "Masked LM for --objective distill: checkpoint folder, or name on the hub."
+    )
     new: NewModel = group("A new model")
-    resume: bool = option(False, "Go on from the newest checkpoint in the output folder.")
+    resume: bool = option(False, "Continue from the newest checkpoint in the output folder.")
 
     @classmethod
     def presets(cls, given: dict[str, Any]) -> dict[str, Any]:
@@ -76,8 +81,8 @@ class Pretrain(Command):
             for name in OF_A_TOKENIZER:
                 if name in given:
                     raise ValueError(
-                        "a store's tokens have the tokenizer that it was prepared with, got "
-                        f"--{name.replace('_', '-')}: leave it out, or prepare the texts with another"
+                        "a store already has the tokenizer that it was prepared with, got "
+                        f"--{name.replace('_', '-')}: leave it out, or prepare the texts with another tokenizer"
                     )
         recipe = given.get("recipe")
         return {} if recipe is None else read_recipe(recipe).values
@@ -120,10 +125,10 @@ class Pretrain(Command):
     def _model(
         self, found: Path | None, store: TokenStore | None, documents: list[str]
     ) -> PretrainedModel:
-        """The model of the run that is resumed, of --from, of the teacher's layers, or a new one."""
+        """The model of the checkpoint to resume, of --from, a student of the teacher, or a new model."""
         objective = self.objective.definition
         teacher = None if self.teacher is None else MaskedLM.from_pretrained(self.teacher)
-        # The checkpoint of a resumed run has its tokenizer.
+        # A resumed run has its tokenizer in the checkpoint.
         if folder := found or self.from_:
             given: dict[str, Any] = {} if teacher is None else {"teacher": teacher}
             return _with_tokenizer(objective.model.from_pretrained(folder, **given), folder)
@@ -133,7 +138,7 @@ class Pretrain(Command):
         return self.new.make(self.objective, tokenizer, self.training.seed)
 
     def _recipe(self, of_store: bool) -> dict[str, Any]:
-        """The options of this run, given and default, without those that belong to this run alone."""
+        """All options of this run, except its data and output, for a file that repeats it."""
         dropped = {"train", "output", "config", "recipe", "resume"}
         if of_store:
             dropped |= {name.replace("_", "-") for name in OF_A_TOKENIZER}
@@ -141,23 +146,25 @@ class Pretrain(Command):
 
 
 def _store(train: tuple[str, ...]) -> TokenStore | None:
-    """The store that is to be trained on, or None where texts are given."""
+    """The store to train on; None if texts are given."""
     if not any(map(is_store, train)):
         return None
     if len(train) > 1:
-        raise ValueError(f"a token store is trained on alone, got {' '.join(train)}")
+        raise ValueError(
+            f"a token store must be the only training data, got {' '.join(train)}: give the store alone"
+        )
     return TokenStore(train[0])
 
 
 def _documents(
     paths: tuple[str, ...] | list[str], column: str | None, quoting: str | None
 ) -> list[str]:
-    """The documents that hold text; says how many do not."""
+    """The documents that are not empty. The number of empty ones is printed."""
     read = [document for path in paths for document in read_texts(path, column, quoting)]
     documents = [document for document in read if document.strip()]
     if not documents:
         raise ValueError(
-            f"{' '.join(paths)}: every one of {len(read):,} documents is empty, give some with text"
+            f"{' '.join(paths)}: there must be documents with text, got {len(read):,} empty ones: give other files"
         )
     if len(documents) < len(read) and process_state().is_main_process:
         print(f"{len(read) - len(documents):,} of {len(read):,} documents were empty")
@@ -165,7 +172,9 @@ def _documents(
 
 
 def _with_tokenizer(model: Any, name: str | Path | None) -> Any:
-    """``model`` itself; Raises: ValueError when it came without a tokenizer."""
+    """``model`` itself. Raises: ValueError if it has no tokenizer."""
     if model.tokenizer is None:
-        raise ValueError(f"{name} has no tokenizer.json, which text needs")
+        raise ValueError(
+            f"{name} must have a tokenizer.json, got none: add the tokenizer that it was trained with"
+        )
     return model

@@ -8,9 +8,9 @@ from fastenc.train.recipe import read_recipe, recipe_names
 
 @dataclass(frozen=True, kw_only=True)
 class Recipes(Command):
-    """List the published settings that `--recipe` knows.
+    """List the published settings for `pretrain --recipe`.
 
-    Their files name the source of each value.
+    Each recipe is a file in fastenc/train/recipes with the source of each value.
     """
 
     def run(self) -> None:

@@ -1,4 +1,4 @@
-"""Options of commands made from the fields of the tasks, so that a new task needs none here."""
+"""Options of commands that are made from the fields of the tasks."""
 
 from dataclasses import fields
 from typing import get_type_hints
@@ -15,7 +15,7 @@ def all_task_options() -> list[Option]:
 
 
 def prediction_options() -> list[Option]:
-    """An option for every field of a task that matters to prediction."""
+    """An option for every field of a task that prediction uses."""
     return [_merged(takers) for takers in _options(predict=True).values()]
 
 
@@ -31,10 +31,13 @@ def _options(predict: bool) -> dict[str, dict[str, Option]]:
 
 
 def _merged(takers: dict[str, Option]) -> Option:
-    """One option for all tasks that have it; help that they share is said once."""
-    said: dict[str, list[str]] = {}
+    """One option for all tasks that have it. Tasks with the same help text share it.
+
+    ``takers``: {task: its option}.
+    """
+    tasks_by_help: dict[str, list[str]] = {}
     for name, option in takers.items():
-        said.setdefault(option.full_help, []).append(name)
-    text = " ".join(f"[{', '.join(names)}] {help}" for help, names in said.items())
+        tasks_by_help.setdefault(option.full_help, []).append(name)
+    text = " ".join(f"[{', '.join(names)}] {help}" for help, names in tasks_by_help.items())
     first = next(iter(takers.values()))
     return first._replace(default=None, help=text, group=GROUP)

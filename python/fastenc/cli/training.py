@@ -1,6 +1,6 @@
-"""What the training commands share."""
+"""Runs the trainer of a training command."""
 
-from fastenc.cli.outputs import figures
+from fastenc.cli.outputs import format_metrics
 from fastenc.train import Trainer
 from fastenc.train.fitting import Fitting
 
@@ -8,10 +8,14 @@ from fastenc.train.fitting import Fitting
 def run_trainer(
     trainer: Trainer | Fitting, resume: bool, titles: dict[str, str] | None = None
 ) -> None:
-    """Train, and say what came of it and where it is."""
+    """Train, and print the metrics and the output folder.
+
+    Args:
+        titles: {metric: title}, as of ``Task.metric_titles``.
+    """
     metrics = trainer.train(resume=resume)
     if trainer.accelerator.is_main_process:
         if metrics:
             step = f"step {trainer.best['step']:,} " if trainer.best else ""
-            print(f"best: {step}by {trainer.metric}: {figures(metrics, titles)}")
+            print(f"best: {step}by {trainer.metric}: {format_metrics(metrics, titles)}")
         print(f"model, metrics.json and log.jsonl in {trainer.output_dir}")

@@ -1,4 +1,4 @@
-"""From files to packed batches: readers, tokenizers, full-sentence blocks, collators, batch order."""
+"""From files to packed batches: readers, tokenizer training, blocks of full sentences, collators, batch order."""
 
 from fastenc.data.batching import BatchSampler, Group
 from fastenc.data.blocks import doc_sentence_blocks, full_sentence_blocks

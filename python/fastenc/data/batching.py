@@ -1,4 +1,4 @@
-"""The order of batches: shuffled, with shares for languages, and startable at any batch."""
+"""The order of batches: shuffled or not, with a share for each language. An epoch can start at any of its batches."""
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
@@ -11,13 +11,13 @@ from torch import Tensor
 
 from fastenc.data.shuffling import Permutation
 
-POOL = 50  # number of batches, roughly, that are cut from the order at once
-# Entries of the order, roughly, that are computed at once; fewer would hardly make a call cheaper.
-AHEAD = 2**16
+POOL = 50  # an epoch's order is cut into batches in pools of about this many batches
+# About this many entries of the order are computed in one call. Fewer would hardly make a call cheaper.
+ENTRIES_AT_ONCE = 2**16
 
 
 class Group(NamedTuple):
-    """Examples ``range(start, stop)``, such as those of a language, and their share of an epoch's examples."""
+    """The examples with indices [start, stop), such as those of one language, and their share of an epoch."""
 
     start: int
     stop: int
@@ -25,22 +25,28 @@ class Group(NamedTuple):
 
 
 class BatchSampler:
-    """Batches of indices. They depend on (seed, epoch) only, and memory does not grow with an epoch.
+    """Batches of example indices. They depend on the lengths, the groups, the seed and the epoch only.
 
-    Shuffled batches ignore the lengths: packed batches contain no padding, so batches of similar lengths would save
-    nothing and have noisier gradients. Without shuffling, the indices ascend.
+    The shuffled order is computed on demand, so an epoch needs no list of all its indices in memory.
 
-    With ``groups`` an epoch has as many examples as the data set, but each group gets its share of them. Over the
-    epochs a group's examples come in one random order after another: each is seen once before any is seen again.
+    Shuffling ignores the lengths. Packed batches contain no padding, so batches of similar lengths would save nothing,
+    and their gradients would be noisier. Without shuffling, the indices ascend.
+
+    With ``groups``, an epoch has as many examples as the data set, and each group gets its share of them. A group's
+    examples are in random order. All of them are used once, over as many epochs as this takes, before any is used
+    again.
 
     Args:
-        lengths: tokens of each example; a tensor is not copied and may be memory-mapped.
+        lengths: number of tokens of each example. A tensor is not copied and may be memory-mapped.
         batch_size: largest number of examples in a batch; None: as many as ``batch_tokens`` allows.
-        batch_tokens: largest number of tokens in a batch; None: no limit. If batch_size is given too, a longer example
-            is a batch of its own.
+        batch_tokens: largest number of tokens in a batch; None: no limit. If batch_size is given too, an example that
+            is longer than ``batch_tokens`` becomes a batch by itself.
+        shuffle: whether the indices are in random order.
         groups: disjoint ranges that cover all examples; their shares add up to 1. Only with ``shuffle``.
-    Raises: ValueError if a size is not positive, if both are None, if an example is longer than ``batch_tokens`` and
-        batch_size is None, or if there are no examples.
+        seed: seed of the random order.
+    Raises: ValueError if batch_size or batch_tokens is not positive, if both are None, if an example is longer than
+        ``batch_tokens`` and batch_size is None, if there are no examples, or if the groups do not cover all examples
+        with shares that add up to 1.
     """
 
     def __init__(
@@ -72,24 +78,24 @@ class BatchSampler:
         self.groups = _quotas(groups or [Group(0, self.size, 1.0)], self.size)
         per_batch = self.size if batch_size is None else batch_size
         if batch_tokens is not None:
-            held = max(1, batch_tokens * self.size // int(self.lengths.sum()))
-            per_batch = min(per_batch, held)
+            average = max(1, batch_tokens * self.size // int(self.lengths.sum()))
+            per_batch = min(per_batch, average)
         self.pool = POOL * per_batch
         self._counts: dict[int, int] = {}
 
     def count(self, epoch: int) -> int:
-        """Batches of an epoch; with ``batch_tokens`` epochs differ a little."""
+        """Number of batches in an epoch. With ``batch_tokens`` it differs a little between epochs."""
         if epoch not in self._counts:
             self._counts[epoch] = self._count(epoch)
         return self._counts[epoch]
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[list[int]]:
-        """The batches of an epoch, beginning with batch number ``start``."""
-        # With batch_size alone every pool has POOL batches, so whole pools are skipped without computing them.
-        passed = start // POOL if self.batch_tokens is None else 0
-        pools = self._pools(epoch, passed * self.pool)
-        every = (batch for indices in pools for batch in self._cut(indices))
-        return islice(every, start - passed * POOL, None)
+        """The batches of an epoch, from batch number ``start`` (from 0) on."""
+        # With batch_size alone, every pool has POOL batches, so whole pools are skipped without computing them.
+        skipped = start // POOL if self.batch_tokens is None else 0
+        pools = self._pools(epoch, skipped * self.pool)
+        batches = (batch for indices in pools for batch in self._cut(indices))
+        return islice(batches, start - skipped * POOL, None)
 
     def _count(self, epoch: int) -> int:
         if self.batch_tokens is None:
@@ -98,28 +104,30 @@ class BatchSampler:
 
     def _pools(self, epoch: int, first: int) -> Iterator[Tensor]:
         """The epoch's order from entry ``first`` on, in pools from which batches are cut."""
-        ahead = max(1, AHEAD // self.pool) * self.pool
-        for begin in range(first, self.size, ahead):
-            entries = torch.arange(begin, min(begin + ahead, self.size))
+        at_once = max(1, ENTRIES_AT_ONCE // self.pool) * self.pool
+        for begin in range(first, self.size, at_once):
+            entries = torch.arange(begin, min(begin + at_once, self.size))
             indices = self._order(epoch, entries) if self.shuffle else entries
             yield from indices.split(self.pool)
 
     def _order(self, epoch: int, entries: Tensor) -> Tensor:
-        """The examples at these entries of the epoch's order."""
-        drawn = Permutation(self.size, self.seed, "epoch", epoch)(entries)
-        indices = torch.empty_like(drawn)
+        """The example indices at these entries of the epoch's order: int64, of the same shape."""
+        shuffled = Permutation(self.size, self.seed, "epoch", epoch)(entries)
+        indices = torch.empty_like(shuffled)
         for number, group in enumerate(self.groups):
-            in_group = (drawn >= group.first) & (drawn < group.first + group.quota)
-            serial = drawn[in_group] - group.first + epoch * group.quota
-            rounds, entry = serial // group.size, serial % group.size
+            in_group = (shuffled >= group.first) & (shuffled < group.first + group.quota)
+            # Counts the group's examples since epoch 0. Each pass over the group has its own permutation.
+            serial = shuffled[in_group] - group.first + epoch * group.quota
+            passes, entry = serial // group.size, serial % group.size
             found = torch.empty_like(entry)
-            for turn in rounds.unique().tolist():
-                order = Permutation(group.size, self.seed, "group", number, turn)
-                found[rounds == turn] = order(entry[rounds == turn])
+            for each in passes.unique().tolist():
+                order = Permutation(group.size, self.seed, "group", number, each)
+                found[passes == each] = order(entry[passes == each])
             indices[in_group] = group.start + found
         return indices
 
     def _cut(self, indices: Tensor) -> list[list[int]]:
+        """Consecutive batches that hold as many of the indices as the limits allow."""
         chosen = indices.tolist()
         if self.batch_tokens is None:
             size: int = self.batch_size  # type: ignore[assignment]
@@ -138,7 +146,10 @@ class BatchSampler:
 
 @dataclass(frozen=True)
 class _Quota:
-    """A group's examples begin at ``start``. An epoch takes ``quota`` of them, as its entries from ``first`` on."""
+    """A group of ``size`` examples that begin at index ``start``. An epoch uses ``quota`` of them.
+
+    The group's examples are the values [first, first + quota) of the epoch's permutation.
+    """
 
     start: int
     size: int
@@ -151,8 +162,8 @@ def _quotas(groups: Sequence[Group], size: int) -> list[_Quota]:
     covered = sum(group.stop - group.start for group in groups)
     if covered != size or not abs(sum(group.share for group in groups) - 1) < 1e-6:
         raise ValueError(
-            f"groups must be all {size} examples, with shares that add up to 1, got {covered} examples and "
-            f"{sum(group.share for group in groups):g}"
+            f"groups must cover all {size} examples and their shares must add up to 1, got {covered} examples and a "
+            f"sum of {sum(group.share for group in groups):g}: correct the groups"
         )
     ends = [round(size * share) for share in accumulate(group.share for group in groups)]
     starts = [0, *ends[:-1]]

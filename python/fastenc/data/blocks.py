@@ -1,4 +1,4 @@
-"""Running text in blocks of full sentences for pretraining."""
+"""Cuts running text into blocks of full sentences for pretraining."""
 
 from array import array
 from bisect import bisect_left, bisect_right
@@ -26,8 +26,11 @@ def full_sentence_blocks(
 
     Args:
         documents: texts; a sentence ends at . ! ? before white space, at 。！？, and at a line's end.
-    Returns: arrays of 4-byte ids, which need a tenth of the memory of lists.
-    Raises: ValueError for a block_size below 8, or no text.
+        tokenizer: a ``tokenizers.Tokenizer``.
+        block_size: largest number of tokens of a block, special tokens included.
+        show_progress: None shows a bar if stderr is a terminal.
+    Returns: an array of 4-byte token ids for each block, which needs less memory than a list.
+    Raises: ValueError for a block_size below 8, or if all documents are empty.
     Source: the FULL-SENTENCES format of Liu et al. 2019, arXiv:1907.11692.
     """
     return _blocks(full_sentence_extents, documents, tokenizer, block_size, show_progress)
@@ -48,17 +51,17 @@ def doc_sentence_blocks(
 
 
 def full_sentence_extents(text: SentenceTokens, block_size: int, rng: Random) -> Iterator[Extent]:
-    """(start, 0, stop, number of the document that it begins in) of each block's tokens."""
+    """(start, 0, stop, document) of each block: its tokens are [start, stop), and it begins in this document."""
     return _extents(text, block_size, across_documents=True)
 
 
 def doc_sentence_extents(text: SentenceTokens, block_size: int, rng: Random) -> Iterator[Extent]:
-    """Like :func:`full_sentence_extents`."""
+    """Like :func:`full_sentence_extents`, but no block crosses a document's end."""
     return _extents(text, block_size, across_documents=False)
 
 
 def block(tokens: Sequence[int], extent: Extent, special: SpecialTokens) -> array:
-    """[CLS] tokens [SEP], 4-byte ids."""
+    """[CLS] tokens [SEP] as an array of 4-byte ids."""
     start, _, stop, _ = extent
     return array("i", [special.cls, *tokens[start:stop], special.sep])
 
@@ -74,7 +77,9 @@ def _blocks(extents, documents, tokenizer, block_size, show_progress) -> list[ar
     text = tokenize_documents(documents, tokenizer, show_progress=show_progress)
     blocks = [block(text.tokens, extent, special) for extent in extents(text, block_size, Random())]
     if not blocks:
-        raise ValueError("there is no text to pack: every document is empty")
+        raise ValueError(
+            "there is no text to pack, every document is empty: give documents with text"
+        )
     return blocks
 
 
@@ -93,4 +98,7 @@ def _extents(text: SentenceTokens, block_size: int, across_documents: bool) -> I
         document = bisect_left(documents, stop, document)
         start = stop
         if document < len(documents) and documents[document] == stop:
-            document, start = document + 1, stop + 1  # the separator is dropped where a block ends
+            document, start = (
+                document + 1,
+                stop + 1,
+            )  # a block that ends with its document adds its own [SEP]

@@ -12,16 +12,17 @@ from fastenc.data.readers import LabelledData
 from fastenc.models.long_texts import LongTexts
 from fastenc.packing import pack_documents, pack_sequences
 
-CHUNK = 1000  # texts encoded at once
+TEXTS_AT_ONCE = 1000  # number of texts in a call of the tokenizer
 
 
 class ClassificationExample(NamedTuple):
     """One text or pair, ready for the model.
 
     Fields:
-        label: None if it is to be predicted.
-        chunk_lengths: the number of tokens of each chunk, if the text is read in chunks; ``input_ids`` then holds one
-            chunk after the other.
+        label: a class index, a number (regression), or 0.0 and 1.0 for each label (multi-label); None if it is to be
+            predicted.
+        chunk_lengths: number of tokens of each chunk, if the text is read in chunks. ``input_ids`` then holds one chunk
+            after the other.
     """
 
     input_ids: list[int]
@@ -42,15 +43,21 @@ def encode_texts(
     """Token ids of texts or pairs. If a pair is too long, tokens are removed from the end of its longer text.
 
     Args:
-        long_texts: how single texts that are too long are read (its ``max_length`` is ignored); None keeps the head.
-    Raises: ValueError when ``max_length`` leaves no room beside the special tokens, and for pairs with another
-        truncation or chunks.
+        texts: single texts, or (first, second) pairs.
+        tokenizer: a ``tokenizers.Tokenizer``; its own truncation and padding are ignored.
+        max_length: largest number of tokens of an example or a chunk, special tokens included.
+        labels: one for each text, see :class:`ClassificationExample`; None if they are to be predicted.
+        long_texts: what happens to single texts that are too long (its ``max_length`` is ignored). None keeps their
+            first tokens.
+        show_progress: None shows a bar if stderr is a terminal.
+    Raises: ValueError if ``max_length`` leaves no room beside the special tokens, or if pairs are given with chunks or
+        a truncation other than "head".
     """
     pairs = bool(texts) and isinstance(texts[0], tuple)
     long_texts = replace(long_texts or LongTexts(), max_length=max_length)
     if pairs and (long_texts.truncation != "head" or long_texts.chunks is not None):
         raise ValueError(
-            "pairs of texts can only be cut at the end of the longer one, got "
+            "pairs of texts can only be truncated at the end of the longer text, got "
             f"truncation={long_texts.truncation} and chunks={long_texts.chunks}: leave both out, or give single texts"
         )
     room = long_texts.room(tokenizer.num_special_tokens_to_add(pairs))
@@ -64,17 +71,18 @@ def encode_texts(
     special = [i for i, alone in zip(empty.ids, empty.special_tokens_mask, strict=True) if alone]
     known: Sequence[Any] = [None] * len(texts) if labels is None else labels
     examples: list[ClassificationExample] = []
-    for start in progress_bar(range(0, len(texts), CHUNK), "encoding", "chunk", show_progress):
-        chunk = slice(start, start + CHUNK)
-        encodings = copy.encode_batch_fast(list(texts[chunk]), add_special_tokens=pairs)
-        for encoding, label in zip(encodings, known[chunk], strict=True):
+    starts = range(0, len(texts), TEXTS_AT_ONCE)
+    for start in progress_bar(starts, "encoding", "batch", show_progress):
+        batch = slice(start, start + TEXTS_AT_ONCE)
+        encodings = copy.encode_batch_fast(list(texts[batch]), add_special_tokens=pairs)
+        for encoding, label in zip(encodings, known[batch], strict=True):
             if pairs:
                 examples.append(ClassificationExample(encoding.ids, encoding.type_ids, label))
                 continue
             # One special token comes before the text, the others after it.
-            pieces = [[*special[:1], *p, *special[1:]] for p in long_texts.cut(encoding.ids, room)]
-            ids = [*chain.from_iterable(pieces)]
-            lengths = None if long_texts.chunks is None else [len(piece) for piece in pieces]
+            chunks = [[*special[:1], *c, *special[1:]] for c in long_texts.cut(encoding.ids, room)]
+            ids = [*chain.from_iterable(chunks)]
+            lengths = None if long_texts.chunks is None else [len(chunk) for chunk in chunks]
             examples.append(ClassificationExample(ids, [0] * len(ids), label, lengths))
     return examples
 
@@ -82,9 +90,9 @@ def encode_texts(
 def encode_labelled(
     data: LabelledData, tokenizer: Any, max_length: int, long_texts: LongTexts | None = None
 ) -> list[ClassificationExample]:
-    """The examples of a set, labelled or not.
+    """The examples of a data set with or without labels; arguments as in :func:`encode_texts`.
 
-    Raises: ValueError as :func:`encode_texts`, and with file and line for a labelled text or pair without tokens.
+    Raises: ValueError as :func:`encode_texts`, and with file and line if a labelled text or pair has no tokens.
     """
     labels = data.labels or None
     examples = encode_texts(data.texts, tokenizer, max_length, labels, long_texts=long_texts)
@@ -97,7 +105,7 @@ def encode_labelled(
 def check_tokens(
     encoded: Sequence[Sequence[int]], special: int, texts: Sequence[Any], where: Sequence[str]
 ) -> None:
-    """Raises: ValueError for a text or pair that is nothing but its ``special`` special tokens."""
+    """Raises: ValueError if a text or pair has no tokens beside its ``special`` special tokens."""
     for index, ids in enumerate(encoded):
         if len(ids) <= special:
             name = where[index] if where else f"text {index + 1} of {len(texts)}"
@@ -108,9 +116,9 @@ def collate_classification(examples: Sequence[ClassificationExample]) -> dict[st
     """The model's arguments.
 
     Returns: {"batch": PackedBatch,
-        "labels": int64 or float32 (batch,), or float32 (batch, num_labels) with several labels a text; absent if the
-            examples have none,
-        "documents": Documents, if texts are read in chunks; the chunks then are the sequences of the batch}.
+        "labels": int64 (batch,) classes, float32 (batch,) numbers, or float32 (batch, num_labels) for multi-label;
+            absent if the examples have no labels,
+        "documents": Documents, if texts are read in chunks; each chunk is then a sequence of the batch}.
     """
     ids, types, chunked = [], [], []
     for each in examples:

@@ -1,4 +1,4 @@
-"""Drops bad documents and duplicates from a corpus, by a datatrove pipeline."""
+"""Drops bad documents and duplicates from a corpus with a datatrove pipeline."""
 
 import json
 import re
@@ -51,9 +51,12 @@ SHA1 = HashConfig(hash_fc="sha1")
 
 @dataclass(frozen=True)
 class Stage:
-    """One pass over the texts. Its ``tasks`` can run at once; the next stage needs all of them.
+    """One pass over the texts. The next stage can start when all tasks of this one have ended.
 
-    Fields: pipeline: datatrove's steps. logs: folder of the tasks' logs, counts and completion marks.
+    Fields:
+        pipeline: datatrove's steps, which each task runs.
+        tasks: number of tasks; they can run in parallel.
+        logs: folder of the tasks' logs, counts and completion marks.
     """
 
     name: str
@@ -72,25 +75,30 @@ def cleaning_stages(
     column: str | None = None,
     quoting: str | None = None,
 ) -> list[Stage]:
-    """The stages that clean files into ``output``; any of datatrove's executors runs them in this order.
+    """The stages that clean files into ``output``. Any of datatrove's executors can run them, in this order.
 
-    "gopher" drops documents by Gopher's rules of repetition and of quality (50 to 100,000 words, symbols, bullets,
-    ellipses, letters). "c4" drops lines that mention JavaScript or a policy, lines of fewer than three words, and
-    documents with lorem ipsum, a curly bracket or fewer than five sentences. "fineweb" drops documents whose lines are
-    mostly short, repeated or without a mark at their end. "exact" keeps one of the documents with the same words;
-    case and white space do not matter. "near" keeps one of each cluster of documents whose MinHash signatures (14
-    bands of 8 hashes, five-grams of words) agree in a band: 92 % of the pairs with a Jaccard similarity of 0.8.
+    - "gopher" drops documents by Gopher's rules on repetition and on quality (50 to 100,000 words; limits on symbols,
+      bullets, ellipses and words without letters).
+    - "c4" drops lines that mention JavaScript or a policy and lines of fewer than three words. It drops documents with
+      lorem ipsum, a curly bracket or fewer than five sentences.
+    - "fineweb" drops documents whose lines are mostly short, repeated or without a punctuation mark at their end.
+    - "exact" keeps one of several documents with the same words. Case and white space do not matter.
+    - "near" keeps one document of each cluster of near-duplicates. Two documents are near-duplicates if their MinHash
+      signatures (14 bands of 8 hashes over word five-grams) agree in at least one band. By the formula
+      1 - (1 - s^8)^14 this finds 92 % of the pairs with a Jaccard similarity s of 0.8.
 
-    Scripts without spaces have no rules on the lengths of words and lines nor on marks at the end of lines, and C4's
-    number of sentences is not tested; there, two characters (Han, Kana) or five (Thai to Khmer) count as a word.
+    In scripts without spaces, two characters (Han, Kana) or five (Thai to Khmer) count as a word. The rules on the
+    lengths of words and lines, on marks at the end of lines and on C4's number of sentences do not apply to them.
 
     Args:
+        output: folder of the result.
         files: {language: paths}, read by ``read_texts``; each file is a task.
         steps: some of ``STEPS``; they run in the order of ``STEPS``.
-        english: also ask for marks at the end of lines (C4) and for two stop words (Gopher).
-        bad_words: words, in any case, that drop a document. C4's list is not included.
+        english: also require marks at the end of lines (C4) and two stop words (Gopher).
+        bad_words: a document that contains one of these words, in any case, is dropped. C4's list is not included.
+        column, quoting: as in ``read_texts``.
     Returns: stages that write ``output``/<language>/<task>.jsonl ("text" for the language ""), dropped documents to
-        ``output``/dropped, and what passes between stages to ``output``/work.
+        ``output``/dropped, and intermediate files to ``output``/work.
     Raises: ValueError for an unknown step.
     Source: Rae et al. 2021, arXiv:2112.11446; Raffel et al. 2020, arXiv:1910.10683; Penedo et al. 2024,
         arXiv:2406.17557; Broder 1997 (MinHash); datatrove.
@@ -143,14 +151,16 @@ def cleaning_stages(
 def run_locally(
     stages: Sequence[Stage], output: Path, settings: Mapping[str, Any], processes: int, resume: bool
 ) -> dict[str, Any]:
-    """Run stages on this machine, write report.json and remove what passed between them.
+    """Run stages on this machine, write report.json and remove the intermediate files.
 
-    A killed run goes on with the tasks that were not complete.
-
-    Args: settings: of ``cleaning_stages``; a resumed run needs the same.
-    Returns: the report: numbers of documents, and of documents and lines dropped, by reason.
-    Raises: ValueError if there is an unfinished run and ``resume`` is False, if it had other settings, or if no
-        document is kept; then nothing is left behind.
+    Args:
+        output: the folder that the stages were made for.
+        settings: the arguments of ``cleaning_stages``; a resumed run needs the same.
+        processes: number of tasks that run in parallel.
+        resume: continue a killed run; its finished tasks are not run again.
+    Returns: the report: the numbers of documents read and kept, and of documents and lines dropped, by reason.
+    Raises: ValueError if there is an unfinished run and ``resume`` is False, if that run had other settings, or if no
+        document is kept. In the last case the output folder is removed.
     """
     work = output / "work"
     logger.disable("datatrove")  # an error is raised too, and report.json has the counts
@@ -178,14 +188,16 @@ def run_locally(
 
 
 def executor_script(executor: str, output: str, settings: Mapping[str, Any]) -> str:
-    """A Python program that runs the stages on a cluster.
+    """The source of a Python program that runs the stages on a cluster.
 
-    Args: executor: "slurm" or "ray".
-    Raises: ValueError for another one.
+    Args:
+        executor: "slurm" or "ray".
+        output, settings: arguments of ``cleaning_stages``.
+    Raises: ValueError for another executor.
     """
     arguments = {"slurm": ', time="24:00:00", partition="PARTITION"', "ray": ""}
     if executor not in arguments:
-        raise ValueError(f"a script is for slurm or ray, got {executor!r}")
+        raise ValueError(f"executor (--script) must be slurm or ray, got {executor!r}: give one")
     name = f"{executor.capitalize()}PipelineExecutor"
     return f"""from datatrove.executor.{executor} import {name}
 from fastenc.data.cleaning import cleaning_stages
@@ -251,6 +263,7 @@ def _filters(steps: Sequence[str], english: bool, bad_words: list[str], dropped:
 
 
 def _normalized(document: Document) -> str:
+    """Documents for which this is equal are exact duplicates."""
     return " ".join(document.text.lower().split())
 
 
@@ -259,13 +272,13 @@ def _begin(work: Path, settings: dict[str, Any], resume: bool) -> None:
     if record.is_file():
         if not resume:
             raise ValueError(
-                f"{work} holds a cleaning that did not end: resume it (--resume), or remove the folder"
+                f"{work} holds a cleaning run that did not finish: resume it (--resume), or remove the folder"
             )
         begun = json.loads(record.read_text(encoding="utf-8"))
         for name, value in settings.items():
             if begun[name] != value:
                 raise ValueError(
-                    f"{work} was begun with {name}={begun[name]!r}, now it is {value!r}: use the same, or remove the "
+                    f"{work} was begun with {name}={begun[name]!r}, got {value!r}: use the same value, or remove the "
                     "folder"
                 )
     work.mkdir(parents=True, exist_ok=True)
@@ -276,7 +289,7 @@ def _begin(work: Path, settings: dict[str, Any], resume: bool) -> None:
 def _report(stages: Sequence[Stage]) -> dict[str, Any]:
     """Sums of the counts that the tasks left in their stages' logs."""
     documents, dropped = Counter(read=0, kept=0), Counter[str]()
-    reasons = {RegexFilter: "bad_word"}  # of steps that give none
+    reasons = {RegexFilter: "bad_word"}  # for a step that does not name its reason
     for stage in stages:
         for path in sorted(Path(stage.logs).glob("stats/*.json")):
             for step, block in zip(stage.pipeline, json.loads(path.read_text()), strict=True):

@@ -1,4 +1,4 @@
-"""Steps of a cleaning pipeline that datatrove does not have: our file formats, and scripts without spaces."""
+"""Steps of a cleaning pipeline that datatrove lacks: fastenc's file formats, and rules for scripts without spaces."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -15,19 +15,21 @@ from fastenc.data.readers import iterate_texts
 from fastenc.data.sentences import SENTENCE_BREAK
 
 _RANGES = UNSPACED.pattern[1:-1]
-# A word is text between white space. In scripts without spaces a word is a run of the average length of words: two
-# characters of Han and Kana, five (vowel signs included) of the scripts from Thai to Khmer, with its punctuation.
+# A word is text between white space. In scripts without spaces, a word is as many characters as an average word has:
+# two of Han and Kana, five (vowel signs included) of the scripts from Thai to Khmer, with the punctuation after them.
 WORD = re.compile(
     rf"(?:(?:(?![\u0e00-\u17ff])[{_RANGES}]){{1,2}}|[{_RANGES}]{{1,5}})[^\w\s{_RANGES}]*|[^\s{_RANGES}]+"
 )
-# For n-grams each character of these scripts is a word: after one inserted character, runs would all be others.
+# For n-grams, each character of these scripts is a word. One inserted character would shift all words of two or five
+# characters after it, and no n-gram after it would match.
 WORD_OR_CHARACTER = re.compile(rf"[{_RANGES}]|[^\s{_RANGES}]+")
 
 
 class Words(WordTokenizer):
-    """Words and sentences without a dictionary, in any script.
+    """datatrove's word tokenizer without a dictionary, for any script.
 
-    Args: word: WORD or WORD_OR_CHARACTER.
+    Args:
+        word: WORD or WORD_OR_CHARACTER.
     """
 
     def __init__(self, word: re.Pattern[str]):
@@ -47,9 +49,13 @@ class Words(WordTokenizer):
 
 
 class TextReader(PipelineStep):
-    """The documents of files in the formats of ``read_texts``. Task ``rank`` reads every ``world_size``-th file.
+    """Reads documents from files in the formats of ``read_texts``. Empty documents are dropped.
 
-    Empty documents are dropped. Args: files: (language, path) pairs.
+    Task ``rank`` reads every ``world_size``-th file, from file ``rank`` on.
+
+    Args:
+        files: (language, path) pairs.
+        column, quoting: as in ``read_texts``.
     """
 
     type, name = "📖 - READER", "Texts"
@@ -71,20 +77,20 @@ class TextReader(PipelineStep):
 
 
 class ByScript(BaseFilter):
-    """One filter for documents with spaces between words, another for those without."""
+    """Applies one filter to documents in scripts with spaces between words, and another to the other documents."""
 
     def __init__(self, spaced: BaseFilter, unspaced: BaseFilter, exclusion_writer: Any):
         self.name = spaced.name
         super().__init__(exclusion_writer)
         self.spaced, self.unspaced = spaced, unspaced
-        spaced.stats = unspaced.stats = self.stats  # where C4's filter counts lines
+        spaced.stats = unspaced.stats = self.stats  # C4's filter counts dropped lines there
 
     def filter(self, doc: Document) -> Any:
         return (self.unspaced if count_words(doc.text) is None else self.spaced).filter(doc)
 
 
 class TextWriter(JsonlWriter):
-    """A line {"text": ...} for each document."""
+    """Writes a line {"text": ...} for each document."""
 
     def _default_adapter(self, document: Document) -> dict[str, str]:
         return {"text": document.text}

@@ -1,4 +1,4 @@
-"""Sentences of tagged words from files in columns: CoNLL, a word a line, and CoNLL-U."""
+"""Reads sentences of tagged words from files in columns: CoNLL (a word a line) and CoNLL-U."""
 
 import re
 import warnings
@@ -13,16 +13,17 @@ from fastenc.models.tags import SCHEMES, convert, every_tag, scheme_of
 
 CONLLU_WORD, CONLLU_TAG = 2, 4  # FORM and UPOS
 NOT_COLUMNS = (".csv", ".json", ".jsonl")
-Rows = list[tuple[int, list[str]]]
+Rows = list[tuple[int, list[str]]]  # (line number, cells) of each word of a sentence
 
 
 class Sentence(NamedTuple):
     """A sentence of words.
 
     Fields:
-        tags: one a word; empty if they are to be predicted.
+        tags: one for each word; empty if they are to be predicted.
         lines: line number of each word in the file.
-        text, starts: the running text, and the index in it at which each word starts.
+        text: the running text.
+        starts: index in ``text`` of each word's first character.
     """
 
     words: list[str]
@@ -34,7 +35,12 @@ class Sentence(NamedTuple):
 
 @dataclass(frozen=True)
 class TaggedData:
-    """Sentences, the known tags (empty if they are to be predicted), and the file that they come from."""
+    """Sentences of tagged words.
+
+    Fields:
+        label_names: the tags that a word may have; empty if the tags are to be predicted.
+        path: the file that the sentences come from.
+    """
 
     sentences: list[Sentence]
     label_names: list[str]
@@ -47,7 +53,11 @@ class TaggedData:
 def sentence(
     words: Sequence[str], tags: Sequence[str] = (), lines: Sequence[int] | None = None
 ) -> Sentence:
-    """A sentence whose running text has a space between words. ``lines`` counts from 1 if it is None."""
+    """A sentence whose running text has one space between words.
+
+    Args:
+        lines: line number of each word; None: 1, 2, 3, …
+    """
     starts = [0, *accumulate(len(word) + 1 for word in words)][: len(words)]
     numbers = list(range(1, len(words) + 1) if lines is None else lines)
     return Sentence(list(words), list(tags), numbers, " ".join(words), starts)
@@ -62,20 +72,20 @@ def read_tagged(
 ) -> TaggedData:
     """Tagged sentences from a file in columns.
 
-    A line holds a word and its tags, separated by tabs or, in a line without tabs, by spaces. An empty line or
-    -DOCSTART- ends a sentence. Comments are lines before a sentence's first word that begin with "# ", have no tab and
-    not as many columns as the others. In a ``.conllu`` file every line that begins with # is a comment, and the lines
-    of multiword tokens (1-2) and empty nodes (1.1) are skipped.
+    A line holds a word and its tags. They are separated by tabs or, in a line without tabs, by spaces. An empty line or
+    -DOCSTART- ends a sentence. A line before a sentence's first word is a comment if it begins with "# ", has no tab
+    and has another number of columns than the other lines. In a ``.conllu`` file every line that begins with # is a
+    comment, and the lines of multiword tokens (1-2) and empty nodes (1.1) are skipped.
 
     Args:
-        word_column, tag_column: from 1. None: first and last; FORM and UPOS of a ``.conllu`` file.
-        label_names: the tags in order, as a training set gave them; None: those found, with every tag of the scheme
-            for each type of entity.
-        tag_scheme: "iob2" or "bioes", which entity tags of either scheme are converted to; None leaves them.
-    Raises: ValueError with file and line: a wrong number of columns, one column for words and tags, a word or tag that
-        is missing, texts in place of words in a ``.tsv`` file, a tag that is not in ``label_names``, with a
-        ``tag_scheme`` a tag that is none of IOB2 or BIOES (without one, next to tags that are, it is warned of), not
-        UTF-8, no sentences.
+        word_column, tag_column: from 1. None: the first and the last; FORM and UPOS of a ``.conllu`` file.
+        label_names: the tags in the training set's order. None: those found; for entity tags, also every other tag of
+            the scheme for each entity type found.
+        tag_scheme: "iob2" or "bioes": entity tags are converted to this scheme. None: tags are not converted.
+    Warns: without ``tag_scheme``, if some tags are IOB2 or BIOES and others are neither.
+    Raises: ValueError with file and line for a wrong number of columns, one column for both words and tags, a missing
+        word or tag, texts in place of words in a ``.tsv`` file, a tag that is not in ``label_names``, a tag that is
+        neither IOB2 nor BIOES if ``tag_scheme`` is given, text that is not UTF-8, and a file without sentences.
     """
     if tag_scheme is not None and tag_scheme not in SCHEMES:
         raise ValueError(f"tag_scheme must be one of {SCHEMES}, got {tag_scheme!r}")
@@ -87,7 +97,7 @@ def read_tagged(
     if not sentences:
         raise ValueError(f"{path} holds no sentences: give a file with a word and its tag a line")
     if tag_scheme is None:
-        _check_mistyped(path, sentences)
+        _warn_of_mixed_tags(path, sentences)
     else:
         _check_entity_tags(path, sentences)
         sentences = [each._replace(tags=convert(each.tags, tag_scheme)) for each in sentences]
@@ -100,7 +110,7 @@ def read_tagged(
 
 
 def check_tags(data: TaggedData, label_names: Sequence[str]) -> None:
-    """Raises: ValueError with file and line for a word whose tag is not among the names, or missing."""
+    """Raises: ValueError with file and line for a word whose tag is missing or not in ``label_names``."""
     known = set(label_names)
     for each in data.sentences:
         if len(each.tags) != len(each.words):
@@ -117,50 +127,55 @@ def check_tags(data: TaggedData, label_names: Sequence[str]) -> None:
 
 
 def _check_entity_tags(path: str | Path, sentences: Sequence[Sentence]) -> None:
-    """Raises: ValueError with file and line for a tag that is none of IOB2 or BIOES."""
-    if misfit := _misfit(path, sentences):
+    """Raises: ValueError with file and line for a tag that is neither IOB2 nor BIOES."""
+    if other := _first_other_tag(path, sentences):
         raise ValueError(
-            f"{misfit} is none of IOB2 or BIOES, such as B-PER or O: correct it (of BILOU, write L- as E- and U- as "
-            "S-), or give --tag-column the column of the entities"
+            f"{other} is neither an IOB2 nor a BIOES tag, such as B-PER or O: correct it (from BILOU, write L- as E- "
+            "and U- as S-), or give --tag-column the column of the entities"
         )
 
 
-def _check_mistyped(path: str | Path, sentences: Sequence[Sentence]) -> None:
-    """Tags of entities next to others, which together would count as no scheme: as plain as parts of speech."""
+def _warn_of_mixed_tags(path: str | Path, sentences: Sequence[Sentence]) -> None:
+    """Warn if some tags are entity tags and others are not: then all are read as plain tags, like parts of speech."""
     tags = {tag for each in sentences for tag in each.tags}
     if not any(scheme_of([tag]) for tag in tags):
         return
-    if misfit := _misfit(path, sentences):
-        # No error: there are parts of speech such as S----3MS2- (Arabic), and X for pieces of words.
+    if other := _first_other_tag(path, sentences):
+        # Not an error: some parts of speech look like entity tags, such as S----3MS2- (Arabic), and some data sets tag
+        # the later subwords of a word with X.
         warnings.warn(
-            f"{misfit} is none of IOB2 or BIOES, though others are: all are read as tags without entities. If they are "
-            "of entities, correct it; what is outside them is O",
+            f"{other} is neither an IOB2 nor a BIOES tag, but other tags are. No tag is read as an entity's. If the "
+            "column holds entities, correct this tag; a word outside entities has the tag O",
             stacklevel=3,
         )
 
 
-def _misfit(path: str | Path, sentences: Sequence[Sentence]) -> str | None:
-    """Names the first tag that is no entity's, with file and line."""
+def _first_other_tag(path: str | Path, sentences: Sequence[Sentence]) -> str | None:
+    """Names the first tag that is neither IOB2 nor BIOES, with file and line; None if there is none."""
     tags = {tag for each in sentences for tag in each.tags}
-    misfits = {tag for tag in tags if tag != "O" and scheme_of([tag]) is None}
+    others = {tag for tag in tags if tag != "O" and scheme_of([tag]) is None}
     for each in sentences:
         for word, tag, line in zip(each.words, each.tags, each.lines, strict=True):
-            if tag in misfits:
+            if tag in others:
                 return f"{path}, line {line}: the tag {tag!r} of the word {word!r}"
     return None
 
 
 def read_words(path: str | Path, word_column: int | None = None) -> TaggedData:
-    """Sentences to tag: the words of a file in columns, or the lines of a ``.txt`` file, cut into words and
-    punctuation marks; an empty line is a sentence without words.
+    """Sentences to tag, from a file in columns or a ``.txt`` file.
 
+    Each line of a ``.txt`` file is a sentence. It is cut into words and punctuation marks. An empty line is a sentence
+    without words.
+
+    Args:
+        word_column: as in :func:`read_tagged`.
     Raises: ValueError as :func:`read_tagged`.
     """
     return TaggedData(list(iterate_words(path, word_column)), [], str(path))
 
 
 def iterate_words(path: str | Path, word_column: int | None = None) -> Iterator[Sentence]:
-    """The sentences of :func:`read_words`, one at a time; a file without words raises at its end."""
+    """The sentences of :func:`read_words`, one at a time. If the file has no words, the error is raised at its end."""
     empty = True
     if kind_of(path) == ".txt":
         for number, line in numbered_lines(Path(path)):
@@ -177,18 +192,23 @@ def iterate_words(path: str | Path, word_column: int | None = None) -> Iterator[
 
 
 def cut_into_words(text: str, line: int) -> Sentence:
-    """The words and punctuation marks of a text."""
+    """The words and punctuation marks of a text, which is on this line of its file."""
     found = list(re.finditer(r"\w+|[^\w\s]", text))
     words, starts = [m.group() for m in found], [m.start() for m in found]
     return Sentence(words, [], [line] * len(words), text, starts)
 
 
 def sentence_of(value: Any, index: int) -> Sentence:
-    """A text that is cut into words, or a list of words. Raises: ValueError for anything else."""
+    """The sentence of a Python value, the input with this index: a text, which is cut into words, or a list of words.
+
+    Raises: ValueError for anything else.
+    """
     if isinstance(value, str):
         return cut_into_words(value, index + 1)
     if not isinstance(value, list | tuple) or not all(isinstance(w, str) and w for w in value):
-        raise ValueError(f"input {index} must be a text or a list of words, got {value!r}")
+        raise ValueError(
+            f"input {index} must be a text or a list of words that are not empty, got {value!r}: correct it"
+        )
     return sentence(list(value), (), [index + 1] * len(value))
 
 
@@ -197,9 +217,9 @@ def numbered_blocks(path: str | Path) -> Iterator[Rows]:
     kind = kind_of(path)
     if kind in NOT_COLUMNS:
         raise ValueError(
-            f"{path}: words are read from columns between tabs or spaces, such as .conll, .conllu or .tsv, got a "
-            f"{kind} file: give a word a line with its tag behind it, and an empty line after each sentence (texts to "
-            "predict for may be .txt; .jsonl is for the task span-ner)"
+            f"{path}: words are read from files with columns between tabs or spaces, such as .conll, .conllu or .tsv, "
+            f"got a {kind} file: give a file with a word and its tag on each line, and an empty line after each "
+            "sentence. Texts to predict for may be .txt; .jsonl is for the task span-ner"
         )
     conllu = kind == ".conllu"
     rows: Rows = []
@@ -214,7 +234,7 @@ def numbered_blocks(path: str | Path) -> Iterator[Rows]:
         if conllu:
             skipped = line.startswith("#") or bool(re.fullmatch(r"\d+[-.]\d+", cells[0]))
         else:
-            # "# " may also be a word: the hash sign and its tag.
+            # A line that begins with "# " may also hold the word "#" and its tag.
             comment = line.startswith("# ") and "\t" not in line and not rows
             skipped = comment and len(cells) != width
         if skipped:
@@ -222,8 +242,8 @@ def numbered_blocks(path: str | Path) -> Iterator[Rows]:
         width, first = width or len(cells), first or number
         if len(cells) != width:
             raise ValueError(
-                f"{path}, line {number}: {len(cells)} columns where line {first} has {width}: "
-                "is a word or a tag missing, or a space inside a word?"
+                f"{path}, line {number}: each line must have {width} columns as line {first} has, got {len(cells)}: "
+                "add what is missing, or separate columns by tabs if words contain spaces"
             )
         rows.append((number, cells))
     if rows:
@@ -240,7 +260,8 @@ def _columns(
     if word == tag:
         raise ValueError(
             f"{path}, line {number}: words and tags must be in two columns, got column {word} of {len(cells)} for "
-            "both: give a file with a word and its tag a line, or other numbers to --word-column and --tag-column"
+            "both: give a file with a word and its tag on each line, or give --word-column and --tag-column other "
+            "numbers"
         )
     return word, tag
 
@@ -252,13 +273,13 @@ def _usual_word_column(path: str | Path) -> int:
 def _words(path: str | Path, rows: Rows, column: int) -> list[str]:
     words = _cells(path, rows, column, "word")
     spaced = [index for index, word in enumerate(words) if " " in word]
-    # A .tsv file may be a table of texts, which would be read as one sentence; a word with a space is only rare, but
-    # some sentences are short.
+    # A .tsv file may be a table of texts instead, which would be read as one long sentence. Most of its cells contain
+    # spaces, which words rarely do. A short sentence is no evidence.
     if kind_of(path) == ".tsv" and len(words) > 3 and 2 * len(spaced) >= len(words):
         number, text = rows[spaced[0]][0], words[spaced[0]]
         raise ValueError(
-            f"{path}, line {number}: column {column} must hold a word a line, got the text {text[:60]!r}: give words "
-            "(in a .conll file if words have spaces inside), or texts to predict for as .txt"
+            f"{path}, line {number}: column {column} must hold one word on each line, got the text {text[:60]!r}: give "
+            "words (in a .conll file if they contain spaces), or texts to predict for as .txt"
         )
     return words
 
@@ -267,11 +288,13 @@ def _cells(path: str | Path, rows: Rows, column: int, what: str) -> list[str]:
     number, cells = rows[0]
     if not 1 <= column <= len(cells):
         raise ValueError(
-            f"{path}, line {number}: {what}_column must be from 1 to the line's {len(cells)} columns, got {column}"
+            f"{path}, line {number}: {what}_column must be from 1 to {len(cells)}, the number of columns of this line, "
+            f"got {column}: give one of them"
         )
     for number, cells in rows:
         if not cells[column - 1]:
             raise ValueError(
-                f"{path}, line {number}: no {what} in column {column}: fill it in, or leave an empty line"
+                f"{path}, line {number}: column {column} must hold a {what}, got nothing: fill it in, or leave the "
+                "whole line empty to end the sentence"
             )
     return [cells[column - 1] for _, cells in rows]

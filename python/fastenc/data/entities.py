@@ -1,4 +1,4 @@
-"""Sentences with their entities, nested ones included: columns of tags, or JSON lines."""
+"""Reads sentences with their entities, which may be nested, from columns of tags or from JSON lines."""
 
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,7 +18,7 @@ class EntityData:
     Fields:
         sentences: without tags.
         entities: a list for each sentence; empty if they are to be predicted.
-        label_names: the types of entities in order.
+        label_names: the entity types, in the order of their class indices.
         path: the file that the sentences come from.
     """
 
@@ -46,12 +46,13 @@ def read_entities(
     nested entities, as in GermEval 2014.
 
     Args:
-        word_column, tag_column: from 1, as in :func:`read_tagged`; inner_tag_column: likewise, one or several.
-            ``tag_column`` is the one before the first ``inner_tag_column`` if only that is given.
-        label_names: the types in order, as a training set gave them; None: those found, sorted.
-    Raises: ValueError with file and line: bad JSON, a field that is missing or of another kind, a sentence without
-        words, an entity that does not lie in its sentence, a tag of no scheme, a type that is not in ``label_names``,
-        and as :func:`read_tagged`; no entities at all where there are no ``label_names``.
+        word_column, tag_column: from 1, as in :func:`read_tagged`.
+        inner_tag_column: from 1, one or several columns of nested entities. If it is given without ``tag_column``,
+            ``tag_column`` is the column before the first of them.
+        label_names: the entity types in the training set's order; None: those found, sorted.
+    Raises: ValueError as :func:`read_tagged`, and with file and line for bad JSON, a field that is missing or has a
+        wrong type, a sentence without words, an entity outside its sentence, a tag that is neither IOB2 nor BIOES, a
+        type that is not in ``label_names``, and a file without entities if ``label_names`` is None.
     """
     if kind_of(path) == ".jsonl":
         sentences, entities = _json_sentences(path)
@@ -66,7 +67,8 @@ def read_entities(
         names = sorted({entity.type for row in entities for entity in row})
         if not names:
             raise ValueError(
-                f"{path}: there is no entity to learn from: is it the right column or file?"
+                f"{path} must hold at least one entity to learn from, got none: give another file, or give "
+                "--tag-column the column of the entities"
             )
         if kind_of(path) != ".jsonl":
             _warn_of_unread_levels(path, columns, set(names))
@@ -97,7 +99,7 @@ def iterate_unlabelled(path: str | Path, word_column: int | None = None) -> Iter
 
 
 def shown(each: Sentence, entity: Span) -> str:
-    """The words of an entity for messages."""
+    """The words of an entity, quoted for a message."""
     return repr(" ".join(each.words[entity.first : entity.stop])[:60])
 
 
@@ -110,11 +112,11 @@ def is_nested(entities: Iterable[Span]) -> bool:
 def _tagged_sentences(
     path: str | Path, word_column: int | None, columns: Sequence[int | None]
 ) -> tuple[list[Sentence], list[list[Span]]]:
-    # A named scheme requires every tag to be an entity's.
+    # With a tag_scheme, read_tagged raises for a tag that is not an entity tag.
     levels = [read_tagged(path, word_column, column, tag_scheme="iob2") for column in columns]
     sentences = [each._replace(tags=[]) for each in levels[0].sentences]
     rows = zip(*(level.sentences for level in levels), strict=True)
-    # An entity that several columns have is one.
+    # An entity that occurs in several columns is kept once.
     entities = [list(dict.fromkeys(s for each in row for s in spans(each.tags))) for row in rows]
     return sentences, entities
 
@@ -151,10 +153,12 @@ def _json_sentences(path: str | Path) -> tuple[list[Sentence], list[list[Span]]]
     for where, row in numbered_rows(path, ["tokens", "entities"]):
         each = _sentence(row, where)
         if not each.words:
-            raise ValueError(f"{where}: a sentence without words, tokens is []: leave the line out")
+            raise ValueError(
+                f"{where}: a sentence must have words, got tokens []: leave out the line"
+            )
         if not isinstance(row["entities"], list):
             raise ValueError(
-                f"{where}: entities must be a list of [start, end, type], got {row['entities']!r}"
+                f"{where}: entities must be a list of [start, end, type], got {row['entities']!r}: correct it"
             )
         found = [_entity(value, each, where) for value in row["entities"]]
         sentences.append(each)
@@ -166,7 +170,7 @@ def _sentence(row: dict[str, Any], where: str) -> Sentence:
     words = row["tokens"]
     if not isinstance(words, list) or not all(isinstance(w, str) and w for w in words):
         raise ValueError(
-            f"{where}: tokens must be a list of words, none of them empty, got {words!r}"
+            f"{where}: tokens must be a list of words, none of them empty, got {words!r}: correct it"
         )
     line = int(where.rsplit(" ", 1)[1])
     return sentence(words, (), [line] * len(words))
@@ -175,11 +179,13 @@ def _sentence(row: dict[str, Any], where: str) -> Sentence:
 def _entity(value: Any, each: Sentence, where: str) -> Span:
     fits = isinstance(value, list) and [type(part) for part in value] == [int, int, str]
     if not fits or not value[2]:
-        raise ValueError(f"{where}: an entity must be [start, end, type], got {value!r}")
+        raise ValueError(
+            f"{where}: an entity must be [start, end, type], got {value!r}: correct it"
+        )
     first, stop, kind = value
     if not 0 <= first < stop <= len(each.words):
         raise ValueError(
-            f"{where}: the entity {value} does not lie in the sentence's {len(each.words)} words: start counts from 0, "
-            "end is the index after the last word"
+            f"{where}: an entity must lie within the sentence's {len(each.words)} words, got {value}: start counts "
+            "from 0, and end is the index after the last word"
         )
     return Span(kind, first, stop)

@@ -1,4 +1,4 @@
-"""Fertility: the number of tokens that a tokenizer makes of a language's words."""
+"""Fertility: how many tokens a tokenizer needs for a word, on average over a language's texts."""
 
 import re
 import unicodedata
@@ -24,8 +24,9 @@ class Fertility:
     """Counts over a language's texts.
 
     Fields:
-        tokens: number of tokens, without special ones; unknown: how many of them are the unknown token.
-        words: None if most letters belong to a script without spaces.
+        tokens: number of tokens, special tokens excluded.
+        unknown: number of unknown tokens among them.
+        words: number of words; None if most letters belong to a script without spaces.
         characters: number of characters that are not white space.
     """
 
@@ -47,6 +48,7 @@ class Fertility:
         return self.unknown / max(self.tokens, 1)
 
     def as_json(self) -> dict[str, Any]:
+        """The counts and the three ratios, by name."""
         names = ("tokens_per_word", "characters_per_token", "unknown_share")
         return {**vars(self), **{name: getattr(self, name) for name in names}}
 
@@ -66,21 +68,24 @@ def count_words(text: str) -> int | None:
 
 @cache
 def _word() -> re.Pattern[str]:
-    # Python's \w holds no marks, without which the vowel signs of Devanagari would end words.
+    # Python's \w does not match combining marks. Without them, the vowel signs of Devanagari would end words.
     marks = "".join(c for c in map(chr, range(0x110000)) if unicodedata.category(c)[0] == "M")
     inner = rf"[\w{marks}]+"
     return re.compile(rf"{inner}(?:(?:['’.·]|(?<=\d),(?=\d)){inner})*")
 
 
 def measure_fertility(tokenizer: Any, texts: Iterable[str]) -> Fertility:
-    """Tokens, words and characters of texts, which are encoded line by line.
+    """Count the tokens, words and characters of texts. They are tokenised line by line.
 
-    Raises: ValueError if there is no text.
+    Args:
+        tokenizer: a ``tokenizers.Tokenizer``.
+        texts: of one language; all lines are held in memory.
+    Raises: ValueError if all texts are empty.
     Source: fertility, Rust et al. 2021, arXiv:2012.15613.
     """
     lines = [line for text in texts for line in text.split("\n") if line.strip()]
     if not lines:
-        raise ValueError("tokens are counted in texts, got none that is not empty")
+        raise ValueError("fertility needs texts, got none that is not empty: give texts with words")
     encodings = tokenizer.encode_batch_fast(lines, add_special_tokens=False)
     unk = special_tokens(tokenizer).unk
     return Fertility(
@@ -92,19 +97,21 @@ def measure_fertility(tokenizer: Any, texts: Iterable[str]) -> Fertility:
 
 
 def plot_fertility(results: Mapping[str, Mapping[str, Fertility]], image: Path) -> None:
-    """Bars of tokens per word, and of characters per token, by language and tokenizer.
+    """Write a bar plot of tokens per word and of characters per token, by language and tokenizer.
 
-    Args: results: {tokenizer's name: {language: counts}}, the same languages in each.
+    Args:
+        results: {tokenizer's name: {language: counts}}, with the same languages for each tokenizer.
+        image: the PNG file to write.
     """
     figure_class = require("matplotlib.figure", extra="plots").Figure
-    figures = {
+    measures = {
         "tokens per word": lambda counts: counts.tokens_per_word,
         "characters per token": lambda counts: counts.characters_per_token,
     }
     languages = list(next(iter(results.values())))
     figure = figure_class(figsize=(9, 1.5 + 0.22 * len(languages)), layout="constrained")
     height = 0.8 / len(results)
-    for axis, (label, value) in zip(figure.subplots(1, 2), figures.items(), strict=True):
+    for axis, (label, value) in zip(figure.subplots(1, 2), measures.items(), strict=True):
         for number, (name, counts) in enumerate(results.items()):
             values = [value(counts[language]) or 0 for language in languages]
             offset = (number - (len(results) - 1) / 2) * height

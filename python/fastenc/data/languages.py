@@ -1,4 +1,4 @@
-"""Languages of unequal size: smoothed sampling shares, and the files of each language."""
+"""Languages of unequal size: smoothed sampling shares, sampled lines, and the files of each language."""
 
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -8,7 +8,7 @@ from random import Random
 
 from fastenc.data.readers import TABLES, is_data_set, kind_of, read_texts
 
-ALPHA = 0.3
+ALPHA = 0.3  # exponent of the smoothing, the value of XLM-R
 
 
 def smoothed_shares(sizes: Mapping[str, float], alpha: float = ALPHA) -> dict[str, float]:
@@ -19,16 +19,19 @@ def smoothed_shares(sizes: Mapping[str, float], alpha: float = ALPHA) -> dict[st
     Args:
         sizes: size of each language, positive, in any unit.
         alpha: in [0, 1]; 1 keeps the sizes' proportions, 0 makes all languages equal.
+    Returns: {language: share}; the shares add up to 1.
     Raises: ValueError for an alpha outside [0, 1], no language, or a size that is not positive.
-    Source: Lample & Conneau 2019, arXiv:1901.07291 (0.5); Conneau et al. 2020, arXiv:1911.02116 (0.3).
+    Source: Lample & Conneau 2019, arXiv:1901.07291 (alpha 0.5); Conneau et al. 2020, arXiv:1911.02116 (alpha 0.3).
     """
     if not 0 <= alpha <= 1:
         raise ValueError(f"alpha must be in [0, 1], got {alpha}: 0.3 is usual, 1 keeps the sizes")
     if not sizes:
-        raise ValueError("shares need at least one language, got none")
+        raise ValueError("there must be at least one language, got none: give texts")
     for language, size in sizes.items():
         if not size > 0:
-            raise ValueError(f"language {language!r} must have text, got a size of {size}")
+            raise ValueError(
+                f"the size of language {language!r} must be positive, got {size}: give it text, or leave it out"
+            )
     total = sum(sizes.values())
     powers = {language: (size / total) ** alpha for language, size in sizes.items()}
     scale = sum(powers.values())
@@ -36,63 +39,68 @@ def smoothed_shares(sizes: Mapping[str, float], alpha: float = ALPHA) -> dict[st
 
 
 class SampledLines:
-    """Lines of texts in their order, each repeated as often as it was drawn. Every iteration yields the same lines.
+    """The lines of texts in their order, each as often as it was sampled. Every iteration yields the same lines.
 
     Fields:
         lines, characters: number of lines and characters of the texts.
-        drawn: number of characters of the drawn lines.
+        sampled_characters: number of characters of the sampled lines.
     """
 
     def __init__(self, texts: Iterable[str]):
         self.texts = texts
         self.lengths = array("q", map(len, _lines(texts)))
         self.lines, self.characters = len(self.lengths), sum(self.lengths)
-        self.rounds, self.drawn, self.again = 1, self.characters, bytearray(self.lines)
+        self.repeats, self.sampled_characters = 1, self.characters
+        self.once_more = bytearray(self.lines)
 
-    def draw(self, characters: float, seed: str) -> None:
-        """Draw all lines as often as they fit into ``characters``, then random lines up to that number."""
-        self.rounds = int(characters // self.characters)
-        self.drawn = self.rounds * self.characters
-        self.again = bytearray(self.lines)
+    def sample(self, characters: float, seed: str) -> None:
+        """Repeat all lines as often as they fit into ``characters``, and add random lines up to that number."""
+        self.repeats = int(characters // self.characters)
+        self.sampled_characters = self.repeats * self.characters
+        self.once_more = bytearray(self.lines)
         order = array("q", range(self.lines))
-        Random(f"{seed} {self.rounds}").shuffle(order)
+        Random(f"{seed} {self.repeats}").shuffle(order)
         for line in order:
-            if self.drawn >= characters:
+            if self.sampled_characters >= characters:
                 break
-            self.again[line] = 1
-            self.drawn += self.lengths[line]
+            self.once_more[line] = 1
+            self.sampled_characters += self.lengths[line]
 
     def __iter__(self) -> Iterator[str]:
-        for line, again in zip(_lines(self.texts), self.again, strict=True):
-            yield from repeat(line, self.rounds + again)
+        for line, once_more in zip(_lines(self.texts), self.once_more, strict=True):
+            yield from repeat(line, self.repeats + once_more)
 
 
 class Chained:
     """Several iterables of texts, one after another. It can be iterated any number of times."""
 
-    def __init__(self, parts: Iterable[Iterable[str]]):
-        self.parts = list(parts)
+    def __init__(self, iterables: Iterable[Iterable[str]]):
+        self.iterables = list(iterables)
 
     def __iter__(self) -> Iterator[str]:
-        return chain.from_iterable(self.parts)
+        return chain.from_iterable(self.iterables)
 
 
 def sample_lines(
     documents: Mapping[str, Iterable[str]], *, alpha: float = ALPHA, seed: int = 0
 ) -> dict[str, SampledLines]:
-    """Sample lines so that each language has its smoothed share of the characters; their total number stays the same.
+    """Sample lines so that each language has its smoothed share of the characters.
 
-    Every line of a language is drawn once before any is drawn again. The result depends on the texts, alpha and the
-    seed only. Memory: 17 bytes a line. The texts are read here and again at each iteration over the lines; they are
-    not kept.
+    The total number of characters stays the same, up to one line a language. Every line of a language is sampled once
+    before any is sampled again. The result depends on the texts, alpha and the seed only. The texts are read here and
+    again at each iteration over the lines. They are not kept in memory; 17 bytes a line are.
+
+    Args:
+        documents: {language: texts}; the texts must be iterable several times.
+        alpha: exponent of the smoothing, as in :func:`smoothed_shares`.
     Raises: ValueError as :func:`smoothed_shares`.
     """
-    drawn = {language: SampledLines(texts) for language, texts in documents.items()}
-    sizes = {language: lines.characters for language, lines in drawn.items()}
+    sampled = {language: SampledLines(texts) for language, texts in documents.items()}
+    sizes = {language: lines.characters for language, lines in sampled.items()}
     shares, total = smoothed_shares(sizes, alpha), sum(sizes.values())
-    for language, lines in drawn.items():
-        lines.draw(shares[language] * total, f"{seed} {language}")
-    return drawn
+    for language, lines in sampled.items():
+        lines.sample(shares[language] * total, f"{seed} {language}")
+    return sampled
 
 
 def _lines(texts: Iterable[str]) -> Iterator[str]:
@@ -100,16 +108,18 @@ def _lines(texts: Iterable[str]) -> Iterator[str]:
 
 
 def language_files(arguments: Sequence[str]) -> dict[str, list[str]]:
-    """Files of each language from arguments ``name=path``. A path may be a folder of text files and tables.
+    """{language: files} from arguments ``name=path``. A path may be a folder of text files and tables.
 
     A language may be given several times.
-    Raises: ValueError for another form, or a folder without such files.
+    Raises: ValueError if an argument is not ``name=path``, or if a folder has no such files.
     """
     found: dict[str, list[str]] = {}
     for argument in arguments:
         language, equals, path = argument.partition("=")
         if not (language and equals and path):
-            raise ValueError(f"--language must be name=file or name=folder, got {argument!r}")
+            raise ValueError(
+                f"--language must be name=file or name=folder, got {argument!r}: write it like de=german.txt"
+            )
         found.setdefault(language, []).extend(text_files(path))
     return found
 
@@ -122,7 +132,8 @@ def text_files(path: str) -> list[str]:
     inside = sorted(file for file in folder.rglob("*") if kind_of(file) in (".txt", *TABLES))
     if not inside:
         raise ValueError(
-            f"{path} holds no {', '.join(('.txt', *TABLES))} file (.gz): give a folder that does"
+            f"{path} must hold a file of the kinds {', '.join(('.txt', *TABLES))} (or gzipped), got none: give another "
+            "folder"
         )
     return [str(file) for file in inside]
 

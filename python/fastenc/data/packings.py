@@ -1,4 +1,4 @@
-"""The ways to cut running text into training examples."""
+"""The ways to pack the running text of a token store into training examples."""
 
 from collections.abc import Callable, Iterator, Sequence
 from random import Random
@@ -10,16 +10,17 @@ from fastenc.data.sentences import SentenceTokens
 from fastenc.models.tokenizers import SpecialTokens
 
 
-class Plan(NamedTuple):
+class PackingRule(NamedTuple):
     """How a packing finds its examples, and how it makes one.
 
-    An example is stored as its extent, four numbers, and made from the tokens when it is asked for.
+    A store keeps an example as its extent (start, split, stop, document), and makes the example from the tokens when
+    it is indexed.
 
     Fields:
-        extents: (text, block size, random numbers) → (start, split, stop, document) of each example.
-        example: (tokens, extent, special tokens) → the example.
-        special: number of special tokens that an example adds to the text's.
-        is_random: whether the extents depend on the random numbers.
+        extents: function of (text, block size, random generator) that yields the extent of each example.
+        example: function of (tokens, extent, special tokens) that returns the example.
+        special: number of special tokens that are added to the text's tokens in an example.
+        is_random: whether the extents depend on the random generator.
     """
 
     extents: Callable[[SentenceTokens, int, Random], Iterator[tuple[int, int, int, int]]]
@@ -28,8 +29,8 @@ class Plan(NamedTuple):
     is_random: bool
 
 
-PLANS = {
-    "full-sentences": Plan(full_sentence_extents, block, 2, False),
-    "doc-sentences": Plan(doc_sentence_extents, block, 2, False),
-    "segment-pairs": Plan(segment_pair_extents, segment_pair, 3, True),
+PACKING_RULES = {
+    "full-sentences": PackingRule(full_sentence_extents, block, 2, False),
+    "doc-sentences": PackingRule(doc_sentence_extents, block, 2, False),
+    "segment-pairs": PackingRule(segment_pair_extents, segment_pair, 3, True),
 }

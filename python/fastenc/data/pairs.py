@@ -19,10 +19,10 @@ class TextPairs:
     """Pairs of texts.
 
     Fields:
-        texts: (text, partner) each, or (text, partner, hard negative).
+        texts: (text, partner) of each pair, or (text, partner, hard negative).
         scores: similarity of each pair, from 0 (or -1) to 1; empty if the file has no scores.
-        highest: the score in the file that becomes 1.
-        where: file and line of each pair, if it is used for training or evaluation.
+        highest: the file's scores were divided by this one, so that it became 1.
+        where: file and line of each pair, for error messages; may be empty.
     """
 
     texts: list[tuple[str, ...]]
@@ -35,13 +35,14 @@ class TextPairs:
 
 
 class PairExample(NamedTuple):
-    """Token ids of each text, ready for the model; ``score`` is None without one."""
+    """Token ids of each text of a pair, ready for the model, and the pair's score or None."""
 
     texts: tuple[list[int], ...]
     score: float | None
 
     @property
     def input_ids(self) -> list[int]:
+        """The ids of all texts, one after another; their number is the example's length in a batch."""
         return list(chain.from_iterable(self.texts))
 
 
@@ -55,11 +56,12 @@ def read_pairs(
     """Pairs of texts from a table, as :func:`fastenc.data.read_labelled` reads it.
 
     Args:
-        columns: of a text, its partner and, without scores, perhaps a hard negative.
-        similarity: column of the pairs' scores.
-        highest: the score of two texts that mean the same; None: the largest in the file.
+        columns: names of the columns of a text, its partner and, without ``similarity``, optionally a hard negative.
+        similarity: name of the column of the pairs' scores; None: the pairs have no scores.
+        highest: the score of two texts with the same meaning; None: the largest in the file.
         quoting: of a TSV file, see :func:`fastenc.data.readers.numbered_rows`.
-    Raises: ValueError with file and line number, for another number of columns, or a score above ``highest``.
+    Raises: ValueError for another number of columns, and with file and line for a malformed file or a score whose
+        absolute value is above ``highest``.
     """
     if similarity is None:
         rows = list(_numbered_pairs(path, columns, quoting))
@@ -71,12 +73,15 @@ def read_pairs(
         found.append((where, number_of(row[similarity], where)))
     top = max(value for _, value in found) if highest is None else highest
     if not (top > 0 and math.isfinite(top)):
-        raise ValueError(f"{path}: the highest score must be positive, got {top}")
+        raise ValueError(
+            f"{path}: the highest score must be positive, got {top}: give --highest-similarity the score of two texts "
+            "with the same meaning"
+        )
     for where, value in found:
         if abs(value) > top:
             raise ValueError(
-                f"{where}: a score must be at most {top} in size, the highest in the training set or "
-                f"--highest-similarity, got {value}"
+                f"{where}: the absolute value of a score must be at most {top}, the highest in the training set or "
+                f"--highest-similarity, got {value}: correct it, or give a larger --highest-similarity"
             )
     lines = [where for where, _ in found]
     return TextPairs(texts, [value / top for _, value in found], top, lines)
@@ -87,7 +92,7 @@ def iterate_pairs(
     columns: Sequence[str] = ("sentence1", "sentence2"),
     quoting: str | None = None,
 ) -> Iterator[tuple[str, ...]]:
-    """The texts of :func:`read_pairs` without scores, a row at a time."""
+    """The texts of :func:`read_pairs`, one pair at a time, without scores."""
     return (pair for _, pair in _numbered_pairs(path, columns, quoting))
 
 
@@ -102,15 +107,16 @@ def _numbered_pairs(
 def _check_columns(columns: Sequence[str], allowed: tuple[int, ...]) -> None:
     if len(columns) not in allowed:
         raise ValueError(
-            "--text must name the columns of a text, its partner and, without --similarity, perhaps a hard negative, "
-            f"got {list(columns)}: give two, or use fastenc embed for texts by themselves"
+            "--text must name the columns of a text, its partner and, without --similarity, optionally a hard "
+            f"negative, got {list(columns)}: name two columns, or use fastenc embed for single texts"
         )
 
 
 def encode_pairs(data: TextPairs, tokenizer: Any, max_length: int) -> list[PairExample]:
-    """Token ids of each text; longer ones are cut.
+    """Token ids of each text, truncated to ``max_length`` tokens, special tokens included.
 
-    Raises: ValueError with file and line for a text without tokens in pairs with ``scores`` or ``where``.
+    Raises: ValueError for a text without tokens, if the data have ``scores`` or ``where``; with file and line if they
+        have ``where``.
     """
     texts = list(chain.from_iterable(data.texts))
     encoded = [example.input_ids for example in encode_texts(texts, tokenizer, max_length)]
@@ -130,7 +136,7 @@ def collate_pairs(examples: Sequence[PairExample]) -> dict[str, Any]:
     """The model's arguments.
 
     Returns: {"batch": PackedBatch of the examples' texts, one after another,
-        "text_ids": int64 (examples, texts of an example), equal for texts with the same tokens,
+        "text_ids": int64 (examples, texts of an example), numbers that are equal for texts with the same tokens,
         "labels": float32 (examples,) scores; without scores int64 (examples,), the index of each text's partner}.
     """
     flat = list(chain.from_iterable(example.texts for example in examples))

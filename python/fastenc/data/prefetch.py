@@ -1,4 +1,4 @@
-"""Computes items in a thread before they are needed."""
+"""Computes the items of an iteration in a thread before they are needed."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -10,10 +10,10 @@ Made = TypeVar("Made")
 
 
 def prefetch(make: Callable[[Item], Made], items: Iterable[Item], ahead: int = 2) -> Iterator[Made]:
-    """``map(make, items)``, computed in one thread, up to ``ahead`` items before they are asked for.
+    """``map(make, items)``, computed in another thread up to ``ahead`` items before the caller takes them.
 
-    An error of ``make`` is raised when its item is asked for. The caller's thread iterates over ``items``. ``make``
-    runs for one item at a time, in order.
+    ``make`` runs for one item at a time, in order. Its error is raised when the caller takes that item. ``items`` is
+    iterated over in the caller's thread.
     """
     waiting: deque = deque()
     with ThreadPoolExecutor(1, thread_name_prefix="prefetch") as worker:

@@ -1,4 +1,4 @@
-"""Extractive question answering: SQuAD's files, and windows of tokens."""
+"""Extractive question answering: reads SQuAD's files and cuts contexts into windows of tokens."""
 
 import gzip
 import json
@@ -10,18 +10,18 @@ from fastenc._progress import progress_bar
 from fastenc.data.readers import numbered_rows
 from fastenc.models.windows import owned
 
-CHUNK = 256  # questions encoded at once
+QUESTIONS_AT_ONCE = 256  # number of questions in a call of the tokenizer
 
 
 class Answer(NamedTuple):
-    """A span of the context: its first character and its text."""
+    """A span of the context: the index of its first character, and its text."""
 
     start: int
     text: str
 
 
 class Question(NamedTuple):
-    """A question about a context. ``answers`` is empty if it has none there, or if it is to be answered."""
+    """A question about a context. ``answers`` is empty if there is no answer, or if it is to be predicted."""
 
     id: str
     question: str
@@ -30,14 +30,15 @@ class Question(NamedTuple):
 
 
 class QuestionWindow(NamedTuple):
-    """Tokens of a question and a piece of its context: `[CLS] question [SEP] piece [SEP]`, or the family's form.
+    """Tokens of a question and a window of its context, such as `[CLS] question [SEP] window [SEP]`.
 
     Fields:
         question: index of the question in the list that was encoded.
-        first, last: indices in ``input_ids`` of the piece's first and last token; last < first if it has none.
-        offsets: (start, end) characters in the context of each token from ``first`` to ``last``.
-        central: for the same tokens, whether no other window has more context around the token.
-        start, end: indices in ``input_ids`` of the answer's first and last token; 0, 0 if it is not in the piece.
+        first, last: indices in ``input_ids`` of the window's first and last context token; last < first if it has none.
+        offsets: (start, end) character indices in the context of each token from ``first`` to ``last``.
+        central: for the same tokens, whether this window owns the token: no other has more context around it.
+        start, end: indices in ``input_ids`` of the answer's first and last token; 0, 0 if the window does not hold all
+            of the answer.
     """
 
     input_ids: list[int]
@@ -52,13 +53,15 @@ class QuestionWindow(NamedTuple):
 
 
 def read_questions(path: str | Path, *, answers: bool = True) -> list[Question]:
-    """Questions from SQuAD's own JSON (v1.1 or v2.0), or from a table or data set with the columns ``id``,
-    ``question``, ``context`` and ``answers`` ({"text": [...], "answer_start": [...]}).
+    """Questions from SQuAD's JSON (v1.1 or v2.0), or from a table or data set.
+
+    A table has the columns ``id``, ``question``, ``context`` and ``answers``, an object
+    {"text": [...], "answer_start": [...]}.
 
     Args:
-        answers: False leaves the answers unread, for questions that are to be answered.
-    Raises: ValueError naming the question: no text, an answer that is not in its context, an id that occurs twice,
-        a file of another kind.
+        answers: False: the answers are not read, because they are to be predicted.
+    Raises: ValueError for a file of another format or without questions, and with the question's id for a question or
+        context without text, an answer that is not in its context, and an id that occurs twice.
     """
     path = Path(path)
     names = [suffix for suffix in path.suffixes if suffix != ".gz"]
@@ -85,14 +88,18 @@ def question_windows(
 ) -> list[QuestionWindow]:
     """Cut each context into overlapping windows that fit ``max_length`` with the question.
 
+    A question's first answer is the label. A window that does not hold all of it has start = end = 0, the first special
+    token, which stands for "no answer in this window".
+
     Args:
-        stride: tokens that neighbouring windows share.
-        show_progress: None: a bar on a terminal.
-    The first answer of a question is the one to learn. A window that does not hold all of it has start = end = 0,
-    the first special token, which stands for "no answer here".
-    Raises: ValueError naming a question that leaves no room for its context, or whose context has no tokens.
-    Source: Devlin et al. 2018, arXiv:1810.04805, section 4.2. The central window is that of
-        :func:`fastenc.models.windows.owned`; BERT's code prefers long windows a little.
+        tokenizer: a ``tokenizers.Tokenizer``; its own truncation and padding are ignored.
+        max_length: largest number of tokens of a question with its window, special tokens included.
+        stride: number of tokens that neighbouring windows share.
+        show_progress: None shows a bar if stderr is a terminal.
+    Raises: ValueError with the question's id if the question leaves no room for its context, or if the context has no
+        tokens.
+    Source: Devlin et al. 2018, arXiv:1810.04805, section 4.2. ``central`` follows
+        :func:`fastenc.models.windows.owned`; BERT's code slightly prefers long windows.
     """
     # A copy, so that the caller's tokenizer keeps its settings.
     copy = type(tokenizer).from_str(tokenizer.to_str())
@@ -113,32 +120,33 @@ def question_windows(
             )
     copy.enable_truncation(max_length, stride=stride, strategy="only_second")
     windows: list[QuestionWindow] = []
-    for start in progress_bar(range(0, len(questions), CHUNK), "encoding", "chunk", show_progress):
-        chunk = questions[start : start + CHUNK]
-        encodings = copy.encode_batch([(q.question, q.context) for q in chunk])
-        for number, (question, encoding) in enumerate(zip(chunk, encodings, strict=True), start):
-            pieces = [encoding, *encoding.overflowing]
+    starts = range(0, len(questions), QUESTIONS_AT_ONCE)
+    for start in progress_bar(starts, "encoding", "batch", show_progress):
+        batch = questions[start : start + QUESTIONS_AT_ONCE]
+        encodings = copy.encode_batch([(q.question, q.context) for q in batch])
+        for number, (question, encoding) in enumerate(zip(batch, encodings, strict=True), start):
             if 1 not in encoding.sequence_ids:
                 raise ValueError(
                     f"question {question.id!r} has a context without tokens, {question.context!r}: leave out the row"
                 )
-            windows += _windows_of(question, number, pieces, stride)
+            windows += _windows_of(question, number, [encoding, *encoding.overflowing], stride)
     return windows
 
 
 def _windows_of(
     question: Question, number: int, encodings: list, stride: int
 ) -> list[QuestionWindow]:
-    pieces, spans, begin = [], [], 0
+    """The windows of one question. ``spans`` below are tokens [start, stop) of the context."""
+    parts, spans, begin = [], [], 0
     for encoding in encodings:
         context = [i for i, text in enumerate(encoding.sequence_ids) if text == 1]
         first, last = (context[0], context[-1]) if context else (0, -1)
-        pieces.append((encoding, first, last, encoding.offsets[first : last + 1]))
+        parts.append((encoding, first, last, encoding.offsets[first : last + 1]))
         spans.append((begin, begin + last + 1 - first))
         begin = spans[-1][1] - stride
     windows = []
     for (encoding, first, last, offsets), (begin, end), (own_begin, own_end) in zip(
-        pieces, spans, owned(spans), strict=True
+        parts, spans, owned(spans), strict=True
     ):
         central = [own_begin <= token < own_end for token in range(begin, end)]
         answer = _labels(question, first, offsets)
@@ -151,7 +159,7 @@ def _windows_of(
 
 
 def _labels(question: Question, first: int, offsets: Sequence[tuple[int, int]]) -> tuple[int, int]:
-    """Indices of the first and last token that cover the answer, or (0, 0)."""
+    """Indices in ``input_ids`` of the first and last token that cover the answer, or (0, 0)."""
     if not question.answers:
         return 0, 0
     begin, text = question.answers[0]
@@ -195,8 +203,8 @@ def _table_rows(path: Path, answers: bool) -> Iterator[tuple[str, Question]]:
             yield where, Question(str(row["id"]), row["question"], row["context"], found)
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(
-                f"{where}: answers must be an object of two lists, text and answer_start, "
-                f"of one length, got {row['answers']!r}"
+                f"{where}: answers must be an object with two lists of equal length, text and answer_start, got "
+                f"{row['answers']!r}: correct it"
             ) from error
 
 
@@ -208,7 +216,7 @@ def _checked(question: Question, where: str) -> Question:
         found = question.context[start : start + len(text)] if start >= 0 else ""
         if found != text or not text:
             raise ValueError(
-                f"{where}: the answer {text!r} is not in its context at character {start}, where {found!r} stands: "
-                "correct answer_start (characters from 0) or the answer"
+                f"{where}: the answer {text!r} must be in its context at character {start}, got {found!r} there: "
+                "correct answer_start (which counts characters from 0) or the answer"
             )
     return question

@@ -1,4 +1,4 @@
-"""Texts and labels from files: text, TSV, CSV, JSONL (each also gzipped), and Hugging Face datasets."""
+"""Reads texts and labels from text, TSV, CSV and JSONL files (also gzipped) and from Hugging Face datasets."""
 
 import csv
 import gzip
@@ -17,7 +17,7 @@ from fastenc._extras import require
 Row = dict[str, Any]
 TABLES = (".tsv", ".csv", ".jsonl")
 QUOTINGS = ("csv", "none")
-# A value in quotes, with quotes doubled inside it: nobody writes that without meaning CSV's quoting.
+# A value in quotes with doubled quotes inside: it can only be meant as CSV's quoting.
 QUOTED = re.compile(r'"(?:[^"]|"")*""(?:[^"]|"")*"')
 
 
@@ -26,9 +26,10 @@ class LabelledData:
     """Texts or pairs of texts with their labels.
 
     Fields:
-        labels: a class index each; without label names a number each; with several labels a text, a row of 0.0 and
-            1.0, one for every name. Empty if the labels are to be predicted.
-        where: file and line of each text for error messages; may be empty.
+        labels: for each text a class index; for regression a number; for multi-label a row of 0.0 and 1.0, one for each
+            name. Empty if the labels are to be predicted.
+        label_names: name of each class; empty for regression.
+        where: file and line of each text, for error messages; may be empty.
     """
 
     texts: list[str] | list[tuple[str, str]]
@@ -45,11 +46,14 @@ def read_texts(
 ) -> list[str]:
     """The documents of a file or data set.
 
-    A ``.txt`` file holds documents separated by empty lines, a line for each paragraph or sentence. TSV
-    (``quoting``: see :func:`numbered_rows`), CSV and JSONL hold a document a row, in ``column`` ("text" if None). A
-    folder written by ``datasets``' save_to_disk is read likewise, as is ``name``, ``name:split`` or
-    ``name:configuration:split`` on the hub (the split is "train" if not given).
-    Raises: ValueError with file and line number for a malformed file.
+    A ``.txt`` file holds documents separated by empty lines; each line is a paragraph or sentence. TSV, CSV and JSONL
+    files hold one document in each row. So do data sets: a folder written by ``datasets``' save_to_disk, or a data set
+    on the hub, named ``name``, ``name:split`` or ``name:configuration:split`` (the default split is "train").
+
+    Args:
+        column: name of the documents' column; None: "text".
+        quoting: of a TSV file, see :func:`numbered_rows`.
+    Raises: ValueError with file and line number for a malformed file or one without text.
     """
     return list(iterate_texts(path, column, quoting))
 
@@ -57,7 +61,7 @@ def read_texts(
 def iterate_texts(
     path: str | Path, column: str | None = None, quoting: str | None = None
 ) -> Iterator[str]:
-    """Like :func:`read_texts`, one document at a time, without keeping it."""
+    """The documents of :func:`read_texts`, one at a time; they are not kept in memory."""
     if kind_of(path) != ".txt":
         name = column or "text"
         rows = numbered_rows(path, [name], quoting)
@@ -76,12 +80,12 @@ def iterate_texts(
         yield "\n".join(lines)
     if empty:
         raise ValueError(
-            f"{path} holds no text: give a file with at least one line that is not empty"
+            f"{path} must hold text, got only empty lines: give a file with at least one line that is not empty"
         )
 
 
 class FileTexts:
-    """The documents of files, one file after another. Each iteration reads the files again; nothing is kept."""
+    """The documents of files, one file after another. Each iteration reads the files again; no text is kept."""
 
     def __init__(
         self, paths: Iterable[str | Path], column: str | None = None, quoting: str | None = None
@@ -105,20 +109,21 @@ def read_labelled(
     """Labelled texts from a table.
 
     Args:
-        path: a TSV, CSV or JSONL file, a saved data set's folder, or a hub name as in ``read_texts``.
-        text: one column, or two for pairs of texts.
-        label: column of the labels.
-        label_names: the classes in order, as a training set gave them; None: those found, sorted (as numbers if
-            they are numbers).
-        regression: labels are numbers to predict.
-        multi_label: a text has any number of labels: separated by commas in a table, or a list in JSON.
+        path: a TSV, CSV or JSONL file, a saved data set's folder, or a data set on the hub, as in ``read_texts``.
+        text: name of one column, or of two for pairs of texts.
+        label: name of the labels' column.
+        label_names: the classes in the training set's order; None: those found, sorted (by value if all are numbers).
+        regression: the labels are numbers to predict.
+        multi_label: a text has any number of labels, as a list in JSON or separated by commas in other tables.
         quoting: of a TSV file, see :func:`numbered_rows`.
-    Raises: ValueError with file and line number: a missing column, a wrong number of columns, bad JSON, a label
-        outside ``label_names`` or none at all, the same label in all rows where there are no ``label_names``, not
-        UTF-8, no rows.
+    Raises: ValueError with file and line number for a missing column, a wrong number of columns, bad JSON, a missing
+        label, a label that is not in ``label_names``, the same label in all rows if ``label_names`` is None, text that
+        is not UTF-8, and a file without rows.
     """
     if len(text) not in (1, 2):
-        raise ValueError(f"text must name one column, or two for pairs, got {list(text)}")
+        raise ValueError(
+            f"text must name one column, or two for pairs of texts, got {list(text)}: name one or two"
+        )
     texts: list[Any] = []
     found: list[tuple[str, Any]] = []
     value_of = _labels if multi_label else _label
@@ -129,34 +134,42 @@ def read_labelled(
     lines = [where for where, _ in found]
     if regression:
         return LabelledData(texts, [number_of(value, where) for where, value in found], [], lines)
-    every = [(where, v) for where, value in found for v in (value if multi_label else [value])]
-    names = list(label_names) if label_names is not None else _sorted({v for _, v in every})
+    singles = [(where, v) for where, value in found for v in (value if multi_label else [value])]
+    names = list(label_names) if label_names is not None else _sorted({v for _, v in singles})
     if not names:
-        raise ValueError(f"{path}: no row has a label in column {label!r}: is it the right column?")
+        raise ValueError(
+            f"{path}: column {label!r} must hold labels, got none in any row: give --label another column"
+        )
     if label_names is None and len(names) == 1 and not multi_label:
         raise ValueError(
-            f"{path}: every row has the label {names[0]!r} in column {label!r}, so there is nothing to learn: add rows "
-            "with another label, or give --label another column"
+            f"{path}: there must be at least two different labels to learn, got {names[0]!r} in every row of column "
+            f"{label!r}: add rows with another label, or give --label another column"
         )
     index = {name: number for number, name in enumerate(names)}
-    for where, value in every:
+    for where, value in singles:
         if value not in index:
             raise ValueError(
                 f"{where}: label {value!r} is not one of the training set's {names}: correct it, or add rows with it "
                 "to the training set"
             )
     if multi_label:
-        hot = [[float(name in value) for name in names] for _, value in found]
-        return LabelledData(texts, hot, names, lines)
+        multi_hot = [[float(name in value) for name in names] for _, value in found]
+        return LabelledData(texts, multi_hot, names, lines)
     return LabelledData(texts, [index[value] for _, value in found], names, lines)
 
 
 def read_inputs(
     path: str | Path, columns: Sequence[str] = ("sentence",), quoting: str | None = None
 ) -> list[Any]:
-    """Texts to predict for: a table's columns, or the lines of a text file, empty ones too (as are those of a table
-    of one column), so that outputs stay beside them.
+    """Texts to predict for: the rows of a table's columns, or the lines of a ``.txt`` file.
 
+    Empty lines of a ``.txt`` file or of a table with one column are inputs too, so that line n of the output belongs to
+    line n of the input.
+
+    Args:
+        columns: one name, or two for pairs of texts.
+        quoting: of a TSV file, see :func:`numbered_rows`.
+    Returns: a text, or a tuple of texts if there are several columns, for each row.
     Raises: ValueError as :func:`read_labelled`.
     """
     return list(iterate_inputs(path, columns, quoting))
@@ -165,13 +178,13 @@ def read_inputs(
 def iterate_inputs(
     path: str | Path, columns: Sequence[str] = ("sentence",), quoting: str | None = None
 ) -> Iterator[Any]:
-    """:func:`read_inputs`, a text or a tuple of texts at a time."""
+    """The inputs of :func:`read_inputs`, one at a time."""
     if kind_of(path) == ".txt":
         number = 0
         for number, line in numbered_lines(Path(path)):  # noqa: B007  (read after the loop)
             yield line
         if not number:
-            raise ValueError(f"{path} holds no text: give a file with at least one line")
+            raise ValueError(f"{path} must hold text, got no line: give a file with at least one")
         return
     for where, row in numbered_rows(path, columns, quoting):
         texts = tuple(text_of(row, name, where) for name in columns)
@@ -181,22 +194,26 @@ def iterate_inputs(
 def in_parts(items: Iterable[Any], size: int) -> Iterator[list[Any]]:
     """Lists of ``size`` consecutive items; the last list may be shorter."""
     rest = iter(items)
-    while chunk := list(islice(rest, size)):
-        yield chunk
+    while part := list(islice(rest, size)):
+        yield part
 
 
 def is_data_set(folder: Path) -> bool:
-    """Whether ``datasets``' save_to_disk wrote the folder: one split, or several."""
+    """Whether ``datasets``' save_to_disk wrote the folder, with one split or several."""
     return any((folder / name).is_file() for name in ("dataset_info.json", "dataset_dict.json"))
 
 
 def kind_of(path: str | Path) -> str:
+    """The file's format: its last suffix other than ``.gz``, such as ".tsv"; "" if it has none."""
     suffixes = [suffix for suffix in Path(path).suffixes if suffix != ".gz"]
     return suffixes[-1] if suffixes else ""
 
 
 def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """(line number from 1, line without its end). A byte-order mark is dropped."""
+    """(line number from 1, line without its line break) of a text file. A byte-order mark is dropped.
+
+    Raises: ValueError with file and line if the path is no file, or its text is not UTF-8 or is damaged gzip.
+    """
     if not path.is_file():
         raise ValueError(f"{path} is not a file: check the path")
     number = 0
@@ -218,14 +235,17 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
 def numbered_rows(
     path: str | Path, columns: Sequence[str], quoting: str | None = None
 ) -> Iterator[tuple[str, Row]]:
-    """(file and line for error messages, row) of any table, with the columns checked.
+    """(file and line for error messages, row) of any table or data set that has these columns.
 
     Args:
-        quoting: of a TSV file: "csv", values may be in quotes, as pandas writes them; "none", quotes are characters
-            like any other; None: they are, but a value that is evidently quoted is an error.
+        quoting: what a double quote means in a TSV file. "csv": values may be in quotes, as pandas writes them.
+            "none": it is a character like any other. None: as "none", but a value that is clearly quoted is an error.
+    Raises: ValueError for a missing column, a malformed file or one without rows.
     """
     if quoting not in (None, *QUOTINGS):
-        raise ValueError(f"quoting must be one of {', '.join(QUOTINGS)}, got {quoting!r}")
+        raise ValueError(
+            f"quoting must be one of {', '.join(QUOTINGS)}, got {quoting!r}: give one of them"
+        )
     kind = kind_of(path)
     if kind == ".tsv":
         cells = (
@@ -248,33 +268,37 @@ def numbered_rows(
     for where, row in rows:
         missing = [name for name in columns if name not in row]
         if missing:
-            raise ValueError(f"{where}: no column {missing[0]!r}, the columns are {list(row)}")
+            raise ValueError(
+                f"{where}: there must be a column {missing[0]!r}, got {list(row)}: name one of these columns"
+            )
         empty = False
         yield where, row
     if empty:
         raise ValueError(
-            f"{path} holds no rows: give a table with at least one, in .tsv and .csv below the header line"
+            f"{path} must hold rows, got none: give a table with at least one row, in .tsv and .csv below a header line"
         )
 
 
 def _delimited(path: Path, cells: Iterator[tuple[int, list[str]]]) -> Iterator[tuple[str, Row]]:
-    """Rows below a header line. An empty list of cells stands for an empty line."""
+    """The rows below the header line, as dictionaries. An empty list of cells stands for an empty line."""
     header: list[str] = []
     for number, values in cells:
         where = f"{path}, line {number}"
         if not values:
             if len(header) != 1:
                 continue
-            # Skipping the line would shift the outputs of all later rows.
+            # In a table of one column, skipping the line would shift the outputs of all later rows.
             values = [""]
         if not header:
             header = values
             if len(set(header)) < len(header):
-                raise ValueError(f"{where}: two columns have the same name, got {header}")
+                raise ValueError(
+                    f"{where}: columns must have different names, got {header}: rename one"
+                )
         elif len(values) != len(header):
             raise ValueError(
-                f"{where}: {len(values)} columns where the header has {len(header)}: "
-                "is a delimiter or a line break inside a value?"
+                f"{where}: a row must have the header's {len(header)} columns, got {len(values)}: remove delimiters "
+                "and line breaks inside values, or quote them in .csv"
             )
         else:
             yield where, dict(zip(header, values, strict=True))
@@ -286,14 +310,14 @@ def _tsv_cells(path: Path, check: bool) -> Iterator[tuple[int, list[str]]]:
         if check and any(map(QUOTED.fullmatch, values)):
             value = next(filter(QUOTED.fullmatch, values))
             raise ValueError(
-                f"{path}, line {number}: {value[:60]} is quoted as in CSV: give --quoting csv to take such quotes off, "
-                "or --quoting none to keep them as they are"
+                f"{path}, line {number}: {value[:60]} is quoted as in CSV: give --quoting csv to remove such quotes, "
+                "or --quoting none to keep them"
             )
         yield number, values
 
 
 def _csv_cells(path: Path, delimiter: str = ",") -> Iterator[tuple[int, list[str]]]:
-    """A value in quotes may hold line breaks; the number is that of its row's last line."""
+    """(number of the row's last line, cells) of each row. A value in quotes may contain line breaks."""
     lines = (line + "\n" for _, line in numbered_lines(path))
     reader = csv.reader(lines, delimiter=delimiter, strict=True)
     begin = 1
@@ -304,10 +328,12 @@ def _csv_cells(path: Path, delimiter: str = ",") -> Iterator[tuple[int, list[str
     except csv.Error as error:
         if "unexpected end of data" in str(error):
             raise ValueError(
-                f"{path}: a quote in the row that begins in line {begin} is opened and never closed: close it, or "
-                'write a quote inside a value as ""'
+                f"{path}: the row that begins in line {begin} opens a quote and never closes it: close it, or write a "
+                'quote inside a value as ""'
             ) from error
-        raise ValueError(f"{path}, line {reader.line_num}: {error}") from error
+        raise ValueError(
+            f"{path}, line {reader.line_num}: not valid CSV ({error}): correct the line"
+        ) from error
 
 
 def _json_lines(path: Path) -> Iterator[tuple[str, Row]]:
@@ -318,25 +344,27 @@ def _json_lines(path: Path) -> Iterator[tuple[str, Row]]:
         try:
             row = json.loads(line)
         except json.JSONDecodeError as error:
-            raise ValueError(f"{where}: not valid JSON ({error})") from error
+            raise ValueError(f"{where}: not valid JSON ({error}): correct the line") from error
         if not isinstance(row, dict):
-            raise ValueError(f"{where}: each line must be a JSON object, got {type(row).__name__}")
+            raise ValueError(
+                f"{where}: each line must be a JSON object, got {type(row).__name__}: write {{column: value, …}}"
+            )
         yield where, row
 
 
 def _data_set(path: str | Path) -> Iterator[tuple[str, Row]]:
     if Path(path).is_file():
         raise ValueError(
-            f"{path}: texts are read from {', '.join(TABLES)} and .txt files, got another kind: give one of them, or a "
-            "data set's folder. Words in columns (.conll, .conllu) are for the tasks token-classification and "
-            "span-ner, SQuAD's .json is for question-answering"
+            f"{path}: texts are read from {', '.join(TABLES)} and .txt files, got another format: give one of these, "
+            "or a data set's folder. Words in columns (.conll, .conllu) are for the tasks token-classification and "
+            "span-ner. SQuAD's .json is for question-answering"
         )
     if Path(path).is_absolute() and not Path(path).is_dir():
         raise ValueError(f"{path} is neither a file nor a folder: check the path")
     table = _load_data_set(path)
     if isinstance(table, dict):
         raise ValueError(
-            f"{path} holds several splits, {sorted(table)}: give the folder of one of them"
+            f"{path} must hold one split, got {sorted(table)}: give the folder of one of them"
         )
     names = {
         column: feature.names
@@ -367,9 +395,12 @@ def _load_data_set(path: str | Path) -> Any:
 
 
 def text_of(row: Row, name: str, where: str) -> str:
+    """The text in a column. Raises: ValueError for another type."""
     value = row[name]
     if not isinstance(value, str):
-        raise ValueError(f"{where}: column {name!r} must hold text, got {type(value).__name__}")
+        raise ValueError(
+            f"{where}: column {name!r} must hold text, got {type(value).__name__}: correct it, or name another column"
+        )
     return value
 
 
@@ -377,7 +408,7 @@ def _label(row: Row, name: str, where: str) -> str:
     value = row[name]
     if value == "" or not isinstance(value, str | int | float):
         raise ValueError(
-            f"{where}: column {name!r} must hold a label, got {value!r}: leave out what has none"
+            f"{where}: column {name!r} must hold a label, got {value!r}: leave out rows without a label"
         )
     return str(value)
 
@@ -385,27 +416,31 @@ def _label(row: Row, name: str, where: str) -> str:
 def _labels(row: Row, name: str, where: str) -> set[str]:
     """The labels of a list, or of text separated by commas. There may be none."""
     value = row[name]
-    parts = value.split(",") if isinstance(value, str) else value
-    if not isinstance(parts, list) or not all(isinstance(part, str | int) for part in parts):
+    labels = value.split(",") if isinstance(value, str) else value
+    if not isinstance(labels, list) or not all(isinstance(label, str | int) for label in labels):
         raise ValueError(
-            f"{where}: column {name!r} must hold labels, a list or text with commas between, got {value!r}"
+            f"{where}: column {name!r} must hold labels, as a list or as text with commas between them, got {value!r}: "
+            "correct it"
         )
-    return {str(part).strip() for part in parts} - {""}
+    return {str(label).strip() for label in labels} - {""}
 
 
 def number_of(value: str, where: str) -> float:
+    """A finite number from a cell. Raises: ValueError for anything else."""
     try:
         number = float(value)
     except (TypeError, ValueError):  # null in JSON
         number = math.nan
     if not math.isfinite(number):
         raise ValueError(
-            f"{where}: a regression's label or a score must be a number, got {value!r}"
+            f"{where}: a label of a regression or a score must be a number, got {value!r}: correct it or leave out the "
+            "row"
         )
     return number
 
 
 def _sorted(names: set[str]) -> list[str]:
+    """By value if all names are numbers, else by character."""
     try:
         return sorted(names, key=lambda name: (float(name), name))
     except ValueError:

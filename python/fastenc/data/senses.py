@@ -1,4 +1,4 @@
-"""Words in sentences, labelled with their senses: tables of one word a row, and all-words files in columns."""
+"""Reads words that are labelled with senses, from tables (one word a row) and all-words files in columns."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,19 +15,20 @@ from fastenc.data.words import check_room
 from fastenc.models.tokenizers import ids_and_starts, special_tokens, tokenizer_for_words
 from fastenc.packing import pack_sequences
 
-CHUNK = 1000  # sentences encoded at once
+SENTENCES_AT_ONCE = 1000  # number of sentences in a call of the tokenizer
 TABLE_COLUMNS = ("word", "index", "sentence")
 WORD, LEMMA, POS = 0, 1, 2  # columns of an all-words file
-UNTAGGED = ("-", "_", "")
+UNTAGGED = ("-", "_", "")  # cells that mean "no sense" or "no lemma"
 
 
 class Target(NamedTuple):
-    """A word whose sense is wanted.
+    """A word whose sense is to be learnt or predicted.
 
     Fields:
-        sentence, word: index of the sentence in the data, and of the word in it.
-        lemma: what its senses are looked up by, such as "bank" or "bank.n".
-        senses: those that are right, none where they are to be predicted.
+        sentence: index of the sentence in the data.
+        word: index of the word in the sentence.
+        lemma: the key by which its senses are looked up, such as "bank" or "bank.n".
+        senses: its correct senses; empty if they are to be predicted.
         where: file and line.
     """
 
@@ -53,31 +54,34 @@ class SenseData:
 def read_senses(
     path: str | Path, sense: str = "sense", sense_column: int | None = None, labelled: bool = True
 ) -> SenseData:
-    """Targets from a table or a file in columns.
+    """Targets from a table or from a file in columns. A ``.tsv`` file is a table if its header has a table's columns.
 
-    A table (.tsv, .csv, .jsonl) has a target a row: ``word``, ``index`` (of the word among the sentence's words,
-    from 0), ``sentence`` (words with spaces between) and the sense. Its header tells it from a file in columns, which
-    has a word a line: word (several joined by _), lemma, part of speech (Penn or universal), and senses, with ";"
-    between several and "-" for none; an empty line ends a sentence, "# " begins a comment. There a lemma is looked up
-    with its part of speech: bank.n.
+    - A table (.tsv, .csv, .jsonl) has one target in each row, in the columns ``word``, ``index`` (of the word in the
+      sentence, from 0), ``sentence`` (words with spaces between them) and the sense. The lemma is ``word``.
+    - A file in columns has one word on each line: word (the words of a multiword expression are joined by _), lemma,
+      part of speech (Penn or universal) and senses. Several senses have ";" between them, "-" means none. An empty line
+      ends a sentence, "# " begins a comment. The lemma of a target contains its part of speech, as in bank.n.
 
     Args:
-        sense: a table's column of the sense.
-        sense_column: of a file in columns, from 1. None: the last.
-        labelled: take the words that have a sense; otherwise every row, and every noun, verb, adjective and adverb.
-    Raises: ValueError with file and line for a column that is missing, a word that is not in its sentence, and a file
-        without targets.
+        sense: name of a table's sense column.
+        sense_column: sense column of a file in columns, from 1; None: the last.
+        labelled: True: the targets are the words with a sense. False: they are every row of a table, and every noun,
+            verb, adjective and adverb of a file in columns.
+    Raises: ValueError with file and line for a missing column, a word that is not in its sentence, and a file without
+        targets.
     """
     reader = _read_table if _is_table(path) else _read_columns
     option: Any = sense if reader is _read_table else sense_column
     data = reader(path, option, labelled)
     if not data.targets:
-        raise ValueError(f"{path} has no word with a sense: give a file with labelled words")
+        raise ValueError(
+            f"{path} must have a word with a sense, got none: give a file with labelled words"
+        )
     return data
 
 
 def _is_table(path: str | Path) -> bool:
-    if kind_of(path) == ".tsv":  # which both may be
+    if kind_of(path) == ".tsv":  # a table or a file in columns
         _, header = next(numbered_lines(Path(path)), (0, ""))
         return set(TABLE_COLUMNS) <= set(header.split("\t"))
     return kind_of(path) in TABLES
@@ -98,7 +102,7 @@ def _read_table(path: str | Path, sense: str, labelled: bool) -> SenseData:
         senses = (text_of(row, sense, where),) if labelled else ()
         if senses == ("",):
             raise ValueError(
-                f"{where}: column {sense!r} must hold a sense: leave out what has none"
+                f"{where}: column {sense!r} must hold a sense, got nothing: leave out rows without a sense"
             )
         targets.append(Target(len(sentences), int(index), str(row["word"]), senses, where))
         sentences.append(words)
@@ -114,7 +118,7 @@ def _read_columns(path: str | Path, sense_column: int | None, labelled: bool) ->
         if len(cells) < 3 or not 0 <= column < len(cells) or (labelled and column <= POS):
             raise ValueError(
                 f"{path}, line {number}: a line must hold word, lemma, part of speech and sense, got {len(cells)} "
-                f"columns and sense column {column + 1}: is it an all-words file?"
+                f"columns and sense column {column + 1}: give an all-words file, or --sense-column another number"
             )
         for word, (number, cells) in enumerate(rows):
             letter = _letter(cells[POS])
@@ -131,17 +135,17 @@ def _read_columns(path: str | Path, sense_column: int | None, labelled: bool) ->
 
 
 def _letter(tag: str) -> str:
-    """WordNet's letter of a part of speech, "" of one that it does not have."""
+    """WordNet's letter for a part of speech; "" if WordNet has no words of it."""
     if tag.startswith("ADV"):
         return "r"
     return {"N": "n", "V": "v", "J": "a", "A": "a", "R": "r"}.get(tag[:1], "")
 
 
 class SenseExample(NamedTuple):
-    """A sentence, or the window of a long one around a target.
+    """A sentence with its targets, or the window of a long sentence around one target.
 
     Fields:
-        spans: [start, stop) of each target's tokens, in their order.
+        spans: [start, stop) of each target's tokens in ``input_ids``, in the order of ``targets``.
         targets: indices of the targets in the data.
     """
 
@@ -153,10 +157,12 @@ class SenseExample(NamedTuple):
 def encode_senses(
     data: SenseData, tokenizer: Any, max_length: int, *, show_progress: bool | None = None
 ) -> list[SenseExample]:
-    """Token ids of the sentences that have targets, each read once; of one longer than ``max_length``, for each target
-    the tokens around it.
+    """Token ids of the sentences that have targets.
 
-    Raises: ValueError when ``max_length`` leaves no room for a token.
+    A sentence is one example with all its targets. A sentence longer than ``max_length`` gives one example for each
+    target, with the tokens around it.
+
+    Raises: ValueError if ``max_length`` leaves no room for a token.
     """
     check_room(max_length)
     special, splitter = special_tokens(tokenizer), tokenizer_for_words(tokenizer)
@@ -165,12 +171,13 @@ def encode_senses(
         of_sentence.setdefault(target.sentence, []).append(number)
     wanted = sorted(of_sentence)
     examples: list[SenseExample] = []
-    for begin in progress_bar(range(0, len(wanted), CHUNK), "encoding", "chunk", show_progress):
-        chunk = wanted[begin : begin + CHUNK]
+    begins = range(0, len(wanted), SENTENCES_AT_ONCE)
+    for begin in progress_bar(begins, "encoding", "batch", show_progress):
+        batch = wanted[begin : begin + SENTENCES_AT_ONCE]
         encodings = splitter.encode_batch(
-            [data.sentences[i] for i in chunk], is_pretokenized=True, add_special_tokens=False
+            [data.sentences[i] for i in batch], is_pretokenized=True, add_special_tokens=False
         )
-        for sentence, encoding in zip(chunk, encodings, strict=True):
+        for sentence, encoding in zip(batch, encodings, strict=True):
             ids, starts = ids_and_starts(encoding, len(data.sentences[sentence]), special.unk)
             numbers = sorted(of_sentence[sentence], key=lambda n: data.targets[n].word)
             groups = [numbers] if len(ids) <= max_length - 2 else [[n] for n in numbers]
@@ -187,7 +194,7 @@ def encode_senses(
 
 
 def _around(start: int, stop: int, length: int, max_length: int) -> tuple[int, int]:
-    """The largest range of tokens that fits, with [start, stop) in its middle."""
+    """The largest range of tokens that fits ``max_length``, with [start, stop) as close to its middle as possible."""
     room = max_length - 2
     if length <= room:
         return 0, length
@@ -196,7 +203,11 @@ def _around(start: int, stop: int, length: int, max_length: int) -> tuple[int, i
 
 
 def collate_senses(examples: Sequence[SenseExample]) -> dict[str, Any]:
-    """{"batch": PackedBatch, "spans": int32 (2 * targets,), where each target begins and ends in the batch}."""
+    """The model's arguments.
+
+    Returns: {"batch": PackedBatch,
+        "spans": int32 (2 * targets,), start and stop of each target's tokens as indices of the batch's packed rows}.
+    """
     lengths = [len(example.input_ids) for example in examples]
     offsets = accumulate(lengths, initial=0)
     spans = [
@@ -209,6 +220,6 @@ def collate_senses(examples: Sequence[SenseExample]) -> dict[str, Any]:
 
 
 def in_sense_parts(data: SenseData, size: int) -> Iterator[SenseData]:
-    """The data in parts of ``size`` targets."""
+    """The data in parts of ``size`` targets; the last part may be smaller."""
     for start in range(0, len(data.targets), size):
         yield SenseData(data.sentences, data.targets[start : start + size], data.path)

@@ -1,4 +1,4 @@
-"""Tokens of documents, one after another, with the ends of sentences and documents."""
+"""Splits documents into sentences and tokenises them into one array, with the ends of sentences and documents."""
 
 import re
 from array import array
@@ -9,8 +9,8 @@ from typing import Any
 from fastenc._progress import progress_bar
 from fastenc.models.tokenizers import special_tokens
 
-# Marks that end a sentence if white space follows (Latin and others, Arabic, Devanagari, Urdu, Ethiopic), and marks
-# that end one whatever follows (Han and Kana, Myanmar, Khmer, Tibetan).
+# SPACED_MARKS end a sentence only before white space (Latin and others, Arabic, Devanagari, Urdu, Ethiopic).
+# UNSPACED_MARKS always end a sentence (Han and Kana, Myanmar, Khmer, Tibetan).
 SPACED_MARKS = ".!?؟।॥۔።"
 UNSPACED_MARKS = "。！？။។།"
 SENTENCE_BREAK = re.compile(rf"(?<=[{SPACED_MARKS}])(?=\s)|(?<=[{UNSPACED_MARKS}])|(?=\n)")
@@ -20,8 +20,8 @@ SENTENCE_BREAK = re.compile(rf"(?<=[{SPACED_MARKS}])(?=\s)|(?<=[{UNSPACED_MARKS}
 class SentenceTokens:
     """Token ids of documents, each followed by the separator ([SEP]).
 
-    Fields (in memory, or memory-mapped):
-        tokens: ids of all documents' sentences, without other special tokens.
+    Fields (arrays in memory, or memory-mapped):
+        tokens: ids of all documents' sentences, without special tokens other than the separators.
         sentence_ends: index after each sentence's last token, ascending.
         document_ends: index of each document's separator, ascending. Documents without tokens are left out.
     """
@@ -34,7 +34,7 @@ class SentenceTokens:
 def tokenize_documents(
     documents: Iterable[str], tokenizer: Any, *, show_progress: bool | None = None
 ) -> SentenceTokens:
-    """Tokenize documents sentence by sentence, into 4 bytes a token."""
+    """Tokenise documents sentence by sentence. Ids have 4 bytes, ends 8 bytes."""
     sep = special_tokens(tokenizer).sep
     tokens, sentence_ends, document_ends = array("i"), array("q"), array("q")
     for document in progress_bar(documents, "tokenizing", "document", show_progress):
@@ -53,7 +53,7 @@ def tokenize_documents(
 def split_sentences(document: str) -> list[str]:
     """The sentences of a text.
 
-    White space before a sentence becomes a single space, so that the sentences' tokens, one after another, are those
+    White space before a sentence becomes a single space. The sentences' tokens, one after another, are then the tokens
     of the running text.
     """
     parts = SENTENCE_BREAK.split(document.strip())

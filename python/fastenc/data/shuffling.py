@@ -11,18 +11,22 @@ _MASK = 0x7FFFFFFF
 class Permutation:
     """A pseudo-random permutation of 0 … size − 1 whose entries are computed on demand.
 
-    A balanced Feistel network over the next even number of bits. A result outside the range goes through the network
-    again, fewer than four times on average. Memory and the cost of an entry do not depend on the size.
-    Source: Luby & Rackoff 1988 (the network); Black & Rogaway 2002 (cycle walking).
+    It is a balanced Feistel network over an even number of bits, the smallest that holds ``size``. A result that is not
+    below ``size`` goes through the network again, fewer than four times on average. Memory and the cost of an entry do
+    not depend on the size.
 
     Args:
         size: at least 1, below 2^60.
-        seed: words and numbers; the permutation depends on them and on the size only.
+        seed: strings and integers. The permutation depends on them and on the size only.
+    Raises: ValueError for another size.
+    Source: Luby & Rackoff 1988 (the network); Black & Rogaway 2002 (cycle walking).
     """
 
     def __init__(self, size: int, *seed: int | str):
         if not 1 <= size < 2**60:
-            raise ValueError(f"size must be at least 1 and below 2^60, got {size}")
+            raise ValueError(
+                f"size must be at least 1 and below 2^60, got {size}: give a size in this range"
+            )
         self.size = size
         self._half = max(1, -(-(size - 1).bit_length() // 2))
         digest = hashlib.shake_128(" ".join(map(str, seed)).encode()).digest(4 * ROUNDS)
@@ -30,7 +34,7 @@ class Permutation:
         self._keys = [int.from_bytes(word, "little") & _MASK for word in words]
 
     def __call__(self, entries: Tensor) -> Tensor:
-        """The values at these entries: int64, of the same shape."""
+        """The permutation's values at these entries (int64, each in [0, size)): int64, of the same shape."""
         found = self._network(entries.flatten())
         outside = (found >= self.size).nonzero().squeeze(1)
         while len(outside):
@@ -48,7 +52,7 @@ class Permutation:
 
 
 def _hash(values: Tensor) -> Tensor:
-    """A hash of 31 bits in which every bit of the result depends on every bit of the input. Products stay below 2^62.
+    """A 31-bit hash: each bit of the result depends on every bit of the input. Products stay below 2^62.
 
     Source: the form and multiplier of Mueller's integer hash.
     """

@@ -1,4 +1,4 @@
-"""All spans of words up to a maximum length, as token ids and batches."""
+"""Sentences for span classification: token ids, and all spans of words up to a maximum length."""
 
 import warnings
 from bisect import bisect_left
@@ -19,17 +19,18 @@ from fastenc.packing import pack_sequences
 class SpanExample(NamedTuple):
     """A window of a sentence, ready for the model.
 
-    A word is represented by its first subword. A span belongs to the window that owns its middle token (of two, the
-    second). So every span belongs to exactly one window, the one in which it is most central.
+    A word is represented by its first subword. A span belongs to the window that owns its middle token, or the second
+    of its two middle tokens (:func:`fastenc.models.windows.cut_windows`). So every span belongs to exactly one window,
+    the one in which it is most central.
 
     Fields:
         sentence: index of the sentence in the data.
-        first_word: the first word that begins in the window.
-        word_tokens: index in ``input_ids`` of the first subword of ``first_word`` and of each word after it.
-        own_start, own_stop: the tokens that the window owns.
-        max_span_words: number of words of the longest span.
-        labels: the entities as (first word, last word, class), with indices into ``word_tokens``; None if they are to
-            be predicted.
+        first_word: index in the sentence of the first word that begins in the window.
+        word_tokens: indices in ``input_ids`` of the first subwords of ``first_word`` and of each word after it.
+        own_start, own_stop: the window owns the tokens [own_start, own_stop) of ``input_ids``.
+        max_span_words: largest number of words of a span.
+        labels: the entities as (first word, last word, class), with words as indices into ``word_tokens``; None if they
+            are to be predicted.
     """
 
     input_ids: list[int]
@@ -53,12 +54,15 @@ def encode_spans(
 ) -> list[SpanExample]:
     """Token ids of words; a sentence longer than ``max_length`` is cut into overlapping windows.
 
-    Some entities cannot be learnt: those longer than ``max_span_words`` or than the overlap of windows, and those with
-    the same words as another one. One warning says how many there are.
+    Some entities cannot be predicted: those longer than ``max_span_words`` or than the overlap of two windows, and
+    those with the same words as another entity. One warning says how many there are.
 
     Args:
-        label_names: the types of entities; the class of type i is i + 1, class 0 is no entity.
-    Raises: ValueError when ``max_length`` leaves no room for a token, or for a type not among ``label_names``.
+        max_length: largest number of tokens of a window, special tokens included.
+        label_names: the entity types; type i has the class i + 1, and class 0 means no entity.
+        max_span_words: largest number of words of a span.
+        show_progress: None shows a bar if stderr is a terminal.
+    Raises: ValueError if ``max_length`` leaves no room for a token, or for a type that is not in ``label_names``.
     """
     check_room(max_length)
     special = special_tokens(tokenizer)
@@ -90,8 +94,9 @@ def encode_spans(
     if lost:
         total = sum(map(len, data.entities))
         warnings.warn(
-            f"{data.path}: {len(lost)} of {total} entities cannot be found and count as missed, the first in "
-            f"{lost[0]}: longer than max_span_words {max_span_words} or a window, or the same words as another entity",
+            f"{data.path}: {len(lost)} of {total} entities cannot be predicted and count as missed, the first in "
+            f"{lost[0]}. They are longer than max_span_words={max_span_words} or a window, or have the same words as "
+            "another entity",
             stacklevel=2,
         )
     return examples
@@ -128,7 +133,7 @@ def _windows(
 
 
 def _holds(example: SpanExample, first: int, last: int) -> bool:
-    """Whether a span of words belongs to the example."""
+    """Whether a span of words, as indices into ``word_tokens``, belongs to the example."""
     rows = example.word_tokens
     if first < 0 or last >= len(rows) or last - first >= example.max_span_words:
         return False
@@ -139,10 +144,10 @@ class Spans(NamedTuple):
     """The spans of several examples, one example after the other.
 
     Fields (W words, S spans):
-        word_rows: int64 (W,), the packed rows of the words' first subwords.
-        last_words: int64 (W,), the last word of each word's example.
+        word_rows: int64 (W,), indices of the packed rows of the words' first subwords.
+        last_words: int64 (W,), index of the last word of each word's example.
         starts, ends: int64 (S,), first and last word of each span as indices into ``word_rows``; starts ascend.
-        owned: bool (S,), whether the span belongs to its example.
+        owned: bool (S,), whether the span belongs to its example's window.
     """
 
     word_rows: Tensor
@@ -153,7 +158,7 @@ class Spans(NamedTuple):
 
 
 def enumerate_spans(examples: Sequence[SpanExample]) -> Spans:
-    """Every span of up to ``max_span_words`` words inside each example."""
+    """Every span of at most ``max_span_words`` words in each example."""
     int64 = lambda values: torch.tensor(list(values), dtype=torch.int64)
     counts = int64(len(e.word_tokens) for e in examples)
     of_words = lambda values: torch.repeat_interleave(values, counts)
@@ -174,11 +179,12 @@ def enumerate_spans(examples: Sequence[SpanExample]) -> Spans:
 
 
 def spans_of(example: SpanExample) -> tuple[Tensor, Tensor]:
-    """(first words, last words) of the example's spans, int64 (spans,) each, in the order of a batch."""
+    """(first words, last words) of the spans that belong to the example, int64 (spans,) each, as word indices of the
+    sentence. The order is that of a batch.
+    """
     spans = enumerate_spans([example])
-    return spans.starts[spans.owned] + example.first_word, spans.ends[
-        spans.owned
-    ] + example.first_word
+    starts, ends = spans.starts[spans.owned], spans.ends[spans.owned]
+    return starts + example.first_word, ends + example.first_word
 
 
 def collate_spans(examples: Sequence[SpanExample]) -> dict[str, Any]:
@@ -186,8 +192,8 @@ def collate_spans(examples: Sequence[SpanExample]) -> dict[str, Any]:
 
     Returns, for W words, S spans and K words of the longest span:
         "batch": PackedBatch.
-        "word_rows": int64 (W,), the packed rows of the words' first subwords.
-        "windows": int64 (W, K), each word and the K - 1 words after it; the sentence's last word is repeated.
+        "word_rows": int64 (W,), indices of the packed rows of the words' first subwords.
+        "windows": int64 (W, K), indices of each word and the K - 1 words after it; the example's last word is repeated.
         "starts", "ends": int64 (S,), first and last word of each span as indices into "word_rows".
         "labels": int64 (S,), the class of each span, 0 for none; absent if an example has no labels.
     """

@@ -1,12 +1,13 @@
-"""A tokenised corpus on disk that need not fit in memory: reading it, and packing it into training examples.
+"""A token store: a tokenised corpus on disk that need not fit in memory. Reads it and packs it into training examples.
 
-store/manifest.json                    what the store holds, with checksums; written last
-store/tokenizer.json                   the tokenizer
-store/shard-00000/tokens.npy           uint16 or uint32, see SentenceTokens
-store/shard-00000/sentences.npy        int64, sentence_ends
-store/shard-00000/documents.npy        int64, document_ends
-store/shard-00000/shard.json           counts, language, checksums
-store/packed/<packing>-<size>[-<seed>]/  extents of examples, made when a run first asks for them
+store/manifest.json                      settings, and the shards with their counts and checksums; written last
+store/settings.json                      settings; written first
+store/tokenizer.json                     the tokenizer
+store/shard-00000/tokens.npy             uint16 or uint32, SentenceTokens.tokens
+store/shard-00000/sentences.npy          int64, SentenceTokens.sentence_ends
+store/shard-00000/documents.npy          int64, SentenceTokens.document_ends
+store/shard-00000/shard.json             the shard's counts, language and checksums
+store/packed/<packing>-<size>[-<seed>]/  extents of the examples; written when they are first used
 """
 
 import hashlib
@@ -27,33 +28,46 @@ from fastenc._progress import progress_bar
 from fastenc.data.batching import Group
 from fastenc.data.blocks import check_block_size
 from fastenc.data.languages import smoothed_shares
-from fastenc.data.packings import PLANS
+from fastenc.data.packings import PACKING_RULES
 from fastenc.data.segments import NO_PAIR
 from fastenc.data.sentences import SentenceTokens
 from fastenc.models.tokenizers import load_tokenizer, special_tokens
 
 FORMAT = 1
 MANIFEST, SETTINGS, SHARD = "manifest.json", "settings.json", "shard.json"
-PARTS = ("tokens", "sentences", "documents")
-COLUMNS = ("shard", "start", "split", "stop", "document", "length")
-# Of every language one example in twenty is held out, but of all languages together about two thousand.
+ARRAYS = ("tokens", "sentences", "documents")  # files of a shard
+COLUMNS = (
+    "shard",
+    "start",
+    "split",
+    "stop",
+    "document",
+    "length",
+)  # int32 each, one row for each example
+# One example in twenty of each language is held out, but at most about two thousand over all languages.
 HELD_OUT_ONE_IN, HELD_OUT_LIMIT = 20, 2000
 
 
 class TokenStore:
-    """A finished store. Only its manifest is in memory; the other files are memory-mapped.
+    """A finished store. Its manifest is read into memory; the other files are memory-mapped.
 
-    Raises: ValueError if the folder is no store, is unfinished or has another format, or if a shard's file is missing
-        or has another size than was written.
+    Fields:
+        manifest: the contents of manifest.json.
+        shards: the manifest's entries of the shards that have tokens.
+    Raises: ValueError if the folder is no store or an unfinished one, if its format is another one, or if a shard's
+        file is missing or does not have its recorded size.
     """
 
     def __init__(self, folder: str | Path):
         self.folder = Path(folder)
         if not is_store(folder):
-            raise ValueError(f"{folder} is no token store: make one with fastenc prepare")
+            raise ValueError(
+                f"{folder} must be a token store, got another folder or none: make one with fastenc prepare"
+            )
         if not (self.folder / MANIFEST).is_file():
             raise ValueError(
-                f"{folder} is a token store that is not finished: run fastenc prepare again with --resume"
+                f"{folder} must be a finished token store, got an unfinished one: run fastenc prepare again with "
+                "--resume"
             )
         self.manifest = _read_json(self.folder / MANIFEST)
         if self.manifest["format"] != FORMAT:
@@ -62,8 +76,8 @@ class TokenStore:
             )
         self.shards = [entry for entry in self.manifest["shards"] if entry["tokens"]]
         for entry in self.shards:
-            for part, (size, _) in entry["files"].items():
-                path = self._path(entry, part)
+            for array_name, (size, _) in entry["files"].items():
+                path = self._path(entry, array_name)
                 found = path.stat().st_size if path.is_file() else "no file"
                 if found != size:
                     raise _damaged(path, f"{size} bytes", found)
@@ -71,17 +85,25 @@ class TokenStore:
 
     @property
     def tokens(self) -> int:
+        """Number of tokens of all shards."""
         return sum(entry["tokens"] for entry in self.shards)
 
     @property
     def languages(self) -> list[str]:
+        """Names of the languages, in the order of their shards."""
         return list(dict.fromkeys(entry["language"] for entry in self.shards))
 
     def tokenizer(self) -> Any:
+        """The ``tokenizers.Tokenizer`` that the store was written with."""
         return load_tokenizer(self.folder)
 
     def check_tokenizer(self, tokenizer: Any, owner: str) -> None:
-        """Raises: ValueError for another tokenizer than the store was written with."""
+        """Compare a tokenizer with the store's.
+
+        Args:
+            owner: file or folder of the tokenizer, for the message.
+        Raises: ValueError if the store was written with another tokenizer.
+        """
         if (found := fingerprint(tokenizer)) != self.manifest["tokenizer"]:
             raise ValueError(
                 f"{self.folder} holds tokens of another tokenizer (fingerprint {self.manifest['tokenizer'][:12]}) than "
@@ -89,30 +111,31 @@ class TokenStore:
             )
 
     def shard(self, number: int) -> SentenceTokens:
-        """A shard's tokens and ends, memory-mapped."""
+        """A shard's tokens and ends, memory-mapped; ``number`` is an index of ``shards``."""
         if number not in self._open:
             numpy, entry = require("numpy", extra="train"), self.shards[number]
             try:
-                # A plain array over the map: numpy.memmap's own indexing is several times slower.
-                parts = [
-                    numpy.asarray(numpy.load(self._path(entry, part), mmap_mode="r"))
-                    for part in PARTS
+                # A plain array over the mapped memory is indexed faster than numpy.memmap, whose every slice is a new
+                # memmap object.
+                arrays = [
+                    numpy.asarray(numpy.load(self._path(entry, array_name), mmap_mode="r"))
+                    for array_name in ARRAYS
                 ]
             except (OSError, ValueError) as error:
                 raise _damaged(self._path(entry, "tokens"), "readable arrays", error) from error
-            self._open[number] = SentenceTokens(*parts)
+            self._open[number] = SentenceTokens(*arrays)
         return self._open[number]
 
     def verify(self, number: int) -> None:
-        """Raises: ValueError when a shard's bytes are not those that were written."""
+        """Raises: ValueError if the checksums of a shard's files are not those that were recorded."""
         entry = self.shards[number]
-        for part, (_, expected) in entry["files"].items():
-            path = self._path(entry, part)
+        for array_name, (_, expected) in entry["files"].items():
+            path = self._path(entry, array_name)
             if (found := file_checksum(path)) != expected:
                 raise _damaged(path, f"checksum {expected[:12]}", found[:12])
 
     def count_tokens(self) -> Tensor:
-        """Occurrences of each token: int64 (vocabulary,)."""
+        """Number of occurrences of each token id: int64 (vocabulary,)."""
         counts = torch.zeros(self.manifest["vocab_size"], dtype=torch.int64)
         for number in range(len(self.shards)):
             tokens: Any = self.shard(number).tokens
@@ -124,16 +147,25 @@ class TokenStore:
     def pack(
         self, packing: str, block_size: int, seed: int = 0, *, show_progress: bool | None = None
     ) -> Path:
-        """Find the extents of all examples and store them; later calls return the same folder.
+        """Find the extents of all examples and write them to a folder. Later calls return the same folder.
 
         The checksums of every shard are verified first. No example crosses the end of a shard. The last examples of
         each language (one in twenty, at most about 2,000 over all languages) are held out.
+
+        Args:
+            packing: a name in ``PACKING_RULES``.
+            block_size: largest number of tokens of an example, special tokens included.
+            seed: of a packing with random lengths.
+            show_progress: None shows a bar if stderr is a terminal.
         Raises: ValueError for an unknown packing, a block_size below 8, a damaged shard, or no example.
         """
-        if packing not in PLANS:
-            raise ValueError(f"packing must be one of {', '.join(PLANS)}, got {packing!r}")
+        if packing not in PACKING_RULES:
+            raise ValueError(
+                f"packing must be one of {', '.join(PACKING_RULES)}, got {packing!r}: give one of them"
+            )
         check_block_size(block_size)
-        key = (packing, block_size, seed) if PLANS[packing].is_random else (packing, block_size)
+        is_random = PACKING_RULES[packing].is_random
+        key = (packing, block_size, seed) if is_random else (packing, block_size)
         folder = self.folder / "packed" / "-".join(map(str, key))
         if not folder.is_dir():
             numbers = progress_bar(range(len(self.shards)), "packing", "shard", show_progress)
@@ -172,27 +204,33 @@ class TokenStore:
         (folder / "all.bin").unlink()
         (folder / "counts.json").write_text(json.dumps(counts, indent=1), encoding="utf-8")
 
-    def examples(self, packing: str, block_size: int, seed: int = 0, part: str = "train"):
-        """:class:`StoredExamples` of a packing that :meth:`pack` has made; ``part``: "train" or "held_out"."""
-        folder = self.pack(packing, block_size, seed)
-        counts = _read_json(folder / "counts.json")[part]
-        return StoredExamples(self, packing, folder / f"{part}.bin", counts)
+    def examples(self, packing: str, block_size: int, seed: int = 0, subset: str = "train"):
+        """The :class:`StoredExamples` of a packing, which :meth:`pack` makes first if it does not exist.
 
-    def _path(self, entry: dict[str, Any], part: str) -> Path:
-        return self.folder / entry["name"] / f"{part}.npy"
+        Args:
+            packing, block_size, seed: as in :meth:`pack`.
+            subset: "train" or "held_out".
+        """
+        folder = self.pack(packing, block_size, seed)
+        counts = _read_json(folder / "counts.json")[subset]
+        return StoredExamples(self, packing, folder / f"{subset}.bin", counts)
+
+    def _path(self, entry: dict[str, Any], array_name: str) -> Path:
+        return self.folder / entry["name"] / f"{array_name}.npy"
 
 
 class StoredExamples(Sequence):
-    """Training examples of a store, read from disk when they are asked for.
+    """Training examples of a store, read from disk when they are indexed.
 
     Fields:
-        lengths: int32 (examples,), tokens of each; memory-mapped.
-        documents: numpy int32 (examples,), number of the document that each begins in, ascending; memory-mapped.
+        lengths: int32 (examples,), number of tokens of each example; memory-mapped.
+        documents: numpy int32 (examples,), number of the document that each example begins in, ascending;
+            memory-mapped.
         languages: {language: number of examples}; the examples are in this order.
     """
 
     def __init__(self, store: TokenStore, packing: str, path: Path, counts: dict[str, int]):
-        self.store, self.plan = store, PLANS[packing]
+        self.store, self.rule = store, PACKING_RULES[packing]
         self.languages = {language: count for language, count in counts.items() if count}
         shape = (sum(counts.values()), len(COLUMNS))
         if path.stat().st_size != 4 * shape[0] * shape[1]:
@@ -210,18 +248,20 @@ class StoredExamples(Sequence):
 
     def __getitem__(self, index):
         if not -len(self) <= index < len(self):
-            raise IndexError(f"example {index} of {len(self)}")
+            raise IndexError(
+                f"the index must be below {len(self)}, the number of examples, got {index}"
+            )
         shard, start, split, stop, document, _ = self._rows[index].tolist()
         tokens = self.store.shard(shard).tokens
-        return self.plan.example(tokens, (start, split, stop, document), self.special)
+        return self.rule.example(tokens, (start, split, stop, document), self.special)
 
     def second_lengths(self, indices: Tensor) -> Tensor:
-        """int32: lengths of the second segments of the pairs with these indices."""
+        """Number of tokens of the second segments of the pairs with these indices: int32 (indices,)."""
         rows = self._rows[indices]
         return rows[:, 3] - rows[:, 2]
 
     def groups(self, alpha: float) -> list[Group]:
-        """The languages, with shares smoothed by ``alpha``."""
+        """A group for each language, with its share smoothed by ``alpha`` as in :func:`smoothed_shares`."""
         shares = smoothed_shares(self.languages, alpha)
         stops = list(accumulate(self.languages.values()))
         starts = [0, *stops[:-1]]
@@ -234,29 +274,35 @@ def is_store(folder: str | Path) -> bool:
 
 
 def fingerprint(tokenizer: Any) -> str:
-    """A hash of every setting of the tokenizer that changes the tokens of a text."""
-    parts = json.loads(tokenizer.to_str())
-    kept = {name: value for name, value in parts.items() if name not in ("truncation", "padding")}
+    """SHA-256 of every setting of the tokenizer that affects the tokens of a text: all but truncation and padding."""
+    settings = json.loads(tokenizer.to_str())
+    kept = {
+        name: value for name, value in settings.items() if name not in ("truncation", "padding")
+    }
     text = json.dumps(kept, sort_keys=True, ensure_ascii=False)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def file_checksum(path: Path) -> str:
+    """SHA-256 of a file's bytes, in hexadecimal."""
     with open(path, "rb") as file:
         digest = hashlib.sha256()
-        while piece := file.read(2**20):
-            digest.update(piece)
+        while data := file.read(2**20):
+            digest.update(data)
     return digest.hexdigest()
 
 
 def _rows(
     text: SentenceTokens, packing: str, block_size: int, rng: Random, number: int, documents: int
 ) -> Iterator[array]:
-    """The rows of the index for a shard, a few thousand at a time."""
-    plan = PLANS[packing]
+    """The values of ``COLUMNS`` for the examples of shard ``number``, a few thousand examples at a time.
+
+    ``documents``: number of documents in the shards before.
+    """
+    rule = PACKING_RULES[packing]
     rows = array("i")
-    for start, split, stop, document in plan.extents(text, block_size, rng):
-        length = stop - start + plan.special
+    for start, split, stop, document in rule.extents(text, block_size, rng):
+        length = stop - start + rule.special
         rows.extend((number, start, split, stop, documents + document, length))
         if len(rows) >= 2**16:
             yield rows
@@ -265,14 +311,15 @@ def _rows(
 
 
 def _copy(source, target, size: int) -> None:
+    """Copy the next ``size`` bytes."""
     while size:
-        piece = source.read(min(size, 2**20))
-        if not piece:
+        data = source.read(min(size, 2**20))
+        if not data:
             raise OSError(
-                f"{source.name} ended {size} bytes too early: is another process writing there?"
+                f"{source.name} ended {size} bytes too early: end other processes that write there, and try again"
             )
-        target.write(piece)
-        size -= len(piece)
+        target.write(data)
+        size -= len(data)
 
 
 def _read_json(path: Path) -> Any:
@@ -285,10 +332,10 @@ def _read_json(path: Path) -> Any:
 def _damaged(path: Path, expected: Any, found: Any) -> ValueError:
     if path.name == MANIFEST:
         remedy = (
-            f"Remove it and run fastenc prepare again with --resume, which writes {path.name} anew"
+            f"Remove it and run fastenc prepare again with --resume, which writes {path.name} again"
         )
     elif "packed" in path.parts:
-        remedy = f"Remove {path.parent}, which is made again when it is needed"
+        remedy = f"Remove {path.parent}; it is written again when it is needed"
     else:
-        remedy = f"Remove {path.parent} and run fastenc prepare again with --resume, which writes it anew"
+        remedy = f"Remove {path.parent} and run fastenc prepare again with --resume, which writes it again"
     return ValueError(f"{path} is damaged: it should have {expected}, got {found}. {remedy}")

@@ -1,4 +1,4 @@
-"""Writes a token store: several processes tokenise the shards, and each shard is renamed into place when complete."""
+"""Writes a token store. Several processes tokenise shards; a shard's folder gets its name when it is complete."""
 
 import hashlib
 import json
@@ -29,10 +29,10 @@ from fastenc.data.store import (
 from fastenc.models.tokenizers import load_tokenizer, save_tokenizer, special_tokens
 
 SHARD_CHARACTERS = 2**25
-NO_TEXT = "there is no text to prepare: every document is empty"
+NO_TEXT = "there is no text to prepare, every document is empty: give documents with text"
 
 
-class _Piece(NamedTuple):
+class _ShardTexts(NamedTuple):
     """The texts of one shard."""
 
     number: int
@@ -62,21 +62,26 @@ def write_store(
 ) -> TokenStore:
     """Tokenise documents into shards of about ``shard_characters`` characters.
 
-    A killed writer loses the shards that it was writing. ``resume`` reads the texts again, keeps every finished shard
-    whose texts and files have not changed, and writes the others. The result depends neither on the number of
-    processes nor on kills. Memory: the texts of a few shards.
+    A killed call loses the shards that it was writing. With ``resume``, the texts are read again, finished shards are
+    kept if their texts and files have not changed, and the other shards are written. The result depends neither on the
+    number of processes nor on interruptions. Memory: the texts of a few shards.
 
     Args:
+        folder: the store to write.
         texts: {language: documents}; {"": documents} if languages do not matter.
-        tokenizer: its tokens are stored, 2 bytes each for vocabularies up to 65,536, else 4.
+        tokenizer: a ``tokenizers.Tokenizer``. Token ids have 2 bytes for vocabularies of at most 65,536 tokens, else 4.
         processes: number of processes that tokenise; 1 tokenises in this process.
+        shard_characters: a shard ends with the document that reaches this number of characters.
+        resume: continue an unfinished store.
+        show_progress: None shows a bar if stderr is a terminal.
     Raises: ValueError if the folder is not empty and ``resume`` is False, if the tokenizer, the settings or the texts
-        are not those that the store was begun with, or if there is no text; then no folder is left behind.
+        are not those that the store was begun with, or if all documents are empty. In the last case no folder is left
+        behind.
     """
     folder = Path(folder)
     for name, value in (("processes", processes), ("shard_characters", shard_characters)):
         if value < 1:
-            raise ValueError(f"{name} must be at least 1, got {value}")
+            raise ValueError(f"{name} must be at least 1, got {value}: give more")
     if tokenizer.get_vocab_size() <= len(special_tokens(tokenizer).all):
         raise ValueError(
             "the tokenizer must have tokens beside its special ones, got a vocabulary of "
@@ -90,42 +95,51 @@ def write_store(
         "languages": list(texts),
     }
     _check_begun(folder, settings, resume)
-    counted = {"empty documents": 0}
-    pieces = _pieces(texts, shard_characters, counted)
-    if (first := next(pieces, None)) is None:
+    counts = {"empty documents": 0}
+    all_texts = _texts_of_shards(texts, shard_characters, counts)
+    if (first := next(all_texts, None)) is None:
         raise ValueError(NO_TEXT)
     _begin(folder, settings, tokenizer)
-    bar = progress_bar(chain([first], pieces), "preparing", "shard", show_progress)
+    bar = progress_bar(chain([first], all_texts), "preparing", "shard", show_progress)
     shards = list(_write_shards(folder, bar, tokenizer, processes))
-    if not sum(entry["tokens"] for entry in shards):  # such as text of control characters only
+    if not sum(
+        entry["tokens"] for entry in shards
+    ):  # for example, if all characters are control characters
         shutil.rmtree(folder)
         raise ValueError(NO_TEXT)
     for path in folder.glob("shard-*"):
         if path.name not in {entry["name"] for entry in shards}:
             raise ValueError(
-                f"{path} holds a shard of text that is no longer there: give the texts it was begun with, or another "
-                "output"
+                f"{path} was written from a text that is not given now: give the texts that the store was begun with, "
+                "or another output"
             )
-    text = json.dumps({**settings, **counted, "shards": shards}, indent=1)
+    text = json.dumps({**settings, **counts, "shards": shards}, indent=1)
     manifest = folder / MANIFEST
     if not (manifest.is_file() and manifest.read_text(encoding="utf-8") == text):
-        shutil.rmtree(folder / "packed", ignore_errors=True)  # it indexes other shards
+        shutil.rmtree(
+            folder / "packed", ignore_errors=True
+        )  # its extents are those of the old shards
     write_atomically(folder / MANIFEST, lambda path: path.write_text(text, encoding="utf-8"))
     return TokenStore(folder)
 
 
 def _check_begun(folder: Path, settings: dict[str, Any], resume: bool) -> None:
+    """Raises: ValueError if the folder holds files and cannot be resumed with these settings."""
     if not folder.is_dir() or not any(folder.iterdir()):
         return
     if not (folder / SETTINGS).is_file():
-        raise ValueError(f"{folder} must be an empty folder or a store, got one with files")
+        raise ValueError(
+            f"{folder} must be an empty folder or a store, got one with other files: give another output"
+        )
     if not resume:
-        raise ValueError(f"{folder} holds a store: resume it, or give another output")
+        raise ValueError(
+            f"{folder} must be empty, got a store: resume it (--resume), or give another output"
+        )
     begun = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
     for name, value in settings.items():
         if begun.get(name) != value:
             raise ValueError(
-                f"{folder} was begun with {name}={begun.get(name)!r}, now it is {value!r}: use the same, or "
+                f"{folder} was begun with {name}={begun.get(name)!r}, got {value!r}: use the same value, or give "
                 "another output"
             )
 
@@ -137,42 +151,43 @@ def _begin(folder: Path, settings: dict[str, Any], tokenizer: Any) -> None:
     save_tokenizer(tokenizer, folder)
 
 
-def _pieces(
-    texts: Mapping[str, Iterable[str]], shard_characters: int, counted: dict[str, int]
-) -> Iterator[_Piece]:
+def _texts_of_shards(
+    texts: Mapping[str, Iterable[str]], shard_characters: int, counts: dict[str, int]
+) -> Iterator[_ShardTexts]:
+    """The texts of each shard, in order. Empty documents are counted in ``counts`` and left out."""
     number = 0
     for language, documents in texts.items():
-        piece, size = _Piece(number, language, []), 0
+        shard, size = _ShardTexts(number, language, []), 0
         for document in documents:
             if not document.strip():
-                counted["empty documents"] += 1
+                counts["empty documents"] += 1
                 continue
-            piece.documents.append(document)
+            shard.documents.append(document)
             size += len(document)
             if size >= shard_characters:
-                yield piece
+                yield shard
                 number += 1
-                piece, size = _Piece(number, language, []), 0
-        if piece.documents:
-            yield piece
+                shard, size = _ShardTexts(number, language, []), 0
+        if shard.documents:
+            yield shard
             number += 1
 
 
 def _write_shards(
-    folder: Path, pieces: Iterable[_Piece], tokenizer: Any, processes: int
+    folder: Path, all_texts: Iterable[_ShardTexts], tokenizer: Any, processes: int
 ) -> Iterator[dict[str, Any]]:
-    """The manifest's entries of the shards in order. At most two more shards than processes are in work."""
+    """The manifest's entries of the shards, in order. The texts of at most ``processes + 2`` shards are in memory."""
     if processes == 1:
-        for piece in pieces:
-            yield _kept(folder, piece) or _write_shard(folder, piece, tokenizer)
+        for texts in all_texts:
+            yield _kept(folder, texts) or _write_shard(folder, texts, tokenizer)
         return
     context = multiprocessing.get_context("spawn")  # torch's threads do not survive a fork
     waiting: deque = deque()
     with ProcessPoolExecutor(processes, context, _start_worker, (folder,)) as workers:
         try:
-            for piece in pieces:
-                kept = _kept(folder, piece)
-                waiting.append(kept or workers.submit(_work, folder, piece))
+            for texts in all_texts:
+                kept = _kept(folder, texts)
+                waiting.append(kept or workers.submit(_write_in_worker, folder, texts))
                 if len(waiting) >= processes + 2:
                     yield _result(waiting.popleft())
             while waiting:
@@ -182,29 +197,30 @@ def _write_shards(
 
 
 def _result(entry: Any) -> dict[str, Any]:
+    """The manifest's entry of a shard that was kept (a dict), or that a worker writes (a future)."""
     return entry if isinstance(entry, dict) else entry.result()
 
 
-def _kept(folder: Path, piece: _Piece) -> dict[str, Any] | None:
-    """The entry of a shard that is finished. A shard with damaged files is removed.
+def _kept(folder: Path, texts: _ShardTexts) -> dict[str, Any] | None:
+    """The manifest's entry of a shard that is already finished, else None. A shard with damaged files is removed.
 
-    Raises: ValueError when it was written from other texts.
+    Raises: ValueError if the shard was written from other texts.
     """
-    shard = folder / piece.name
+    shard = folder / texts.name
     if not shard.is_dir():
         return None
     try:
         entry = json.loads((shard / SHARD).read_text(encoding="utf-8"))
-        sound = all(
-            file_checksum(shard / f"{part}.npy") == checksum
-            for part, (_, checksum) in entry["files"].items()
+        intact = all(
+            file_checksum(shard / f"{array_name}.npy") == checksum
+            for array_name, (_, checksum) in entry["files"].items()
         )
     except (OSError, ValueError):
-        sound = False
-    if not sound:
+        intact = False
+    if not intact:
         shutil.rmtree(shard)
         return None
-    if entry["source"] != piece.checksum():
+    if entry["source"] != texts.checksum():
         raise ValueError(
             f"{shard} was written from other texts than those given now: give the same texts in the same order, or "
             "another output"
@@ -212,9 +228,10 @@ def _kept(folder: Path, piece: _Piece) -> dict[str, Any] | None:
     return entry
 
 
-def _write_shard(folder: Path, piece: _Piece, tokenizer: Any) -> dict[str, Any]:
+def _write_shard(folder: Path, texts: _ShardTexts, tokenizer: Any) -> dict[str, Any]:
+    """Write a shard and return its entry in the manifest."""
     numpy = require("numpy", extra="train")
-    text = tokenize_documents(piece.documents, tokenizer, show_progress=False)
+    text = tokenize_documents(texts.documents, tokenizer, show_progress=False)
     small = tokenizer.get_vocab_size() <= 2**16
     arrays = {
         "tokens": numpy.asarray(text.tokens, dtype=numpy.uint16 if small else numpy.uint32),
@@ -222,42 +239,42 @@ def _write_shard(folder: Path, piece: _Piece, tokenizer: Any) -> dict[str, Any]:
         "documents": numpy.asarray(text.document_ends, dtype=numpy.int64),
     }
     entry = {
-        "name": piece.name,
-        "language": piece.language,
+        "name": texts.name,
+        "language": texts.language,
         "documents": len(text.document_ends),
         "sentences": len(text.sentence_ends),
         "tokens": len(text.tokens),
-        "source": piece.checksum(),
+        "source": texts.checksum(),
     }
 
     def write(hidden: Path) -> None:
         files = {}
-        for part, values in arrays.items():
-            path = hidden / f"{part}.npy"
+        for array_name, values in arrays.items():
+            path = hidden / f"{array_name}.npy"
             numpy.save(path, values)
-            files[part] = path.stat().st_size, file_checksum(path)
+            files[array_name] = path.stat().st_size, file_checksum(path)
         entry["files"] = files
         (hidden / SHARD).write_text(json.dumps(entry, indent=1), encoding="utf-8")
 
-    write_folder(folder / piece.name, write)
+    write_folder(folder / texts.name, write)
     return json.loads(json.dumps(entry))
 
 
-_tokenizer: Any = None  # a worker's own
+_tokenizer: Any = None  # of this worker process
 
 
 def _start_worker(folder: Path) -> None:
     global _tokenizer
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes are the parallelism
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the worker processes already use the cores
     _tokenizer = load_tokenizer(folder)
     Thread(target=_end_with_parent, daemon=True).start()
 
 
 def _end_with_parent() -> None:
-    """A killed parent cannot tell its workers to stop; they would wait for work for ever."""
+    """End this worker with its parent. A killed parent cannot stop its workers, which would wait for work forever."""
     multiprocessing.parent_process().join()  # type: ignore[union-attr]
     os._exit(1)
 
 
-def _work(folder: Path, piece: _Piece) -> dict[str, Any]:
-    return _write_shard(folder, piece, _tokenizer)
+def _write_in_worker(folder: Path, texts: _ShardTexts) -> dict[str, Any]:
+    return _write_shard(folder, texts, _tokenizer)

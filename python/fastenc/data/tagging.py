@@ -18,12 +18,14 @@ LABEL_SCHEMES = ("first", "all")
 class TaggingExample(NamedTuple):
     """A window of a sentence, ready for the model.
 
+    Each token is predicted from the window that owns it (:func:`fastenc.models.windows.cut_windows`).
+
     Fields:
-        labels: a class for each token, -100 where there is nothing to learn; None if tags are to be predicted.
+        labels: a class for each token, -100 for tokens without a label; None if tags are to be predicted.
         sentence: index of the sentence in the data.
-        first: index of the first token that is taken from this window.
-        word_ids: the word of each token that is taken from this window.
-        word_starts: indices of those tokens that begin a word.
+        first: index in ``input_ids`` of the first token that the window owns.
+        word_ids: for each token that the window owns, the index of its word in the sentence.
+        word_starts: indices in ``input_ids`` of the owned tokens that begin a word.
     """
 
     input_ids: list[int]
@@ -49,12 +51,17 @@ def encode_tagged(
     first such word.
 
     Args:
-        label_scheme: "first" labels the first subword of a word, "all" labels all; unlabelled ones get -100.
-    Raises: ValueError when ``max_length`` leaves no room for a token, for another label_scheme, and with file and
-        line for a word whose tag is missing or not among ``label_names``.
+        max_length: largest number of tokens of a window, special tokens included.
+        label_names: the tags in the order of their class indices.
+        label_scheme: "first" labels the first subword of each word, "all" labels all subwords. The others get -100.
+        show_progress: None shows a bar if stderr is a terminal.
+    Raises: ValueError if ``max_length`` leaves no room for a token, for another label_scheme, and with file and line
+        for a word whose tag is missing or not in ``label_names``.
     """
     if label_scheme not in LABEL_SCHEMES:
-        raise ValueError(f"label_scheme must be one of {LABEL_SCHEMES}, got {label_scheme!r}")
+        raise ValueError(
+            f"label_scheme must be one of {LABEL_SCHEMES}, got {label_scheme!r}: give one of them"
+        )
     check_room(max_length)
     labelled = bool(data.label_names)
     if labelled:
@@ -77,7 +84,10 @@ def _windows(
     special: SpecialTokens,
     label_scheme: str,
 ) -> Iterator[TaggingExample]:
-    """The examples of one sentence: its tokens as (word, token id), and the class of each word."""
+    """The examples of one sentence.
+
+    ``tokens``: (index of the word, token id) of each token. ``classes``: the class of each word.
+    """
     words = [word for word, _ in tokens]
     begins = [i == 0 or words[i - 1] != word for i, word in enumerate(words)]
     for start, stop, own_start, own_stop in cut_windows(len(tokens), max_length - 2):
@@ -103,7 +113,7 @@ def collate_tagging(examples: Sequence[TaggingExample]) -> dict[str, Any]:
     """The model's arguments.
 
     Returns: {"batch": PackedBatch, "labels": int64 (total_tokens,),
-        "word_rows": int64 (total_words,), the packed rows of the words' first subwords,
+        "word_rows": int64 (total_words,), indices of the packed rows of the words' first subwords,
         "cu_words": int32 (batch+1,), the offsets of the sequences in word_rows}; only "batch" without labels.
     """
     batch = pack_sequences([example.input_ids for example in examples])

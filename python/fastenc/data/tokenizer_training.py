@@ -1,4 +1,4 @@
-"""Learns tokenizers of the ``tokenizers`` library from texts."""
+"""Trains tokenizers of the ``tokenizers`` library on texts."""
 
 import sys
 from collections import Counter
@@ -20,33 +20,37 @@ def train_tokenizer(
     lowercase: bool | None = None,
     show_progress: bool | None = None,
 ) -> Any:
-    """Learn a vocabulary from texts.
+    """Train a tokenizer on texts.
 
     Args:
-        texts: read up to three times and not kept in memory, except an iterator, which can be read only once.
+        texts: read up to three times and not kept in memory. An iterator can be read only once, so its texts are kept.
         kind: "wordpiece" (BERT), "bpe" (byte-level, RoBERTa) or "unigram" (XLM-R).
         vocab_size: largest number of tokens, special tokens included. WordPiece keeps at most an eighth of it (at
             least 1000) for characters, the most frequent ones, so that rare scripts do not displace words.
         lowercase: lower-case the texts and strip accents; None: for WordPiece only.
         show_progress: None shows a bar if stderr is a terminal.
-    Returns: a ``tokenizers.Tokenizer`` that adds the family's special tokens around one and two texts.
-    Numerics: the same texts give the same WordPiece or BPE tokenizer, to the bit. The order in which the library sums
-        Unigram's probabilities varies, so scores, and pieces with almost equal scores, may differ.
-    Raises: ValueError for an unknown kind, no text, or a vocabulary too small for the special tokens and the alphabet.
+    Returns: a ``tokenizers.Tokenizer`` that adds the family's special tokens to single texts and to pairs.
+    Numerics: the same texts give exactly the same WordPiece or BPE tokenizer. The order in which the library sums
+        Unigram's probabilities varies. So scores may differ by rounding, and of pieces with almost equal scores another
+        one may be kept.
+    Raises: ValueError for an unknown kind, if all texts are empty, or for a ``vocab_size`` too small for the special
+        tokens and the characters of the texts.
     Source: Sennrich et al. 2016, arXiv:1508.07909 (BPE); Kudo 2018, arXiv:1804.10959 (Unigram);
         Wu et al. 2016, arXiv:1609.08144 (WordPiece).
     """
     if kind not in KINDS:
-        raise ValueError(f"kind must be one of {KINDS}, got {kind!r}")
+        raise ValueError(f"kind must be one of {KINDS}, got {kind!r}: give one of them")
     if isinstance(texts, Iterator):
         texts = list(texts)
     if not any(text.strip() for text in texts):
-        raise ValueError("a tokenizer needs texts to learn from, got none that is not empty")
+        raise ValueError(
+            "a tokenizer needs texts to learn from, got none that is not empty: give texts with words"
+        )
     library = require("tokenizers", extra="models")
     lowercase = kind == "wordpiece" if lowercase is None else lowercase
     show = sys.stderr.isatty() if show_progress is None else show_progress
-    parts = {"wordpiece": _wordpiece, "bpe": _byte_level_bpe, "unigram": _unigram}[kind]
-    tokenizer, trainer = parts(library, lowercase, texts, vocab_size=vocab_size, show_progress=show)
+    build = {"wordpiece": _wordpiece, "bpe": _byte_level_bpe, "unigram": _unigram}[kind]
+    tokenizer, trainer = build(library, lowercase, texts, vocab_size=vocab_size, show_progress=show)
     too_small = (
         f"vocab_size must hold the {len(BERT_TOKENS)} special tokens and every character of the texts, got "
         f"{vocab_size}: give more"
@@ -55,26 +59,29 @@ def train_tokenizer(
         length = len(texts) if isinstance(texts, Sized) else None
         tokenizer.train_from_iterator(texts, trainer, length=length)
     except Exception as error:
-        if type(error) is not Exception:  # of the texts; the library raises bare Exception
+        if (
+            type(error) is not Exception
+        ):  # raised while reading the texts; the library raises bare Exception
             raise
         raise ValueError(f"{too_small} ({error})") from error
     if tokenizer.get_vocab_size() > vocab_size:
         raise ValueError(f"{too_small} (at least {tokenizer.get_vocab_size()})")
     if kind == "wordpiece":
         tokenizer = _only_special(library, tokenizer, BERT_TOKENS)
-    _frame(library, tokenizer, BERT_TOKENS if kind == "wordpiece" else ROBERTA_TOKENS)
+    _add_template(library, tokenizer, BERT_TOKENS if kind == "wordpiece" else ROBERTA_TOKENS)
     return tokenizer
 
 
 def _wordpiece(library, lowercase: bool, texts: Iterable[str], **options):
+    """(tokenizer, trainer) of WordPiece; the two functions below return those of BPE and Unigram."""
     tokenizer = library.Tokenizer(library.models.WordPiece(unk_token="[UNK]"))
     tokenizer.normalizer = library.normalizers.BertNormalizer(lowercase=lowercase)
     tokenizer.pre_tokenizer = library.pre_tokenizers.BertPreTokenizer()
     tokenizer.decoder = library.decoders.WordPiece()
     first, later = _alphabet(tokenizer, texts, limit=max(1000, options["vocab_size"] // 8))
     return tokenizer, library.trainers.WordPieceTrainer(
-        # Without these entries the library would number "##x" in the order of a hash table, which differs between
-        # processes, and would break ties between merges by those numbers.
+        # The library numbers other "##x" in the order of a hash table, which differs between processes, and breaks
+        # ties between merges by these numbers. As special tokens they have fixed numbers.
         special_tokens=[*BERT_TOKENS, *(f"##{character}" for character in later)],
         initial_alphabet=first,
         limit_alphabet=len(first),
@@ -137,13 +144,13 @@ def _unigram(library, lowercase: bool, texts: Iterable[str], **options):
 
 
 def _lowercase(library, decomposition):
-    """Accents can be stripped only from decomposed characters."""
+    """A normalizer that decomposes characters, because accents can only be stripped then, and lower-cases."""
     steps = [decomposition, library.normalizers.StripAccents(), library.normalizers.Lowercase()]
     return library.normalizers.Sequence(steps)
 
 
-def _frame(library, tokenizer, names: tuple[str, ...]) -> None:
-    """[CLS] a [SEP] and [CLS] a [SEP] b [SEP], or RoBERTa's <s> a </s> and <s> a </s></s> b </s>."""
+def _add_template(library, tokenizer, names: tuple[str, ...]) -> None:
+    """Add special tokens to texts: [CLS] a [SEP] and [CLS] a [SEP] b [SEP], or <s> a </s> and <s> a </s></s> b </s>."""
     cls, sep = names[2], names[3]
     bert = names is BERT_TOKENS
     tokenizer.post_processor = library.processors.TemplateProcessing(

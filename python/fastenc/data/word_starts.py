@@ -1,4 +1,4 @@
-"""Where words begin among the tokens of a text, in scripts with and without spaces."""
+"""Finds the tokens that begin a word, in scripts with and without spaces between words."""
 
 import unicodedata
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-LONGEST = 16
+MAX_WORD_TOKENS = 16
 # Blocks of the scripts that put no space between words, and of the punctuation that comes with them.
 UNSPACED = (
     (0x0E00, 0x0FFF),  # Thai, Lao, Tibetan
@@ -27,19 +27,20 @@ UNSPACED = (
 class WordStarts:
     """Finds the tokens that begin a word.
 
-    - Byte-level BPE and Unigram mark the first piece of a word ("Ġx", "▁x"); WordPiece marks the others ("##x").
+    - Byte-level BPE and Unigram mark the first token of a word ("Ġx", "▁x"); WordPiece marks the others ("##x").
     - A special token is a word, and a word begins after it.
-    - Scripts without spaces have such a mark only once in a sentence. There every piece is a word, except pieces that
-      continue a character or add marks to it (vowel signs, tones), and letters of other scripts after it.
-    - A word of more than ``LONGEST`` tokens (a web address, a row of symbols, bytes) is cut into words of
-      ``LONGEST``, because tokens that are masked together must be few compared with a block.
+    - In scripts without spaces, such a mark occurs only once in a sentence. There every token begins a word, except a
+      token that continues a character or adds marks to it (vowel signs, tones). Letters of other scripts continue the
+      word before them.
+    - A word of more than ``MAX_WORD_TOKENS`` tokens (a web address, a row of symbols, bytes) is cut into words of
+      that length. Tokens of a word are masked together, and they must be few compared with a block.
 
     Args:
         tokenizer: a ``tokenizers.Tokenizer``.
-        is_special: bool (vocabulary,).
+        is_special: bool (vocabulary,), whether a token id is a special token.
     Raises: ValueError for a vocabulary that does not mark words.
-    Source: BERT's own tokenizer takes each Han character for a word, but no Kana; the scripts are those of Unicode's
-        line breaking classes ID and SA, and Tibetan (UAX #14).
+    Source: BERT's tokenizer treats each Han character as a word, but not Kana. The scripts are those of Unicode's line
+        breaking classes ID and SA, and Tibetan (UAX #14).
     """
 
     def __init__(self, tokenizer: Any, is_special: Tensor):
@@ -50,7 +51,7 @@ class WordStarts:
             marked = [not piece.startswith("##") for piece in pieces]
             texts = [piece.removeprefix("##").encode() for piece in pieces]
         else:
-            # Take the more frequent mark: "Ġ" is also a letter of Maltese.
+            # "Ġ" is also a letter of Maltese, so the more frequent sign is the mark.
             space = max("▁Ġ", key=lambda sign: sum(piece.startswith(sign) for piece in pieces))
             marked = [piece.startswith(space) for piece in pieces]
             encode = _bytes_of if space == "Ġ" else str.encode
@@ -65,14 +66,19 @@ class WordStarts:
         self._begins = torch.tensor(marked) | torch.tensor(unspaced)
 
     def __call__(self, ids: Tensor) -> Tensor:
-        """bool (tokens,): whether a token is the first of its word. Each special token is a word."""
+        """Whether each token is the first of its word.
+
+        Args:
+            ids: int64 (tokens,), the token ids of running text.
+        Returns: bool (tokens,).
+        """
         special = self.is_special[ids]
         first = self._begins[ids] | special
         first[1:] |= special[:-1]
         first[:1] = True
         positions = torch.arange(len(ids))
         in_word = positions - positions[first][first.long().cumsum(0) - 1]
-        return in_word % LONGEST == 0
+        return in_word % MAX_WORD_TOKENS == 0
 
 
 def _bytes_of(piece: str) -> bytes:
@@ -81,8 +87,10 @@ def _bytes_of(piece: str) -> bytes:
 
 
 def _byte_signs() -> dict[str, bytes]:
-    """{character: byte} of byte-level vocabularies: printable bytes of Latin-1 stand for themselves, the others are
-    U+0100, U+0101, … in order."""
+    """{character: byte} of byte-level vocabularies.
+
+    Printable bytes of Latin-1 stand for themselves. The others are U+0100, U+0101, … in order.
+    """
     printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
     others = [byte for byte in range(256) if byte not in printable]
     signs = {chr(byte): bytes([byte]) for byte in printable}
@@ -90,14 +98,14 @@ def _byte_signs() -> dict[str, bytes]:
 
 
 BYTES = _byte_signs()
-CONTINUATION = bytes(range(0x80, 0xC0))  # bytes of UTF-8 that begin no character
+CONTINUATION = bytes(range(0x80, 0xC0))  # UTF-8 bytes that continue a character
 
 
 def _begins_unspaced(text: bytes) -> bool:
-    """Whether the first character that begins in a text belongs to a script without spaces and is no mark.
+    """Whether the first character that begins in a token's bytes is of a script without spaces and not a mark.
 
-    A byte-level piece may begin with the last bytes of one character and end with the first bytes of another. An
-    incomplete character counts if each of its completions does.
+    A byte-level token may begin with the last bytes of one character and end with the first bytes of another. The
+    answer for an incomplete character is True only if every completion of it is of such a script.
     """
     text = text.lstrip(CONTINUATION)
     whole = text.decode("utf-8", "ignore")[:1]
@@ -110,7 +118,7 @@ def _begins_unspaced(text: bytes) -> bool:
 
 
 def _character(utf8: bytes) -> int:
-    """The code point that the bytes of a character encode, valid or not."""
+    """The code point that a character's UTF-8 bytes encode, even if it is not a valid character."""
     size = len(utf8)
     value = utf8[0] & (0x7F if size == 1 else 0x7F >> size)
     for byte in utf8[1:]:

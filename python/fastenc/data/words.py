@@ -1,4 +1,4 @@
-"""Words as token ids."""
+"""Encodes sentences of words as token ids."""
 
 import warnings
 from collections.abc import Iterator, Sequence
@@ -8,27 +8,27 @@ from fastenc._progress import progress_bar
 from fastenc.data.columns import Sentence
 from fastenc.models.tokenizers import special_tokens, tokenizer_for_words
 
-CHUNK = 1000  # sentences encoded at once
-Tokens = list[tuple[int, int]]
+SENTENCES_AT_ONCE = 1000  # number of sentences in a call of the tokenizer
+Tokens = list[tuple[int, int]]  # (index of the word, token id) of each token of a sentence
 
 
 def tokens_of_words(
     sentences: Sequence[Sentence], path: str, tokenizer: Any, show_progress: bool | None = None
 ) -> Iterator[Tokens]:
-    """The tokens of each sentence, without special ones, as (index of the word, token id).
+    """The tokens of each sentence, without special tokens.
 
-    A word without any token (a single joiner or variation selector) is read as the unknown token. After the last
-    sentence a warning names the first such word and its line in ``path``.
+    A word without any token (a single joiner or variation selector) becomes the unknown token. After the last sentence
+    a warning names the first such word and its line in ``path``.
     """
     unknown, word_tokenizer = special_tokens(tokenizer).unk, tokenizer_for_words(tokenizer)
     vanished: list[str] = []
-    chunks = range(0, len(sentences), CHUNK)
-    for begin in progress_bar(chunks, "encoding", "chunk", show_progress):
-        chunk = sentences[begin : begin + CHUNK]
+    begins = range(0, len(sentences), SENTENCES_AT_ONCE)
+    for begin in progress_bar(begins, "encoding", "batch", show_progress):
+        batch = sentences[begin : begin + SENTENCES_AT_ONCE]
         encodings = word_tokenizer.encode_batch(
-            [each.words for each in chunk], is_pretokenized=True, add_special_tokens=False
+            [each.words for each in batch], is_pretokenized=True, add_special_tokens=False
         )
-        for each, encoding in zip(chunk, encodings, strict=True):
+        for each, encoding in zip(batch, encodings, strict=True):
             tokens = list(zip(encoding.word_ids, encoding.ids, strict=True))
             for word in sorted({*range(len(each.words))} - {*encoding.word_ids}):
                 tokens.append((word, unknown))
@@ -36,10 +36,10 @@ def tokens_of_words(
             tokens.sort(key=lambda token: token[0])  # stable: a word's subwords keep their order
             yield tokens
     if vanished:
-        others = f", nor do {len(vanished) - 1} others" if len(vanished) > 1 else ""
+        others = f", and neither have {len(vanished) - 1} others" if len(vanished) > 1 else ""
         warnings.warn(
-            f"{path}, {vanished[0]} leaves no token{others}: read as the unknown token. "
-            "Remove such words if they are a mistake",
+            f"{path}, {vanished[0]} has no tokens{others}. It is read as the unknown token. Remove such words if they "
+            "are a mistake",
             stacklevel=3,
         )
 

@@ -1,4 +1,4 @@
-"""Predictions as lines: a table with a header, or JSON lines."""
+"""Formats predictions as the lines of a table, or as JSON lines."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def table_lines(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """Rows below a header, cells separated by tabs. Floating-point numbers have six decimals; lists have commas."""
+    """A header and the rows, with tabs between cells. Floats have six decimals, lists have commas between items."""
     if rows:
         yield "\t".join(rows[0])
     for row in rows:
@@ -14,6 +14,7 @@ def table_lines(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
 
 
 def json_lines(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """A JSON object for each row."""
     return (json.dumps(row, ensure_ascii=False) for row in rows)
 
 

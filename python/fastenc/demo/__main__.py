@@ -1,4 +1,4 @@
-"""Encode, pretrain and fine-tune on text that every Python installation has; write a report into the folder."""
+"""Encode, pretrain and fine-tune on docstrings of the installed Python packages, and write a report into a folder."""
 
 import argparse
 import shutil
@@ -11,17 +11,26 @@ from fastenc.demo.report import write_report
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m fastenc.demo", description=__doc__)
-    parser.add_argument("folder", nargs="?", type=Path, default=Path("demo-report"))
+    parser.add_argument(
+        "folder",
+        nargs="?",
+        type=Path,
+        default=Path("demo-report"),
+        help="Folder for the report and the models. Default: demo-report.",
+    )
     folder = parser.parse_args().folder
     begin = time.perf_counter()
-    for run in ("pretrained", "finetuned"):  # of an earlier demo
+    for run in (
+        "pretrained",
+        "finetuned",
+    ):  # runs of an earlier demo, which training would refuse to overwrite
         shutil.rmtree(folder / run, ignore_errors=True)
 
     print("Reading the docstrings of this Python installation …", flush=True)
     texts = corpus.standard_library()
     training, held_out = corpus.which_package()
 
-    print("\n1. One checkpoint (MiniLM), three ways to run it", flush=True)
+    print("\n1. Encoding: one checkpoint (MiniLM) run in three ways", flush=True)
     encoded = encoding.run(texts[:320])
     base = encoded["sentences_per_s"]["Hugging Face"]
     for name, speed in encoded["sentences_per_s"].items():
@@ -39,7 +48,8 @@ def main() -> None:
             )
     before, after = pretrained["before"]["loss"], pretrained["after"]["loss"]
     print(
-        f"   held-out loss {before:.2f} -> {after:.2f}; of token frequencies alone {pretrained['frequencies']:.2f}"
+        f"   held-out loss {before:.2f} -> {after:.2f}; loss of a model that knows only token frequencies: "
+        f"{pretrained['frequencies']:.2f}"
     )
 
     print("\n3. Fine-tuning MiniLM: which package does this docstring come from?", flush=True)

@@ -1,4 +1,4 @@
-"""Text that every Python installation has: the docstrings of its libraries."""
+"""The demo's texts: docstrings of the installed Python packages."""
 
 import ast
 import inspect
@@ -11,7 +11,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import NamedTuple
 
-# Packages that the demo itself needs are there to be read; a missing one is left out.
+# The demo needs most of these packages, so they are installed. A missing one is left out.
 PACKAGES = (
     "torch",
     "transformers",
@@ -27,7 +27,7 @@ SKIPPED_FOLDERS = {"tests", "test", "testing", "idlelib", "lib2to3", "site-packa
 
 
 class Docstring(NamedTuple):
-    """One docstring, and the number of its file in the order of reading."""
+    """A docstring, and the number of its file in the order of reading."""
 
     text: str
     file: int
@@ -44,7 +44,7 @@ def docstrings(folder: Path, max_files: int, seed: int = 0) -> Iterator[Docstrin
     for number, path in enumerate(files[:max_files]):
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # other people's invalid escapes
+                warnings.simplefilter("ignore")  # invalid escapes in the files that are read
                 tree = ast.parse(path.read_text(encoding="utf-8"))
         except (SyntaxError, UnicodeDecodeError, OSError, RecursionError):
             continue
@@ -64,19 +64,23 @@ def standard_library(max_files: int = 500) -> list[str]:
 def which_package(
     max_texts: int = 1200, max_files: int = 400, seed: int = 0
 ) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
-    """(text, package) pairs for training, and others for testing, in random order: a real task with real labels.
+    """(text, package) pairs for training, and others for testing, in random order.
 
-    Each text is the beginning of one docstring on one line, with every package's name taken out, so that the label
-    cannot simply be read. A text that occurs in two packages is left out. One file in five is for testing, so that
-    no phrase that a file's author repeats is in both.
+    A text is the beginning of a docstring on one line. The names of the packages are removed, because they would reveal
+    the label. A text that occurs in two packages is left out. One file in five is for testing, so that training and
+    test do not share phrases that are repeated within a file.
+
+    Args:
+        max_texts: largest number of texts of a package.
+        max_files: largest number of files of a package that are read.
     """
     names = re.compile(
         r"\b(" + "|".join([*PACKAGES, "scikit", "hugging ?face", "pytorch"]) + r")\w*", re.I
     )
-    owners: dict[str, set[str]] = {}
+    packages_of: dict[str, set[str]] = {}
     for_testing: set[str] = set()
     for package in PACKAGES:
-        # Not importlib.util.find_spec: setuptools' hook warns when it is asked for pip.
+        # importlib.util.find_spec would ask setuptools' import hook, which warns when it looks for pip.
         spec = PathFinder.find_spec(package)
         if spec is None or not spec.submodule_search_locations:
             continue
@@ -84,13 +88,15 @@ def which_package(
         for text, file in docstrings(Path(spec.submodule_search_locations[0]), max_files, seed):
             line = " ".join(names.sub("…", text).split())[:MAX_CHARACTERS]
             if len(line) >= 40:
-                owners.setdefault(line, set()).add(package)
+                packages_of.setdefault(line, set()).add(package)
                 if file % 5 == 0:
                     for_testing.add(line)
                 found += 1
             if found >= max_texts:
                 break
-    pairs = [(text, next(iter(owner))) for text, owner in owners.items() if len(owner) == 1]
+    pairs = [
+        (text, next(iter(of_text))) for text, of_text in packages_of.items() if len(of_text) == 1
+    ]
     random.Random(seed).shuffle(pairs)
     return (
         [pair for pair in pairs if pair[0] not in for_testing],

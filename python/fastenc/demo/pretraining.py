@@ -1,4 +1,4 @@
-"""A small BERT pretrained on docstrings."""
+"""Pretrains a small BERT on docstrings."""
 
 import math
 from collections import Counter
@@ -16,9 +16,10 @@ OBJECTIVE = ObjectiveOptions("mlm", block_size=64)
 
 
 def run(texts: list[str], folder: Path) -> dict:
-    """Train a tokenizer, then a masked LM; one text in twenty is held out.
+    """Train a tokenizer and then a masked LM. One text in twenty is held out.
 
-    Returns: the log's lines, held-out loss before and after, that of token frequencies, and the folder of the model.
+    Returns: lines of the log; metrics on held-out texts before and after training; :func:`frequency_loss`; folder of
+        the model.
     """
     held_out, training = texts[::20], [t for index, t in enumerate(texts) if index % 20]
     tokenizer = NEW.make_tokenizer(training)
@@ -46,11 +47,11 @@ def run(texts: list[str], folder: Path) -> dict:
 
 
 def frequency_loss(training: Sequence[Any], held_out: Sequence[Any]) -> float:
-    """Mean loss on held-out tokens of a model that knows nothing but how often each token occurs in training.
+    """Mean loss (nats) on held-out tokens of a model that predicts each token by its frequency in the training set.
 
-        -1/n sum_i log((count(token_i) + 1) / (all counts + kinds))
+        -1/n sum_i log((count(token_i) + 1) / (number of tokens + number of different tokens))
 
-    What masked LMs learn first: a model that has learnt more than frequencies is below it.
+    A masked LM learns the frequencies first. A lower loss shows that it has learnt more than them.
     """
     counts = Counter(token for example in training for token in token_ids(example))
     tokens = [token for example in held_out for token in token_ids(example)]

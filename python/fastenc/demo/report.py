@@ -1,4 +1,4 @@
-"""The demo's one-page report: an HTML file with its plots inside."""
+"""The demo's report: one HTML file that contains its plots."""
 
 import base64
 import html
@@ -15,7 +15,13 @@ from fastenc.demo.pretraining import NEW
 def write_report(
     path: Path, encoding: dict, pretraining: dict, classification: dict, seconds: float
 ) -> None:
-    """Write the page; everything it needs is in the one file."""
+    """Write the report from the results of the three parts of the demo.
+
+    Args:
+        path: the HTML file.
+        encoding, pretraining, classification: results of the modules' ``run``.
+        seconds: time of the whole demo.
+    """
     matplotlib = require("matplotlib", extra="demo")
     matplotlib.use("Agg")
     from matplotlib import pyplot
@@ -91,11 +97,11 @@ img {{ width: 100% }} td, th {{ padding: 0.1em 1em 0.1em 0; text-align: left }}
 <p>torch {torch}, {threads} threads, {minutes:.1f} minutes in all; texts: the docstrings of this Python.</p>
 <img src="data:image/png;base64,{picture}" alt="Speed, masked-LM loss and accuracy">
 <h2>Encoding with a real checkpoint</h2>
-<p>{sentences} docstrings in batches of 32, in their own order: {tokens} real tokens, {padded} with padding. Largest
-difference from Hugging Face at a real token: {difference:.1e}.</p>{encoding}
+<p>{sentences} docstrings in batches of 32, in the order of reading: {tokens} tokens, {padded} with padding. Largest
+difference of a hidden state from transformers: {difference:.1e}.</p>{encoding}
 <h2>Pretraining</h2>
-<p>A BERT of {layers} layers, {width} wide: held-out masked-LM loss {before:.2f} before, {after:.2f} after training. A
-model that knows token frequencies alone has {frequencies:.2f} (the dotted line).</p>
+<p>A BERT of {layers} layers and width {width}: held-out masked-LM loss {before:.2f} before training, {after:.2f} after.
+A model that knows only the tokens' frequencies has {frequencies:.2f} (the dotted line).</p>
 <h2>Fine-tuning</h2>
 <p>{training} training texts, {held_out} from other files held out, the packages' names removed; classes:
 {classes}.</p>{accuracies}

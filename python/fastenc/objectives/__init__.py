@@ -1,4 +1,4 @@
-"""What a model is trained to predict."""
+"""Pretraining objectives: what a model is trained to predict."""
 
 from fastenc.objectives.base import PACKINGS, Collator, Objective, token_ids
 from fastenc.objectives.distill import DISTILL, DistillationCollator, DistilledLM

@@ -1,4 +1,4 @@
-"""A pretraining objective: a model, a collator and the examples that it takes."""
+"""What a pretraining objective is: a model, a collator, and the packings of text that it accepts."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,31 +18,36 @@ PACKINGS: dict[str, Callable[..., list[Any]]] = {
 class Collator(Protocol):
     """Corrupts and packs examples on the host.
 
-    A collator whose model's loss has several terms also has ``items(arguments)``
+    If the model's loss has several terms, the collator also needs a method ``items(arguments)``
     (:func:`fastenc.objectives.loss_terms.count_items`).
     """
 
     def __call__(self, examples: Sequence[Any], step: int, /) -> dict[str, Any]:
-        """The model's arguments. Random numbers depend on the collator's seed and ``step`` only."""
+        """The model's arguments, by name.
+
+        Args:
+            step: number of the micro-batch. The random numbers depend on the collator's seed and ``step`` only.
+        """
 
 
 def token_ids(example: Any) -> Sequence[int]:
-    """The token ids of an example: a block is the sequence of its ids, other examples have a field ``ids``."""
+    """The token ids of an example: a block is a sequence of ids, other examples have a field ``ids``."""
     return getattr(example, "ids", example)
 
 
 @dataclass(frozen=True)
 class Objective:
-    """One way to pretrain. Each file of this folder holds an instance; ``OBJECTIVES`` gives it a name.
+    """A pretraining objective. ``OBJECTIVES`` names the instances.
 
     Fields:
-        model: its forward takes the collator's dictionary and returns an output with the loss and its terms.
-        packings: names in ``PACKINGS`` of the examples that it takes; the first is the default.
-        collator: (tokenizer, examples, seed, **options of ``MlmCollator``) → collator. ``examples`` are all examples
-            of the data set.
-        family: architecture family of a model that is trained from scratch.
-        student: (teacher, number of layers) → model, for an objective with a teacher. The model's
-            ``from_pretrained`` then takes ``teacher`` too.
+        model: class of the model. Its forward takes the collator's dictionary as arguments and returns an output with
+            the loss and its terms.
+        packings: the packings that the objective accepts, names in ``PACKINGS``; the first is the default.
+        collator: function of (tokenizer, examples, seed, **options of ``MlmCollator``) that returns the collator.
+            ``examples`` are all examples of the data set.
+        family: architecture family of a model with random weights.
+        student: function of (teacher, number of layers) that returns the model, for an objective with a teacher; None
+            for the others. The model's ``from_pretrained`` then also takes ``teacher``.
     """
 
     model: type[PretrainedModel]

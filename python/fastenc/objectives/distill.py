@@ -1,4 +1,4 @@
-"""Distillation: a masked LM with fewer layers learns from a larger one."""
+"""Distillation: a masked LM (the student) learns from one with more layers (the teacher)."""
 
 from typing import Any
 
@@ -17,15 +17,16 @@ MASKED_WEIGHT, KL_WEIGHT, COSINE_WEIGHT = 2.0, 5.0, 1.0
 
 
 class DistillationCollator(MlmCollator):
-    """``MlmCollator`` with the number of items of each term of the distillation loss."""
+    """``MlmCollator`` that also counts the items of each term of the distillation loss."""
 
     def items(self, arguments: dict[str, Any]) -> dict[str, int]:
+        """Number of items that each term is a mean over, see :func:`fastenc.objectives.loss_terms.count_items`."""
         labelled = arguments["max_labels"]
         return {"mlm": labelled, "kl": labelled, "cosine": arguments["batch"].total_tokens}
 
 
 class _Unregistered(tuple):
-    """Holds a module that is no submodule of its owner and that a deep copy of the owner shares."""
+    """Holds a module that the model does not register as a submodule. A deep copy of the model shares the module."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "_Unregistered":
         return self
@@ -37,13 +38,14 @@ class DistilledLM(MaskedLM):
         loss = 2 × masked-LM loss + 5 × T^2 KL(teacher || student) over the masked tokens
              + mean over all tokens of 1 - cos(student's, teacher's last hidden state),   T = 2
 
-    The weights and T are those of DistilBERT's training. The KL is a mean over the masked tokens, as DistilBERT's code
-    computes it with ``--restrict_ce_to_mask``; over all tokens it would need seven times as many distributions.
-    Checkpoints hold the student only, as a masked-LM checkpoint of the teacher's family.
+    The weights of the terms and T are those of DistilBERT's training. The KL divergence is averaged over the masked
+    tokens, as DistilBERT's code does with ``--restrict_ce_to_mask``. Averaged over all tokens, it would need 1/0.15
+    times as many distributions. A checkpoint contains the student only, as a masked LM of the teacher's family.
 
     Args:
-        teacher: in evaluation mode; None for a student that is not trained any further.
-    Raises: ValueError for a teacher in training mode, or with another vocabulary or width.
+        config: the student's configuration.
+        teacher: a masked LM in evaluation mode; None for a student that is not trained further.
+    Raises: ValueError for a teacher in training mode, or with another vocabulary size or width.
     Source: Sanh et al. 2019, arXiv:1910.01108, and its code's README.
     """
 
@@ -61,22 +63,24 @@ class DistilledLM(MaskedLM):
                     )
             if teacher.training:
                 raise ValueError(
-                    "the teacher is in training mode, in which dropout is active: call teacher.eval()"
+                    "the teacher must be in evaluation mode, got training mode, in which dropout is active: call "
+                    "teacher.eval()"
                 )
         self._teacher = _Unregistered((teacher,))
 
     @classmethod
     def from_teacher(cls, teacher: MaskedLM, num_layers: int) -> "DistilledLM":
-        """A student with copies of the teacher's embeddings, head and ``num_layers`` evenly spaced layers
-        (:func:`kept_layers`).
+        """A student with copies of the teacher's embeddings, its head, and some of its layers (:func:`kept_layers`).
 
-        Raises: ValueError unless ``num_layers`` is in [1, the teacher's].
+        Args:
+            num_layers: the student's number of layers.
+        Raises: ValueError unless ``num_layers`` is at least 1 and at most the teacher's number.
         """
         total = teacher.config.num_layers
         if not 1 <= num_layers <= total:
             raise ValueError(
-                f"num_layers must be in [1, {total}], because a student's layers are copies of the teacher's, "
-                f"got {num_layers}"
+                f"num_layers must be in [1, {total}], because the student's layers are copies of the teacher's, got "
+                f"{num_layers}: give a number in this range"
             )
         student = cls(teacher.config.replace(num_layers=num_layers), teacher)
         layers = kept_layers(total, num_layers)
@@ -94,11 +98,17 @@ class DistilledLM(MaskedLM):
     def forward(
         self, batch: PackedBatch, labels: Tensor | None = None, max_labels: int | None = None
     ) -> ModelOutput:
+        """Arguments as in ``MaskedLM``. Returns the loss and its terms; without labels the student's logits.
+
+        Raises: ValueError if labels are given and the student has no teacher.
+        """
         if labels is None:
             return super().forward(batch)
         (teacher,) = self._teacher
         if teacher is None:
-            raise ValueError("the student has no teacher: load it with teacher=...")
+            raise ValueError(
+                "the distillation loss needs a teacher, got a student without one: load it with teacher=..."
+            )
         encoded, table = self.encode(batch)
         hidden = encoded.last_hidden_state
         rows = self.labelled(hidden, labels, max_labels)
@@ -124,7 +134,10 @@ class DistilledLM(MaskedLM):
 
 
 def kept_layers(total: int, kept: int) -> list[int]:
-    """Indices of evenly spaced layers from the first to the last; 0, 2, 4, 7, 9, 11 for 6 of 12, as in DistilBERT."""
+    """Indices of ``kept`` evenly spaced layers from the first to the last.
+
+    For 6 of 12 layers these are 0, 2, 4, 7, 9, 11, as in DistilBERT.
+    """
     return [round(number * (total - 1) / max(kept - 1, 1)) for number in range(kept)]
 
 

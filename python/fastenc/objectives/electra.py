@@ -1,4 +1,4 @@
-"""Replaced-token detection (ELECTRA): a small masked LM replaces tokens, and the model detects them."""
+"""Replaced-token detection (ELECTRA): a small masked LM replaces tokens, and the model detects the replacements."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -26,12 +26,14 @@ GENERATOR_FOLDER = "generator"
 
 
 class ElectraCollator:
-    """Replaces the selected tokens by the mask token, and draws the random numbers with which the generator samples.
+    """Replaces all selected tokens by the mask token, and draws the random numbers with which the generator samples.
 
-    The generator sees none of the tokens that it predicts, as in the paper. (The released code leaves 15 % of them
-    as they are.)
+    As in the paper, the generator sees none of the tokens that it predicts. (The released code leaves 15 % of them
+    unchanged.)
 
-    Args: mlm_collator: made with ``mask_share=1, random_share=0``.
+    Args:
+        mlm_collator: made with ``mask_share=1, random_share=0``.
+    Raises: ValueError for an ``mlm_collator`` with another mask_share.
     Source: Clark et al. 2020, arXiv:2003.10555.
     """
 
@@ -44,7 +46,11 @@ class ElectraCollator:
         self.mlm_collator = mlm_collator
 
     def __call__(self, sequences: Sequence[Sequence[int]], step: int) -> dict[str, Any]:
-        """{"batch", "labels"} of ``MlmCollator``, and "uniform_samples": float64 (labelled,) in [0, 1)."""
+        """The model's arguments.
+
+        Returns: {"batch" and "labels" as ``MlmCollator`` makes them,
+            "uniform_samples": float64 (labelled tokens,), in [0, 1)}.
+        """
         masked = self.mlm_collator(sequences, step)
         generator = torch.Generator().manual_seed(
             derive_seed(self.mlm_collator.seed, step, "samples")
@@ -54,6 +60,7 @@ class ElectraCollator:
         return {**masked, "uniform_samples": samples}
 
     def items(self, arguments: dict[str, Any]) -> dict[str, int]:
+        """Number of items that each term is a mean over, see :func:`fastenc.objectives.loss_terms.count_items`."""
         return {
             "mlm": len(arguments["uniform_samples"]),
             "rtd": arguments["batch"].total_tokens,
@@ -61,9 +68,9 @@ class ElectraCollator:
 
 
 class Discriminator(PretrainedModel):
-    """The logit of every token that it was replaced: act(hidden W + b) w + c.
+    """ELECTRA's discriminator: for each token the logit that it was replaced, act(hidden W + b) w + c.
 
-    Its checkpoints are those of ElectraForPreTraining.
+    Its checkpoints are those of transformers' ElectraForPreTraining.
     """
 
     architecture = "ForPreTraining"
@@ -77,7 +84,7 @@ class Discriminator(PretrainedModel):
         self.init_weights(self.out)
 
     def forward(self, batch: PackedBatch) -> ModelOutput:
-        """logits: (total_tokens,); a positive one says that the token was replaced."""
+        """Returns: logits (total_tokens,); positive for a token that is predicted to be replaced."""
         hidden = self.encoder(batch).last_hidden_state
         inner = linear(hidden, self.dense.weight)
         inner = activate_plain(inner, self.dense.bias, ACTIVATIONS[self.config.activation])
@@ -89,22 +96,24 @@ class Discriminator(PretrainedModel):
 
 
 class Electra(PretrainedModel):
-    """Generator and discriminator with the same word, position and token-type embeddings.
+    """Generator and discriminator, which share their word, position and token-type embeddings.
 
-        loss = mean masked-LM loss of the generator + 50 × mean over all tokens of the discriminator's binary
-        cross-entropy
+        loss = mean masked-LM loss of the generator
+             + 50 × mean over all tokens of the discriminator's binary cross-entropy
 
     The discriminator reads the text with the generator's samples in place of the masked tokens. A sample that equals
-    the original token counts as original. No gradient flows through the sampling. ``save_pretrained`` writes the
+    the original token counts as not replaced. No gradient flows through the sampling. ``save_pretrained`` writes the
     discriminator as ElectraForPreTraining, and the generator as ElectraForMaskedLM into the folder "generator".
 
-    Each network has its own LayerNorm after the shared embeddings, as in the paper. (The released code shares the
-    LayerNorm too.)
+    As in the paper, each network has a separate LayerNorm after the shared embeddings. (The released code also shares
+    the LayerNorm.)
 
     Args:
         config: of the discriminator; its family must be "electra".
-        generator_config: None derives it from ``config``, with ``generator_size`` times its width and heads.
-    Raises: ValueError for another family, for embeddings of another size, and for a share outside (0, 1].
+        generator_config: of the generator; None derives it from ``config`` (:func:`small_config`).
+        generator_size: the generator's width and number of heads, as a share of the discriminator's.
+    Raises: ValueError for another family, for embeddings of different sizes, and for a ``generator_size`` outside
+        (0, 1].
     Source: Clark et al. 2020, arXiv:2003.10555.
     """
 
@@ -126,8 +135,8 @@ class Electra(PretrainedModel):
             ours, theirs = getattr(config, name), getattr(generator_config, name)
             if ours != theirs:
                 raise ValueError(
-                    f"generator and discriminator share their embeddings: {name} must be the same, got {theirs} "
-                    f"and {ours}"
+                    f"generator and discriminator share their embeddings, so they must have the same {name}, got "
+                    f"{theirs} and {ours}: give both the same value"
                 )
         super().__init__(config)
         self.discriminator = Discriminator(config)
@@ -140,9 +149,13 @@ class Electra(PretrainedModel):
         labels: Tensor | None = None,
         uniform_samples: Tensor | None = None,
     ) -> ModelOutput:
-        """Args: labels as in ``MaskedLM``; uniform_samples: exactly one number a labelled token; both or neither.
+        """Predict and sample the labelled tokens, and detect the replaced ones.
 
-        Returns: the loss; without labels the discriminator's logits (total_tokens,).
+        Args:
+            labels: int64 (total_tokens,), -100 where not masked.
+            uniform_samples: float64 (labelled tokens,), in [0, 1).
+        Returns: the loss and its terms; if one of the two arguments is None, the discriminator's logits
+            (total_tokens,).
         """
         if labels is None or uniform_samples is None:
             return self.discriminator(batch)
@@ -150,14 +163,13 @@ class Electra(PretrainedModel):
         encoded, table = generator.encode(batch)
         rows = generator.labelled(encoded.last_hidden_state, labels, uniform_samples.shape[0])
         bias = generator.head.bias
-        assert bias is not None  # ELECTRA's head has one
+        assert bias is not None  # ELECTRA's head always has a bias
         samples = sample_tokens(rows.hidden, table, bias, uniform_samples)
         ids = samples
         if rows.indices is not None:
             ids = batch.input_ids.index_copy(0, rows.indices, samples)
-        read = replace(batch, input_ids=ids)
         replaced = ids != torch.where(labels == IGNORED, batch.input_ids, labels)
-        logits = self.discriminator(read).logits
+        logits = self.discriminator(replace(batch, input_ids=ids)).logits
         detection = F.binary_cross_entropy_with_logits(logits.float(), replaced.float())
         terms = {
             "mlm": LossTerm(generator.loss(rows, table)),
@@ -167,7 +179,7 @@ class Electra(PretrainedModel):
 
     @classmethod
     def from_pretrained(cls, path_or_hub_id, *, dtype=torch.float32, **options) -> "Electra":
-        """Like ``PretrainedModel.from_pretrained``. Without the folder "generator" the generator is new."""
+        """Like ``PretrainedModel.from_pretrained``. If there is no folder "generator", its weights are random."""
         folder = checkpoint.resolve(path_or_hub_id)
         discriminator = Discriminator.from_pretrained(folder, dtype=dtype, **options)
         inner = folder / GENERATOR_FOLDER
@@ -182,6 +194,7 @@ class Electra(PretrainedModel):
         return model.eval()
 
     def save_pretrained(self, folder: str | Path) -> None:
+        """Write the discriminator into the folder, and the generator into its subfolder "generator"."""
         self.discriminator.tokenizer = self.generator.tokenizer = self.tokenizer
         self.discriminator.save_pretrained(folder)
         self.generator.save_pretrained(Path(folder) / GENERATOR_FOLDER)
@@ -193,12 +206,14 @@ class Electra(PretrainedModel):
 
 
 def small_config(config: EncoderConfig, size: float = GENERATOR_SIZE) -> EncoderConfig:
-    """The generator's configuration: ``size`` times the width and the heads, and the same embeddings.
+    """The generator's configuration: ``size`` times the width and the number of heads, and the same embeddings.
 
     Raises: ValueError unless ``size`` is in (0, 1].
     """
     if not 0 < size <= 1:
-        raise ValueError(f"generator_size must be a share of the width in (0, 1], got {size}")
+        raise ValueError(
+            f"generator_size must be in (0, 1], got {size}: give a share of the discriminator's width, such as 0.25"
+        )
     heads = max(1, round(config.num_heads * size))
     return config.replace(
         num_heads=heads,
@@ -211,20 +226,21 @@ def small_config(config: EncoderConfig, size: float = GENERATOR_SIZE) -> Encoder
 def sample_tokens(
     hidden: Tensor, weight: Tensor, bias: Tensor, uniform_samples: Tensor, max_bytes: int = 2**26
 ) -> Tensor:
-    """Sample a token of each row from softmax(hidden weight^T + bias), by inverting its cumulative distribution.
+    """Sample a token for each row from softmax(hidden weight^T + bias), by inverting the cumulative distribution.
 
     Args:
-        hidden: (rows, width); weight: (vocabulary, width); bias: (vocabulary,).
-        uniform_samples: float64 (rows,), in [0, 1); the tokens depend on them only.
-        max_bytes: of the distributions that exist at a time, as logits, probabilities and sums; at least one row is
-            always taken.
-    Returns: int64 (rows,). Nothing is read back from the device.
-    Numerics: softmax in fp32, its sums in float64.
+        hidden: (rows, width).
+        weight: (vocabulary, width).
+        bias: (vocabulary,).
+        uniform_samples: float64 (rows,), in [0, 1). No other random numbers are used.
+        max_bytes: limit of the logits, probabilities and cumulative sums that exist at a time. At least one row is
+            computed at a time.
+    Returns: int64 (rows,). The host does not wait for the device.
+    Numerics: the softmax is in float32, its cumulative sums are in float64.
     """
     rows = max(1, max_bytes // (16 * weight.shape[0]))
     tokens = []
-    blocks = zip(hidden.split(rows), uniform_samples.split(rows), strict=True)
-    for hidden_rows, samples in blocks:
+    for hidden_rows, samples in zip(hidden.split(rows), uniform_samples.split(rows), strict=True):
         probabilities = torch.softmax(linear(hidden_rows, weight, bias).float(), dim=1)
         cumulative = probabilities.cumsum(1, dtype=torch.float64)
         thresholds = samples[:, None] * cumulative[:, -1:]
@@ -244,7 +260,8 @@ def _collator(
 ) -> ElectraCollator:
     if replacement != "uniform":
         raise ValueError(
-            f"in replaced-token detection the generator replaces tokens, got replacement {replacement!r}: leave it out"
+            "replacement must be uniform, the default, because in replaced-token detection the generator replaces "
+            f"tokens, got {replacement!r}: leave it out"
         )
     collator = MlmCollator(tokenizer, mask_share=1.0, random_share=0.0, seed=seed, **masking)
     return ElectraCollator(collator)

@@ -19,10 +19,14 @@ from fastenc.objectives.loss_terms import count_items, loss_terms
 def evaluate_objective(
     model: PretrainedModel, examples: Sequence[Any], collate: Collator, batch_size: int = 32
 ) -> dict[str, float]:
-    """{"loss": the weighted sum, each term's name: its mean, "perplexity": exp(masked-LM loss)}.
+    """The mean loss of a model over held-out examples.
 
     Batch i gets the corruption of step i. So every evaluation with the same collator corrupts the same tokens, and
-    its losses can be compared. Give the collator another seed than in training.
+    losses of several evaluations can be compared.
+
+    Args:
+        collate: a collator with another seed than in training.
+    Returns: {name of each term: its mean, "loss": weighted sum of the means, "perplexity": exp(masked-LM loss)}.
     """
     device = next(model.parameters()).device
     totals: dict[str, Tensor] = {}

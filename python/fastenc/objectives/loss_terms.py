@@ -1,4 +1,4 @@
-"""Losses of several terms: the mean of each term, its weight, and how many items the mean is over."""
+"""Losses with several terms: the mean of each term, its weight, and the number of items that are averaged."""
 
 from typing import Any
 
@@ -9,11 +9,14 @@ from fastenc.models import LossTerm, ModelOutput
 
 
 def loss_terms(output: ModelOutput) -> dict[str, LossTerm]:
-    """The terms of a model's loss by name; {"loss": ...} if it has a single term."""
+    """The terms of a model's loss by name; {"loss": ...} for a loss with a single term.
+
+    Raises: ValueError if the output has no loss.
+    """
     if output.terms is not None:
         return output.terms
     if output.loss is None:
-        raise ValueError("the model returned no loss: its arguments must hold labels")
+        raise ValueError("the model must return a loss, got none: give it labels")
     return {"loss": LossTerm(output.loss)}
 
 
@@ -26,8 +29,9 @@ def count_items(collate: Any, arguments: dict[str, Any]) -> dict[str, int]:
     """The number of items that each term is a mean over, counted on the host.
 
     Args:
-        collate: a loss of several terms needs its method ``items(arguments)``, which returns these numbers.
+        collate: for a loss with several terms, it needs a method ``items(arguments)`` that returns {term: number}.
         arguments: the model's arguments, as ``collate`` made them.
+    Returns: {term: number}.
     """
     if hasattr(collate, "items"):
         return collate.items(arguments)
@@ -35,5 +39,5 @@ def count_items(collate: Any, arguments: dict[str, Any]) -> dict[str, int]:
 
 
 def labelled_items(labels: Tensor) -> int:
-    """The number of items that a loss is a mean over: all targets of a regression, classes other than -100."""
+    """The number of items that a loss is a mean over: labels other than -100, or all labels of a regression."""
     return labels.numel() if labels.is_floating_point() else int((labels != -100).sum())

@@ -1,4 +1,4 @@
-"""Masked LM with a second task on pairs of segments: next-sentence or sentence-order prediction."""
+"""Masked LM with a second objective on pairs of segments: next-sentence or sentence-order prediction."""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
@@ -21,65 +21,75 @@ from fastenc.objectives.mlm import MlmCollator
 from fastenc.packing import PackedBatch, pack_sequences
 
 NEGATIVES = ("random", "swapped")
-# Candidates for a wrong segment. With blocks of 512 tokens about four of them have each length.
+# Number of segments among which a negative is searched. With blocks of 512 tokens, about four of them have each length.
 CANDIDATES = 2048
 
 
 class PairCollator:
-    """Packs [CLS] A [SEP] B [SEP] with token types 0 and 1, makes half of the pairs wrong, and masks tokens.
+    """Packs [CLS] A [SEP] B [SEP] with token types 0 and 1, makes half of the pairs negative, and masks tokens.
 
-    ``negatives`` says what a wrong pair is:
-        "random" (next-sentence prediction): B is the second segment of a pair from another document. That document
-            has the same language and B the same length, so neither gives the label away (:class:`OtherSegments`).
-        "swapped" (sentence-order prediction): A and B are exchanged.
     The random numbers depend on (seed, step) only.
 
     Args:
         mlm_collator: masks the pairs' tokens; its seed is used for the pairs too.
-        pairs: the source of random segments.
-    Raises: ValueError for random segments if all pairs come from one document.
+        pairs: the pairs from which random segments are taken.
+        negatives: what a negative pair is.
+            "random" (next-sentence prediction): B is replaced by the second segment of a pair from another document.
+            Document and segment have the same language and length, which thus do not reveal the label
+            (:class:`OtherSegments`).
+            "swapped" (sentence-order prediction): A and B are exchanged.
+    Raises: ValueError for another value of ``negatives``, and for "random" if all pairs come from one document.
     Source: Devlin et al. 2018, arXiv:1810.04805 (next sentence); Lan et al. 2019, arXiv:1909.11942 (order). BERT's
-        own code instead fills wrong pairs from a random document up to the wanted length.
+        code instead fills negative pairs from a random document up to the wanted length.
     """
 
     def __init__(
         self, mlm_collator: MlmCollator, pairs: Sequence[SegmentPair], negatives: str = "random"
     ):
         if negatives not in NEGATIVES:
-            raise ValueError(f"negatives must be one of {NEGATIVES}, got {negatives!r}")
+            raise ValueError(
+                f"negatives must be one of {NEGATIVES}, got {negatives!r}: give one of them"
+            )
         self.mlm_collator = mlm_collator
         self.others = OtherSegments(pairs) if negatives == "random" else None
 
     def __call__(self, pairs: Sequence[SegmentPair], step: int) -> dict[str, Any]:
-        """The arguments of ``MlmCollator``, and "pair_labels": int64 (pairs,), 1 for a wrong pair."""
+        """The model's arguments.
+
+        Returns: {"batch", "labels" and "max_labels" as ``MlmCollator`` makes them,
+            "pair_labels": int64 (pairs,), 1 for a negative pair}.
+        """
         rng = Random(derive_seed(self.mlm_collator.seed, step, "pairs"))
         cls, sep = self.mlm_collator.special.cls, self.mlm_collator.special.sep
         sequences, types, labels = [], [], []
         for pair in pairs:
             first: Sequence[int] = pair.first
             second: Sequence[int] = pair.second
-            wrong = rng.random() < 0.5
-            if wrong and self.others is None:
+            is_negative = rng.random() < 0.5
+            if is_negative and self.others is None:
                 first, second = second, first
-            elif wrong and self.others is not None:
-                second = self.others.draw(pair.document, len(second), rng)
+            elif is_negative and self.others is not None:
+                second = self.others.sample(pair.document, len(second), rng)
             sequences.append([cls, *first, sep, *second, sep])
             types.append([0] * (len(first) + 2) + [1] * (len(second) + 1))
-            labels.append(int(wrong))
+            labels.append(int(is_negative))
         masked = self.mlm_collator.mask(pack_sequences(sequences, types), step)
         return {**masked, "pair_labels": torch.tensor(labels)}
 
     def items(self, arguments: dict[str, Any]) -> dict[str, int]:
+        """Number of items that each term is a mean over, see :func:`fastenc.objectives.loss_terms.count_items`."""
         return {"mlm": arguments["max_labels"], "pair": len(arguments["pair_labels"])}
 
 
 class OtherSegments:
-    """Draws second segments of other documents by length.
+    """Samples second segments of other documents, by length.
 
-    They begin and end at sentence boundaries, like those of right pairs. Segments that are cut, or of another length,
-    would give the label away.
+    The segments begin and end at sentence boundaries and have the wanted length, like those of positive pairs. The
+    model could recognise negatives by a cut sentence or by another length.
 
-    Args: pairs: the examples of a token store, which know their languages and stay on disk, or pairs of one language.
+    Args:
+        pairs: the examples of a token store, which know their languages and stay on disk, or a list of pairs of one
+            language.
     Raises: ValueError if all pairs come from one document.
     """
 
@@ -101,12 +111,12 @@ class OtherSegments:
                 "(an empty line separates them in a text file), or predict the order (mlm+sop)"
             )
 
-    def draw(self, document: int, length: int, rng: Random) -> Sequence[int]:
+    def sample(self, document: int, length: int, rng: Random) -> Sequence[int]:
         """A segment of ``length`` tokens from another document of the same language.
 
-        ``CANDIDATES`` neighbouring segments from a random position are searched: a random one of those with this
-        length, else the shortest longer one, cut to the length, else the longest. If the language has a single
-        document, other languages are used.
+        ``CANDIDATES`` neighbouring segments from a random index are searched. The result is a random one of those with
+        this length. If there is none, it is the shortest longer one, cut to the length. If there is none either, it is
+        the longest. If the language has a single document, other languages are used.
         """
         start, end = bisect_left(self._documents, document), bisect_right(self._documents, document)
         number = bisect_right(self._bounds, start)
@@ -117,31 +127,37 @@ class OtherSegments:
         begin = rng.randrange(others)
         candidates = first + torch.arange(begin, begin + min(CANDIDATES, others))
         candidates -= others * (candidates >= first + others)  # wrap around
-        candidates += (end - start) * (candidates >= start)  # leave out the document itself
+        candidates += (end - start) * (candidates >= start)  # skip the document itself
         excess = self._lengths(candidates) - length
         cost = torch.where(excess >= 0, excess, excess.max() - excess)
         best = candidates[cost == cost.min()]
         return self.pairs[int(best[rng.randrange(len(best))])].second[:length]
 
 
-# Family → its checkpoints' name of the classifier of pairs.
+# Family → name of the pair classifier in its checkpoints.
 PAIR_HEADS = {"bert": "cls.seq_relationship", "albert": "sop_classifier.classifier"}
 
 
 @dataclass(frozen=True)
 class PairOutput(ModelOutput):
-    """pair_logits: (pairs, 2), of the classes right and wrong."""
+    """Output of :class:`PairMaskedLM`.
+
+    Fields:
+        pair_logits: (pairs, 2), of the classes positive (0) and negative (1).
+    """
 
     pair_logits: Tensor | None = None
 
 
 class PairMaskedLM(MaskedLM):
-    """Masked LM with a linear classifier of right and wrong pairs over the pooler's output.
+    """Masked LM with a linear classifier of positive and negative pairs on the pooler's output.
 
-    loss = mean over the masked tokens + mean over the pairs. Its checkpoints are those of BertForPreTraining and of
-    AlbertForPreTraining, whose dropout of the pooler's output has ``classifier_dropout_p``.
+        loss = mean over the masked tokens + mean over the pairs
+
+    Its checkpoints are those of transformers' BertForPreTraining and AlbertForPreTraining. ALBERT applies dropout with
+    ``classifier_dropout_p`` to the pooler's output, BERT does not.
     Raises: ValueError for another family than BERT and ALBERT.
-    Sources: Devlin et al. 2018, arXiv:1810.04805; Lan et al. 2019, arXiv:1909.11942.
+    Source: Devlin et al. 2018, arXiv:1810.04805; Lan et al. 2019, arXiv:1909.11942.
     """
 
     architecture = "ForPreTraining"
@@ -155,7 +171,7 @@ class PairMaskedLM(MaskedLM):
             )
         super().__init__(config)
         self.pair_head = nn.Linear(config.hidden_size, 2)
-        # BERT's head has none.
+        # BERT's pair head has no dropout.
         self.pair_dropout_p = (
             (config.classifier_dropout_p or 0.0) if config.family == "albert" else 0.0
         )
@@ -168,8 +184,14 @@ class PairMaskedLM(MaskedLM):
         max_labels: int | None = None,
         pair_labels: Tensor | None = None,
     ) -> PairOutput:
-        """Args: labels, max_labels as in ``MaskedLM``; pair_labels: int64 (pairs,), 1 for a wrong pair; both labels
-        or neither."""
+        """Predict masked tokens and classify pairs.
+
+        Args:
+            labels, max_labels: as in ``MaskedLM``.
+            pair_labels: int64 (pairs,), 1 for a negative pair.
+        Returns: the loss, its terms and ``pair_logits``; if labels or pair_labels is None, the logits and
+            ``pair_logits``.
+        """
         encoded, table = self.encode(batch)
         hidden = encoded.last_hidden_state
         assert encoded.pooled is not None  # has_pooler

@@ -1,4 +1,4 @@
-"""Span masking and the span-boundary objective: contiguous words are hidden together."""
+"""Span masking and the span-boundary objective (SpanBERT): contiguous words are masked together."""
 
 import math
 import warnings
@@ -24,15 +24,15 @@ from fastenc.ops._gemm import linear
 from fastenc.packing import PackedBatch, pack_sequences
 
 GEOMETRIC_P, MAX_WORDS = 0.2, 10
-# Tokens of a span that the boundary objective predicts, and the width of its position embeddings.
+# The boundary objective predicts the first 20 tokens of a span. Its position embeddings have the width 200.
 MAX_POSITIONS, POSITION_SIZE = 20, 200
-TRIES = 100
-SAMPLE = 100  # number of blocks, roughly, whose words are counted before training
-FREE, MASKED, BARRIER = range(3)
+TRIES = 100  # random starts that are tried for a span before its length is reduced
+SAMPLE = 100  # about this many blocks are checked before training: do they have enough words?
+FREE, MASKED, BARRIER = range(3)  # states of a word; a barrier is never masked
 
 
 class Span(NamedTuple):
-    """Tokens start to end - 1 of a packed batch."""
+    """The tokens [start, end) of a sequence."""
 
     start: int
     end: int
@@ -41,36 +41,37 @@ class Span(NamedTuple):
 class SpanCollator:
     """Packs sequences and masks spans of whole words.
 
-    The length of a span, in words, has a geometric distribution with p = 0.2, cut off at ``max_words`` (mean 3.8 for
+    The length of a span, in words, has a geometric distribution with p = 0.2, truncated at ``max_words`` (mean 3.8 for
     10). Its start is uniform. Spans are added until ``mlm_collator.probability`` of the sequence's tokens, rounded up,
-    are masked or no further word fits; the last span is shortened to the remaining budget. At least one token between
-    two spans and at both ends of a sequence stays unmasked, so every span has two observed neighbours. All tokens of a
-    span become mask tokens (80 %), become random tokens (10 %) or stay (10 %) together.
+    are masked, or until no further word fits. The last span is shortened to the remaining budget. Between two spans and
+    at both ends of a sequence, at least one token is not masked, so every span has two neighbours that the model sees.
+    The tokens of a span all become mask tokens (80 %), all become random tokens (10 %) or all stay the same (10 %).
 
     Args:
-        mlm_collator: made with ``whole_word=True``. The collator uses its probability, replacements, seed and
-            ``static``.
-    Raises: ValueError if max_words is below 1, or if ``mlm_collator`` does not know words. Warns if a batch masks less
-        than half of its budget.
+        mlm_collator: made with ``whole_word=True``. Its probability, replacements, seed and ``static`` are used.
+        max_words: largest number of words of a span.
+    Warns: if a batch masks less than half of its budget.
+    Raises: ValueError if max_words is below 1, or for an ``mlm_collator`` without ``whole_word``.
     Source: Joshi et al. 2019, arXiv:1907.10529, section 3.1.
     """
 
     def __init__(self, mlm_collator: MlmCollator, max_words: int = MAX_WORDS):
         if max_words < 1:
-            raise ValueError(f"max_words must be at least 1, got {max_words}")
+            raise ValueError(f"max_words must be at least 1, got {max_words}: give more")
         if mlm_collator.word_starts is None:
             raise ValueError(
-                "spans consist of whole words, got an MlmCollator without them: make it with whole_word=True"
+                "spans consist of whole words, got an MlmCollator that selects tokens: make it with whole_word=True"
             )
         self.mlm_collator, self._word_starts = mlm_collator, mlm_collator.word_starts
         weights = [(1 - GEOMETRIC_P) ** words for words in range(max_words)]
         self._cumulative = [total / sum(weights) for total in accumulate(weights)]
 
     def __call__(self, sequences: Sequence[Sequence[int]], step: int) -> dict[str, Any]:
-        """The arguments of ``MlmCollator``, and "spans": int64 (predicted, 4).
+        """The model's arguments.
 
-        A row of "spans" holds the index of a masked token in the packed batch, the indices of the tokens before and
-        after its span, and the token's position in the span. Positions from 20 on have no row.
+        Returns: {"batch", "labels" and "max_labels" as ``MlmCollator`` makes them,
+            "spans": int64 (predicted, 4), one row for each of the first 20 tokens of each span: the token's index in
+            the packed batch, the indices of the tokens before and after its span, its position in the span}.
         """
         batch = pack_sequences(sequences)
         rng = Random(derive_seed(self.mlm_collator.seed, step, "spans"))
@@ -80,12 +81,12 @@ class SpanCollator:
         selected = torch.zeros(batch.total_tokens, dtype=torch.bool)
         rows: list[tuple[int, int, int, int]] = []
         lengths = batch.cu_seqlens.diff().tolist()
-        offset = planned = 0
+        offset = total_budget = 0
         for ids in batch.input_ids.split(lengths):
             if self.mlm_collator.static:
                 rng = Random(derive_seed(self.mlm_collator.seed, str(ids.tolist())))
             budget = self._budget(ids)
-            planned += budget
+            total_budget += budget
             for start, end in self._spans(ids, budget, rng):
                 span = slice(offset + start, offset + end)
                 selected[span] = True
@@ -98,10 +99,10 @@ class SpanCollator:
                 ]
             offset += len(ids)
         masked = int(selected.sum())
-        if 2 * masked < planned:
+        if 2 * masked < total_budget:
             warnings.warn(
-                "the spans mask less than half of the tokens that they should, because single words have too many "
-                "tokens for such short sequences: give larger blocks, or a vocabulary of these languages",
+                f"the spans mask {masked} of the {total_budget} tokens that they should, because single words have too "
+                "many tokens for such short sequences: give larger blocks, or a tokenizer trained on these languages",
                 stacklevel=2,
             )
         ids = batch.input_ids
@@ -116,19 +117,22 @@ class SpanCollator:
         }
 
     def items(self, arguments: dict[str, Any]) -> dict[str, int]:
+        """Number of items that each term is a mean over, see :func:`fastenc.objectives.loss_terms.count_items`."""
         return {"mlm": arguments["max_labels"], "sbo": len(arguments["spans"])}
 
     def count_words(self, ids: Sequence[int]) -> int:
+        """Number of words of a token sequence, special tokens excluded."""
         tokens = torch.tensor(ids)
         return int((self._word_starts(tokens) & ~self.mlm_collator.is_special[tokens]).sum())
 
     def _budget(self, ids: Tensor) -> int:
+        """Number of tokens of a sequence to mask."""
         return math.ceil(
             self.mlm_collator.probability * int((~self.mlm_collator.is_special[ids]).sum())
         )
 
     def _spans(self, ids: Tensor, budget: int, rng: Random) -> list[Span]:
-        """Spans of one sequence with at most ``budget`` tokens together, in the order in which they are drawn."""
+        """Spans of one sequence with at most ``budget`` tokens in all, in the order in which they are sampled."""
         special = self.mlm_collator.is_special[ids]
         starts = self._word_starts(ids).nonzero().flatten().tolist()
         ends = [*starts[1:], len(ids)]
@@ -138,7 +142,7 @@ class SpanCollator:
         if state:
             state[0] = state[-1] = BARRIER
         spans: list[Span] = []
-        words = self._draw_length(rng)
+        words = self._sample_length(rng)
         while budget and words:
             for _ in range(TRIES):
                 first = rng.randrange(len(state))
@@ -150,21 +154,25 @@ class SpanCollator:
                     last -= 1
                 if last > first:
                     break
-            else:  # no gap has room for these words
+            else:  # no try found room for so many words
                 words -= 1
                 continue
             state[first:last] = bytes([MASKED]) * (last - first)
             spans.append(Span(starts[first], ends[last - 1]))
             budget -= spans[-1].end - spans[-1].start
-            words = self._draw_length(rng)
+            words = self._sample_length(rng)
         return spans
 
-    def _draw_length(self, rng: Random) -> int:
+    def _sample_length(self, rng: Random) -> int:
+        """Number of words of the next span."""
         return bisect_left(self._cumulative, rng.random()) + 1
 
 
 class SpanBoundaryHead(nn.Module):
-    """y_i = LN(gelu(W2 LN(gelu(W1 [x_{s-1}; x_{e+1}; p_{i-s+1}] + b1)) + b2)); logits y_i E^T + bias."""
+    """The head that predicts token i of the span s … e from its two neighbours x and its position embedding p:
+
+    y_i = LN(gelu(W2 LN(gelu(W1 [x_{s-1}; x_{e+1}; p_{i-s+1}] + b1)) + b2)), with the logits y_i E^T + bias.
+    """
 
     def __init__(self, config: EncoderConfig):
         super().__init__()
@@ -177,7 +185,12 @@ class SpanBoundaryHead(nn.Module):
         self.bias = nn.Parameter(self.first.bias.new_zeros(config.vocab_size))
 
     def transform(self, hidden: Tensor, spans: Tensor) -> Tensor:
-        """(tokens, hidden_size), (predicted, 4) → (predicted, embedding_size)."""
+        """The vectors y: (predicted, embedding_size).
+
+        Args:
+            hidden: (total_tokens, hidden_size).
+            spans: int64 (predicted, 4) of :class:`SpanCollator`.
+        """
         _, left, right, position = spans.unbind(1)
         x = torch.cat(
             [
@@ -195,8 +208,8 @@ class SpanBoundaryHead(nn.Module):
 class SpanMaskedLM(MaskedLM):
     """Masked LM with the span-boundary objective (SpanBERT): predict a span's tokens from its two neighbours.
 
-    loss = masked-LM loss, mean over the masked tokens
-         + span-boundary loss, mean over the tokens in ``spans``
+        loss = masked-LM loss, mean over the masked tokens
+             + span-boundary loss, mean over the tokens in ``spans``
 
     Its checkpoints are masked-LM checkpoints with additional weights, which transformers ignores.
     Source: Joshi et al. 2019, arXiv:1907.10529.
@@ -216,7 +229,13 @@ class SpanMaskedLM(MaskedLM):
         max_labels: int | None = None,
         spans: Tensor | None = None,
     ) -> ModelOutput:
-        """Args: labels, max_labels as in ``MaskedLM``; spans of ``SpanCollator``; both or neither."""
+        """Predict masked tokens, also from the neighbours of their spans.
+
+        Args:
+            labels, max_labels: as in ``MaskedLM``.
+            spans: int64 (predicted, 4) of :class:`SpanCollator`.
+        Returns: the loss and its terms; if labels or spans is None, what ``MaskedLM`` returns.
+        """
         if labels is None or spans is None:
             return super().forward(batch, labels, max_labels)
         encoded, table = self.encode(batch)
@@ -249,7 +268,7 @@ def _collator(
     words = max(collator.count_words(blocks[index]) for index in sample)
     if words < MAX_WORDS:
         raise ValueError(
-            f"a block must hold more words than the longest span, which has {MAX_WORDS}, got blocks of at most "
+            f"a block must have at least {MAX_WORDS} words, the length of the longest span, got blocks of at most "
             f"{words} words: give longer documents, or larger blocks"
         )
     return collator

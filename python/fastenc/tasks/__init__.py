@@ -1,4 +1,4 @@
-"""Tasks from files to files, their metrics, and the evaluation of masked LMs."""
+"""Tasks: everything between files and models, with their metrics, and the evaluation of masked LMs."""
 
 from fastenc.tasks.base import Task
 from fastenc.tasks.classification import (

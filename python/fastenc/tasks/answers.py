@@ -1,4 +1,4 @@
-"""From start and end scores of windows to answers."""
+"""Extracts answers from the start and end logits of windows."""
 
 import math
 from collections.abc import Sequence
@@ -12,7 +12,12 @@ from fastenc.data.questions import Question, QuestionWindow
 
 
 class Candidate(NamedTuple):
-    """A possible answer: characters ``start`` to ``end`` of the context; all zero and "" for "no answer"."""
+    """A possible answer: the characters [start, end) of the context. For "no answer", text is "" and both are 0.
+
+    Fields:
+        score: sum of the start and end logits.
+        probability: softmax of the scores over a question's candidates.
+    """
 
     text: str
     start: int
@@ -22,12 +27,13 @@ class Candidate(NamedTuple):
 
 
 class AnswerPrediction(NamedTuple):
-    """What a model says to one question.
+    """A model's answer to one question.
 
     Fields:
-        text: the best span; "" where the context has no token.
-        candidates: the best spans and "no answer", best first; probabilities are a softmax over their scores.
-        no_answer_score: score of "no answer" less that of the best span.
+        id: the question's id.
+        text: the best span; "" if the context has no token.
+        candidates: the best spans and "no answer", best first.
+        no_answer_score: score of "no answer" minus the score of the best span.
     """
 
     id: str
@@ -36,7 +42,7 @@ class AnswerPrediction(NamedTuple):
     no_answer_score: float
 
     def answer(self, threshold: float | None) -> str:
-        """The best span, or "" where "no answer" scores more than ``threshold`` above it (None: always the span)."""
+        """The best span, or "" if ``no_answer_score`` is above ``threshold``. None: always the best span."""
         return self.text if threshold is None or self.no_answer_score <= threshold else ""
 
 
@@ -48,40 +54,45 @@ def extract_answers(
     n_best: int = 20,
     max_answer_tokens: int = 30,
 ) -> list[AnswerPrediction]:
-    """The best span start <= end of each question over all its windows.
+    """The best spans of each question over all its windows.
 
         score(i, j) = start_logits[i] + end_logits[j],  i <= j < i + max_answer_tokens
 
-    A span counts only in the window that gives its first token most context. "No answer" scores the sum of the first
-    token's logits, the least over the windows: each of them has to say so.
+    A span counts only in the window that owns its first token. The score of "no answer" in a window is the sum of the
+    two logits of the window's first token. The score for the question is the minimum over its windows, because an
+    answer in one window is enough.
 
     Args:
-        logits: for each window (tokens, 2), start and end.
-        n_best: candidates to keep.
+        questions: the questions that were encoded.
+        windows: their windows, of :func:`fastenc.data.questions.question_windows`.
+        logits: (tokens, 2) for each window, start and end.
+        n_best: number of spans to keep for a question.
+        max_answer_tokens: largest number of tokens of a span.
+    Returns: a prediction for each question, in their order.
     Source: Devlin et al. 2018, arXiv:1810.04805, sections 4.2 and 4.3.
     """
     spans: list[dict[tuple[int, int], float]] = [{} for _ in questions]
-    nothing = [math.inf] * len(questions)
+    no_answer = [math.inf] * len(questions)
     for window, scores in zip(windows, logits, strict=True):
         found = spans[window.question]
-        nothing[window.question] = min(nothing[window.question], float(scores[0].sum()))
+        no_answer[window.question] = min(no_answer[window.question], float(scores[0].sum()))
         for key, score in _best_spans(window, scores.float().cpu(), n_best, max_answer_tokens):
             found[key] = max(score, found.get(key, -math.inf))
     return [
         _prediction(question, found, none, n_best)
-        for question, found, none in zip(questions, spans, nothing, strict=True)
+        for question, found, none in zip(questions, spans, no_answer, strict=True)
     ]
 
 
 def _best_spans(
     window: QuestionWindow, scores: Tensor, n_best: int, max_answer_tokens: int
 ) -> list[tuple[tuple[int, int], float]]:
-    """((first character, last character + 1), score) of a window's best spans."""
+    """((start, end), score) of a window's best spans, as characters [start, end) of the context."""
     if not window.offsets:
         return []
     start, end = scores[window.first : window.last + 1].unbind(1)
     start = start.masked_fill(~torch.tensor(window.central), -math.inf)
-    # Row i: the end scores of tokens i to i + max_answer_tokens - 1.
+    # Row i holds the end logits of tokens i to i + max_answer_tokens - 1.
     ends = F.pad(end, (0, max_answer_tokens - 1), value=-math.inf).unfold(0, max_answer_tokens, 1)
     best = (start[:, None] + ends).flatten().topk(min(n_best, ends.numel()))
     result = []
@@ -94,12 +105,12 @@ def _best_spans(
 
 
 def _prediction(
-    question: Question, spans: dict[tuple[int, int], float], nothing: float, n_best: int
+    question: Question, spans: dict[tuple[int, int], float], no_answer: float, n_best: int
 ) -> AnswerPrediction:
     ranked = sorted(spans.items(), key=lambda item: -item[1])[:n_best]
     rows = [(question.context[a:b], a, b, score) for (a, b), score in ranked]
     text, *_, best = rows[0] if rows else ("", -math.inf)
-    rows = sorted([*rows, ("", 0, 0, nothing)], key=lambda row: -row[3])
+    rows = sorted([*rows, ("", 0, 0, no_answer)], key=lambda row: -row[3])
     probabilities = torch.tensor([row[3] for row in rows], dtype=torch.float64).softmax(0)
     candidates = [Candidate(*row, p) for row, p in zip(rows, probabilities.tolist(), strict=True)]
-    return AnswerPrediction(question.id, text, candidates, nothing - best)
+    return AnswerPrediction(question.id, text, candidates, no_answer - best)

@@ -1,4 +1,4 @@
-"""What a task is: everything between files and a model that fine-tuning, evaluation and prediction need."""
+"""The base class of tasks: what fine-tuning, evaluation and prediction need between files and a model."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -20,29 +20,30 @@ from fastenc.packing import PackedBatch
 from fastenc.tasks.report import Report
 
 QUOTING = (
-    "Quotes of a .tsv file: csv, values may be in quotes, as pandas writes them, or none, quotes are kept as they are. "
-    "Default: none, and values that are evidently quoted are an error."
+    "What double quotes mean in a .tsv file. csv: values may be in quotes, as pandas writes them. none: they are "
+    "ordinary characters. Default: none, but a value that is clearly quoted is an error."
 )
 MIX = "mix"
+# Adds what is cached for the examples with these indices to their batch (FeatureCache.fill).
 Fill = Callable[[PackedBatch, Sequence[int]], PackedBatch]
 
 
 @dataclass(frozen=True)
 class Task(ABC):
-    """One task. A subclass is a frozen dataclass whose fields are its options.
+    """One task. A subclass is a frozen dataclass whose fields are the task's options.
 
-    ``data`` below is whatever the task's reader returns; ``examples`` are sequences of tokens ready for the model, each
-    with ``input_ids``, one or several for an item of the data.
+    In the methods, ``data`` is what the task's reader returns: a set of items, such as texts. ``examples`` are token
+    sequences ready for the model, each with ``input_ids``. An item has one or several examples.
 
     Class attributes:
-        name: what ``fastenc finetune --task`` takes.
-        model_class: whose ``architecture`` tells a checkpoint of this task.
-        per_token: the model's logits have a row for every token, rather than one for every sequence.
-        trains_by_steps: whether the model is trained by gradient steps; otherwise :meth:`fit` computes it.
-        reads_first_token: the head reads nothing of the encoder's output but each sequence's first token (or the pooler
-            over it), so that cached features need hold no other.
-        outputs: suffixes of the files that predictions can be written to.
-        headed: those of them whose first line is a header.
+        name: value of ``fastenc finetune --task``.
+        model_class: class of the model. A checkpoint of this task is recognised by its ``architecture``.
+        per_token: True if the logits have a row for every token, False if they have one for every sequence.
+        trains_by_steps: True if the model is trained by gradient steps, False if :meth:`fit` computes it.
+        reads_first_token: True if the head reads only the first token of each sequence (or the pooler's output), so
+            that cached features need no other tokens.
+        outputs: suffixes of the files to which predictions can be written.
+        headed: the suffixes in ``outputs`` whose files have a header line.
     """
 
     name: ClassVar[str]
@@ -58,93 +59,105 @@ class Task(ABC):
     )
     layers: str | None = option(
         None,
-        "mix: the head reads a learned weighted sum of the embeddings' output and all layers, not the last layer's "
-        "output alone. Default: what the checkpoint has.",
+        "mix: the head reads a learned weighted sum of the outputs of the embeddings and of all layers instead of the "
+        "last layer's output. Default: as in the checkpoint.",
     )
 
     def __post_init__(self) -> None:
         if self.layers not in (None, MIX):
-            raise ValueError(f"layers must be {MIX}, or left out, got {self.layers!r}")
+            raise ValueError(
+                f"layers must be {MIX}, or left out, got {self.layers!r}: leave out --layers"
+            )
         if self.layers == MIX and not self.trains_by_steps:
-            raise ValueError(f"{self.name} trains no weights of layers: leave out --layers {MIX}")
+            raise ValueError(
+                f"{self.name} cannot train a weighted sum of layers: leave out --layers {MIX}"
+            )
 
     @abstractmethod
     def read(self, path: str | Path, train: Any = None) -> Any:
-        """Data with its labels; ``train``: the training set, or the model trained on it, which says what labels there
-        are.
+        """Read labelled data.
 
-        Raises: ValueError naming file, line and remedy.
+        Args:
+            train: the training set, or the model that was trained on it, which gives the label names; None if this is
+                the training set.
+        Raises: ValueError with file, line and remedy.
         """
 
     @abstractmethod
     def read_inputs(self, path: str | Path) -> Any:
-        """Data to predict for, without labels."""
+        """Read data without labels, to predict for."""
 
     def input_parts(self, path: str | Path, size: int) -> Iterator[Any]:
-        """What :meth:`read_inputs` returns, in parts of ``size`` items that are read when they are asked for; in one
-        part where a file cannot be read so."""
+        """The data of :meth:`read_inputs` in parts of ``size`` items, each of which is read when it is needed.
+
+        A task whose files can only be read as a whole yields one part.
+        """
         yield self.read_inputs(path)
 
     @abstractmethod
     def model_options(self, train: Any) -> dict[str, Any]:
-        """What ``model_class.from_pretrained`` needs to know to make a head for the training set, as JSON values."""
+        """Options of ``model_class.from_pretrained`` for a head that fits the training set, as JSON values."""
 
     @abstractmethod
     def metrics(self, train: Any) -> tuple[str, ...]:
-        """Names of the metrics, "loss" among them; the first chooses the best checkpoint."""
+        """Names of the metrics, "loss" included. The first one chooses the best checkpoint."""
 
     @abstractmethod
     def encode(self, data: Any, model: Any) -> list[Any]:
-        """The examples of the data, with labels where it has them."""
+        """The examples of the data, with labels if the data have labels."""
 
     @abstractmethod
     def collate(self, examples: Sequence[Any]) -> dict[str, Any]:
-        """A batch: the model's arguments, ``batch`` (a PackedBatch) and, for labelled examples, ``labels``."""
+        """The model's arguments: ``batch`` (a PackedBatch) and, for labelled examples, ``labels``."""
 
     @abstractmethod
     def decode(self, model: Any, data: Any, examples: Sequence[Any], logits: list[Tensor]) -> Any:
-        """Predictions for the items of the data, from each example's logits (see :func:`run`)."""
+        """Predictions for the items of the data, from the logits of each example (see :func:`run`)."""
 
     @abstractmethod
     def score(self, model: Any, data: Any, predictions: Any) -> dict[str, float]:
-        """The metrics of predictions for labelled data, without the loss."""
+        """The metrics of predictions for labelled data, except the loss."""
 
     @abstractmethod
     def lines(self, model: Any, data: Any, predictions: Any, suffix: str) -> Iterable[str]:
         """The lines of a file of predictions that ends in ``suffix``, one of ``outputs``."""
 
     def data_of(self, inputs: Sequence[Any]) -> Any:
-        """Inputs in Python, such as texts, as :meth:`read_inputs` returns those of a file.
+        """The data of inputs given in Python, such as texts; :meth:`read_inputs` does the same for a file.
 
-        Raises: ValueError for inputs of another kind.
+        Raises: ValueError for inputs of a wrong type.
         """
-        raise ValueError(f"{self.name} predicts for files alone: use fastenc predict")
+        raise ValueError(f"{self.name} can only predict for files: use fastenc predict")
 
     def report(self, model: Any, data: Any, predictions: Any) -> "Report":
-        """Files about predictions for labelled data: figures of each class, a confusion matrix, the mistakes.
+        """Files about predictions for labelled data: metrics of each class, a confusion matrix, the mistakes.
 
-        Raises: ValueError where there are no classes.
+        Raises: ValueError if the task has no classes.
         """
         raise ValueError(f"{self.name} has no classes to report on: leave out --report")
 
     def describe_labels(self, data: Any) -> str:
-        """What the labels of a set are and how often each occurs, in words; "" for nothing to say."""
+        """A text with the labels of a data set and the number of each; "" for a task without such labels."""
         return ""
 
     def metric_titles(self, model: Any) -> dict[str, str]:
-        """What to call the metrics whose name alone leaves open what they measure."""
+        """{metric: title} of the metrics whose name alone does not say what they measure."""
         return {}
 
     def check_max_length(self, model: Any) -> None:
-        """Raises: ValueError for a ``max_length`` beyond what the model has positions for."""
+        """Raises: ValueError if ``max_length`` is above the model's number of positions."""
         if self.max_length is not None and self.max_length > self.room(model):
             raise ValueError(
-                f"max_length must be at most the model's {self.room(model)} positions, got {self.max_length}"
+                f"max_length must be at most {self.room(model)}, the model's number of positions, got "
+                f"{self.max_length}: give less"
             )
 
     def load(self, name: str | Path, train: Any = None) -> Any:
-        """The model of a checkpoint: as it is, or with a head for a training set.
+        """The model of a checkpoint.
 
+        Args:
+            name: folder, or name on the hub.
+            train: training set for which a new head is made; None: the checkpoint's head is loaded.
         Raises: ValueError for a checkpoint of another task, or without a tokenizer.
         """
         options = {} if train is None else self.model_options(train)
@@ -152,16 +165,18 @@ class Task(ABC):
             options["layer_mix"] = True
         model = self.model_class.from_pretrained(name, **options)
         if model.tokenizer is None:
-            raise ValueError(f"{name} has no tokenizer.json, which text needs")
+            raise ValueError(
+                f"{name} must have a tokenizer.json, got none: add the tokenizer that it was trained with"
+            )
         return model
 
     def options_to_keep(self, train: Any) -> dict[str, Any]:
-        """The options that a model keeps in its config.json, so that prediction and evaluation go by them."""
+        """The options that are stored in the model's config.json, so that prediction and evaluation use them too."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
     @classmethod
     def options_kept(cls, hf_config: dict[str, Any]) -> dict[str, Any]:
-        """Those of a config.json that this version knows."""
+        """The options stored in a config.json, without those that this version does not know."""
         known = {field.name for field in fields(cls)}
         kept = hf_config.get("task_options") or {}
         return {name: value for name, value in kept.items() if name in known}
@@ -194,7 +209,12 @@ class Task(ABC):
         fill: Fill | None = None,
         show_progress: bool | None = False,
     ) -> dict[str, float]:
-        """The metrics of labelled data, whose ``examples`` are those of :meth:`encode`; ``fill``: see :func:`run`."""
+        """The metrics of labelled data.
+
+        Args:
+            examples: those of :meth:`encode`.
+            fill: see :func:`run`.
+        """
         logits, loss = run(
             model, examples, self.collate, self.logits_of, batch_size, show_progress, fill=fill
         )
@@ -209,9 +229,10 @@ class Task(ABC):
         batch_size: int = 32,
         fill: Fill | None = None,
     ) -> dict[str, float]:
-        """Choose by held-out data what the model keeps beside its weights; called once they are trained.
+        """Choose values that the model stores beside its weights, such as a threshold, on held-out data.
 
-        Returns: as :meth:`evaluate`, with what was chosen; {} where there is nothing to choose.
+        It is called once, after training.
+        Returns: the metrics as :meth:`evaluate`, and the chosen values; {} if the task has nothing to choose.
         """
         return {}
 
@@ -223,23 +244,27 @@ class Task(ABC):
         batch_size: int = 32,
         show_progress: bool | None = None,
     ) -> dict[str, float]:
-        """Compute the model from the training set, where it is not trained by steps.
+        """Compute the model from the training set, for a task with ``trains_by_steps=False``.
 
-        Returns: the metrics of the dev set, {} where ``dev`` is None.
+        Returns: the metrics of the dev set; {} if ``dev`` is None.
         """
         raise NotImplementedError
 
     def logits_of(self, arguments: dict[str, Any]) -> list[int] | None:
-        """How many rows of a batch's logits belong to each sequence; None where that is one without exception."""
+        """Number of rows of a batch's logits that belong to each example; None if each example has one row.
+
+        Args:
+            arguments: of :meth:`collate`.
+        """
         return arguments["batch"].cu_seqlens.diff().tolist() if self.per_token else None
 
     def room(self, model: Any) -> int:
-        """Tokens that a sequence may have, special tokens included."""
+        """Largest number of tokens of a sequence, special tokens included."""
         positions = model.positions
         return positions if self.max_length is None else min(self.max_length, positions)
 
     def batch_tokens(self) -> int | None:
-        """Most tokens of a training batch, where the configuration does not say; None: no limit."""
+        """Default limit of the tokens of a training batch; None: no limit."""
         return None
 
 
@@ -253,14 +278,16 @@ def run(
     show_progress: bool | None = False,
     fill: Fill | None = None,
 ) -> tuple[list[Tensor], float]:
-    """A model's logits and mean loss on examples, in evaluation mode; batches are formed by length.
+    """Compute a model's logits and mean loss on examples, in evaluation mode. Batches have similar lengths.
 
     Args:
+        collate: as :meth:`Task.collate`.
         logits_of: as :meth:`Task.logits_of`.
-        fill: adds what is known of the examples with these indices to their batch
+        fill: function of a batch and the indices of its examples that adds cached outputs of the encoder to the batch
             (:meth:`fastenc.adapt.FeatureCache.fill`).
-    Returns: float32 logits on the CPU in the examples' order, (num_labels,) each, or (rows, num_labels) each where
-        ``logits_of`` counts them; and the mean loss over all labelled items, 0 without labels.
+    Returns: (logits, loss). logits: float32 on the CPU for each example, in their order, of shape (num_labels,), or
+        (rows, num_labels) if ``logits_of`` returns numbers of rows. loss: the mean over all labelled items, 0 without
+        labels.
     """
     device = next(model.parameters()).device
     results: list[Any] = [None] * len(examples)
@@ -280,7 +307,7 @@ def run(
                 labelled = labelled_items(arguments["labels"])
                 total, items = total + output.loss * labelled, items + labelled
             outputs.append((chosen, counts, output.logits.float()))
-    # Read at the end, so that no batch waits for the one before it.
+    # Copied to the CPU at the end, so that the host does not wait for the device between batches.
     for chosen, counts, logits in outputs:
         logits = logits.cpu()
         of_examples = logits if counts is None else logits.split(counts)

@@ -1,4 +1,4 @@
-"""Sequence and sentence-pair classification, with one label or several, and regression."""
+"""Classification of texts and pairs of texts, with one label or several, and regression."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -37,8 +37,8 @@ from fastenc.tasks.report import (
 )
 from fastenc.tasks.summary import count_labels, number_range
 
-FROM_CHECKPOINT = " In prediction the checkpoint's kept."
-CHUNKED_BATCH_TOKENS = 16_384  # 32 sequences of 512, a full batch of texts that are cut
+FROM_CHECKPOINT = " In prediction: as in training."
+CHUNKED_BATCH_TOKENS = 16_384  # as many as 32 sequences of 512, a full batch of truncated texts
 
 METRICS = {
     "single_label_classification": ("accuracy", "f1", "mcc", "loss"),
@@ -49,12 +49,15 @@ METRICS = {
 
 @dataclass(frozen=True)
 class SequenceClassification(Task):
-    """One label, any number of labels, or a number for a text or a pair of texts.
+    """One label, any number of labels (multi-label), or a number (regression) for a text or a pair of texts.
 
-    Predictions are logits (texts, labels). Of several labels, those of probability 0.5 or more are predicted.
-    Texts that are too long are cut, or read in chunks that the model aggregates, as LongTexts describes; options
-    left out have its defaults in training, and in prediction what the model was trained with.
-    Raises: ValueError for a regression with several labels, and as LongTexts.
+    Predictions are logits: float32 (texts, labels). For multi-label, labels with a probability of 0.5 or more are
+    predicted.
+
+    Texts that are too long are truncated, or read in chunks whose vectors the model aggregates
+    (:class:`fastenc.models.LongTexts`). Options of long texts that are left out have the defaults of LongTexts in
+    training. In prediction they have the values of the training.
+    Raises: ValueError if regression and multi_label are both given, and as LongTexts.
     """
 
     name = "sequence-classification"
@@ -67,31 +70,33 @@ class SequenceClassification(Task):
         predict=True,
     )
     text: tuple[str, ...] = option(
-        ("sentence",), "Column of the text; twice for pairs.", "-t", predict=True
+        ("sentence",), "Column of the text; give it twice for pairs of texts.", "-t", predict=True
     )
     label: str = option("label", "Column of the label.")
     quoting: str | None = option(None, QUOTING, predict=True)
-    regression: bool = option(False, "Labels are numbers to predict.")
+    regression: bool = option(False, "The labels are numbers to predict.")
     multi_label: bool = option(
-        False, "A text has any number of labels, with commas between (a list in JSON)."
+        False, "A text has any number of labels, separated by commas, or as a list in JSON."
     )
     truncation: str | None = option(
         None,
-        f"What is kept of a longer text: head, tail or head+tail. Default: {LongTexts.truncation}.{FROM_CHECKPOINT}",
+        f"Which tokens of a longer text are kept: head, tail or head+tail. Default: {LongTexts.truncation}."
+        f"{FROM_CHECKPOINT}",
         predict=True,
     )
     chunks: str | None = option(
         None,
-        "Read longer texts in chunks whose vectors become one: mean, max, attention (learnt weights) or transformer.",
+        "Read longer texts in chunks. How the chunks' vectors become one: mean, max, attention (learnt weights) or "
+        "transformer.",
     )
     stride: int | None = option(
         None,
-        f"Tokens that neighbouring chunks share. Default: {LongTexts.stride}.{FROM_CHECKPOINT}",
+        f"Number of tokens that neighbouring chunks share. Default: {LongTexts.stride}.{FROM_CHECKPOINT}",
         predict=True,
     )
     max_chunks: int | None = option(
         None,
-        "Most chunks of a text; what does not fit them is cut off by --truncation first. "
+        "Largest number of chunks of a text; longer texts are cut by --truncation first. "
         f"Default: {LongTexts.max_chunks}.{FROM_CHECKPOINT}",
         predict=True,
     )
@@ -109,6 +114,7 @@ class SequenceClassification(Task):
 
     @property
     def problem_type(self) -> str:
+        """transformers' name of the kind of labels."""
         kinds = {self.regression: "regression", self.multi_label: "multi_label_classification"}
         return kinds.get(True, "single_label_classification")
 
@@ -135,15 +141,15 @@ class SequenceClassification(Task):
 
     @classmethod
     def options_kept(cls, hf_config: dict[str, Any]) -> dict[str, Any]:
-        kind = hf_config.get("problem_type")  # which transformers writes, too
-        told = {
+        kind = hf_config.get("problem_type")  # transformers writes it too
+        from_kind = {
             "regression": kind == "regression",
             "multi_label": kind == "multi_label_classification",
         }
-        return told | super().options_kept(hf_config)
+        return from_kind | super().options_kept(hf_config)
 
     def data_of(self, inputs: Sequence[Any]) -> LabelledData:
-        """Texts, or pairs of them."""
+        """The data of texts, or of pairs of texts."""
         texts = [tuple(each) if isinstance(each, list | tuple) else each for each in inputs]
         for index, each in enumerate(texts):
             columns = each if isinstance(each, tuple) else (each,)
@@ -197,8 +203,8 @@ class SequenceClassification(Task):
         kept = model.long_texts
         if self.chunks not in (None, kept.chunks):
             raise ValueError(
-                f"the model aggregates chunks by {kept.chunks}, the task by {self.chunks}: leave chunks out, or load "
-                "the model with the task and a training set"
+                f"chunks must be {kept.chunks}, as the model was trained with, got {self.chunks}: leave it out, or "
+                "load the model with the task and a training set"
             )
         long_texts = replace(kept, **self._given())
         self._check_chunked(long_texts)
@@ -223,21 +229,21 @@ class SequenceClassification(Task):
     def lines(self, model, data, predictions: Tensor, suffix: str) -> Iterable[str]:
         rows = _rows(model, predictions)
         if suffix == ".tsv":
-            # No texts, which may have tabs and line ends: the lines' order tells whose they are.
+            # The texts are left out, because they may contain tabs and line breaks. Line n belongs to input n.
             return table_lines(rows)
         named = zip(data.texts, rows, strict=True)
         return json_lines([{**self._texts(text), **row} for text, row in named])
 
     def _texts(self, text: str | tuple[str, ...]) -> dict[str, str]:
-        """A text, or each of a pair, under its column's name."""
+        """{column: text} of a text or a pair."""
         return dict(zip(self.text, (text,) if isinstance(text, str) else text, strict=False))
 
     def long_texts(self) -> LongTexts:
-        """What training makes of long texts: the options given, else the defaults."""
+        """How training reads long texts: the options that were given, and the defaults for the others."""
         return LongTexts(**self._given())
 
     def _given(self) -> dict[str, Any]:
-        """The fields of LongTexts that are given."""
+        """The options of LongTexts that were given."""
         values = {name: getattr(self, name) for name in LongTexts.__dataclass_fields__}
         return {name: value for name, value in values.items() if value is not None}
 
@@ -245,13 +251,13 @@ class SequenceClassification(Task):
         for name in ("stride", "max_chunks"):
             if long_texts.chunks is None and getattr(self, name) is not None:
                 raise ValueError(
-                    f"{name} is for texts in chunks, got {getattr(self, name)} without chunks: leave it out, or train "
+                    f"{name} is an option of chunks, got {getattr(self, name)} without chunks: leave it out, or train "
                     "with chunks"
                 )
 
 
 def _check_classes(path: str | Path, data: LabelledData) -> None:
-    """Raises: ValueError where the labels look like numbers to predict: not all whole, or hardly any of them twice."""
+    """Raises: ValueError if the labels look like numbers to predict: some are fractions, or most occur only once."""
     try:
         numbers = [float(name) for name in data.label_names]
     except ValueError:
@@ -260,14 +266,16 @@ def _check_classes(path: str | Path, data: LabelledData) -> None:
     if whole and 2 * len(numbers) <= len(data):
         return
     raise ValueError(
-        f"{path}: the labels are numbers, {len(numbers)} different ones in {len(data)} rows, such as "
-        f"{data.label_names[0]} and {data.label_names[-1]}: give --regression to predict numbers, or name the classes "
-        "by words"
+        f"{path}: the labels are {len(numbers)} different numbers in {len(data)} rows, such as {data.label_names[0]} "
+        f"and {data.label_names[-1]}: give --regression to predict numbers, or use words as names of the classes"
     )
 
 
 def _check_pairs(data: LabelledData, columns: list[str] | None) -> None:
-    """columns: what the model was trained on; None if they are unknown."""
+    """Raises: ValueError if the model was trained on pairs and gets single texts, or the other way round.
+
+    ``columns``: the columns that the model was trained on; None if they are unknown.
+    """
     if columns is None or not data.texts:
         return
     pairs = isinstance(data.texts[0], tuple)
@@ -284,8 +292,9 @@ def _check_positions(examples: Sequence[ClassificationExample], positions: int) 
     for number, example in enumerate(examples, start=1):
         if len(example.chunk_lengths or ()) > positions:
             raise ValueError(
-                f"text {number} of {len(examples)} has {len(example.chunk_lengths or ())} chunks, the model's "
-                f"transformer has {positions} positions: give max_chunks of {positions} or less"
+                f"a text must have at most {positions} chunks, the positions of the model's transformer, got "
+                f"{len(example.chunk_lengths or ())} for text {number} of {len(examples)}: give max_chunks of "
+                f"{positions} or less"
             )
 
 
@@ -302,12 +311,13 @@ def _score(model: SequenceClassifier, logits: Tensor, labels: Sequence[Any]) -> 
 
 
 def _rows(model: SequenceClassifier, logits: Tensor) -> list[dict[str, Any]]:
+    """The prediction for each text as {column: value} of the output file."""
     if model.problem_type == "regression":
         return [{"prediction": value} for value in logits[:, 0].tolist()]
     several = model.problem_type == "multi_label_classification"
     rows = []
-    for chances in (logits.sigmoid() if several else logits.softmax(1)).tolist():
-        named = dict(zip(model.label_names, chances, strict=True))
+    for probabilities in (logits.sigmoid() if several else logits.softmax(1)).tolist():
+        named = dict(zip(model.label_names, probabilities, strict=True))
         if several:
             row: dict[str, Any] = {"labels": [name for name, p in named.items() if p >= 0.5]}
         else:

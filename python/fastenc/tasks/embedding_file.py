@@ -1,4 +1,4 @@
-"""The vectors of a whole file of texts, part by part: flat memory, and resumable."""
+"""Embeds the texts of a file part by part, so that memory does not grow with the file and a run can be resumed."""
 
 import io
 import json
@@ -15,7 +15,7 @@ from fastenc.data.readers import in_parts, iterate_inputs
 from fastenc.models import Encoder
 from fastenc.tasks.parts_file import PartsFile, file_stamp
 
-PART = 10_000  # texts that are read and embedded together
+PART = 10_000  # number of texts that are read and embedded together
 
 
 def embed_file(
@@ -30,16 +30,19 @@ def embed_file(
     show_progress: bool | None = None,
     **options: Any,
 ) -> tuple[int, int]:
-    """Write a float32 vector for every text of a file: .npy, or .safetensors with the name "embeddings".
+    """Write a vector for every text of a file: float32 (texts, hidden_size).
 
-    The file is read through once before the first vector, so that a malformed line is named at once.
+    The whole file is read once before the first vector is computed, so that a malformed line is reported early.
 
     Args:
-        column: of the text in a table; quoting: of a .tsv file, see :func:`fastenc.data.readers.numbered_rows`.
-        resume: go on after the last finished part of a run that was killed, or start if there is none.
-        model_name: where the model comes from, which a resumed run must share.
+        output: .npy, or .safetensors with the tensor name "embeddings".
+        column: column of the text in a table.
+        resume: continue a killed run after its last finished part; if there is none, start.
+        model_name: folder or name on the hub of the model; a resumed run must have the same.
+        quoting: of a .tsv file, see :func:`fastenc.data.readers.numbered_rows`.
+        show_progress: None shows a bar if stderr is a terminal.
         options: of :meth:`Encoder.encode`.
-    Returns: number of vectors, and of the numbers of each.
+    Returns: (number of vectors, hidden_size).
     Raises: ValueError as :func:`fastenc.data.read_inputs` and :class:`PartsFile`.
     """
     output = Path(output)
@@ -72,14 +75,15 @@ def embed_file(
 
 
 def _header(suffix: str, rows: int, width: int) -> bytes:
-    """What stands before the numbers, row by row, in a file of this kind."""
+    """The bytes before the first vector in a file with this suffix."""
     if suffix == ".npy":
         numpy = require("numpy", extra="train")
         head = io.BytesIO()
         description = {"descr": "<f4", "fortran_order": False, "shape": (rows, width)}
         numpy.lib.format.write_array_header_1_0(head, description)
         return head.getvalue()
-    # Eight bytes with the length of the JSON that follows, padded so that the numbers begin at a multiple of eight.
+    # Eight bytes hold the length of the JSON after them. Spaces pad the JSON so that the vectors begin at a multiple of
+    # eight bytes.
     entry = {"dtype": "F32", "shape": [rows, width], "data_offsets": [0, 4 * rows * width]}
     text = json.dumps({"embeddings": entry}).encode()
     text += b" " * (-len(text) % 8)

@@ -1,5 +1,4 @@
-"""Metrics of classification, regression and labelling, by scikit-learn, scipy and seqeval; of entities as sets, and
-of retrieval."""
+"""Metrics of classification, regression, tagging, entities and retrieval, mostly by scikit-learn, scipy and seqeval."""
 
 from collections.abc import Iterable, Sequence
 
@@ -10,13 +9,16 @@ from torch import Tensor
 from fastenc._extras import require
 from fastenc.models.tags import Span
 
-CHUNK = 1024  # texts compared with all candidates at once
+TEXTS_AT_ONCE = 1024  # number of texts that are compared with all candidates in one product
 
 
 def classification_metrics(
     predictions: Sequence[int], labels: Sequence[int], num_labels: int
 ) -> dict[str, float]:
-    """accuracy, f1 (of class 1 for two classes, macro for more) and mcc (Matthews correlation), each at most 1."""
+    """accuracy, f1 and mcc (Matthews correlation), each at most 1.
+
+    f1 is that of class 1 if there are two classes, else the mean over the classes (macro).
+    """
     sklearn = require("sklearn.metrics", extra="train")
     average = "binary" if num_labels == 2 else "macro"
     classes = None if num_labels == 2 else list(range(num_labels))
@@ -32,10 +34,14 @@ def classification_metrics(
 def multi_label_metrics(
     predictions: Sequence[Sequence[bool]], labels: Sequence[Sequence[float]]
 ) -> dict[str, float]:
-    """micro_f1, macro_f1, and accuracy: the share of texts whose labels are all right; (texts, num_labels) each."""
+    """micro_f1, macro_f1 and accuracy. The accuracy is the share of texts for which all labels are right.
+
+    Args:
+        predictions, labels: (texts, num_labels).
+    """
     sklearn = require("sklearn.metrics", extra="train")
     truth = [[bool(value) for value in row] for row in labels]
-    # One column alone scikit-learn would take for two classes.
+    # scikit-learn would take a single column for a problem with two classes.
     options = {"labels": [1]} if truth and len(truth[0]) == 1 else {}
     f1 = lambda average: float(
         sklearn.f1_score(truth, predictions, average=average, zero_division=0, **options)
@@ -48,7 +54,7 @@ def multi_label_metrics(
 
 
 def regression_metrics(predictions: Sequence[float], targets: Sequence[float]) -> dict[str, float]:
-    """Pearson and Spearman correlation; 0 where a constant input leaves them undefined."""
+    """Pearson and Spearman correlation; 0 if predictions or targets are constant, where they are undefined."""
     stats = require("scipy.stats", extra="train")
     if len(set(predictions)) < 2 or len(set(targets)) < 2:
         return {"pearson": 0.0, "spearman": 0.0}
@@ -61,8 +67,14 @@ def regression_metrics(predictions: Sequence[float], targets: Sequence[float]) -
 def tagging_metrics(
     predictions: Sequence[Sequence[str]], labels: Sequence[Sequence[str]], *, entities: bool
 ) -> dict[str, float]:
-    """accuracy over words and, of entity tags (IOB2, BIOES), precision, recall and f1 over whole entities: micro
-    averages by seqeval, with conlleval's reading of tags that break their scheme's rules; 0 without entities."""
+    """accuracy over words and, if ``entities``, precision, recall and f1 over whole entities.
+
+    The latter are micro averages by seqeval, which reads tags that break the rules of IOB2 or BIOES as conlleval does.
+    They are 0 without entities.
+
+    Args:
+        predictions, labels: the tags of each sentence.
+    """
     right = [
         one == two
         for p, y in zip(predictions, labels, strict=True)
@@ -84,8 +96,14 @@ def tagging_metrics(
 def entity_metrics(
     predictions: Sequence[Iterable[Span]], gold: Sequence[Iterable[Span]]
 ) -> dict[str, float]:
-    """f1, precision and recall over entities that agree in type, first and last word, micro averages with 0 for a share
-    of nothing; and of the gold entities that lie inside another, ``nested``, how many there are and were found."""
+    """f1, precision and recall over entities, as micro averages; 0 if the denominator is 0.
+
+    A predicted entity is right if a gold entity has the same type, first and last word. ``nested`` is the number of
+    gold entities that lie inside another one, ``nested_found`` how many of them were predicted.
+
+    Args:
+        predictions, gold: the entities of each sentence.
+    """
     right = predicted = expected = nested = nested_found = 0
     for found, truth in zip(map(set, predictions), map(set, gold), strict=True):
         inner = {entity for entity in truth if any(_lies_inside(entity, other) for other in truth)}
@@ -109,12 +127,14 @@ def _lies_inside(entity: Span, other: Span) -> bool:
 
 
 def retrieval_metrics(texts: Sequence[tuple[str, ...]], vectors: Tensor) -> dict[str, float]:
-    """How near each text's partner is by cosine similarity: mrr, the mean of 1 / rank, and recall@1.
+    """The rank of each text's partner by cosine similarity: mrr (the mean of 1 / rank) and recall@1.
 
-    The candidates are all different partners and hard negatives, but for those that are the text itself or another of
-    its partners. Equally similar candidates come before the partner.
+    The candidates are all different partners and hard negatives, except the text itself and its other partners.
+    Candidates with the same similarity as the partner rank before it.
 
-    Args: texts, vectors: (pairs, 2 or 3) texts; (pairs, 2 or 3, hidden_size).
+    Args:
+        texts: (text, partner) or (text, partner, hard negative) of each pair.
+        vectors: (pairs, 2 or 3, hidden_size).
     """
     indices: dict[str, int] = {}
     first: list[tuple[int, int]] = []
@@ -125,18 +145,20 @@ def retrieval_metrics(texts: Sequence[tuple[str, ...]], vectors: Tensor) -> dict
                 indices[other] = len(first)
                 first.append((row, column))
         partners.setdefault(text, set()).add(indices[others[0]])
-    for text, mine in partners.items():
-        mine |= {indices[text]} if text in indices else set()
+    for text, excluded in partners.items():
+        excluded |= {indices[text]} if text in indices else set()
     unit = F.normalize(vectors.float(), dim=2)
     candidates = torch.stack([unit[row, column] for row, column in first])
     ranks = []
-    for start in range(0, len(texts), CHUNK):
-        chunk = texts[start : start + CHUNK]
-        similarities = unit[start : start + CHUNK, 0] @ candidates.T
-        right = torch.tensor([indices[partner] for _, partner, *_ in chunk])[:, None]
-        wanted = similarities.gather(1, right)
-        for row, (text, *_) in enumerate(chunk):
+    for start in range(0, len(texts), TEXTS_AT_ONCE):
+        queries = texts[start : start + TEXTS_AT_ONCE]
+        similarities = unit[start : start + TEXTS_AT_ONCE, 0] @ candidates.T
+        right = torch.tensor([indices[partner] for _, partner, *_ in queries])[:, None]
+        of_partner = similarities.gather(1, right)
+        for row, (text, *_) in enumerate(queries):
             similarities[row, list(partners[text])] = float("-inf")
-        ranks.append(1 + (~(similarities < wanted)).sum(1))  # NaN is no hit
+        ranks.append(
+            1 + (~(similarities < of_partner)).sum(1)
+        )  # ~(a < b) also counts NaN as better
     found = torch.cat(ranks).double()
     return {"mrr": float((1 / found).mean()), "recall@1": float((found == 1).double().mean())}

@@ -1,4 +1,4 @@
-"""A file that is written part by part, and that a run which was killed goes on with."""
+"""A file that is written part by part, so that a killed run can be resumed."""
 
 import json
 import os
@@ -10,15 +10,16 @@ from fastenc._files import write_atomically
 
 
 class PartsFile:
-    """Appends finished parts to ``output``.part and counts them in ``output``.part.json; at the end .part takes the
-    place of ``output``. A context manager.
+    """Appends finished parts to ``output``.part and counts them in ``output``.part.json. A context manager.
+
+    When the context ends without an error, .part is renamed to ``output``.
 
     Args:
-        settings: what a resumed run must share, as JSON values.
-        resume: go on after the last finished part of a run that was killed, or start if there is none.
+        settings: JSON values that must be the same in a resumed run.
+        resume: continue a killed run after its last finished part; if there is none, start.
     Attributes:
-        parts: how many are finished.
-    Raises: ValueError when an unfinished run is there and ``resume`` is False, or when it had other settings.
+        parts: number of finished parts.
+    Raises: ValueError if there is an unfinished run and ``resume`` is False, or if it had other settings.
     """
 
     def __init__(self, output: Path, settings: dict[str, Any], resume: bool):
@@ -34,7 +35,7 @@ class PartsFile:
     def __enter__(self) -> "PartsFile":
         self.output.parent.mkdir(parents=True, exist_ok=True)
         self._file = open(self._written, "r+b" if self._written.exists() else "w+b")
-        # What was appended after the last count is written again.
+        # A killed run may have appended a part that it did not count: that part is written again.
         self._file.truncate(self._done["bytes"])
         self._file.seek(self._done["bytes"])
         return self
@@ -47,9 +48,9 @@ class PartsFile:
         elif not self.parts:
             self._written.unlink(missing_ok=True)
 
-    def append(self, pieces: Iterable[bytes]) -> None:
-        """Add a part, which is on the disk when this returns."""
-        for piece in pieces:
+    def append(self, part: Iterable[bytes]) -> None:
+        """Add a part, given in pieces. It is on the disk when this returns."""
+        for piece in part:
             self._file.write(piece)
         self._file.flush()
         os.fsync(self._file.fileno())
@@ -58,27 +59,29 @@ class PartsFile:
         write_atomically(self._progress, lambda path: path.write_text(text))
 
     def _read_progress(self, settings: dict[str, Any], resume: bool) -> dict[str, Any]:
-        """How far an earlier run came: {"settings", "parts", "bytes"}."""
+        """The progress of an earlier run: {"settings", "parts", "bytes"}; no parts if there is none."""
         if not (self._written.exists() and self._progress.exists()):
             self._progress.unlink(missing_ok=True)
             return {"settings": settings, "parts": 0, "bytes": 0}
         done = json.loads(self._progress.read_text())
         if not resume:
             raise ValueError(
-                f"{self._written} is of a run that did not end: resume it (--resume), or delete the file"
+                f"{self._written} belongs to a run that did not finish: resume it (--resume), or delete the file"
             )
         for name, value in settings.items():
             if done["settings"].get(name) != value:
                 raise ValueError(
-                    f"{self._written} was begun with another {name}, {done['settings'].get(name)}, got {value}: "
-                    "go on with the same, or delete the file"
+                    f"{self._written} was begun with {name}={done['settings'].get(name)}, got {value}: use the same "
+                    "value, or delete the file"
                 )
         return done
 
 
 def file_stamp(path: Path, output: str) -> list[list[Any]]:
-    """Name, size and time of change of a file, or of a folder's files but the output's; nothing for a name on the
-    hub."""
+    """[name, size in bytes, time of change] of a file, or of the files in a folder except ``output`` and its parts.
+
+    It is [] for a name on the hub. A resumed run compares it to see whether a file has changed.
+    """
     files = [path] if path.is_file() else sorted(f for f in path.glob("*") if f.is_file())
     left_out = (output, f"{output}.part", f"{output}.part.json")
     return [

@@ -1,4 +1,4 @@
-"""The predictions of a whole file, part by part: flat memory, tokens made ahead, and resumable."""
+"""Predicts for a file part by part, so that memory does not grow with the file and a run can be resumed."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +11,7 @@ from fastenc._progress import progress_bar
 from fastenc.tasks.base import Task
 from fastenc.tasks.parts_file import PartsFile, file_stamp
 
-PART = 10_000  # items that are read, encoded and predicted together
+PART = 10_000  # number of items that are read, encoded and predicted together
 
 
 def predict_file(
@@ -25,23 +25,27 @@ def predict_file(
     model_name: str = "",
     show_progress: bool | None = None,
 ) -> int:
-    """Write the prediction for every item of a file to another.
+    """Write a prediction for every item of a file to another file.
 
-    The file is read through once before the first prediction, so that a malformed line is named at once. Then, while
-    the model is at one part of ``PART`` items, another thread reads and encodes the next. Finished parts are appended
-    to ``output``.part and counted in ``output``.part.json; at the end .part takes the place of ``output``.
+    The whole file is read once before the first prediction, so that a malformed line is reported early. Then, while the
+    model computes one part of ``PART`` items, another thread reads and encodes the next part. Finished parts are stored
+    at once (:class:`fastenc.tasks.parts_file.PartsFile`).
 
     Args:
         output: its suffix is one of ``task.outputs``.
-        resume: go on after the last finished part of a run that was killed, or start if there is none.
-        model_name: where the model comes from, which a resumed run must share.
+        batch_size: number of examples that the model takes at a time.
+        resume: continue a killed run after its last finished part; if there is none, start.
+        model_name: folder or name on the hub of the model; a resumed run must have the same.
+        show_progress: None shows a bar if stderr is a terminal.
     Returns: the number of predictions.
-    Raises: ValueError as ``task.read_inputs``, when input and output are one file, when an unfinished run is there and
-        ``resume`` is False, or when it had another model, other options or another input file.
+    Raises: ValueError as ``task.read_inputs``, if input and output are the same file, if there is an unfinished run and
+        ``resume`` is False, or if that run had another model, other options or another input file.
     """
     output = Path(output)
     if output.exists() and Path(inputs).exists() and output.samefile(inputs):
-        raise ValueError(f"the output {output} is the input itself: give another file")
+        raise ValueError(
+            f"the output must not be the input, got {output} for both: give another file"
+        )
     settings = {
         "model": [model_name, file_stamp(Path(model_name), output.name) if model_name else []],
         "inputs": [str(inputs), file_stamp(Path(inputs), output.name)],
@@ -69,7 +73,7 @@ def predict_file(
 
 
 def _encoded(task: Task, model: Any, inputs: str | Path, skip: int) -> Iterator[tuple[Any, list]]:
-    """(data, examples) of each part after the first ``skip``, made by another thread one part ahead."""
+    """(data, examples) of each part after the first ``skip``. Another thread computes one part ahead."""
     parts = islice(task.input_parts(inputs, PART), skip, None)
 
     def encode_next() -> tuple[Any, list] | None:

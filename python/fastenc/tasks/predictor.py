@@ -1,4 +1,4 @@
-"""A fine-tuned model and its task, for texts in Python."""
+"""Predicts in Python with a fine-tuned model."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -9,15 +9,16 @@ from fastenc.tasks.registry import task_of_model
 
 
 class Predictor:
-    """Predicts for texts with a fine-tuned model; the folder tells the task.
+    """Predicts with a fine-tuned model. The task is read from the model's config.json.
 
         predictor = fastenc.predictor("runs/sst2")
         predictor.predict(["a fine film", "a waste of time"])  # [{"sentence": ..., "label": "pos", "p(neg)": ...}, ...]
 
     Args:
         model: folder of a fine-tuned model, or its name on the hub.
-        device: "cpu", "cuda" or a torch device; None: where the model is loaded, the CPU.
-        options: of the task, where they are to be others than those of the training.
+        device: "cpu", "cuda" or a torch device; None: the CPU.
+        options: options of the task that differ from those of the training.
+    Raises: ValueError for a model without a task's head, and for an option that the task does not have.
     """
 
     def __init__(self, model: str | Path, device: Any = None, **options: Any):
@@ -27,19 +28,21 @@ class Predictor:
             self.model.to(device)
 
     def predict(self, inputs: Sequence[Any], batch_size: int = 32) -> list[dict[str, Any]]:
-        """What ``fastenc predict`` writes to a .jsonl file: a dictionary for each input, in their order.
+        """Predict for a list of inputs.
 
         Args:
-            inputs: texts, or pairs of texts where the model was trained on pairs; for the tasks of words also lists of
-                words; for questions dictionaries with "question" and "context".
-        Raises: ValueError for an input of another kind.
+            inputs: texts; pairs of texts for a model that was trained on pairs. Tasks that tag words or find entities
+                also take lists of words. Question answering takes dictionaries with "question" and "context".
+            batch_size: number of examples that the model takes at a time.
+        Returns: a dictionary for each input, as ``fastenc predict`` writes it to a .jsonl file.
+        Raises: ValueError for an input of a wrong type.
         """
         if isinstance(inputs, str):
-            raise ValueError(
-                f"predict takes a list of inputs, got one text: give [{inputs[:40]!r}]"
-            )
+            raise ValueError(f"inputs must be a list, got a single text: give [{inputs[:40]!r}]")
         if isinstance(inputs, dict) or not isinstance(inputs, Iterable):
-            raise ValueError(f"predict takes a list of inputs, got {type(inputs).__name__}")
+            raise ValueError(
+                f"inputs must be a list, got {type(inputs).__name__}: give a list of inputs"
+            )
         data = self.task.data_of(inputs)
         predictions = self.task.predict(self.model, data, batch_size)
         return [
@@ -48,5 +51,5 @@ class Predictor:
 
 
 def predictor(model: str | Path, device: Any = None, **options: Any) -> Predictor:
-    """The :class:`Predictor` of a fine-tuned model."""
+    """The :class:`Predictor` of a fine-tuned model, with the same arguments."""
     return Predictor(model, device, **options)

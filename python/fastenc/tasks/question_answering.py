@@ -1,4 +1,4 @@
-"""Extractive question answering: the answer is a span of the text."""
+"""The task of extractive question answering: an answer is a span of the context."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -21,11 +21,11 @@ from fastenc.tasks.squad import best_threshold, squad_metrics
 
 @dataclass(frozen=True)
 class QuestionAnswering(Task):
-    """Answers to questions about texts of any length, as SQuAD v1.1 and, with questions that have none, v2.0.
+    """Answers to questions about contexts of any length, as in SQuAD v1.1, and v2.0 with unanswerable questions.
 
-    Texts that are too long are read in windows that overlap. Where some questions of labelled data have no answer, the
-    scores are those of the best ``no_answer_threshold`` unless one is given, and it is among the metrics; that of the
-    dev set is kept with the model's ``task_options``.
+    Contexts that are too long are read in overlapping windows. If some questions of labelled data have no answer and
+    ``no_answer_threshold`` is not given, the metrics are computed with the threshold of the highest F1, which is
+    reported among them. The threshold of the dev set is stored in the model's ``task_options``.
     """
 
     name = "question-answering"
@@ -33,13 +33,13 @@ class QuestionAnswering(Task):
     per_token = True
     outputs = (".json", ".jsonl")
 
-    max_length: int = option(384, "Longest window in tokens, with the question.", predict=True)
-    stride: int = option(128, "Tokens that neighbouring windows share.", predict=True)
+    max_length: int = option(384, "Longest window in tokens, including the question.", predict=True)
+    stride: int = option(128, "Number of tokens that neighbouring windows share.", predict=True)
     max_answer_tokens: int = option(30, "Longest answer in tokens.", predict=True)
     no_answer_threshold: float | None = option(
         None,
-        "Leave a question unanswered where 'no answer' scores this much above the best span. Default: what was best "
-        "on the dev set, if questions without an answer were trained on; else all are answered.",
+        "A question is left unanswered if the score of 'no answer' is this much above that of the best span. Default: "
+        "the best value on the dev set if it has unanswerable questions; else all questions are answered.",
         predict=True,
     )
 
@@ -50,7 +50,7 @@ class QuestionAnswering(Task):
         return read_questions(path, answers=False)
 
     def data_of(self, inputs: Sequence[Any]) -> list[Question]:
-        """Dictionaries with "question" and "context"."""
+        """The data of dictionaries with "question", "context" and optionally "id"."""
         for index, each in enumerate(inputs):
             if not isinstance(each, dict) or not {"question", "context"} <= each.keys():
                 raise ValueError(

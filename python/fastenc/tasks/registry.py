@@ -1,4 +1,4 @@
-"""The tasks that the command line knows."""
+"""The tasks by name, and the task of a checkpoint."""
 
 from dataclasses import fields
 from pathlib import Path
@@ -27,31 +27,31 @@ TASKS: dict[str, type[Task]] = {
 
 
 def task_named(name: str) -> type[Task]:
-    """Raises: ValueError listing the tasks there are."""
+    """The class of a task. Raises: ValueError for an unknown name."""
     if name not in TASKS:
-        raise ValueError(f"--task must be one of {', '.join(TASKS)}, got {name}")
+        raise ValueError(f"--task must be one of {', '.join(TASKS)}, got {name}: give one of them")
     return TASKS[name]
 
 
 def task_of(model_name: str | Path) -> type[Task]:
-    """The task that a checkpoint was fine-tuned for.
+    """The class of the task that a checkpoint was fine-tuned for.
 
-    Raises: ValueError for a checkpoint of none of them.
+    Raises: ValueError if the checkpoint has no task's head.
     """
     folder = checkpoint.resolve(model_name)
     values = checkpoint.read_config(folder)
     for task in TASKS.values():
         if task.model_class.stored_in(folder, values):
             return task
-    held = (values.get("architectures") or ["no head"])[0]
+    head = (values.get("architectures") or ["no head"])[0]
     raise ValueError(
-        f"{model_name} holds {held}, which predicts nothing: fine-tune it first with fastenc finetune "
+        f"{model_name} must have the head of a task, got {head}: fine-tune it first with fastenc finetune "
         f"{model_name} --task {'|'.join(TASKS)}"
     )
 
 
 def make_task(task: type[Task], options: dict[str, Any]) -> Task:
-    """Raises: ValueError for an option that belongs to other tasks, or to none."""
+    """The task with these options. Raises: ValueError for an option that this task does not have."""
     known = {field.name for field in fields(task)}
     for name in options:
         if name not in known:
@@ -65,7 +65,7 @@ def make_task(task: type[Task], options: dict[str, Any]) -> Task:
 
 
 def task_of_model(model_name: str | Path, options: dict[str, Any]) -> Task:
-    """A fine-tuned model's task, with the options of its training where none are given."""
+    """The task of a fine-tuned model, with its training's options and, above these, ``options``."""
     kind = task_of(model_name)
     kept = kind.options_kept(checkpoint.read_config(checkpoint.resolve(model_name)))
     return make_task(kind, {**kept, **options})

@@ -1,4 +1,4 @@
-"""Files that say where a model is right and wrong: figures of each class, a confusion matrix, and the mistakes."""
+"""Files that show where a model is right and wrong: metrics of each class, a confusion matrix, and the mistakes."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -12,10 +12,13 @@ CLASSES, CONFUSION, MISTAKES = "classes.tsv", "confusion.tsv", "mistakes.jsonl"
 
 
 def class_figures(gold: Sequence[Any], predicted: Sequence[Any], names: Sequence[str]) -> list[str]:
-    """Lines of a table with precision, recall, F1 and number of each class, by scikit-learn; 0 for a share of nothing.
+    """Lines of a table with precision, recall, F1 and number of true items of each class, by scikit-learn.
+
+    A ratio with the denominator 0 is 0.
 
     Args:
-        gold, predicted: a class index each, or a row of 0 and 1 each for several labels.
+        gold, predicted: for each item a class index, or for multi-label a row of 0 and 1.
+        names: name of each class.
     """
     sklearn = require("sklearn.metrics", extra="train")
     columns = sklearn.precision_recall_fscore_support(
@@ -25,13 +28,17 @@ def class_figures(gold: Sequence[Any], predicted: Sequence[Any], names: Sequence
 
 
 def entity_figures(gold: Sequence[Iterable[Any]], predicted: Sequence[Iterable[Any]]) -> list[str]:
-    """The same of entities of each type, which agree in type, first and last word."""
+    """The same table for entities, by type. A predicted entity is right if its type, first and last word are.
+
+    Args:
+        gold, predicted: the entities of each sentence.
+    """
     right: Counter = Counter()
     found: Counter = Counter()
     expected: Counter = Counter()
-    for truth, ours in zip(map(set, gold), map(set, predicted), strict=True):
-        right.update(entity.type for entity in truth & ours)
-        found.update(entity.type for entity in ours)
+    for truth, entities in zip(map(set, gold), map(set, predicted), strict=True):
+        right.update(entity.type for entity in truth & entities)
+        found.update(entity.type for entity in entities)
         expected.update(entity.type for entity in truth)
     names = sorted(found | expected)
     precision = [right[name] / max(found[name], 1) for name in names]
@@ -52,7 +59,7 @@ def confusion_matrix(
 
 
 def mistakes(rows: Iterable[dict[str, Any]]) -> list[str]:
-    """Lines of JSON, one for each mistake."""
+    """A line of JSON for each row."""
     return list(json_lines(list(rows)))
 
 

@@ -1,4 +1,4 @@
-"""Vectors of texts, learnt from texts that belong together or from scores of similarity."""
+"""The task of sentence embedding: vectors of texts, learnt from pairs of similar texts or from similarity scores."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -28,14 +28,17 @@ from fastenc.tasks.summary import number_range
 
 @dataclass(frozen=True)
 class SentenceEmbedding(Task):
-    """Vectors whose cosine similarity tells how alike texts are.
+    """Vectors whose cosine similarity measures how similar two texts are.
 
-    Without ``similarity`` a text must find its partner among those of its batch (and the hard negatives), so that
-    larger batches are harder; equal texts are no negatives of one another. Each micro-batch and each process has its
-    own candidates: accumulation and more processes do not add any. With ``similarity``, cosine similarities are to be
-    ranked as the scores are, or to equal them.
+    Without ``similarity``, the loss is contrastive: the negatives of a pair are the other partners in its micro-batch
+    and the hard negatives. Larger micro-batches have more negatives. Gradient accumulation and more processes add none.
+    Equal texts are not negatives of one another.
 
-    Predictions are vectors (pairs, texts a pair, hidden_size); files of them hold similarities.
+    With ``similarity``, cosine similarities are trained to have the order of the scores (``similarity_loss`` "cosent"),
+    or their values ("cosine").
+
+    Predictions are vectors: float32 (pairs, texts of a pair, hidden_size). Files of predictions contain the
+    similarities.
     """
 
     name = "sentence-embedding"
@@ -43,30 +46,36 @@ class SentenceEmbedding(Task):
 
     max_length: int | None = option(
         None,
-        "Longest text in tokens; longer ones are cut. Default: what the checkpoint declares, else its positions.",
+        "Longest text in tokens; longer ones are cut. Default: as the checkpoint says, else its number of positions.",
         predict=True,
     )
     text: tuple[str, ...] = option(
         ("sentence1", "sentence2"),
-        "Columns of a text, its partner and perhaps a hard negative.",
+        "Columns of a text, its partner and, optionally, a hard negative.",
         "-t",
         predict=True,
     )
     quoting: str | None = option(None, QUOTING, predict=True)
     similarity: str | None = option(
-        None, "Column of the pairs' scores; not given: pairs that belong together."
+        None, "Column of the pairs' similarity scores. Default: none, each pair is a positive pair."
     )
     highest_similarity: float | None = option(
-        None, "Score of texts that mean the same; not given: the highest there is."
+        None, "Score of two texts with the same meaning. Default: the highest in the training set."
     )
     similarity_loss: str = option(
-        "cosent", "With scores: cosent (ranks pairs), or cosine (squared error of the similarity)."
+        "cosent",
+        "Loss with scores: cosent (the order of the pairs), or cosine (squared error of the similarity).",
     )
     pooling: str | None = option(
-        None, "cls, mean, max or last-four. Default: what the checkpoint declares, else mean."
+        None,
+        "How a text's token vectors become one: cls, mean, max or last-four. Default: as the checkpoint says, else "
+        "mean.",
     )
-    scale: float = option(20.0, "Factor on similarities, the inverse of a temperature.")
-    symmetric: bool = option(False, "Partners must find their texts, too.")
+    scale: float = option(20.0, "Factor on similarities in the loss, the inverse of a temperature.")
+    symmetric: bool = option(
+        False,
+        "Without scores: also rank the texts for each partner, not only the partners for each text.",
+    )
 
     def read(self, path: str | Path, train: TextPairs | None = None) -> TextPairs:
         highest = self.highest_similarity
@@ -75,7 +84,7 @@ class SentenceEmbedding(Task):
         return read_pairs(path, self.text, self.similarity, highest, self.quoting)
 
     def data_of(self, inputs: Sequence[Any]) -> TextPairs:
-        """Pairs of texts."""
+        """The data of pairs of texts."""
         for index, each in enumerate(inputs):
             if isinstance(each, str) or len(each) != 2 or not all(isinstance(t, str) for t in each):
                 raise ValueError(
@@ -92,7 +101,7 @@ class SentenceEmbedding(Task):
         return super().options_to_keep(train) | highest
 
     def read_inputs(self, path: str | Path) -> TextPairs:
-        # Without the hard negative of training.
+        # Prediction does not need the hard negatives of training.
         return TextPairs(list(iterate_pairs(path, self.text[:2], self.quoting)), [])
 
     def input_parts(self, path: str | Path, size: int) -> Iterator[TextPairs]:
@@ -116,7 +125,7 @@ class SentenceEmbedding(Task):
         return torch.stack(logits) if logits else torch.empty((0, 2, model.config.hidden_size))
 
     def similarities(self, predictions: Tensor) -> list[float]:
-        """The cosine similarity of each pair."""
+        """The cosine similarity of each text and its partner."""
         return F.cosine_similarity(predictions[:, 0], predictions[:, 1], dim=1).tolist()
 
     def score(self, model, data: TextPairs, predictions: Tensor) -> dict[str, float]:

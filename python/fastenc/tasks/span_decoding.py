@@ -1,4 +1,4 @@
-"""From scored spans to the entities of a sentence."""
+"""Selects the entities of a sentence from scored spans."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -8,7 +8,11 @@ from fastenc.models.tags import Span
 
 
 class FoundEntity(NamedTuple):
-    """An entity, its probability, and how far its score is above that of no entity."""
+    """A predicted entity.
+
+    Fields:
+        margin: its score minus the score of "no entity".
+    """
 
     entity: Span
     probability: float
@@ -16,48 +20,51 @@ class FoundEntity(NamedTuple):
 
 
 def select_entities(candidates: Iterable[FoundEntity], *, nested: bool) -> list[FoundEntity]:
-    """The entities of one sentence: the highest margin first, each unless it clashes with one already taken.
+    """The entities of one sentence, selected greedily.
 
-    Two of them clash if they share words; with ``nested``, if they share words and neither lies inside the other. Of
-    equal margins the first one's wins. What is taken above a margin does not depend on what is below it.
+    The candidates are visited from the highest margin to the lowest. A candidate is selected unless it overlaps an
+    entity that is already selected. With ``nested``, one entity may lie inside another; only partial overlaps are
+    forbidden. Of candidates with equal margins, the first one is visited first. So the selection above a margin does
+    not depend on the candidates below it.
 
-    Returns: in the order of their words, an outer entity before those inside it.
-    Source: Yu et al. 2020, arXiv:2005.07150, section 3, who order by the logit alone.
+    Returns: the entities in the order of their words, an outer entity before those inside it.
+    Source: Yu et al. 2020, arXiv:2005.07150, section 3, where the logit alone decides the order.
     """
-    taken: list[FoundEntity] = []
-    # An entity taken is known by its first word, and can clash only with what begins before its end.
+    selected: list[FoundEntity] = []
+    # Ends of the selected entities, by first word. ``longest`` limits how far back an overlapping one can begin.
     stops: dict[int, list[int]] = defaultdict(list)
     longest = 0
     for candidate in sorted(candidates, key=lambda c: -c.margin):
         _, first, stop = candidate.entity
-        near = (
+        overlapping = (
             (begin, end)
             for begin in range(first - longest + 1, stop)
             for end in stops.get(begin, ())
             if end > first
         )
-        clashes = (
+        conflicts = (
             not nested or begin < first < end < stop or first < begin < stop < end
-            for begin, end in near
+            for begin, end in overlapping
         )
-        if not any(clashes):
-            taken.append(candidate)
+        if not any(conflicts):
+            selected.append(candidate)
             stops[first].append(stop)
             longest = max(longest, stop - first)
-    return sorted(taken, key=lambda c: (c.entity.first, -c.entity.stop))
+    return sorted(selected, key=lambda c: (c.entity.first, -c.entity.stop))
 
 
 def best_null_offset(
     selected: Sequence[Sequence[FoundEntity]], gold: Sequence[Iterable[Span]]
 ) -> float:
-    """The offset to no entity's score with the highest F1.
+    """The offset that gives the highest F1 if it is added to the score of "no entity".
 
-    An offset takes away the entities whose margin is not above it, so that every F1 there can be is found in one pass
-    over the margins. It lies half-way between two of them; of equal F1 the nearest to 0 is taken, and 0 itself where
-    it is as good.
+    With an offset, the entities with a larger margin remain. So one pass over the sorted margins finds every possible
+    F1. The offset is half-way between two margins. If several have the highest F1, the one nearest to 0 is taken; it is
+    0 itself if that has the highest F1 too.
 
     Args:
-        selected: of each sentence what :func:`select_entities` makes of all its spans, whatever their margin.
+        selected: for each sentence the result of :func:`select_entities` for all its spans, whatever their margin.
+        gold: the entities of each sentence.
     """
     truth = [set(row) for row in gold]
     expected = sum(map(len, truth))
@@ -76,8 +83,8 @@ def best_null_offset(
         below = margins[count][0] if count < len(margins) else min(margin, 0.0) - 1.0
         if below == margin:
             continue
-        here = 0.0 if below <= 0.0 < margin else (margin + below) / 2
-        score = (2 * right / (count + expected), -abs(here))
+        candidate = 0.0 if below <= 0.0 < margin else (margin + below) / 2
+        score = (2 * right / (count + expected), -abs(candidate))
         if score > best:
-            best, offset = score, here
+            best, offset = score, candidate
     return offset

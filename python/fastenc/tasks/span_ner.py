@@ -1,4 +1,4 @@
-"""Named entities as spans of words: nested ones too."""
+"""The task of named-entity recognition by spans of words; entities may be nested."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -37,13 +37,13 @@ DECODINGS = ("flat", "nested")
 
 @dataclass(frozen=True)
 class SpanNer(Task):
-    """Entities found among all spans of words up to a length, each classified as one of the types or as none.
+    """Classifies every span of up to ``max_span_words`` words as one of the entity types or as no entity.
 
-    Documents longer than ``max_length`` are read in overlapping windows; each span is learnt in, and its logits come
-    from, the window in which it is most central. Predictions are a list of :class:`FoundEntity` a sentence.
-    With a dev set, the offset to the score of "none" that gives the best F1 on it is chosen after training, and kept
-    in config.json.
-    Raises: ValueError for an unknown value or a combination of options there is not.
+    Documents longer than ``max_length`` are read in overlapping windows. A span is learnt and predicted in the window
+    in which it is most central. Predictions are a list of :class:`FoundEntity` for each sentence.
+
+    With a dev set, ``null_offset`` is chosen on it after training, to give the highest F1, and stored in config.json.
+    Raises: ValueError for an unknown value or a combination of options that is not supported.
     """
 
     name = "span-ner"
@@ -51,42 +51,43 @@ class SpanNer(Task):
     outputs = (".jsonl",)
 
     max_length: int = option(
-        512, "Longest window in tokens; longer documents take several.", predict=True
+        512, "Longest window in tokens; longer documents are read in several.", predict=True
     )
     word_column: int | None = option(
         None, "Column of the words, from 1. Default: 1; FORM in .conllu.", predict=True
     )
     tag_column: int | None = option(
-        None, "Column of the entities' tags, from 1. Default: the last, or before the inner one."
+        None,
+        "Column of the entities' tags, from 1. Default: the last, or the one before --inner-tag-column.",
     )
     inner_tag_column: tuple[int, ...] | int | None = option(
         None,
-        "Column of the tags of entities inside others, from 1, as in GermEval 2014; again for each further level.",
+        "Column of the tags of entities inside others, from 1, as in GermEval 2014; repeat it for each further level.",
     )
     representation: str = option(
         "boundary",
-        "A span is its first and last word and their mean (boundary) or what it attends to (attention) in between, or "
-        "its first and last word through networks of their own (biaffine).",
+        "How a span is represented. boundary: its first and last word and the mean of its words. attention: the same "
+        "with attention in place of the mean. biaffine: its first and last word, each through a separate network.",
     )
-    span_size: int = option(150, "Units of the layers above the words' vectors.")
+    span_size: int = option(150, "Width of the layers above the words' vectors.")
     max_span_words: int = option(10, "Longest entity in words; longer ones are missed.")
     length_embedding: bool = option(False, "Learn a vector for each length of a span.")
     decoding: str | None = option(
         None,
-        "flat, where no entities share words, or nested, where one may lie inside another. "
-        "Default: as in the training set.",
+        "flat: entities share no words. nested: one may lie inside another. Default: nested if entities of the "
+        "training set are.",
         predict=True,
     )
     null_offset: float | None = option(
         None,
-        "How far an entity's score must be above none's; more gives fewer entities, surer ones. "
-        "Default: what was best on the dev set.",
+        "How much an entity's score must be above that of no entity. A larger offset gives fewer, more probable "
+        "entities. Default: the best value on the dev set.",
         predict=True,
     )
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        # One column is kept as a number, as config.json and checkpoints have it.
+        # A single column is stored as a number, as config.json and checkpoints have it.
         if isinstance(self.inner_tag_column, tuple) and len(self.inner_tag_column) < 2:
             object.__setattr__(self, "inner_tag_column", next(iter(self.inner_tag_column), None))
         check_span_options(
@@ -107,7 +108,7 @@ class SpanNer(Task):
             yield EntityData(sentences, [], [], str(path))
 
     def data_of(self, inputs: Sequence[Any]) -> EntityData:
-        """Texts, or sentences as lists of words."""
+        """The data of texts, or of sentences as lists of words."""
         return EntityData([sentence_of(each, index) for index, each in enumerate(inputs)], [], [])
 
     def report(
@@ -117,11 +118,11 @@ class SpanNer(Task):
         wrong = (
             {
                 "words": each.words,
-                "missed": [entity for entity in truth if entity not in ours],
-                "wrong": [entity for entity in ours if entity not in truth],
+                "missed": [entity for entity in truth if entity not in predicted],
+                "wrong": [entity for entity in predicted if entity not in truth],
             }
-            for each, truth, ours in zip(data.sentences, data.entities, found, strict=True)
-            if set(truth) != set(ours)
+            for each, truth, predicted in zip(data.sentences, data.entities, found, strict=True)
+            if set(truth) != set(predicted)
         )
         return {CLASSES: entity_figures(data.entities, found), MISTAKES: mistakes(wrong)}
 
@@ -157,8 +158,8 @@ class SpanNer(Task):
     def logits_of(self, arguments: dict[str, Any]) -> list[int]:
         batch = arguments["batch"]
         rows = arguments["word_rows"][arguments["starts"]]
-        owners = torch.searchsorted(batch.cu_seqlens, rows, right=True) - 1
-        return torch.bincount(owners, minlength=batch.num_sequences).tolist()
+        sequences = torch.searchsorted(batch.cu_seqlens, rows, right=True) - 1
+        return torch.bincount(sequences, minlength=batch.num_sequences).tolist()
 
     def decode(
         self, model, data: EntityData, examples: Sequence[SpanExample], logits: list[Tensor]
@@ -191,7 +192,7 @@ class SpanNer(Task):
     def candidates(
         self, model, data: EntityData, examples: Sequence[SpanExample], logits: list[Tensor]
     ) -> list[list[FoundEntity]]:
-        """Of each sentence what there would be with an offset that lets every span be an entity."""
+        """The entities of each sentence if every span counted as an entity, whatever its margin."""
         return self._entities(model, data, examples, logits, 0.0, lowest=float("-inf"))
 
     def lines(
@@ -208,23 +209,23 @@ class SpanNer(Task):
         null_offset: float,
         lowest: float,
     ) -> list[list[FoundEntity]]:
-        """Of each sentence the entities that come out of the spans with a margin above ``lowest``."""
+        """The entities of each sentence that are selected from the spans with a margin above ``lowest``."""
         candidates: list[list[FoundEntity]] = [[] for _ in data.sentences]
         for example, values in zip(examples, logits, strict=True):
-            kinds, margins, chances = model.decide(values, null_offset)
+            kinds, margins, probabilities = model.decide(values, null_offset)
             above = margins > lowest
-            columns = (*spans_of(example), kinds, chances, margins)
+            columns = (*spans_of(example), kinds, probabilities, margins)
             rows = zip(*(column[above].tolist() for column in columns), strict=True)
             candidates[example.sentence] += [
-                FoundEntity(Span(model.label_names[kind], first, last + 1), chance, margin)
-                for first, last, kind, chance, margin in rows
+                FoundEntity(Span(model.label_names[kind], first, last + 1), probability, margin)
+                for first, last, kind, probability, margin in rows
             ]
         nested = model.nested if self.decoding is None else self.decoding == "nested"
         return [select_entities(row, nested=nested) for row in candidates]
 
 
 def _row(each: Sentence, found: list[FoundEntity]) -> dict[str, Any]:
-    """A sentence as JSON; start and end count characters of its text, first_word and end_word words."""
+    """A sentence as a JSON row. An entity has the characters [start, end) and the words [first_word, end_word)."""
     entities = []
     for (kind, first, stop), probability, _ in found:
         start, end = each.starts[first], each.starts[stop - 1] + len(each.words[stop - 1])

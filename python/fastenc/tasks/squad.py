@@ -1,4 +1,4 @@
-"""Scores of extractive question answering, as SQuAD's own scripts compute them.
+"""Metrics of extractive question answering, as SQuAD's evaluation scripts compute them.
 
 Source: Rajpurkar et al. 2016, arXiv:1606.05250, and 2018, arXiv:1806.03822; evaluate-v1.1 and evaluate-v2.0.
 """
@@ -15,16 +15,17 @@ _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 def normalized_words(text: str) -> list[str]:
-    """Lower case, without ASCII punctuation and the articles a, an, the."""
+    """The words of a text in lower case, without ASCII punctuation and the articles a, an, the."""
     return _ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split()
 
 
 def exact_match(prediction: str, answer: str) -> float:
+    """1.0 if the normalised words are equal, else 0.0."""
     return float(normalized_words(prediction) == normalized_words(answer))
 
 
 def f1(prediction: str, answer: str) -> float:
-    """Harmonic mean of precision and recall of the words, each counted as often as it occurs."""
+    """Harmonic mean of precision and recall of the normalised words. A word counts as often as it occurs."""
     predicted, expected = normalized_words(prediction), normalized_words(answer)
     if not predicted or not expected:
         return float(predicted == expected)
@@ -35,13 +36,15 @@ def f1(prediction: str, answer: str) -> float:
 def squad_metrics(
     questions: Sequence[Question], predictions: Mapping[str, str]
 ) -> dict[str, float]:
-    """Percentages over the questions: each counts its best score over its answers ("" where it has none).
+    """Mean scores over the questions, in percent. A question has its best score over its answers.
+
+    An unanswerable question has the answer "".
 
     Args:
-        predictions: question id → answer, "" for "no answer".
-    Returns: exact, f1; where some questions have no answer, also has_answer_exact, has_answer_f1 and
-        no_answer_exact (which is also their f1).
-    Raises: ValueError when a question has no prediction.
+        predictions: {question id: answer}, "" for "no answer".
+    Returns: exact and f1. If some questions have no answer, also has_answer_exact and has_answer_f1 of the others, and
+        no_answer_exact of these, which equals their f1.
+    Raises: ValueError if a question has no prediction.
     """
     rows = [_best_scores(question, predictions) for question in questions]
     metrics = _means("", rows)
@@ -58,14 +61,14 @@ def best_threshold(
     predictions: Mapping[str, str],
     no_answer_scores: Mapping[str, float],
 ) -> float:
-    """The threshold t with the highest F1 when a question is left unanswered if its score for "no answer" is above t.
+    """The threshold t with the highest F1, if questions with a ``no_answer_score`` above t are left unanswered.
 
     Args:
-        predictions: the best answer of each question, never "".
-        no_answer_scores: question id → by how much "no answer" scores above that answer.
+        predictions: {question id: text of the best span}.
+        no_answer_scores: {question id: score of "no answer" minus the score of that span}.
     """
     order = sorted(questions, key=lambda question: no_answer_scores[question.id])
-    # With a threshold below every score nothing is answered.
+    # With a threshold below every score, no question is answered.
     total = best = float(sum(not question.answers for question in questions))
     threshold = no_answer_scores[order[0].id] - 1.0 if order else 0.0
     for index, question in enumerate(order):

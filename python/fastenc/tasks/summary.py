@@ -1,15 +1,15 @@
-"""What a training set holds, in words for the user."""
+"""Describes a data set in words for the user."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from statistics import median
 from typing import Any
 
-SHOWN = 12  # labels
+SHOWN = 12  # number of labels in a description
 
 
 def count_labels(labels: Iterable[str]) -> str:
-    """Such as "neg 60, pos 40", the most frequent first."""
+    """The number of each label, the most frequent first, such as "neg 60, pos 40"."""
     counts = Counter(labels)
     counted = [f"{label} {count:,}" for label, count in counts.most_common(SHOWN)]
     if len(counts) > SHOWN:
@@ -18,12 +18,12 @@ def count_labels(labels: Iterable[str]) -> str:
 
 
 def number_range(values: Sequence[float]) -> str:
-    """Such as "0 to 5, mean 2.61"."""
+    """The range and mean of numbers, such as "0 to 5, mean 2.61"."""
     return f"{min(values):.4g} to {max(values):.4g}, mean {sum(values) / len(values):.4g}"
 
 
 def sequence_lengths(examples: Sequence[Any], room: int) -> str:
-    """Number and lengths of the sequences, and how many of them have all the tokens that they may."""
+    """Number and lengths of the sequences, and how many of them have the largest length ``room``."""
     lengths = [len(example.input_ids) for example in examples]
     full = sum(length >= room for length in lengths)
     text = f"{len(lengths):,} sequences of {min(lengths)} to {max(lengths)} tokens, median {median(lengths):g}"

@@ -1,4 +1,4 @@
-"""Sequence labelling: a tag a word, such as parts of speech and named entities."""
+"""The task of token classification: a tag for each word, such as parts of speech and named entities."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -43,7 +43,7 @@ AGGREGATIONS = ("first", "mean")
 
 
 class Tagging(NamedTuple):
-    """A sentence's predicted tags and their probabilities, one a word."""
+    """A sentence's predicted tags and their probabilities, one for each word."""
 
     tags: list[str]
     confidences: list[float]
@@ -51,11 +51,11 @@ class Tagging(NamedTuple):
 
 @dataclass(frozen=True)
 class TokenClassification(Task):
-    """A tag for every word of a sentence, whatever the tokenizer makes of the word.
+    """A tag for every word of a sentence, whatever the number of the word's tokens.
 
-    Documents longer than ``max_length`` are read in overlapping windows; each token's logits come from the window in
-    which it is most central. Predictions are a :class:`Tagging` a sentence.
-    Raises: ValueError for an unknown value, or a CRF with another choice than first subwords.
+    Documents longer than ``max_length`` are read in overlapping windows. The logits of a token come from the window in
+    which it is most central. Predictions are a :class:`Tagging` for each sentence.
+    Raises: ValueError for an unknown value, or for a CRF with a ``label_scheme`` or ``aggregation`` other than "first".
     """
 
     name = "token-classification"
@@ -64,7 +64,7 @@ class TokenClassification(Task):
     headed = ()
 
     max_length: int = option(
-        512, "Longest window in tokens; longer documents take several.", predict=True
+        512, "Longest window in tokens; longer documents are read in several.", predict=True
     )
     word_column: int | None = option(
         None, "Column of the words, from 1. Default: 1; FORM in .conllu.", predict=True
@@ -73,17 +73,20 @@ class TokenClassification(Task):
         None, "Column of the tags, from 1. Default: the last; UPOS in .conllu."
     )
     tag_scheme: str | None = option(
-        None, "Convert entity tags first: iob2 or bioes. Default: as they are."
+        None, "Convert entity tags to this scheme: iob2 or bioes. Default: tags are not converted."
     )
     label_scheme: str = option(
-        "first", "Subwords that learn a word's tag: first, the others ignored, or all."
+        "first", "Which subwords of a word are trained to predict its tag: first or all."
     )
     aggregation: str = option(
         "first",
-        "What decides a word's tag: its first subword, or the mean of its subwords' probabilities.",
+        "What a word's tag is predicted from: first (its first subword), or mean (its subwords' mean probabilities).",
         predict=True,
     )
-    crf: bool = option(False, "A linear-chain CRF on top; only tags that may follow are decoded.")
+    crf: bool = option(
+        False,
+        "Add a linear-chain CRF; it predicts only sequences of tags that the tag scheme allows.",
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -104,13 +107,13 @@ class TokenClassification(Task):
         data = read_tagged(path, self.word_column, self.tag_column, names, self.tag_scheme)
         if train is None and len(data.label_names) == 1:
             raise ValueError(
-                f"{path}: every word has the tag {data.label_names[0]!r}, so there is nothing to learn: give "
-                "--tag-column another column, or add sentences with other tags"
+                f"{path}: there must be at least two different tags to learn, got {data.label_names[0]!r} for every "
+                "word: give --tag-column another column, or add sentences with other tags"
             )
         return data
 
     def data_of(self, inputs: Sequence[Any]) -> TaggedData:
-        """Texts, or sentences as lists of words."""
+        """The data of texts, or of sentences as lists of words."""
         return TaggedData([sentence_of(each, index) for index, each in enumerate(inputs)], [])
 
     def report(
@@ -138,8 +141,7 @@ class TokenClassification(Task):
         return f"tags: {count_labels(tag for each in data.sentences for tag in each.tags)}"
 
     def metric_titles(self, model: TokenClassifier) -> dict[str, str]:
-        whole = "of whole entities"
-        return {name: f"{name} {whole}" for name in ("f1", "precision", "recall")}
+        return {name: f"{name} of whole entities" for name in ("f1", "precision", "recall")}
 
     def read_inputs(self, path: str | Path) -> TaggedData:
         return read_words(path, self.word_column)
@@ -168,19 +170,19 @@ class TokenClassification(Task):
         tokens: list[list[Tensor]] = [[] for _ in data.sentences]
         words: list[list[int]] = [[] for _ in data.sentences]
         for example, values in zip(examples, logits, strict=True):
-            taken = values[example.first : example.first + len(example.word_ids)]
-            tokens[example.sentence].append(taken)
+            owned = values[example.first : example.first + len(example.word_ids)]
+            tokens[example.sentence].append(owned)
             words[example.sentence] += example.word_ids
         emissions = [self._of_words(torch.cat(t), w) for t, w in zip(tokens, words, strict=True)]
-        counts = [len(part) for part in emissions]
+        counts = [len(of_sentence) for of_sentence in emissions]
         cu_words = torch.tensor([0, *accumulate(counts)], dtype=torch.int32)
         device = next(model.parameters()).device
-        together = torch.cat(emissions).to(device)
-        tags, chances = (v.cpu().split(counts) for v in model.decode(together, cu_words.to(device)))
+        decoded = model.decode(torch.cat(emissions).to(device), cu_words.to(device))
+        tags, probabilities = (values.cpu().split(counts) for values in decoded)
         names = model.label_names
         return [
             Tagging([names[tag] for tag in y.tolist()], p.tolist())
-            for y, p in zip(tags, chances, strict=True)
+            for y, p in zip(tags, probabilities, strict=True)
         ]
 
     def score(self, model, data: TaggedData, predictions: list[Tagging]) -> dict[str, float]:
@@ -196,7 +198,10 @@ class TokenClassification(Task):
         return json_lines([_row(each, predicted, entities) for each, predicted in pairs])
 
     def _of_words(self, logits: Tensor, word_ids: list[int]) -> Tensor:
-        """(tokens, labels) → (words, labels): logits, or the logarithms of mean probabilities."""
+        """Logits of words from logits of tokens: (tokens, labels) → (words, labels).
+
+        With the aggregation "mean" these are the logarithms of mean probabilities.
+        """
         words = torch.tensor(word_ids, dtype=torch.int64)
         begins = torch.ones_like(words, dtype=torch.bool)
         begins[1:] = words[1:] != words[:-1]
@@ -209,19 +214,23 @@ class TokenClassification(Task):
         for name in ("label_scheme", "aggregation"):
             if getattr(self, name) != "first":
                 raise ValueError(
-                    f"a CRF is a chain of words' first subwords: {name} must be first, got {getattr(self, name)}"
+                    f"{name} must be first with a CRF, whose chain has one subword of each word, got "
+                    f"{getattr(self, name)}: leave it out"
                 )
 
 
 def _columns(pairs: Iterable[tuple[Sentence, Tagging]]) -> Iterator[str]:
-    """A word and its tag a line, an empty line after each sentence."""
+    """Lines with a word and its tag, and an empty line after each sentence."""
     for each, predicted in pairs:
         yield from (f"{word}\t{tag}" for word, tag in zip(each.words, predicted.tags, strict=True))
         yield ""
 
 
 def _row(each: Sentence, predicted: Tagging, with_entities: bool) -> dict[str, Any]:
-    """A sentence as JSON: offsets count characters of its text; an entity is as sure as its words on average."""
+    """A sentence as a JSON row.
+
+    An entity has the characters [start, end) of the text. Its confidence is the mean over its words.
+    """
     ends = [start + len(word) for start, word in zip(each.starts, each.words, strict=True)]
     row = {
         "text": each.text,

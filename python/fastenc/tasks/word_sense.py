@@ -1,4 +1,4 @@
-"""Which sense a word has in its sentence: the nearest of its senses' mean vectors."""
+"""The task of word sense disambiguation: a word has the sense with the nearest mean vector."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -26,7 +26,12 @@ from fastenc.tasks.base import Task
 
 
 class SensePrediction(NamedTuple):
-    """The sense of a target, None for a lemma that was not trained on, and the score of every sense of the lemma."""
+    """The predicted sense of a target.
+
+    Fields:
+        sense: None for a lemma that is not in the training set.
+        scores: {sense: cosine similarity} of every sense of the lemma.
+    """
 
     sense: str | None
     scores: dict[str, float]
@@ -36,10 +41,10 @@ class SensePrediction(NamedTuple):
 class WordSense(Task):
     """The sense of a word in its sentence.
 
-    Nothing is trained by steps: a sense's vector is the mean of the vectors of its labelled words, and the sense whose
-    vector has the highest cosine with a word's is predicted, among the lemma's senses. The layers are chosen on the dev
-    set: one of them, or the mean of the last four.
-    Raises: ValueError for layers that are no numbers, or a number of examples below 1.
+    The model is not trained by steps. The vector of a sense is the mean of the vectors of its labelled words. Among the
+    senses of a word's lemma, the one whose vector has the highest cosine similarity with the word's vector is
+    predicted. The layers of the word vectors are chosen on the dev set: a single layer, or the mean of the last four.
+    Raises: ValueError for ``word_layers`` that are not numbers, or ``min_examples`` below 1.
     Source: Loureiro et al. 2021, arXiv:2008.11608; Peters et al. 2018, arXiv:1802.05365.
     """
 
@@ -48,24 +53,29 @@ class WordSense(Task):
     trains_by_steps = False
 
     max_length: int = option(
-        512, "Longest sentence in tokens; of a longer one, those around the word.", predict=True
+        512,
+        "Longest sentence in tokens; of a longer one, the tokens around the word are read.",
+        predict=True,
     )
-    sense: str = option("sense", "A table's column of the sense.")
+    sense: str = option("sense", "Column of the sense in a table.")
     sense_column: int | None = option(
         None, "Column of the senses in a file in columns, from 1. Default: the last."
     )
     word_layers: str | None = option(
         None,
-        "Layers whose mean is a word's vector, such as -4,-3,-2,-1. Default: chosen on --dev, else the last four.",
+        "Layers that are averaged to a word's vector, such as -4,-3,-2,-1. Default: chosen on --dev, else the last "
+        "four.",
     )
     min_examples: int = option(
-        1, "Senses with fewer labelled words have no vector; the most frequent sense stands in."
+        1,
+        "Senses with fewer labelled words get no vector. If no sense of a lemma has one, its most frequent sense is "
+        "predicted.",
     )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.min_examples < 1:
-            raise ValueError(f"min_examples must be at least 1, got {self.min_examples}")
+            raise ValueError(f"min_examples must be at least 1, got {self.min_examples}: give more")
         self._layers()
 
     def read(self, path: str | Path, train: Any = None) -> SenseData:
@@ -154,7 +164,7 @@ class WordSense(Task):
 
     def evaluate(self, model, data, examples, *arguments: Any, **options: Any) -> dict[str, float]:
         metrics = super().evaluate(model, data, examples, *arguments, **options)
-        del metrics["loss"]  # there is none
+        del metrics["loss"]  # the model has no loss; run returns 0
         return metrics
 
     def score(self, model, data: SenseData, predictions) -> dict[str, float]:
@@ -178,10 +188,12 @@ class WordSense(Task):
             return [int(number) for number in self.word_layers.split(",")]
         except ValueError:
             raise ValueError(
-                f"word_layers must be numbers with commas between, such as -4,-3,-2,-1, got {self.word_layers!r}"
+                f"word_layers must be numbers separated by commas, got {self.word_layers!r}: write them like "
+                "-4,-3,-2,-1"
             ) from None
 
     def _candidates(self, model: WordSenseModel, dev: SenseData | None) -> list[list[int]]:
+        """The lists of layers that are compared on the dev set; one if there is nothing to choose."""
         if self.word_layers is not None or dev is None:
             return [model.layers]
         depth = model.config.num_layers
@@ -197,7 +209,7 @@ class WordSense(Task):
         inventories: Sequence[SenseInventory],
         batch_size: int,
     ) -> list[dict[str, float]]:
-        """The metrics of each choice of layers."""
+        """The metrics of each candidate list of layers."""
         rows = inventories[0].rows()
         found: list[list[Any]] = [[None] * len(data.targets) for _ in candidates]
         for indices, vectors in _vectors(model, examples, candidates, batch_size):
@@ -211,8 +223,12 @@ class WordSense(Task):
 
 
 def sense_metrics(data: SenseData, predictions: Sequence[SensePrediction]) -> dict[str, float]:
-    """accuracy: share of targets with a right sense; macro_accuracy: its mean over lemmas; f1: harmonic mean of that
-    share and the one among targets for which a sense was predicted."""
+    """The metrics of word sense disambiguation.
+
+    Returns: accuracy: share of right targets among all targets (recall). macro_accuracy: mean of the lemmas'
+        accuracies. f1: harmonic mean of recall and precision, the share of right targets among those with a predicted
+        sense.
+    """
     by_lemma = accuracy_by_lemma(data, predictions)
     right = sum(share * count for share, count in by_lemma.values())
     attempted = sum(p.sense is not None for p in predictions)
@@ -227,7 +243,7 @@ def sense_metrics(data: SenseData, predictions: Sequence[SensePrediction]) -> di
 def accuracy_by_lemma(
     data: SenseData, predictions: Sequence[SensePrediction]
 ) -> dict[str, tuple[float, int]]:
-    """Each lemma's share of right predictions, and its number of targets."""
+    """{lemma: (share of right predictions, number of targets)}."""
     right: dict[str, list[bool]] = {}
     for target, predicted in zip(data.targets, predictions, strict=True):
         right.setdefault(target.lemma, []).append(predicted.sense in target.senses)
@@ -250,7 +266,7 @@ def _predict(
 def _inventory(model: WordSenseModel) -> SenseInventory:
     if model.inventory is None:
         raise ValueError(
-            "the model has no senses: train it with fastenc finetune --task word-sense"
+            "the model must have vectors of senses, got none: train it with fastenc finetune --task word-sense"
         )
     return model.inventory
 
@@ -263,7 +279,7 @@ def _vectors(
     batch_size: int,
     show_progress: bool | None = False,
 ) -> Iterator[tuple[list[int], Tensor]]:
-    """(indices of targets, float32 (targets, candidates, hidden_size)) batch by batch, in evaluation mode."""
+    """(indices of targets, their vectors: float32 (targets, candidates, hidden_size)) of each batch."""
     device = next(model.parameters()).device
     model.eval()
     order = sorted(examples, key=lambda example: len(example.input_ids), reverse=True)

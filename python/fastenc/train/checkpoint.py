@@ -1,4 +1,4 @@
-"""Checkpoints of a run: safetensors and JSON in a folder that appears whole or not at all."""
+"""Checkpoints of a run: folders of safetensors and JSON. A folder gets its name only when it is complete."""
 
 import json
 import os
@@ -30,15 +30,17 @@ def save_checkpoint(
     random_states: dict[str, Tensor],
     state: dict[str, Any],
 ) -> Path:
-    """Write ``checkpoint-<step>``: model, optimiser, random generators, progress. All processes call it together.
+    """Write ``checkpoint-<step>``: model, optimiser, random generators, progress. All processes must call it.
 
-    Everything goes into a hidden folder first, is flushed to the disk and then renamed, so that a kill or a full
-    disk at any moment leaves the checkpoints that were there.
+    The files are written into a hidden folder and flushed to the disk. Then the folder is renamed. So a kill or a full
+    disk at any moment does not harm the earlier checkpoints.
 
     Args:
-        model: whole, on the main process; so are random_states and state.
+        model: the model with all its weights on the main process, None on the others.
         moments: of ``flat_optimizer``; each process writes its shards of them.
-    Raises: OSError naming the last good checkpoint, on every process.
+        random_states: states of all processes' random generators; only the main process's argument is used.
+        state: progress and settings, as JSON values; only the main process's argument is used.
+    Raises: OSError with the last good checkpoint, on every process.
     """
     processes, final = process_state(), folder_of(output_dir, step)
     hidden = _hidden(final)
@@ -69,7 +71,7 @@ def save_checkpoint(
         kept = f"the last good checkpoint is {last}" if last else "there is no earlier checkpoint"
         raise OSError(
             f"the checkpoint at step {step} could not be written to {output_dir} ({error}); {kept}. "
-            "Make room there and resume"
+            "Make room there and resume (--resume)"
         ) from error
     finally:
         if processes.is_main_process:
@@ -78,6 +80,7 @@ def save_checkpoint(
 
 
 def folder_of(output_dir: Path, step: int) -> Path:
+    """Folder of the checkpoint at a step."""
     return output_dir / f"checkpoint-{step:08d}"
 
 
@@ -88,14 +91,15 @@ def checkpoints(output_dir: Path) -> list[Path]:
 
 
 def latest_checkpoint(output_dir: Path) -> Path | None:
+    """The newest complete checkpoint of a run, or None."""
     return next(iter(reversed(checkpoints(output_dir))), None)
 
 
 @contextmanager
 def open_output(output_dir: Path, resume: bool) -> Iterator[Path | None]:
-    """Lock an output folder for this run, and return the checkpoint from which the run continues, or None.
+    """A context that locks an output folder for this run. It gives the checkpoint to resume from, or None.
 
-    Raises: ValueError as :func:`check_free`, or when another process holds the folder.
+    Raises: ValueError as :func:`check_free`, or if another process uses the folder.
     """
     check_free(output_dir, resume)
     with output_lock(output_dir):
@@ -103,13 +107,14 @@ def open_output(output_dir: Path, resume: bool) -> Iterator[Path | None]:
 
 
 def check_free(output_dir: Path, resume: bool) -> Path | None:
-    """The checkpoint from which a run in ``output_dir`` continues.
+    """The checkpoint from which a run in ``output_dir`` continues; None if it starts.
 
-    Raises: ValueError when there is one and ``resume`` is False, or no folder and ``resume`` is True.
+    Raises: ValueError if there is a checkpoint and ``resume`` is False, or no folder and ``resume`` is True.
     """
     if resume and not output_dir.is_dir():
         raise ValueError(
-            f"--resume goes on with a run, and there is no folder {output_dir}: check its name, or leave --resume out"
+            f"--resume needs the output folder of an earlier run, but {output_dir} does not exist: check its name, or "
+            "leave out --resume"
         )
     found = latest_checkpoint(output_dir)
     if found is not None and not resume:
@@ -130,7 +135,7 @@ def read_state(folder: Path) -> dict[str, Any]:
 def load_optimizer(
     folder: Path, model: PretrainedModel, optimizer: torch.optim.Optimizer
 ) -> dict[str, Tensor]:
-    """Put a checkpoint's moments into the optimiser of a model's parameters; returns its random states."""
+    """Load a checkpoint's moments into the optimiser of a model, and return the checkpoint's random states."""
     load_file = require("safetensors.torch", extra="train").load_file
     error_class = require("safetensors", extra="train").SafetensorError
     parameters = dict(model.named_parameters())
@@ -143,7 +148,7 @@ def load_optimizer(
 
 
 def read_weights(folder: Path, kind: type[PretrainedModel]) -> dict[str, Tensor]:
-    """The weights of a checkpoint of such a model."""
+    """The weights in a checkpoint: {name: tensor}. ``kind`` is the model's class."""
     try:
         return kind.from_pretrained(folder).state_dict()
     except ValueError as error:
@@ -151,22 +156,22 @@ def read_weights(folder: Path, kind: type[PretrainedModel]) -> dict[str, Tensor]
 
 
 def remove_old(output_dir: Path, keep: int, best: Path | None) -> None:
-    """Delete all but the newest ``keep`` checkpoints and the best."""
+    """Delete all checkpoints except the newest ``keep`` and the best."""
     for path in checkpoints(output_dir)[:-keep]:
         if path != best:
-            # Renamed first: a kill half way must not leave a folder that looks like a checkpoint.
+            # Renamed first, so that a kill while files are deleted leaves no folder that looks like a checkpoint.
             os.replace(path, _hidden(path))
     remove_unfinished(output_dir)
 
 
 def remove_unfinished(output_dir: Path) -> None:
-    """Delete what a kill left of checkpoints that were being written or removed."""
+    """Delete the hidden folders that a killed run left while it wrote or removed checkpoints."""
     for path in output_dir.glob(".checkpoint-*.tmp"):
         shutil.rmtree(path, ignore_errors=True)
 
 
 def random_state() -> dict[str, Tensor]:
-    """States of torch's default generators on this process."""
+    """States of torch's default random generators in this process."""
     states = {"cpu": torch.get_rng_state()}
     if torch.cuda.is_available():
         states["cuda"] = torch.cuda.get_rng_state()
@@ -174,13 +179,14 @@ def random_state() -> dict[str, Tensor]:
 
 
 def restore_random_state(states: dict[str, Tensor]) -> None:
+    """Set torch's default random generators to the states of :func:`random_state`."""
     torch.set_rng_state(states["cpu"])
     if torch.cuda.is_available() and "cuda" in states:
         torch.cuda.set_rng_state(states["cuda"])
 
 
 def flat_optimizer(model: PretrainedModel, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """AdamW's moments and step counts under "parameter|entry"."""
+    """AdamW's moments and step counts, named "parameter|entry"."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     return {
         f"{names[id(parameter)]}|{key}": value
@@ -195,5 +201,5 @@ def _hidden(path: Path) -> Path:
 
 def _corrupt(folder: Path, error: Exception) -> ValueError:
     return ValueError(
-        f"{folder} is corrupt ({error}): remove it to resume from the checkpoint before it"
+        f"{folder} is corrupt ({error}): remove it, and resume from the checkpoint before it"
     )

@@ -1,4 +1,4 @@
-"""What a training run is: every number that its result depends on."""
+"""The settings of a training run."""
 
 import math
 import zlib
@@ -11,16 +11,17 @@ from fastenc._options import REQUIRED, documented, option
 
 PRECISIONS = ("fp32", "bf16")
 PARALLEL = ("ddp", "fsdp")
-# Fields that a resumed run may change, because no weight depends on them.
+# A resumed run may change these fields, because the weights do not depend on them.
 NOT_IN_FINGERPRINT = {"output", "log_every", "save_every", "keep_checkpoints", "track", "device"}
-# How a step's work is split. Its result depends on ``micro_batches`` * processes alone, but for rounding and dropout.
+# A resumed run may change these fields too, if ``micro_batches`` * processes stays the same. They decide how the work
+# of a step is divided. The result changes by rounding and dropout only.
 SPLIT = {"accumulation", "global_batch_size", "parallel", "graph"}
 # Epochs with at least this many optimiser steps are evaluated and checkpointed four times instead of once. Dodge et al.
-# 2020 (arXiv:2002.06305) evaluate ten times in each; four keep the cost low where the dev set is large.
+# 2020 (arXiv:2002.06305) evaluate ten times in each; four cost less if the dev set is large.
 LONG_EPOCH = 500
-# Factors on fine-tuning's learning rate. Added weights start far from useful: LoRA's authors take about ten times
-# fine-tuning's rate (Hu et al. 2021, appendix D), a head alone stands about as far, and the few numbers of a prefix or
-# a prompt have further to go.
+# Factors on fine-tuning's learning rate. Weights that are added to a pretrained model are far from their final values.
+# LoRA's authors use about ten times fine-tuning's learning rate (Hu et al. 2021, appendix D). A head alone gets the
+# same factor. The few parameters of a prefix or a prompt have to change even more.
 LR_FACTORS = {
     None: 1.0,
     "lora": 10.0,
@@ -32,14 +33,17 @@ LR_FACTORS = {
 
 
 def fine_tuning_lr(hidden_size: int, adapt: str | None = None, steps: int = 0) -> float:
-    """The default learning rate of fine-tuning; steps: optimiser steps of the run, 0 if there are few.
+    """The default learning rate of fine-tuning.
 
-        5e-5 * 768 / hidden_size * (1000 / steps)^0.32 beyond 1,000 steps
+        5e-5 * 768 / hidden_size * LR_FACTORS[adapt],  times (1000 / steps)^0.32 for runs of more than 1,000 steps
 
-    5e-5 is the largest that Devlin et al. 2018 (arXiv:1810.04805) recommend for BERT-base's width of 768. The best
-    rate is in inverse proportion to the width, as Adam's steps transfer (Yang et al. 2022, arXiv:2203.03466), and falls
-    with the length of the run by that power (Bjorck et al. 2024, arXiv:2409.19913). Each way to adapt has its factor
-    in ``LR_FACTORS``.
+    Args:
+        hidden_size: the model's width.
+        adapt: a key of ``LR_FACTORS``, what is trained; None: all weights.
+        steps: optimiser steps of the run; 0: at most 1,000.
+    Source: 5e-5 is the largest learning rate that Devlin et al. 2018 (arXiv:1810.04805) recommend for BERT-base's width
+        of 768. With Adam the best learning rate is inversely proportional to the width (Yang et al. 2022,
+        arXiv:2203.03466), and falls with this power of the run's length (Bjorck et al. 2024, arXiv:2409.19913).
     """
     length = min(1.0, (1000 / steps) ** 0.32) if steps else 1.0
     return 5e-5 * 768 / hidden_size * length * LR_FACTORS[adapt]
@@ -50,30 +54,33 @@ def fine_tuning_lr(hidden_size: int, adapt: str | None = None, steps: int = 0) -
 class TrainConfig:
     """Settings of a training run.
 
-    The learning rate rises linearly over the warm-up and then falls linearly to 0. A micro-batch is what a process
-    takes through the model at a time; an optimiser step takes one or several on each process.
-    Raises: ValueError naming the field, the rule and the value.
+    The learning rate rises linearly during the warm-up and then falls linearly to 0. A micro-batch is the batch that a
+    process computes at a time. An optimiser step uses one or several micro-batches of each process.
+    Raises: ValueError for a value out of range.
     """
 
-    output: str = option(REQUIRED, "Folder for checkpoints, log, curves and the model.", "-o")
-    epochs: int = option(3, "Passes over the data.")
-    max_steps: int | None = option(None, "Optimiser steps; replaces the epochs.")
-    batch_size: int | None = option(32, "Most sequences of a micro-batch.")
-    batch_tokens: int | None = option(
-        None, "Most tokens of a micro-batch, which may then have fewer sequences."
+    output: str = option(
+        REQUIRED, "Folder for checkpoints, log, plot of the losses and the model.", "-o"
     )
-    accumulation: int = option(1, "Micro-batches of an optimiser step on each process.")
+    epochs: int = option(3, "Number of passes over the data.")
+    max_steps: int | None = option(None, "Number of optimiser steps, instead of epochs.")
+    batch_size: int | None = option(32, "Largest number of sequences in a micro-batch.")
+    batch_tokens: int | None = option(
+        None, "Largest number of tokens in a micro-batch, which may then have fewer sequences."
+    )
+    accumulation: int = option(1, "Number of micro-batches of each process in an optimiser step.")
     global_batch_size: int | None = option(
-        None, "Sequences of an optimiser step on all processes; replaces the accumulation."
+        None,
+        "Number of sequences in an optimiser step, over all processes, instead of the accumulation.",
     )
     learning_rate: float | None = option(
         None,
-        "Peak learning rate of AdamW. Default: 5e-5 * 768 / the model's width, less beyond 1,000 steps, and 10 or "
-        "100 times that where small additions are trained.",
+        "Peak learning rate of AdamW. Default: 5e-5 * 768 / the model's width, less in runs of more than 1,000 steps, "
+        "and 10 or 100 times as much with --adapt.",
         "--lr",
     )
-    warmup: float = option(0.06, "Share of the steps with rising learning rate.")
-    warmup_steps: int | None = option(None, "Their number; replaces the share.")
+    warmup: float = option(0.06, "Share of the steps during which the learning rate rises.")
+    warmup_steps: int | None = option(None, "Number of these steps, instead of their share.")
     layer_decay: float = option(
         1.0, "Factor on the learning rate from each layer to the one below it."
     )
@@ -81,31 +88,36 @@ class TrainConfig:
     betas: tuple[float, float] = option((0.9, 0.999), "Decay rates of AdamW's two moments.")
     adam_eps: float = option(1e-8, "AdamW's epsilon.")
     max_grad_norm: float = option(
-        1.0, "The gradient is scaled down to this Euclidean norm; 0 leaves it as it is."
+        1.0, "A gradient with a larger Euclidean norm is scaled to this norm; 0: no clipping."
     )
     parallel: str = option(
         "ddp",
-        "What each process holds: ddp, the whole model, or fsdp, a shard of weights, gradients and moments.",
+        "What each process has: ddp (the whole model) or fsdp (a shard of weights, gradients and moments).",
     )
     graph: bool = option(
         False,
-        "On a GPU, run steps as CUDA graphs, one for each bucket of batch sizes: for models and batches so small that "
-        "launching their kernels takes the time. One process; objectives and tasks with one label a token or sequence.",
+        "On a GPU, run steps as CUDA graphs, one for each bucket of batch sizes. It helps if models and batches are so "
+        "small that launching kernels takes most of the time. Only with one process, and with objectives and tasks "
+        "that have one label for each token or sequence.",
     )
-    precision: str = option("fp32", "fp32, or bf16 for autocast over fp32 weights.")
+    precision: str = option("fp32", "fp32, or bf16 for autocast with fp32 weights.")
     device: str | None = option(None, "cpu or cuda. Default: a GPU if there is one.")
     seed: int = option(0, "Seed of initial weights, data order, masks and dropout.")
     eval_every: int | None = option(
         None,
-        "Optimiser steps between evaluations, each with a checkpoint. Default: every epoch, four times in one of "
-        f"{LONG_EPOCH} steps or more.",
+        "Optimiser steps between evaluations. A checkpoint is written at each. Default: once in every epoch; four "
+        f"times in epochs of {LONG_EPOCH} steps or more.",
     )
-    patience: int | None = option(None, "Stop after this many evaluations without a better one.")
-    save_every: int | None = option(None, "Optimiser steps between further checkpoints.")
-    keep_checkpoints: int = option(2, "Newest checkpoints to keep, beside the best.")
+    patience: int | None = option(
+        None, "Stop after this many evaluations in succession without an improvement."
+    )
+    save_every: int | None = option(None, "Optimiser steps between additional checkpoints.")
+    keep_checkpoints: int = option(
+        2, "Number of newest checkpoints that are kept, beside the best one."
+    )
     log_every: int = option(10, "Optimiser steps between lines of the log.")
     track: tuple[str, ...] = option(
-        (), "Where the log goes beside log.jsonl: tensorboard or wandb; may be repeated."
+        (), "Also log to tensorboard or wandb, beside log.jsonl; may be repeated."
     )
 
     def __post_init__(self) -> None:
@@ -122,19 +134,21 @@ class TrainConfig:
         ):
             value = getattr(self, name)
             if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
+                raise ValueError(f"{name} must be at least 1, got {value}: give more")
         if self.batch_size is None and self.batch_tokens is None:
             raise ValueError("give batch_size, batch_tokens or both, got neither")
         if self.batch_size is None and self.global_batch_size is not None:
             raise ValueError(
-                "global_batch_size counts sequences, and batch_tokens alone leaves their number open, got "
+                "global_batch_size counts sequences, but with batch_tokens alone their number varies, got "
                 f"{self.global_batch_size} and {self.batch_tokens}: give accumulation instead"
             )
         for name in ("log_every", "keep_checkpoints"):
             if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}: give more")
         if self.learning_rate is not None and not self.learning_rate > 0:
-            raise ValueError(f"learning_rate must be positive, got {self.learning_rate}")
+            raise ValueError(
+                f"learning_rate must be positive, got {self.learning_rate}: leave it out for the default"
+            )
         if not 0 <= self.warmup <= 1:
             raise ValueError(f"warmup must be a share of the steps in [0, 1], got {self.warmup}")
         if self.warmup_steps is not None and self.warmup_steps < 0:
@@ -156,9 +170,9 @@ class TrainConfig:
             raise ValueError(f"device must be cpu or cuda, got {self.device!r}")
 
     def micro_batches(self, processes: int) -> int:
-        """Micro-batches of an optimiser step on each process, for this number of processes.
+        """Number of micro-batches of each process in an optimiser step, for this number of processes.
 
-        Raises: ValueError unless whole micro-batches make ``global_batch_size``.
+        Raises: ValueError if ``global_batch_size`` is not a multiple of ``batch_size`` * processes.
         """
         if self.global_batch_size is None:
             return self.accumulation
@@ -171,13 +185,15 @@ class TrainConfig:
         return number
 
     def steps_over(self, examples: int, processes: int = 1) -> int:
-        """Optimiser steps of a run over examples; an estimate where tokens limit the batches, or where a long
-        example becomes several."""
+        """Number of optimiser steps of a run over this number of examples.
+
+        It is an estimate if ``batch_tokens`` limits the batches, or if long texts become several examples.
+        """
         step = (self.batch_size or 32) * self.micro_batches(processes) * processes
         return self.max_steps or self.epochs * math.ceil(examples / step)
 
     def warmup_of(self, total_steps: int) -> int:
-        """Steps with rising learning rate. Raises: ValueError when the run has fewer."""
+        """Number of warm-up steps. Raises: ValueError if the run has fewer steps than ``warmup_steps``."""
         if self.warmup_steps is None:
             return math.ceil(self.warmup * total_steps)
         if self.warmup_steps > total_steps:
@@ -187,20 +203,20 @@ class TrainConfig:
         return self.warmup_steps
 
     def evaluation_due(self, step: int, done: int, steps: int) -> bool:
-        """Whether an evaluation follows a step, which ends ``done`` of its epoch's ``steps``."""
+        """Whether an evaluation follows this step, with which ``done`` of its epoch's ``steps`` are done."""
         if self.eval_every is not None:
             return step % self.eval_every == 0
         evaluations = 4 if steps >= LONG_EPOCH else 1
         return done * evaluations // steps > (done - 1) * evaluations // steps
 
     def fingerprint(self) -> dict[str, Any]:
-        """The fields that the weights depend on."""
-        free = NOT_IN_FINGERPRINT | SPLIT
-        return {name: value for name, value in asdict(self).items() if name not in free}
+        """{field: value} of the fields that must be the same in a resumed run."""
+        excluded = NOT_IN_FINGERPRINT | SPLIT
+        return {name: value for name, value in asdict(self).items() if name not in excluded}
 
 
 def tokens_checksum(sequences: Iterable[Sequence[int]]) -> str:
-    """A checksum of all token ids, for the settings that a resumed run must share."""
+    """A checksum of all token ids, by which a resumed run is compared with its checkpoint."""
     checksum = 0
     for ids in sequences:
         checksum = zlib.crc32(array("i", ids), checksum)
@@ -208,11 +224,14 @@ def tokens_checksum(sequences: Iterable[Sequence[int]]) -> str:
 
 
 def check_same(stored: dict[str, Any], current: dict[str, Any], where: str) -> None:
-    """Raises: ValueError naming the first setting in which a checkpoint's run and this one differ."""
+    """Raises: ValueError with the first setting in which a checkpoint's run and this one differ.
+
+    ``where``: the checkpoint, for the message.
+    """
     for name in {**stored, **current}:
         if stored.get(name) != current.get(name):
             raise ValueError(
-                f"{where} was written with {name}={stored.get(name)!r}, this run has {current.get(name)!r}: resuming "
-                "would give other weights than an uninterrupted run. Use the same settings and data, or another "
+                f"{where} was written with {name}={stored.get(name)!r}, this run has {current.get(name)!r}. Resuming "
+                "would give other weights than an uninterrupted run: use the same settings and data, or another "
                 "output folder (-o)"
             )

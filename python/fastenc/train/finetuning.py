@@ -1,4 +1,4 @@
-"""Fine-tuning on any task."""
+"""The trainer of fine-tuning, for any task."""
 
 import json
 from collections.abc import Sequence
@@ -30,31 +30,35 @@ def task_trainer(
     features: str | Path | None = None,
     features_dtype: torch.dtype = torch.float32,
 ) -> Trainer | Fitting:
-    """A trainer of a task's model; a :class:`Fitting` of one that is not trained by steps.
+    """A trainer of a task's model; a :class:`Fitting` for a task that is not trained by steps.
 
     Args:
-        model: of ``task.load(name, train)``.
-        train, dev: data as the task reads it; ``dev`` chooses the best checkpoint, None keeps the last weights.
-        config: without a learning rate it takes :func:`fastenc.train.fine_tuning_lr`.
-        metric: one of ``task.metrics(train)``; None takes the first.
-        features: folder for the outputs of the model's encoder, which must be frozen: they are computed once, at the
-            first run on this data (:func:`fastenc.adapt.cache_features`); features_dtype: of these files.
-    Raises: ValueError for a metric that the task does not have, or that has no data to be measured on.
+        model: the result of ``task.load(name, train)``.
+        train, dev: data as the task reads it. ``dev`` chooses the best checkpoint; None: the last weights are the
+            result.
+        config: if it has no learning rate, that of :func:`fastenc.train.fine_tuning_lr` is used.
+        metric: one of ``task.metrics(train)``; None: the first.
+        features: folder of the encoder's outputs, to train the head alone. The encoder must be frozen. The outputs are
+            computed in the first run on these data (:func:`fastenc.adapt.cache_features`). None: no such cache.
+        features_dtype: dtype of the files in ``features``.
+    Raises: ValueError for a metric that the task does not have, or a metric without ``dev``.
     """
-    kept = task
+    stored_task = task
     if task.max_length != type(task).max_length:
         task.check_max_length(model)
     elif task.max_length is not None:
-        kept = replace(task, max_length=task.room(model))
-    # Before the texts are read: what an earlier training kept counts no more.
-    model.task_options = json.loads(json.dumps(kept.options_to_keep(train)))
+        stored_task = replace(task, max_length=task.room(model))
+    # Set before the texts are encoded, because encoding uses them. They replace the options of an earlier training.
+    model.task_options = json.loads(json.dumps(stored_task.options_to_keep(train)))
     known = task.metrics(train)
     if metric is not None and (dev is None or metric not in known):
         raise ValueError(f"--metric needs --dev and one of {', '.join(known)}, got {metric}")
     metric = metric or known[0]
     if not task.trains_by_steps:
         if features is not None:
-            raise ValueError(f"{task.name} trains no head on cached features: leave out --adapt")
+            raise ValueError(
+                f"{task.name} cannot train a head on cached features: leave out --adapt"
+            )
         return Fitting(task, model, train, config, dev, metric)
     config = replace(
         config,
@@ -62,7 +66,7 @@ def task_trainer(
         learning_rate=config.learning_rate
         or default_lr(model, config, len(train), adapt="features" if features else None),
     )
-    # Of evaluations, where tokens alone limit the batches of training.
+    # For evaluation, if batch_tokens alone limits the batches of training.
     batch_size = config.batch_size or 32
     examples = task.encode(train, model)
     held_out = [] if dev is None else task.encode(dev, model)
@@ -111,13 +115,13 @@ def task_trainer(
 
 
 def _described(name: str, task: Task, model: Any, data: Any, examples: Sequence[Any]) -> str:
-    """What a set holds, on one line."""
-    parts = (sequence_lengths(examples, task.room(model)), task.describe_labels(data))
-    return f"{name}: {len(data):,} items, {'; '.join(filter(None, parts))}"
+    """One line about a data set: its size, lengths and labels."""
+    details = (sequence_lengths(examples, task.room(model)), task.describe_labels(data))
+    return f"{name}: {len(data):,} items, {'; '.join(filter(None, details))}"
 
 
 def default_lr(model: Any, config: TrainConfig, examples: int, adapt: str | None = None) -> float:
-    """:func:`fine_tuning_lr` of the model and its adaptation, for a run over this number of examples."""
+    """:func:`fine_tuning_lr` for this model with its adaptation and a run over this number of examples."""
     encoder = encoder_of(model)
     used = encoder.adapted.in_use()
     adapt = adapt or next((name for name, kind in METHODS.items() if type(used) is kind), None)
@@ -133,9 +137,9 @@ def _cached(
     folder: Path,
     dtype: torch.dtype,
 ) -> Fill:
-    """What puts the encoder's cached outputs into batches of these examples."""
+    """The function that adds the encoder's cached outputs to batches of these examples."""
     state = process_state()
-    model.to(state.device)  # where the trainer will have it
+    model.to(state.device)  # the trainer's device
     with state.main_process_first():
         cache = cache_features(
             model,

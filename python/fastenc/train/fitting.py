@@ -1,4 +1,4 @@
-"""Models that are computed from their training data, not trained by steps."""
+"""Computes models that are not trained by steps from their training data."""
 
 import json
 from dataclasses import asdict
@@ -14,9 +14,12 @@ from fastenc.train.processes import process_state
 
 
 class Fitting:
-    """What a :class:`fastenc.train.Trainer` is for a task that is not trained by steps; the main process does it."""
+    """Takes the place of :class:`fastenc.train.Trainer` for a task that is not trained by steps.
 
-    best = None  # no step is
+    Only the main process computes the model.
+    """
+
+    best = None  # there are no steps, of which one could be the best
 
     def __init__(
         self, task: Task, model: Any, train: Any, config: TrainConfig, dev: Any, metric: str
@@ -27,9 +30,11 @@ class Fitting:
         self.accelerator = process_state()
 
     def train(self, resume: bool = False) -> dict[str, float]:
-        """Fit the model and write it, with metrics.json; there is nothing to resume, so that it begins anew.
+        """Compute the model, and write it with metrics.json.
 
-        Returns: the metrics on the dev set, {} without one.
+        Args:
+            resume: has no effect, because there are no checkpoints.
+        Returns: the metrics on the dev set; {} without a dev set.
         """
         with checkpoints.open_output(self.output_dir, resume=False):
             return self._fit()

@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM during training: the first asks for a checkpoint, a second one stops at once."""
+"""SIGINT and SIGTERM during training: the first signal requests a checkpoint, a second one ends the process at once."""
 
 import signal
 import sys
@@ -10,7 +10,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class TrainingInterrupted(KeyboardInterrupt):
-    """Training ended at a signal, after a checkpoint was written."""
+    """A signal ended training after a checkpoint was written."""
 
     def __init__(self, message: str, signal_number: int):
         super().__init__(message)
@@ -18,10 +18,10 @@ class TrainingInterrupted(KeyboardInterrupt):
 
 
 class Interruption:
-    """Notes the first signal; a context manager. In another thread than the main one signals act as before.
+    """A context manager that records the first signal. Outside the main thread it changes nothing.
 
     Attributes:
-        signal: the one that came, or None.
+        signal: number of the signal that was received, or None.
     """
 
     def __init__(self) -> None:
@@ -30,7 +30,7 @@ class Interruption:
 
     def __enter__(self) -> "Interruption":
         if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._note) for number in SIGNALS}
+            self._before = {number: signal.signal(number, self._record) for number in SIGNALS}
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -38,7 +38,7 @@ class Interruption:
             signal.signal(number, handler)
         self._before = {}
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
+    def _record(self, number: int, frame: FrameType | None) -> None:
         if self.signal is not None:
             self.__exit__()
             signal.raise_signal(number)
@@ -46,7 +46,7 @@ class Interruption:
         self.signal = number
         name = signal.Signals(number).name
         print(
-            f"\n{name}: a checkpoint follows this step; a second signal stops at once",
+            f"\n{name}: training stops after this step with a checkpoint; a second signal stops it at once",
             file=sys.stderr,
             flush=True,
         )

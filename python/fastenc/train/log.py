@@ -1,4 +1,4 @@
-"""The run's log: one JSON object a line."""
+"""The log of a run: a file with one JSON object on each line."""
 
 import json
 from pathlib import Path
@@ -8,7 +8,11 @@ from fastenc._files import write_atomically
 
 
 class Log:
-    """Appends lines to ``log.jsonl``; lines after ``step`` are what an interrupted run left and are dropped."""
+    """Appends lines to ``log.jsonl``.
+
+    Args:
+        step: the step from which the run is resumed. Lines of later steps, which an interrupted run wrote, are dropped.
+    """
 
     def __init__(self, path: Path, step: int = 0):
         self.path = path
@@ -18,12 +22,13 @@ class Log:
         write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
 
     def write(self, **values: Any) -> None:
+        """Append a line."""
         with open(self.path, "a", encoding="utf-8") as file:
             file.write(json.dumps(values) + "\n")
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:
-    """The log's lines; a last line cut short by a kill is left out."""
+    """The lines of a log. If a kill left the last line incomplete, it is left out."""
     if not path.exists():
         return []
     lines = []

@@ -1,4 +1,4 @@
-"""The training loop, over accelerate."""
+"""The training loop. accelerate starts the processes, and provides autocast and reductions between processes."""
 
 import json
 import math
@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor
 
 from fastenc._extras import require
 from fastenc._files import write_atomically
@@ -40,45 +39,54 @@ from fastenc.train.tracking import check_trackers, start_trackers, stop_trackers
 
 Collate = Callable[[Sequence[Any], int], dict[str, Any]]
 Evaluate = Callable[[Any], dict[str, float]]
-# Steps after which the time that the rest will take is told.
-STEPS_TO_ESTIMATE = 5
+STEPS_TO_ESTIMATE = 5  # after this many steps the remaining time is estimated and printed
 
 
 class Trainer:
     """Trains a model that takes ``{"batch": PackedBatch, "labels": Tensor}`` and returns an output with ``.loss``.
 
-    An optimiser step is the gradient of the mean loss over all labelled items of its micro-batches on all
-    processes: each micro-batch counts by its number of labels that are not -100. A loss of several parts
-    (``output.terms``) is the weighted sum of such means, each over its own items, which ``collate.items(arguments)``
-    counts. Checkpoints hold the weights, AdamW's moments, the random generators and the position in the data, so that a
-    run that was killed and resumed gives the weights of one that was not: bit for bit on a CPU with the same number
-    of threads and processes. With another number of processes the micro-batches are the same if a step has the same
-    number of them; the weights then differ by rounding, and by dropout, as random generators belong to processes.
+    An optimiser step uses the gradient of the mean loss over all labelled items of its micro-batches on all processes.
+    So the weight of a micro-batch is its number of labels that are not -100. A loss with several terms
+    (``output.terms``) is the weighted sum of such means. Each term has a separate number of items, which
+    ``collate.items(arguments)`` counts.
 
-    With ``parallel="fsdp"`` the model given becomes a shard of itself and stays one: load the result from the folder.
+    Checkpoints contain the weights, AdamW's moments, the states of the random generators and the position in the data.
+    So a run that is killed and resumed gives the same weights as an uninterrupted run, bit for bit on a CPU with the
+    same number of threads and processes. With another number of processes, the micro-batches are the same if a step has
+    the same number of them. The weights then differ by rounding and by dropout, because each process has a separate
+    random generator.
 
-    On a GPU a step waits for nothing: losses stay there until a line of the log, an evaluation or a checkpoint reads
-    them. A step whose loss or gradient is not finite changes no weights, nor does any after it, and the next reading
-    raises.
+    With ``parallel="fsdp"`` the given model is sharded and stays so. Load the result from the output folder.
+
+    On a GPU, the host does not wait for a step. Losses stay on the device until a line of the log, an evaluation or a
+    checkpoint reads them. If the loss or the gradient of a step is not finite, this step and all later ones change no
+    weights, and the next reading raises.
+
+    Files in ``config.output``: checkpoint-*/, log.jsonl (its ``epoch`` is the number of passes over the data so far,
+    3.0 at the end of the third), curves.png (if matplotlib is installed) and, at the end, the best model, metrics.json
+    and a model card.
 
     Args:
-        model: one of ``fastenc.models``; its weights on entry are the first ones.
-        examples, lengths: the training set and the tokens of each example.
-        collate: (examples, step) → model arguments, called in a thread ahead of the steps; its random numbers may
-            depend on ``step`` only, which is different for every micro-batch and process.
-        groups: groups of examples, such as languages, each with its share of an epoch (``BatchSampler``).
-        evaluate: model → metrics, called on the main process while the others wait; None keeps the last weights.
-        calibrate: (model with its final weights) → metrics that take the place of those of its evaluation, or {};
-            may set what ``save_pretrained`` writes beside the weights. Called on the main process.
-        metric: the metric that chooses the best checkpoint; ``higher_is_better``: in which direction.
-        settings: what else the result depends on (masking, names of the labels), as JSON values; like the
-            configuration, a resumed run must have the same.
-        summary: lines about the data, told before the first step.
-        titles: what to call a metric whose name alone leaves open what it measures.
-        show_progress: None: a bar if stderr is a terminal, else the log's lines there; False: neither.
-    Files in ``config.output``: checkpoint-*/, log.jsonl (its ``epoch`` counts the passes over the data that are
-    done, 3.0 at the end of three), curves.png (with
-    matplotlib) and, at the end, the best model, its metrics.json and its model card.
+        model: one of ``fastenc.models``; training starts from its weights.
+        config: settings of the run.
+        examples: the training set.
+        lengths: number of tokens of each example.
+        collate: function of (examples, step) that returns the model's arguments. It is called in a thread ahead of the
+            steps. Its random numbers may depend on ``step`` only, a number that differs between all micro-batches.
+        groups: groups of examples, such as languages, each with a share of an epoch (``BatchSampler``).
+        evaluate: function of the model that returns metrics. It is called on the main process while the others wait.
+            None: the last weights are the result.
+        calibrate: function of the model with its final weights. It may set values that ``save_pretrained`` writes
+            beside the weights. It returns metrics that replace those of the evaluation, or {}. It is called on the main
+            process.
+        metric: the metric that chooses the best checkpoint.
+        higher_is_better: whether a larger value of the metric is better.
+        settings: other settings that the result depends on (masking, label names), as JSON values. A resumed run must
+            have the same settings and configuration.
+        summary: lines about the data, which are printed before the first step.
+        titles: {metric: title} of metrics whose name alone does not say what they measure.
+        show_progress: None: a bar if stderr is a terminal, else the lines of the log. False: neither.
+    Raises: ValueError for settings that the model, the device or the number of processes does not support.
     """
 
     def __init__(
@@ -102,13 +110,14 @@ class Trainer:
         accelerate = require("accelerate", extra="train")
         check_trackers(config.track)
         process_state(config.device)
-        # Accelerate keeps the first run's precision for the process; a later Trainer may have another.
+        # Accelerate stores the first Trainer's precision for the whole process, but a later Trainer may have another.
         accelerate.state.AcceleratorState._reset_state()
         self.accelerator = accelerate.Accelerator(
             mixed_precision="bf16" if config.precision == "bf16" else "no",
             log_with=list(config.track) or None,
             project_dir=config.output,
-            # The cache would hand a graph casts of weights that it frees on its exit.
+            # Autocast's cache frees the casts of weights when its context ends, but a recorded graph would still read
+            # them.
             kwargs_handlers=[accelerate.utils.AutocastKwargs(cache_enabled=not config.graph)],
         )
         self.learning_rate = config.learning_rate or fine_tuning_lr(model.config.hidden_size)
@@ -120,7 +129,7 @@ class Trainer:
         self.show_progress, self.summary, self.titles = show_progress, summary, titles
         self.processes = self.accelerator.num_processes
         lengths = torch.as_tensor(lengths)
-        # One order for all processes, so that another number of them goes through the same batches.
+        # All processes have the same order of micro-batches, whatever their number.
         self.sampler = BatchSampler(
             lengths,
             config.batch_size,
@@ -132,7 +141,7 @@ class Trainer:
         self.micro_batches = config.micro_batches(self.processes) * self.processes
         self.total_steps = config.max_steps or sum(map(self._steps, range(config.epochs)))
         self.warmup_steps = config.warmup_of(self.total_steps)
-        # The seed below decides dropout; each process drops other units.
+        # This seed decides dropout. Each process drops other units.
         torch.manual_seed(config.seed + self.accelerator.process_index)
         self.kind = type(model)
         trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
@@ -141,10 +150,10 @@ class Trainer:
         self.model, self.optimizer = self.parallel.model, self.parallel.optimizer
         self.adamw = self.parallel.adamw
         device = self.accelerator.device
-        # AdamW's kernel changes nothing while this is 1. torch's GradScaler skips a step in the same way.
+        # AdamW's kernel changes nothing if this is 1. torch's GradScaler skips steps in the same way.
         self.found_inf = self.adamw.found_inf = torch.zeros((), device=device)  # type: ignore[attr-defined]
         self.recorded_steps = self._record_steps() if config.graph else None
-        self.reads_every_step = device.type == "cpu"  # where it costs nothing
+        self.reads_every_step = device.type == "cpu"  # there is no device to wait for
         self.step = 0
         self._epoch = self._epoch_start = 0
         self.best: dict[str, Any] | None = None
@@ -162,14 +171,14 @@ class Trainer:
         self.fingerprint = json.loads(json.dumps(fingerprint))
 
     def _record_steps(self) -> RecordedSteps:
+        """Steps that run as CUDA graphs."""
         if self.processes > 1:
             raise ValueError(
-                f"a CUDA graph holds the steps of one process, got graph=True and {self.processes} processes: leave it "
-                "out, or start one"
+                f"graph=True needs a single process, got {self.processes} processes: leave it out, or start one process"
             )
-        parts = (self._micro_batch, self._finish_gradient)
+        functions = (self._micro_batch, self._finish_gradient)
         recorder = training_recorder(self.accelerator.device)
-        steps = RecordedSteps(self.plain_model, self.adamw, *parts, recorder)
+        steps = RecordedSteps(self.plain_model, self.adamw, *functions, recorder)
         self.found_inf = steps.found_inf
         return steps
 
@@ -179,14 +188,15 @@ class Trainer:
         return self.parallel.plain_model
 
     def train(self, resume: bool = False) -> dict[str, float]:
-        """Run to the end and return the best evaluation's metrics ({} without ``evaluate``).
+        """Train to the end, and write the result.
 
         Args:
-            resume: go on from the newest checkpoint in the output folder; start if the folder has none yet.
-        Raises: ValueError when the output folder holds a run and ``resume`` is False, does not exist and ``resume`` is
-            True, is used by another process, or holds a checkpoint of other settings; FloatingPointError when the loss
-            or its gradient is not finite; OSError when a checkpoint cannot be written; TrainingInterrupted after
-            SIGINT or SIGTERM, when a checkpoint of the last step is written.
+            resume: continue from the newest checkpoint in the output folder; if the folder has none, start.
+        Returns: the metrics of the best evaluation; {} without ``evaluate``.
+        Raises: ValueError if the output folder has a checkpoint and ``resume`` is False, does not exist and ``resume``
+            is True, is used by another process, or has a checkpoint of other settings. FloatingPointError if the loss
+            or the gradient is not finite. OSError if a checkpoint cannot be written. TrainingInterrupted after SIGINT
+            or SIGTERM, when a checkpoint of the last step has been written.
         """
         with checkpoints.open_output(self.output_dir, resume) as found:
             self._begin(found)
@@ -201,16 +211,16 @@ class Trainer:
     def _run(self) -> None:
         config, self.statistics = self.config, _Statistics()
         main, first = self.accelerator.is_main_process, self.step
-        steps_left = islice(self._batches_of_steps(), self.total_steps - self.step)
+        remaining = islice(self._batches_of_steps(), self.total_steps - self.step)
         bar = progress_bar(
-            prefetch(self._collate_step, enumerate(steps_left, self.step)),
+            prefetch(self._collate_step, enumerate(remaining, self.step)),
             "training",
             "step",
             self.show_progress if main else False,
             initial=self.step,
             total=self.total_steps,
         )
-        self._tell("\n".join([*self.summary, f"{self.total_steps:,} optimiser steps"]))
+        self._print("\n".join([*self.summary, f"{self.total_steps:,} optimiser steps"]))
         shows_bar = hasattr(bar, "set_postfix")
         self.prints_lines = self.show_progress is None and not shows_bar
         for batches in bar:
@@ -232,7 +242,7 @@ class Trainer:
                 self._write(
                     f"left {_duration(self._time_left())}",
                     epoch=epoch + done / steps,
-                    # That of the weights; a mix of layers has a higher one.
+                    # That of the weights, without the factor for a mix of layers.
                     learning_rate=max(
                         float(group["lr"]) / max(group["lr_scale"], 1.0)
                         for group in self.optimizer.param_groups
@@ -250,15 +260,15 @@ class Trainer:
             if stops and not last:
                 self._raise_interrupted()
             if config.patience and self.evaluations_since_best >= config.patience:
-                self._tell(
-                    f"stopped at step {self.step:,}: {config.patience} evaluations without a better one"
+                self._print(
+                    f"stopped at step {self.step:,}: {config.patience} evaluations without an improvement"
                 )
                 return
             if self.step - first == STEPS_TO_ESTIMATE and self.statistics.steps and not last:
-                self._tell(f"about {_duration(self._time_left())} to go")
+                self._print(f"about {_duration(self._time_left())} left")
 
     def _interrupted(self) -> bool:
-        """Whether a signal came: to this process, or, of several, to any, as the last read statistics tell them all."""
+        """Whether to stop because of a signal. With several processes, all decide by the votes that were read last."""
         if self.processes == 1:
             return self.interruption.signal is not None
         return self.statistics.stop_votes > 0
@@ -266,24 +276,24 @@ class Trainer:
     def _raise_interrupted(self) -> None:
         folder = checkpoints.folder_of(self.output_dir, self.step)
         message = (
-            f"stopped at step {self.step:,} of {self.total_steps:,}, which is kept in {folder}: the same command with "
-            "--resume goes on from there"
+            f"stopped at step {self.step:,} of {self.total_steps:,} with the checkpoint {folder}: the same command "
+            "with --resume continues from there"
         )
         raise TrainingInterrupted(message, self.interruption.signal or signal.SIGTERM)
 
     def _time_left(self) -> float:
-        """Seconds that the steps left take, at the speed so far, without evaluations and checkpoints."""
-        return self.statistics.seconds_a_step() * (self.total_steps - self.step)
+        """Seconds that the remaining steps take at the speed so far, evaluations and checkpoints excluded."""
+        return self.statistics.seconds_per_step() * (self.total_steps - self.step)
 
-    def _tell(self, text: str) -> None:
-        """A word to the user, from the main process."""
+    def _print(self, text: str) -> None:
+        """Print a text on stderr, from the main process only."""
         if self.accelerator.is_main_process and self.show_progress is not False:
             print(text, file=sys.stderr, flush=True)
 
     def _batches_of_steps(self) -> Iterator[list[list[int]]]:
-        """The micro-batches of each optimiser step from ``self.step`` on, those of all processes, without end.
+        """The micro-batches of all processes for each optimiser step from ``self.step`` on. The iterator has no end.
 
-        No step crosses the end of an epoch, whose last step may have fewer.
+        No step crosses the end of an epoch. The last step of an epoch may have fewer micro-batches.
         """
         first, done = self._position()
         start = done * self.micro_batches
@@ -293,11 +303,11 @@ class Trainer:
                 yield of_step
 
     def _steps(self, epoch: int) -> int:
-        """Optimiser steps of an epoch."""
+        """Number of optimiser steps in an epoch."""
         return -(-self.sampler.count(epoch) // self.micro_batches)
 
     def _position(self) -> tuple[int, int]:
-        """The epoch of the last step, and how many of the epoch's steps are done: all, at its end."""
+        """(epoch of the last step, number of this epoch's steps that are done)."""
         while self.step > self._epoch_start + self._steps(self._epoch):
             self._epoch_start += self._steps(self._epoch)
             self._epoch += 1
@@ -306,22 +316,25 @@ class Trainer:
     def _collate_step(
         self, numbered: tuple[int, list[list[int]]]
     ) -> list[tuple[dict[str, Any], bool]]:
-        """This process's micro-batches of a step and its number: the model's arguments, and whether they count.
+        """(the model's arguments, whether they count) of this process's micro-batches in a step.
 
-        The processes take turns with the micro-batches. Where there are too few, at the end of an epoch, a process
-        computes another's again with weight 0, because every process has to take part in gradient synchronisation.
+        Process p takes the micro-batches p, p + processes, and so on. The last step of an epoch may have too few for
+        all processes. Then a process computes another one's micro-batch again with weight 0, because every process has
+        to take part in gradient synchronisation.
+
+        ``numbered``: (step, the step's micro-batches as example indices).
         """
         step, batches = numbered
         local = []
-        turns = _round_up(len(batches), self.processes)
-        for turn in range(self.accelerator.process_index, turns, self.processes):
-            index = min(turn, len(batches) - 1)
+        slots = _round_up(len(batches), self.processes)
+        for slot in range(self.accelerator.process_index, slots, self.processes):
+            index = min(slot, len(batches) - 1)
             chosen = [self.examples[i] for i in batches[index]]
-            local.append((self.collate(chosen, step * self.micro_batches + index), index == turn))
+            local.append((self.collate(chosen, step * self.micro_batches + index), index == slot))
         return local
 
     def _begin(self, found: Path | None) -> None:
-        """Take up the checkpoint found, or start."""
+        """Load the checkpoint from which the run continues, if there is one, and open the log."""
         if found is not None:
             state = checkpoints.read_state(found)
             check_same(state["settings"], self.fingerprint, str(found))
@@ -336,7 +349,7 @@ class Trainer:
         start_trackers(self.accelerator, self.output_dir, self.step, self.fingerprint)
 
     def _restore_random_states(self, states: dict[str, torch.Tensor], step: int) -> None:
-        """Those of this process; with another number of processes than the checkpoint's, new ones begin."""
+        """Restore this process's random states. If the number of processes has changed, seed new ones."""
         index = self.accelerator.process_index
         if len({key.partition(".")[0] for key in states}) != self.processes:
             torch.manual_seed(derive_seed(self.config.seed, step, index))
@@ -349,7 +362,10 @@ class Trainer:
         checkpoints.restore_random_state(local)
 
     def _optimiser_step(self, batches: list[tuple[dict[str, Any], bool]]) -> None:
-        """One update; the statistics get its losses, gradient norm and number of tokens, over all processes."""
+        """Update the weights once. The statistics get the losses, gradient norm and tokens of all processes.
+
+        ``batches``: of :meth:`_collate_step`.
+        """
         accelerator = self.accelerator
         items, tokens = [], 0
         for arguments, counted in batches:
@@ -368,19 +384,19 @@ class Trainer:
         self.model.train()
         self.terms = names
         numbers = torch.tensor([list(counts.values()) for counts in items], dtype=torch.float64)
-        # Each micro-batch's share of each term's items.
+        # Each micro-batch's share of the items of each term.
         factors = send(numbers, device) * (self.processes / totals[:-2].clamp(min=1))
         of_micro_batches = [arguments for arguments, _ in batches]
         if self.recorded_steps is not None:
-            figures = self.recorded_steps(of_micro_batches, factors)
+            results = self.recorded_steps(of_micro_batches, factors)
         else:
             means = torch.zeros_like(factors[0])
             for number, (arguments, row) in enumerate(zip(of_micro_batches, factors, strict=True)):
                 arguments = send_arguments(arguments, device)
                 with self.parallel.gradient_sync(number + 1 == len(batches)):
                     means += self._micro_batch(arguments, row)
-            figures = self._finish_gradient(accelerator.reduce(means, "mean"))
-        loss_and_norm, means = figures[:2], figures[2:]
+            results = self._finish_gradient(accelerator.reduce(means, "mean"))
+        loss_and_norm, means = results[:2], results[2:]
         self.statistics.add(self.step + 1, names, torch.cat((loss_and_norm, totals[-2:], means)))
         if self.reads_every_step:
             self._read_statistics()
@@ -389,36 +405,37 @@ class Trainer:
             self.optimizer.zero_grad(set_to_none=True)
 
     def _micro_batch(self, arguments: Mapping[str, Any], factors: torch.Tensor) -> torch.Tensor:
-        """Add a micro-batch's gradient; returns the mean of each term of its loss times its factor."""
+        """Add a micro-batch's gradient. Returns the mean of each term of its loss times the term's factor: (terms,)."""
         with self.accelerator.autocast():
             terms = loss_terms(self.model(**arguments))
         scaled = {
             name: LossTerm(terms[name].mean * factor, terms[name].weight)
             for name, factor in zip(self.terms, factors.unbind(), strict=True)
         }
-        # accelerator.backward would divide by the launcher's own accumulation setting
+        # accelerator.backward would also divide by the launcher's accumulation setting
         weighted_sum(scaled).backward()
-        self.term_weights = [part.weight for part in scaled.values()]
-        return torch.stack([part.mean for part in scaled.values()]).detach()
+        self.term_weights = [term.weight for term in scaled.values()]
+        return torch.stack([term.mean for term in scaled.values()]).detach()
 
     def _finish_gradient(self, means: torch.Tensor) -> torch.Tensor:
-        """Clip the gradient, and forbid updates where it or the loss is not finite.
+        """Clip the gradient. Forbid updates from now on if the gradient or the loss is not finite.
 
-        Returns: float64 (loss, gradient norm, each term's loss).
+        Args:
+            means: float64 (terms,), the mean of each term over the step's items.
+        Returns: float64 (2 + terms,): loss, gradient norm, mean of each term.
         """
-        # Products by host numbers: a tensor of the weights would be copied to the device, and waited for.
+        # The weights are Python numbers: the host would wait while a tensor of them is copied to the device.
         pairs = zip(means.unbind(), self.term_weights, strict=True)
         loss = torch.stack([mean * weight for mean, weight in pairs]).sum()
         limit = self.config.max_grad_norm or math.inf
         norm = self.accelerator.clip_grad_norm_(self.model.parameters(), limit)
-        if isinstance(norm, DTensor):
-            norm = norm.full_tensor()
-        figures = torch.cat((torch.stack((loss, norm.double())), means))
-        self.found_inf.logical_or_(~figures.isfinite().all())
-        return figures
+        norm = self.parallel.whole(norm)
+        results = torch.cat((torch.stack((loss, norm.double())), means))
+        self.found_inf.logical_or_(~results.isfinite().all())
+        return results
 
     def _read_statistics(self) -> None:
-        """Read the losses of the steps since the last reading: on a GPU only this waits for it.
+        """Read the losses of the steps since the last reading. On a GPU, only this waits for the device.
 
         Raises: FloatingPointError for the first step whose loss or gradient is not finite.
         """
@@ -427,12 +444,12 @@ class Trainer:
                 if not math.isfinite(result):
                     last = checkpoints.latest_checkpoint(self.output_dir) or "none yet"
                     raise FloatingPointError(
-                        f"the {what} is {result} at step {step}: lower learning_rate, or look at this step's data. "
-                        f"Last good checkpoint: {last}"
+                        f"the {what} must be finite, got {result} at step {step}: lower learning_rate, or look at this "
+                        f"step's data. Last good checkpoint: {last}"
                     )
 
     def _write(self, note: str = "", **values: float) -> None:
-        """A line of the log, of the trackers and, with the note and where there is no bar, of stderr."""
+        """Write a line to the log, to the trackers and, if there is no bar, with ``note`` to stderr."""
         self.log.write(step=self.step, **values)
         self.accelerator.log(values, step=self.step)
         if self.prints_lines:
@@ -442,7 +459,7 @@ class Trainer:
             print("  ".join(filter(None, [*words, note])), file=sys.stderr, flush=True)
 
     def _evaluate(self) -> None:
-        """Log the metrics, and note this step if they are the best so far."""
+        """Evaluate the model, log the metrics, and record this step if it is the best so far."""
         if self.evaluate is None:
             return
         before = checkpoints.random_state()
@@ -455,7 +472,7 @@ class Trainer:
             self._write("", **values)
         if self.metric not in metrics:
             raise ValueError(
-                f"metric {self.metric!r} is not among the evaluation's {sorted(metrics)}"
+                f"metric must be one of the evaluation's {sorted(metrics)}, got {self.metric!r}: give one of them"
             )
         sign = 1 if self.higher_is_better else -1
         self.evaluations_since_best += 1
@@ -464,7 +481,7 @@ class Trainer:
             self.evaluations_since_best = 0
 
     def _measure(self, function: Evaluate, model: PretrainedModel | None) -> dict[str, float]:
-        """``function`` of the whole model, on the training device for so long."""
+        """Call ``function`` with the whole model, which is on the training device during the call."""
         assert model is not None
         device = next(model.parameters()).device
         metrics = function(model.to(self.accelerator.device).eval())
@@ -472,6 +489,7 @@ class Trainer:
         return metrics
 
     def _save(self) -> None:
+        """Write a checkpoint."""
         utils = require("accelerate.utils", extra="train")
         local = {
             f"{self.accelerator.process_index}.{name}": state
@@ -497,7 +515,7 @@ class Trainer:
         self.accelerator.wait_for_everyone()
 
     def _finish(self) -> None:
-        """Put the best checkpoint's weights into the model, and write them and their metrics."""
+        """Load the best checkpoint's weights into the model, and write the model, its metrics and its card."""
         self.parallel.finish()
         if (folder := self._best_folder()) is not None:
             self.parallel.load(checkpoints.read_weights(folder, self.kind))
@@ -536,22 +554,25 @@ class _Statistics:
         self.losses: list[dict[str, float]] = []
         self.norm, self.tokens, self.seconds = 0.0, 0.0, 0.0
 
-    def seconds_a_step(self) -> float:
-        """The mean over all steps read."""
+    def seconds_per_step(self) -> float:
+        """The mean over all steps that have been read."""
         return self.all_seconds / max(self.steps, 1)
 
     def restart_clock(self) -> None:
-        """Leave out the time of evaluations and checkpoints."""
+        """Exclude the time since the last reading, which an evaluation or a checkpoint took."""
         self.since = time.perf_counter()
 
-    def add(self, step: int, names: list[str], figures: torch.Tensor) -> None:
-        """figures: float64 (loss, norm, tokens, votes to stop, each term's loss), which stay on the training device."""
-        self.unread.append((step, names, figures))
+    def add(self, step: int, names: list[str], results: torch.Tensor) -> None:
+        """Add a step without waiting for the device.
+
+        ``results``: float64 (4 + terms,): loss, gradient norm, tokens, votes to stop, mean of each term in ``names``.
+        """
+        self.unread.append((step, names, results))
 
     def read(self) -> list[tuple[int, float, float]]:
-        """(step, loss, norm) of the steps not read yet; waits for the device."""
+        """(step, loss, gradient norm) of the steps that have not been read yet. Waits for the device."""
         unread, self.unread = self.unread, []
-        values = torch.stack([figures for _, _, figures in unread]).tolist() if unread else []
+        values = torch.stack([results for _, _, results in unread]).tolist() if unread else []
         read = []
         for (step, names, _), (loss, norm, tokens, votes, *terms) in zip(
             unread, values, strict=True
@@ -568,7 +589,7 @@ class _Statistics:
         return read
 
     def close(self) -> dict[str, float]:
-        """The log's line of what has been read."""
+        """The line of the log for the steps that have been read."""
         line = {
             "grad_norm": self.norm,
             **{n: sum(step[n] for step in self.losses) / len(self.losses) for n in self.losses[0]},
@@ -580,15 +601,15 @@ class _Statistics:
 
 
 def _checksum(lengths: torch.Tensor) -> int:
-    """Of a tensor that may be memory-mapped, and larger than the memory."""
+    """CRC-32 of the lengths as int64. It is computed in blocks, because the tensor may be larger than the memory."""
     checksum = 0
-    for part in lengths.split(2**20):
-        checksum = zlib.crc32(part.long().contiguous().numpy(), checksum)
+    for block in lengths.split(2**20):
+        checksum = zlib.crc32(block.long().contiguous().numpy(), checksum)
     return checksum
 
 
 def _duration(seconds: float) -> str:
-    """Such as 3h20m, 5m10s or 12s."""
+    """A time such as 3h20m, 5m10s or 12s."""
     hours, rest = divmod(round(seconds), 3600)
     minutes, seconds = divmod(rest, 60)
     if hours:
@@ -605,6 +626,6 @@ def _round_up(number: int, multiple: int) -> int:
 
 
 def _model_settings(model: PretrainedModel) -> dict[str, Any]:
-    """The fields of the model's configuration that describe what it computes."""
+    """{name: value} of the configuration's fields that affect what the model computes."""
     config = model.config
     return {field.name: getattr(config, field.name) for field in fields(config) if field.compare}

@@ -1,4 +1,4 @@
-"""The model card: a README.md that says what a saved model is, how it was made and how it is used."""
+"""The model card: a README.md about a saved model, its data, its results, its training and its use."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,7 +9,7 @@ from fastenc._files import write_atomically
 from fastenc.models.pretrained import PretrainedModel
 
 NAME = "README.md"
-# Task or objective: what Hugging Face's hub calls it.
+# Task → its pipeline tag on Hugging Face's hub.
 PIPELINES = {
     "sequence-classification": "text-classification",
     "token-classification": "token-classification",
@@ -38,8 +38,10 @@ def write_card(
     """Write the card of a model into its folder.
 
     Args:
-        settings: what the weights depend on; summary: lines about the data; metrics: of held-out data, {} for none.
-        titles: what to call a metric whose name alone leaves open what it measures.
+        settings: the settings that the weights depend on.
+        summary: lines about the data.
+        metrics: metrics on held-out data; {} if there are none.
+        titles: {metric: title} of metrics whose name alone does not say what they measure.
     """
     titled = {(titles or {}).get(name, name): value for name, value in metrics.items()}
     text = model_card(folder, model, settings, summary, titled)
@@ -53,6 +55,7 @@ def model_card(
     summary: Sequence[str],
     metrics: dict[str, float],
 ) -> str:
+    """The text of the card; arguments as in :func:`write_card`."""
     config, task = model.config, settings.get("task")
     if settings.get("max_steps"):  # which replaces them
         settings = {name: value for name, value in settings.items() if name != "epochs"}

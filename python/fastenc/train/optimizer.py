@@ -1,4 +1,4 @@
-"""AdamW with decay groups, and the learning rate of each step."""
+"""AdamW with its parameter groups, and the learning rate of each step."""
 
 import re
 
@@ -8,16 +8,19 @@ from torch import nn
 from fastenc.models.pretrained import is_mix
 from fastenc.train.config import TrainConfig
 
-# Adam moves a number by about its learning rate a step, and weights of layers differ where their logits differ by about
-# 1: at an encoder's learning rate a run would end with all layers weighted alike.
+# Factor on the learning rate of the mix of layers (a learned weighted sum). Adam changes a parameter by about the
+# learning rate in a step. The logits of the weights have to differ by about 1 before the weights differ much. With the
+# encoder's learning rate, all layers would still have about the same weight at the end of a run.
 MIX_LR_SCALE = 100.0
 
 
 def parameter_groups(model: nn.Module, weight_decay: float, layer_decay: float = 1.0) -> list[dict]:
-    """Matrices with ``weight_decay``; biases and norm weights (fewer than two dimensions) without.
+    """The groups of trained parameters, as arguments of AdamW.
 
-    ``lr_scale`` is what a group's learning rate is multiplied by: ``layer_decay`` ** (L - l) for layer l of L, where
-    the embeddings are l = 0 and everything above the layers is l = L; MIX_LR_SCALE for the mix of layers.
+    Matrices have ``weight_decay``. Biases and norm weights, which have fewer than two dimensions, have none.
+
+    A group's learning rate is multiplied by ``lr_scale``. It is ``layer_decay`` ** (L - l) for layer l of L, where the
+    embeddings are l = 0 and everything above the layers is l = L. It is MIX_LR_SCALE for the mix of layers.
     Source: Howard and Ruder 2018, arXiv:1801.06146, section 3.2.
     """
     depths = {name: _depth(name) for name, _ in model.named_parameters()}
@@ -41,24 +44,30 @@ def parameter_groups(model: nn.Module, weight_decay: float, layer_decay: float =
 
 
 def _depth(name: str) -> int | None:
-    """0 for the embeddings' parameters, i + 1 for layer i's, None for what is above the layers."""
+    """0 for parameters of the embeddings, i + 1 for those of layer i, None for those above the layers."""
     if found := re.search(r"\blayers?\.(\d+)\.", name):
         return int(found[1]) + 1
     return 0 if re.search(r"\bembeddings", name) else None
 
 
 def build_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
-    """Source: Loshchilov and Hutter 2019, arXiv:1711.05101."""
+    """AdamW for the model's trained parameters. It steps in one fused kernel.
+
+    Raises: ValueError if no parameter is trained.
+    Source: Loshchilov and Hutter 2019, arXiv:1711.05101.
+    """
     groups = parameter_groups(model, config.weight_decay, config.layer_decay)
     if not groups:
-        raise ValueError("there is nothing to train: every parameter has requires_grad=False")
+        raise ValueError(
+            "there is nothing to train, every parameter has requires_grad=False: freeze fewer layers"
+        )
     return torch.optim.AdamW(
         groups, lr=config.learning_rate or 0.0, betas=config.betas, eps=config.adam_eps, fused=True
     )
 
 
 def lr_factor(step: int, warmup_steps: int, total_steps: int) -> float:
-    """Share of the peak learning rate at optimiser step ``step`` (from 0): up linearly, then down to 0."""
+    """The learning rate at optimiser step ``step`` (from 0), as a share of the peak: linear warm-up, linear decay."""
     if step < warmup_steps:
         return step / warmup_steps
     return max(0.0, (total_steps - step) / max(1, total_steps - warmup_steps))

@@ -1,7 +1,8 @@
-"""The optimiser's state on disk: one safetensors file, or one a process where FSDP shards the tensors.
+"""The optimiser's state on disk: one safetensors file, or one for each process if FSDP shards the tensors.
 
-torch.distributed.checkpoint writes the shards and reads them into any number of processes. Its HuggingFace format keeps
-the shards' positions in the safetensors headers; its default index is a pickle, which runs code when it is read.
+torch.distributed.checkpoint writes the shards and reads them into any number of processes. Its Hugging Face format
+stores the shards' positions in the safetensors headers. Its default format has a pickle as index, and reading a pickle
+can run code. torch.distributed's parts are imported where they are needed, because they take over a second.
 """
 
 import re
@@ -13,27 +14,27 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.checkpoint import (
-    CheckpointException,
-    HuggingFaceStorageReader,
-    HuggingFaceStorageWriter,
-    load,
-    save,
-)
-from torch.distributed.tensor import DTensor
 
 from fastenc._extras import require
 from fastenc.train.parallel import rows_of
 
-STEM = "optimizer"  # of the file, or the name of the folder of shards
+STEM = "optimizer"  # of the file's name; also the name of the folder of shards
 
 
 def write_optimizer(folder: Path, tensors: dict[str, Tensor], is_main_process: bool) -> None:
-    """Write tensors to ``folder``. All processes call it together.
+    """Write tensors to ``folder``. All processes must call it.
 
-    Raises: OSError on every process if one could not write its shards.
+    Raises: OSError on every process if one of them cannot write its shards.
     """
+    from torch.distributed.tensor import DTensor
+
     if any(isinstance(tensor, DTensor) for tensor in tensors.values()):
+        from torch.distributed.checkpoint import (
+            CheckpointException,
+            HuggingFaceStorageWriter,
+            save,
+        )
+
         writer = HuggingFaceStorageWriter(str(folder / STEM), save_distributed=True)
         try:
             save(tensors, storage_writer=writer)
@@ -48,10 +49,10 @@ def write_optimizer(folder: Path, tensors: dict[str, Tensor], is_main_process: b
 def read_optimizer(
     folder: Path, parameters: Mapping[str, Tensor]
 ) -> Iterator[tuple[str, str, Tensor]]:
-    """(parameter, entry, tensor) of what ``write_optimizer`` wrote, whatever the number of its processes.
+    """(parameter, entry, tensor) of what ``write_optimizer`` wrote with any number of processes.
 
-    A tensor is sharded as its parameter is, on the same device; a single number is whole.
-    Raises: ValueError when rows are missing.
+    A tensor is sharded like its parameter and on the same device. Scalars are not sharded.
+    Raises: ValueError if rows are missing.
     """
     shards = folder / STEM
     state = _read_shards(shards, parameters) if shards.is_dir() else _read_files(folder, parameters)
@@ -61,6 +62,8 @@ def read_optimizer(
 
 
 def _read_shards(folder: Path, parameters: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+    from torch.distributed.checkpoint import HuggingFaceStorageReader, load
+
     reader = HuggingFaceStorageReader(str(folder))
     stored_tensors: dict[str, Any] = dict(reader.read_metadata().state_dict_metadata)
     state: dict[str, Any] = {}
@@ -68,18 +71,20 @@ def _read_shards(folder: Path, parameters: Mapping[str, Tensor]) -> Iterator[tup
         parameter = parameters[key.split("|")[0]].detach()
         dtype, shape = stored.properties.dtype, stored.size
         if shape and sum(chunk.sizes.numel() for chunk in stored.chunks) != parameter.numel():
-            raise ValueError(f"{folder.name} holds {list(shape)} of {key}: a file is missing")
+            raise ValueError(
+                f"{folder.name} must hold {list(parameter.shape)} of {key}, got {list(shape)}: a file is missing"
+            )
         state[key] = (
             torch.empty_like(parameter, dtype=dtype) if shape else torch.empty((), dtype=dtype)
         )
-    with warnings.catch_warnings():  # that this process is the only one
+    with warnings.catch_warnings():  # of a run with a single process
         warnings.filterwarnings("ignore", "torch.distributed is disabled")
         load(state, storage_reader=reader)
     return iter(state.items())
 
 
 def _read_files(folder: Path, parameters: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-    """Of one file with whole tensors, or, as earlier versions wrote shards, of one a process with some rows each."""
+    """Read one file with whole tensors, or the shards of earlier versions: a file with some rows for each process."""
     safe_open = require("safetensors", extra="train").safe_open
     pattern = re.compile(rf"{STEM}(-\d{{5}}-of-(\d{{5}}))?\.safetensors")
     found = [match for path in sorted(folder.iterdir()) if (match := pattern.fullmatch(path.name))]
@@ -99,6 +104,9 @@ def _read_files(folder: Path, parameters: Mapping[str, Tensor]) -> Iterator[tupl
 
 
 def _sharded_like(parameter: Tensor, whole: Tensor) -> Tensor:
+    """A tensor sharded like the parameter, and on its device."""
+    from torch.distributed.tensor import DTensor
+
     if not isinstance(parameter, DTensor):
         return whole.to(parameter.device)
     start, stop = rows_of(parameter)

@@ -1,4 +1,4 @@
-"""One run at a time in an output folder."""
+"""A lock that allows one run at a time in an output folder."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from fastenc.train.processes import process_state
 
 try:
     import fcntl
-except ImportError:  # Windows has no such locks: runs are not told apart there
+except ImportError:  # Windows has no such locks: there the folder is not locked
     fcntl = None  # type: ignore[assignment]
 
 NAME = ".lock"
@@ -22,11 +22,12 @@ _held: set[Path] = set()
 
 @contextmanager
 def output_lock(folder: str | Path) -> Iterator[None]:
-    """Hold a folder for this run; made if it is not there, and removed again if it stays empty.
+    """A context that locks a folder for this run. The folder is made if it does not exist, and removed if it is empty
+    at the end.
 
-    The operating system releases the lock when the process ends, however it ends: a file that a killed run left
-    blocks nothing. Only the main process of a run takes it. A process may take it again while it holds it.
-    Raises: ValueError naming the process that holds the folder, and since when.
+    The operating system releases the lock when the process ends for any reason, so the lock file of a killed run blocks
+    nothing. Only the main process of a run takes the lock. A process may take it again while it has it.
+    Raises: ValueError with the process that has the lock, and its start.
     """
     path = Path(folder).resolve() / NAME
     if fcntl is None or path in _held or not process_state().is_main_process:
@@ -43,11 +44,11 @@ def output_lock(folder: str | Path) -> Iterator[None]:
             path.unlink(missing_ok=True)
         file.close()
         with suppress(OSError):
-            path.parent.rmdir()  # which refuses one with files
+            path.parent.rmdir()  # fails if the folder has files
 
 
 def _locked(path: Path, folder: str) -> IO[str]:
-    """The open lock file, held."""
+    """The open lock file, after it is locked."""
     while True:
         file = open(path, "a+", encoding="utf-8")  # noqa: SIM115, it stays open
         try:
@@ -56,7 +57,7 @@ def _locked(path: Path, folder: str) -> IO[str]:
             with file:
                 file.seek(0)
                 raise ValueError(_in_use(file.read(), folder)) from None
-        # The run before may have removed the file between our opening and our locking it.
+        # An earlier run may have removed the file after it was opened here and before it was locked.
         if path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat()):
             break
         file.close()

@@ -1,27 +1,30 @@
-"""How several processes hold one model: a replica each (DDP), or a shard of every parameter each (FSDP)."""
+"""How several processes train one model: each has a replica (DDP), or a shard of every parameter (FSDP)."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
 
 from fastenc.models.encoder import EncoderLayer
 from fastenc.models.pretrained import PretrainedModel
+
+if TYPE_CHECKING:  # importing it takes over a second
+    from torch.distributed.tensor import DTensor
 
 BuildOptimizer = Callable[[PretrainedModel], torch.optim.Optimizer]
 
 
 class Parallel(Protocol):
-    """Fields:
-    model: whose forward and backward train.
-    adamw: the optimiser of its parameters; optimizer: what to call in its place.
+    """A way to train one model with several processes.
+
+    Fields:
+        model: the model whose forward and backward are called, perhaps wrapped.
+        adamw: the optimiser of its parameters.
+        optimizer: the same, perhaps wrapped; its step is called.
     """
 
     model: Any
@@ -34,24 +37,27 @@ class Parallel(Protocol):
         ...
 
     def gradient_sync(self, last: bool) -> AbstractContextManager:
-        """Around a micro-batch: gradients are synchronised once an optimiser step, after the ``last``."""
+        """A context for a micro-batch. Gradients are synchronised in the ``last`` micro-batch of an optimiser step."""
+
+    def whole(self, tensor: Tensor) -> Tensor:
+        """The value of a tensor that may be sharded, such as the gradient norm. Every process must call it."""
 
     def whole_model(self) -> PretrainedModel | None:
-        """The model with all of its weights, on the main process at least; every process has to call."""
+        """The model with all its weights on the main process, else perhaps None. Every process must call it."""
 
     def load(self, state: dict[str, Tensor]) -> None:
-        """Take the weights of a whole model's state."""
+        """Load the weights of a whole model's state dict."""
 
     def finish(self) -> None:
-        """Leave the model as an ordinary one in evaluation mode, as far as it is one."""
+        """Put the model into evaluation mode and remove wrappers."""
 
 
 class DDP:
-    """The whole model on each process, or on the only one (DistributedDataParallel, by accelerate)."""
+    """Each process has the whole model (DistributedDataParallel, by accelerate). It also serves a single process."""
 
     def __init__(self, accelerator: Any, model: PretrainedModel, build: BuildOptimizer):
         self.accelerator = accelerator
-        # Accelerate's wrapper shares the state of the optimiser in it.
+        # Accelerate's wrapper has the same state as the optimiser that it wraps.
         self.adamw = build(model)
         self.model, self.optimizer = accelerator.prepare(model, self.adamw)
 
@@ -62,6 +68,9 @@ class DDP:
     def gradient_sync(self, last: bool) -> AbstractContextManager:
         return nullcontext() if last else self.accelerator.no_sync(self.model)
 
+    def whole(self, tensor: Tensor) -> Tensor:
+        return tensor
+
     def whole_model(self) -> PretrainedModel:
         return self.plain_model
 
@@ -69,16 +78,16 @@ class DDP:
         self.plain_model.load_state_dict(state)
 
     def finish(self) -> None:
-        # Without the autocast that accelerate put around its forward.
+        # This also removes the autocast that accelerate put around the forward.
         self.accelerator.unwrap_model(self.model, keep_fp32_wrapper=False).eval()
 
 
 class FSDP:
-    """An equal part of every parameter's rows, of their gradients and of AdamW's moments on each process (FSDP2).
+    """Each process has an equal number of the rows of every parameter, gradient and moment of AdamW (FSDP2).
 
-    A layer's weights are whole on a device while the layer computes; those outside the layers, tied ones among them,
-    are one group around everything. The main process keeps a second, whole model on the CPU for evaluation and
-    checkpoints.
+    A layer's weights are gathered on each device while the layer computes. The parameters outside the layers, tied ones
+    included, form one more group, which is gathered during the whole forward and backward. The main process keeps a
+    second, whole model on the CPU for evaluation and checkpoints.
     Raises: ValueError for a single process.
     Source: Zhao et al. 2023, arXiv:2304.11277; ``torch.distributed.fsdp.fully_shard``.
     """
@@ -89,6 +98,9 @@ class FSDP:
                 "parallel='fsdp' shards the weights over several processes, got 1: start them with "
                 "torchrun --nproc-per-node N -m fastenc.cli ..., or leave it out"
             )
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+
         self.device = accelerator.device
         self._copy = deepcopy(model) if accelerator.is_main_process else None
         model.to(self.device)
@@ -106,6 +118,11 @@ class FSDP:
     def gradient_sync(self, last: bool) -> AbstractContextManager:
         self.model.set_requires_gradient_sync(last)
         return nullcontext()
+
+    def whole(self, tensor: Tensor) -> Tensor:
+        from torch.distributed.tensor import DTensor
+
+        return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
     @torch.no_grad()
     def whole_model(self) -> PretrainedModel | None:
@@ -128,8 +145,8 @@ class FSDP:
 PARALLEL: dict[str, Callable[..., Parallel]] = {"ddp": DDP, "fsdp": FSDP}
 
 
-def rows_of(tensor: DTensor) -> tuple[int, int]:
-    """The rows from start to stop - 1 that this process has of a sharded tensor: its part by ``torch.chunk``."""
+def rows_of(tensor: "DTensor") -> tuple[int, int]:
+    """The rows [start, stop) of a sharded tensor that this process has, as ``torch.chunk`` divides them."""
     total, processes = tensor.shape[0], tensor.device_mesh.size()
     rows, index = -(-total // processes), tensor.device_mesh.get_local_rank()
     return min(index * rows, total), min((index + 1) * rows, total)

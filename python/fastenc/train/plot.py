@@ -1,4 +1,4 @@
-"""The curves of a run, drawn from its log."""
+"""Plots a run's losses and metric from its log."""
 
 from importlib.util import find_spec
 from pathlib import Path
@@ -9,13 +9,13 @@ from fastenc.train.log import read_log
 
 
 def plot_log(path: Path, image: Path, metric: str | None = None) -> None:
-    """Training and evaluation loss over steps, and ``metric`` beside them if it is logged, as a PNG.
+    """Write a PNG with training and evaluation loss over steps, and with ``metric`` if it is logged.
 
-    Nothing without matplotlib, which training does not need.
+    Without matplotlib, which training does not need, no file is written.
     """
     if find_spec("matplotlib") is None:
         return
-    # Not pyplot, whose backend and figures belong to the user.
+    # pyplot is not used, because it would change the user's backend and current figure.
     figure_class = require("matplotlib.figure", extra="plots").Figure
     lines = read_log(path)
     series = lambda key: [(line["step"], line[key]) for line in lines if key in line]

@@ -1,4 +1,4 @@
-"""Pretraining with any objective."""
+"""The trainer of pretraining, for any objective."""
 
 import math
 from collections.abc import Sequence
@@ -29,9 +29,9 @@ from fastenc.train.config import TrainConfig, tokens_checksum
 from fastenc.train.loop import Trainer
 from fastenc.train.processes import on_main_process
 
-# Width of an attention head of a new model, where their number is not given.
+# Width of an attention head of a new model if the number of heads is not given.
 HEAD_WIDTH = 32
-# Families of a new model: those with a masked-LM head.
+# A new model may have one of these families: those with a masked-LM head.
 FAMILIES = tuple(name for name, kind in ARCHITECTURES.items() if kind.lm_head is not None)
 
 
@@ -40,9 +40,9 @@ FAMILIES = tuple(name for name, kind in ARCHITECTURES.items() if kind.lm_head is
 class PretrainConfig(TrainConfig):
     """Settings of a pretraining run: :class:`TrainConfig` with other defaults."""
 
-    batch_size: int | None = option(16, "Most sequences of a micro-batch.")
+    batch_size: int | None = option(16, "Largest number of sequences in a micro-batch.")
     batch_tokens: int | None = option(
-        None, "Most tokens of a micro-batch; replaces the batch size."
+        None, "Largest number of tokens in a micro-batch, instead of the batch size."
     )
     learning_rate: float | None = option(5e-4, "Peak learning rate of AdamW.", "--lr")
 
@@ -55,23 +55,29 @@ class PretrainConfig(TrainConfig):
 @documented
 @dataclass(frozen=True)
 class ObjectiveOptions:
-    """What a model is trained to predict, and how texts become examples of it.
+    """What a model is trained to predict, and how texts become training examples.
 
-    Raises: ValueError for an unknown objective, or a packing that the objective does not take.
+    Raises: ValueError for an unknown objective, or a packing that the objective does not accept.
     """
 
-    objective: str = option("mlm", f"What is predicted: {', '.join(OBJECTIVES)}.")
+    objective: str = option("mlm", f"What the model learns to predict: {', '.join(OBJECTIVES)}.")
     packing: str | None = option(
-        None, f"How texts fill sequences: {', '.join(PACKINGS)}. Default: the objective's first."
+        None,
+        f"How texts are packed into sequences: {', '.join(PACKINGS)}. Default: segment-pairs for mlm+nsp and mlm+sop, "
+        "else full-sentences.",
     )
-    block_size: int = option(512, "Tokens of a training sequence.")
+    block_size: int = option(512, "Largest number of tokens in a training sequence.")
     probability: float = option(0.15, "Share of the tokens to predict.")
     replacement: str = option(
-        "uniform", "How random tokens are drawn: uniform, or unigram, by their frequency."
+        "uniform",
+        "Distribution of the random tokens that replace some selected tokens: uniform, or unigram (by frequency).",
     )
     whole_word: bool = option(False, "Mask whole words.")
     static: bool = option(False, "Mask the same tokens of a sequence in every epoch.")
-    alpha: float = option(ALPHA, "Smoothing of a store's languages; 1 samples them by their size.")
+    alpha: float = option(
+        ALPHA,
+        "Exponent that smooths the sampling shares of a store's languages; 1 samples them by their size.",
+    )
 
     def __post_init__(self) -> None:
         if self.objective not in OBJECTIVES:
@@ -88,16 +94,24 @@ class ObjectiveOptions:
 
     @property
     def definition(self) -> Objective:
+        """The objective's model, collator and packings."""
         return OBJECTIVES[self.objective]
 
     def pack(self, documents: Sequence[str], tokenizer: Any) -> list[Any]:
-        """The examples that documents become."""
+        """The training examples of documents."""
         return PACKINGS[str(self.packing)](documents, tokenizer, self.block_size)
 
     def collator(
         self, tokenizer: Any, examples: Sequence[Any], seed: int, counts: Any = None
     ) -> Collator:
-        """counts: of each token, for replacement="unigram"; None counts those of the examples."""
+        """The collator of the objective.
+
+        Args:
+            examples: all examples of the data set.
+            seed: seed of the collator's random numbers.
+            counts: (vocabulary,) number of occurrences of each token, for replacement="unigram"; None: they are counted
+                in the examples.
+        """
         if self.replacement == "unigram" and counts is None:
             counts = count_tokens(map(token_ids, examples), tokenizer.get_vocab_size())
         return self.definition.collator(
@@ -117,42 +131,47 @@ class ObjectiveOptions:
 class NewModel:
     """A model with random weights, and the tokenizer that is trained for it.
 
-    Raises: ValueError where the heads cannot share the width equally, and for a family without a masked-LM head.
+    Raises: ValueError if ``heads`` does not divide ``hidden``, and for a family without a masked-LM head.
     """
 
     tokenizer: str = option(
         "wordpiece",
-        f"Kind to train ({', '.join(KINDS)}), or a folder with a tokenizer.json; not for a store.",
+        f"Kind of tokenizer to train ({', '.join(KINDS)}), or a folder with a tokenizer.json. A store already has a "
+        "tokenizer.",
     )
-    vocab_size: int = option(16000, "Tokens of the trained vocabulary.")
+    vocab_size: int = option(16000, "Vocabulary size of the tokenizer that is trained.")
     lowercase: bool | None = option(
         None,
-        "Train a vocabulary of small letters without accents. Default: for wordpiece.",
+        "Lower-case the texts and strip accents. Default: only for wordpiece.",
     )
     family: str | None = option(
-        None, f"Architecture: {', '.join(FAMILIES)}. Default: the objective's."
+        None,
+        f"Architecture: {', '.join(FAMILIES)}. Default: electra for --objective electra, else bert.",
     )
-    layers: int = option(6, "Layers of a new model.")
+    layers: int = option(6, "Number of layers of a new model.")
     hidden: int = option(384, "Width of a new model.")
     heads: int | None = option(
-        None, f"Attention heads of a new model. Default: one for every {HEAD_WIDTH} of the width."
+        None,
+        f"Number of attention heads of a new model. Default: one for every {HEAD_WIDTH} of the width.",
     )
     intermediate: int | None = option(
-        None, "Inner width of a new model's layers. Default: 4 times the width."
+        None, "Inner width of a new model's feed-forward layers. Default: 4 times the width."
     )
     embedding_size: int | None = option(
-        None, "Width of a new ELECTRA's or ALBERT's embeddings. Default: the width; 128 for ALBERT."
+        None,
+        "Width of the embeddings of a new ELECTRA or ALBERT. Default: 128 for ALBERT, else --hidden.",
     )
     generator_size: float | None = option(
-        None, "A new ELECTRA's generator, as a share of its width. Default: 0.25."
+        None,
+        "Width of a new ELECTRA's generator, as a share of the discriminator's. Default: 0.25.",
     )
-    dropout: float = option(0.1, "Dropout of a new model, in attention too.")
-    norm_eps: float = option(1e-12, "Epsilon of a new model's norms.")
+    dropout: float = option(0.1, "Dropout probability of a new model, also in attention.")
+    norm_eps: float = option(1e-12, "Epsilon of a new model's LayerNorms.")
 
     def __post_init__(self) -> None:
         if self.hidden < 1 or self.layers < 1:
             raise ValueError(
-                f"hidden and layers must be at least 1, got {self.hidden} and {self.layers}"
+                f"hidden and layers must be at least 1, got {self.hidden} and {self.layers}: give more"
             )
         if self.intermediate is not None and self.intermediate < 1:
             raise ValueError(f"intermediate must be at least 1, got {self.intermediate}")
@@ -174,22 +193,22 @@ class NewModel:
         return next(heads for heads in range(most, 0, -1) if self.hidden % heads == 0)
 
     def make_tokenizer(self, documents: Sequence[str]) -> Any:
-        """The tokenizer of the folder given, or one trained on the documents; the same in every process."""
+        """The tokenizer of a folder, or one that is trained on the documents. Every process gets the same."""
         if self.tokenizer not in KINDS:
             return load_tokenizer(self.tokenizer)
-        # Trained once: Unigram breaks ties differently in each process.
+        # Only the main process trains it, because Unigram's training is not deterministic.
         trained = lambda: train_tokenizer(
             documents, kind=self.tokenizer, vocab_size=self.vocab_size, lowercase=self.lowercase
         ).to_str()
         return require("tokenizers", extra="models").Tokenizer.from_str(on_main_process(trained))
 
     def make(self, options: ObjectiveOptions, tokenizer: Any, seed: int = 0) -> PretrainedModel:
-        """A model of the objective with random weights."""
+        """A model of the objective, with random weights and this tokenizer."""
         torch.manual_seed(seed)
         positions = max(512, options.block_size)
         special = special_tokens(tokenizer)
         model = self.build(options.definition, tokenizer.get_vocab_size(), special.pad, positions)
-        # Under both pairs of names: families' classes in transformers read one or the other.
+        # Under both pairs of names, because some of transformers' classes read one and some the other.
         model.config.extra.update(
             cls_token_id=special.cls,
             sep_token_id=special.sep,
@@ -202,15 +221,23 @@ class NewModel:
     def build(
         self, objective: Objective, vocab_size: int, pad_token_id: int, positions: int
     ) -> PretrainedModel:
-        """Raises: ValueError for an option that another family's or objective's model has."""
+        """A model of the objective with random weights.
+
+        Args:
+            pad_token_id: id of the padding token.
+            positions: number of position embeddings.
+        Raises: ValueError for ``embedding_size`` or ``generator_size`` with a model that does not have it.
+        """
         family = architecture_named(self.family or objective.family)
         if self.embedding_size is not None and "embedding_size" not in family.config_names:
             raise ValueError(
-                f"embedding_size is of ELECTRA's and ALBERT's families, got {self.embedding_size}: leave it out"
+                f"embedding_size is an option of ELECTRA and ALBERT, got {self.embedding_size} for another family: "
+                "leave it out"
             )
         if self.generator_size is not None and objective is not OBJECTIVES["electra"]:
             raise ValueError(
-                f"generator_size is for the objective electra, got {self.generator_size}: leave it out"
+                f"generator_size is an option of the objective electra, got {self.generator_size} for another one: "
+                "leave it out"
             )
         new = family.new_config
         config = EncoderConfig(
@@ -255,19 +282,22 @@ def objective_trainer(
         objective_trainer(options, model, documents, PretrainConfig("runs/small")).train()
 
     Args:
-        model: of ``options.definition.model``, with its tokenizer.
-        train: documents, or a store that holds their tokens.
-        dev: held-out documents; None: one in twenty of ``train``, or the store's held-out examples.
-        settings, show_progress: as :class:`Trainer`'s.
-    Raises: ValueError where sequences are longer than the model's positions, there is no tokenizer, or nothing to
-        hold out.
+        options: the objective and its options.
+        model: an ``options.definition.model`` with its tokenizer.
+        train: documents, or a store with their tokens.
+        config: settings of the training; if it has no learning rate, that of :class:`PretrainConfig` is used.
+        dev: held-out documents; None: one in twenty documents of ``train``, or the store's held-out examples.
+        settings, show_progress: as in :class:`Trainer`.
+    Raises: ValueError if ``block_size`` is above the model's number of positions, if the model has no tokenizer, or if
+        there are too few data to hold some out.
     """
     tokenizer = model.tokenizer
     if tokenizer is None:
-        raise ValueError("the model has no tokenizer, which text needs: set model.tokenizer")
+        raise ValueError("the model must have a tokenizer, got none: set model.tokenizer")
     if options.block_size > model.config.max_positions:
         raise ValueError(
-            f"block_size must be at most the model's {model.config.max_positions} positions, got {options.block_size}"
+            f"block_size must be at most {model.config.max_positions}, the model's number of positions, got "
+            f"{options.block_size}: give less"
         )
     config = (
         config
@@ -283,10 +313,12 @@ def objective_trainer(
         stored = store.examples(*key)
         examples, lengths, groups = stored, stored.lengths, stored.groups(options.alpha)
         held_out = (
-            store.examples(*key, part="held_out") if dev is None else options.pack(dev, tokenizer)
+            store.examples(*key, subset="held_out") if dev is None else options.pack(dev, tokenizer)
         )
         if not len(held_out):
-            raise ValueError(f"{store.folder} is too small to hold examples out: give dev")
+            raise ValueError(
+                f"{store.folder} has too few examples to hold some out, {len(examples)}: give dev"
+            )
         texts = f"store {file_checksum(store.folder / MANIFEST)[:12]}"
         if options.replacement == "unigram":
             counts = store.count_tokens()
@@ -315,21 +347,22 @@ def objective_trainer(
             "held-out texts": tokens_checksum(map(token_ids, held_out)),
         },
         summary=[
-            f"{len(examples):,} sequences of {int(torch.as_tensor(lengths).sum()):,} tokens in all to train on, "
-            f"{len(held_out):,} held out; a vocabulary of {tokenizer.get_vocab_size():,}"
+            f"{len(examples):,} training sequences with {int(torch.as_tensor(lengths).sum()):,} tokens in all, "
+            f"{len(held_out):,} sequences held out; vocabulary of {tokenizer.get_vocab_size():,} tokens"
         ],
         show_progress=show_progress,
     )
 
 
 def hold_out(documents: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The documents to train on, and one in twenty that is held out.
+    """(documents to train on, held-out documents). One document in twenty is held out.
 
     Raises: ValueError for a single document.
     """
     kept = [d for index, d in enumerate(documents) if index % HELD_OUT_ONE_IN]
     if not kept:
         raise ValueError(
-            "one document cannot be both trained on and held out: give dev, or more documents"
+            f"there must be at least two documents, one of them held out, got {len(documents)}: give dev, or more "
+            "documents"
         )
     return kept, list(documents[::HELD_OUT_ONE_IN])

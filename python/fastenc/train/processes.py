@@ -13,69 +13,68 @@ from fastenc._extras import require
 
 Value = TypeVar("Value")
 TRUE = ("1", "true", "yes")
-# Processes wait this long for one another. While the main process packs a store, trains a tokenizer or evaluates, the
-# others wait, which may take longer than the ten minutes that NCCL allows. If a process ends, torchrun ends the others
-# at once: only one that hangs meets this limit.
+# Processes wait this long for one another. The others wait while the main process packs a store, trains a tokenizer or
+# evaluates, which may take longer than NCCL's default of ten minutes. If a process ends, torchrun ends the others at
+# once, so the limit matters only for a process that hangs.
 TIMEOUT = timedelta(hours=12)
 
 
 def process_state(device: str | None = None) -> Any:
-    """Accelerate's ``PartialState``: how many processes there are, and which this is.
+    """Accelerate's ``PartialState``: the number of processes, and the index of this one.
 
     Args:
-        device: "cpu" or "cuda", which the first call decides for the process; None: a GPU if there is one.
-
-    Without an accelerator, processes have to be announced as CPU ones: accelerate takes those that torchrun starts
-    for separate runs otherwise.
-    Raises: ValueError when accelerate's launcher is to shard the model, for "cuda" without a GPU, and for another
-        device than the process has already.
+        device: "cpu" or "cuda". The first call decides it for the process. None: a GPU if there is one.
+    Raises: ValueError if accelerate was started with FSDP or DeepSpeed, for "cuda" without a GPU, and if the process
+        already has another device.
     """
     if device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("device cuda needs a GPU that torch sees, and there is none")
-    for way in ("FSDP", "DEEPSPEED"):
-        if os.environ.get(f"ACCELERATE_USE_{way}", "").lower() in TRUE:
+        raise ValueError("device cuda needs a GPU that torch sees, got none: give cpu")
+    for plugin in ("FSDP", "DEEPSPEED"):
+        if os.environ.get(f"ACCELERATE_USE_{plugin}", "").lower() in TRUE:
             raise ValueError(
-                f"fastenc shards the model itself, but accelerate was started with {way}: configure it for "
+                f"fastenc shards the model itself, but accelerate was started with {plugin}: configure it for "
                 "plain multi-GPU, or use torchrun, and give parallel='fsdp'"
             )
-    wanted = os.environ.get("ACCELERATE_USE_CPU", "").lower() in TRUE
-    cpu = device == "cpu" or wanted or not torch.accelerator.is_available()
+    cpu_requested = os.environ.get("ACCELERATE_USE_CPU", "").lower() in TRUE
+    # Without an accelerator, accelerate has to be told that it runs on CPUs. Otherwise it would take the processes that
+    # torchrun starts for separate runs.
+    cpu = device == "cpu" or cpu_requested or not torch.accelerator.is_available()
     state = require("accelerate", extra="train").PartialState(cpu=cpu, timeout=TIMEOUT)
     if device is not None and state.device.type != device:
         raise ValueError(
-            f"this process trains on {state.device.type} already, got device {device}: start another process"
+            f"this process already trains on {state.device.type}, got device {device}: start another process"
         )
     if state.num_processes > 1:
-        _leave_in_order()
+        _close_connections_at_exit()
     return state
 
 
 @cache
-def _leave_in_order() -> None:
-    """Close the connections while Python still runs: their threads may abort a process that just ends."""
+def _close_connections_at_exit() -> None:
+    """Close the connections before Python shuts down, because their threads may abort a process that shuts down."""
     atexit.register(require("accelerate", extra="train").PartialState().destroy_process_group)
 
 
 def on_main_process(make: Callable[[], Value]) -> Value:
-    """The main process's ``make()`` on every process, for what would come out differently on each of them."""
+    """The result of ``make()``, which only the main process calls, on every process."""
     values = [make() if process_state().is_main_process else None]
     require("accelerate.utils", extra="train").broadcast_object_list(values)
-    process_state().wait_for_everyone()  # the sender stays until the others have it
+    process_state().wait_for_everyone()  # the main process must not end before the others have the result
     return values[0]  # type: ignore[return-value]
 
 
 def together(act: Callable[[], object]) -> None:
-    """``act()`` on every process; returns when all have done it.
+    """Call ``act()`` on every process, and wait until all have done it.
 
-    Raises: OSError on all of them for the first that failed, so that none waits for it.
+    Raises: OSError on all processes if ``act`` failed on one of them, so that none waits forever.
     """
     failure = None
     try:
         act()
     except (
         Exception
-    ) as error:  # safetensors and tokenizers report a full disk by classes of their own
+    ) as error:  # safetensors and tokenizers have other error classes for a full disk
         failure = str(error) or type(error).__name__
     failures = require("accelerate.utils", extra="train").gather_object([failure])
-    if said := [text for text in failures if text is not None]:
-        raise OSError(said[0])
+    if messages := [text for text in failures if text is not None]:
+        raise OSError(messages[0])

@@ -13,9 +13,11 @@ SHIPPED = files("fastenc.train") / "recipes"
 
 
 class Recipe(NamedTuple):
-    """Fields:
-    description: one line.
-    values: option without its dashes ("learning-rate") → value.
+    """A recipe.
+
+    Fields:
+        description: one line.
+        values: {option without its dashes, such as "learning-rate": value}.
     """
 
     description: str
@@ -34,14 +36,15 @@ def read_recipe(name: str) -> Recipe:
         near = get_close_matches(name, recipe_names(), 1)
         hint = f" (is it {near[0]}?)" if near else ""
         raise ValueError(
-            f"--recipe must be one of {', '.join(recipe_names())}, got {name}{hint}; a file is given by --config"
+            f"--recipe must be one of {', '.join(recipe_names())}, got {name}{hint}: give one of them, or a file by "
+            "--config"
         )
     values = parse_config((SHIPPED / f"{name}.toml").read_text(encoding="utf-8"), name)
     return Recipe(values.pop("description"), values)
 
 
 def write_recipe(path: Path, values: dict[str, Any], description: str) -> None:
-    """Write options as a configuration file; those that are None are left out."""
+    """Write options as a TOML configuration file. Options with the value None are left out."""
     lines = [f"description = {_toml_value(description)}"]
     lines += [f"{key} = {_toml_value(value)}" for key, value in values.items() if value is not None]
     text = "\n".join(lines) + "\n"
@@ -50,5 +53,5 @@ def write_recipe(path: Path, values: dict[str, Any], description: str) -> None:
 
 
 def _toml_value(value: Any) -> str:
-    """Numbers, truth values, texts and lists of them are written in TOML as in JSON."""
+    """A value in TOML. Numbers, Booleans, strings and lists of them are written as in JSON."""
     return json.dumps(value, ensure_ascii=False)

@@ -1,4 +1,4 @@
-"""The log's lines in TensorBoard or Weights & Biases too, through accelerate's trackers."""
+"""Sends the lines of the log to TensorBoard or Weights & Biases, through accelerate's trackers."""
 
 from pathlib import Path
 from typing import Any
@@ -12,18 +12,20 @@ TRACKERS = ("tensorboard", "wandb")
 
 
 def check_trackers(names: tuple[str, ...]) -> None:
-    """Raises: ValueError for an unknown tracker, ImportError naming the extra for one that is not installed."""
+    """Raises: ValueError for an unknown tracker, ImportError with the extra to install for a missing library."""
     for name in names:
         if name not in TRACKERS:
-            raise ValueError(f"track must be among {', '.join(TRACKERS)}, got {name!r}")
+            raise ValueError(
+                f"track must be among {', '.join(TRACKERS)}, got {name!r}: give one of them"
+            )
         require(name, extra=name)
 
 
 def start_trackers(accelerator: Any, output_dir: Path, step: int, settings: dict[str, Any]) -> None:
-    """Begin, or continue after ``step``: what an interrupted run tracked of later steps is dropped or written again.
+    """Start the trackers, or continue after ``step``.
 
-    TensorBoard's files are in output_dir/fastenc. Weights & Biases goes on with the run whose name is in
-    output_dir/wandb-id.
+    What an interrupted run logged after ``step`` is dropped or overwritten. TensorBoard's files are in
+    output_dir/fastenc. Weights & Biases continues the run whose id is in output_dir/wandb-id.
     """
     options: dict[str, dict[str, Any]] = {"tensorboard": {"purge_step": step + 1}}
     if accelerator.is_main_process and "wandb" in map(str, accelerator.log_with):
@@ -38,7 +40,8 @@ def start_trackers(accelerator: Any, output_dir: Path, step: int, settings: dict
 
 
 def stop_trackers(accelerator: Any) -> None:
-    # Not accelerator.end_training, which closes the connections between the processes too.
+    """Close the trackers."""
+    # accelerator.end_training would also close the connections between the processes.
     for tracker in accelerator.trackers:
         tracker.finish()
 
