@@ -198,7 +198,7 @@ def test_a_models_own_mix_is_shown(data, tmp_path):
     with torch.no_grad():
         encoder.mix.scalars.copy_(torch.tensor([0.0, 1.0, 2.0]))
     figure = analyze(encoder, tmp_path)[-1]
-    assert figure.name == "mix" and figure.columns == ("label", "this model's own")
+    assert figure.name == "mix" and figure.columns == ("label", "this model's mix")
     weights = torch.tensor([0.0, 1.0, 2.0]).softmax(0).tolist()
     assert [row[1] for row in figure.rows] == pytest.approx(weights)
 

@@ -234,7 +234,7 @@ def test_control_labels_belong_to_words_and_follow_the_frequencies():
 def test_probes_say_what_is_wrong(pair):
     ours, _ = pair
     one = LabelledWords([["the", "dog"]], [["x", "y"]])
-    with pytest.raises(ValueError, match="a sentence of 2 words has 1 labels"):
+    with pytest.raises(ValueError, match="for each of its 2 words, got 1 labels"):
         probe_by_layer(ours, LabelledWords([["the", "dog"]], [["x"]]), one)
     with pytest.raises(ValueError, match="needs at least two different labels"):
         probe_by_layer(ours, LabelledWords([["the", "dog"]], [["x", "x"]]), one)

@@ -89,7 +89,7 @@ def test_gensims_trained_vectors_are_gensims():
 
 
 def test_neighbours_and_analogies_are_the_enumerated_ones(matrix, monkeypatch):
-    monkeypatch.setattr("fastenc.analysis.static_vectors.ROWS", 3)  # several blocks
+    monkeypatch.setattr("fastenc.analysis.static_vectors.VECTORS_AT_ONCE", 3)  # several blocks
     vectors = StaticVectors.of(WORDS, torch.from_numpy(matrix))
     cosines = cosine_similarity(matrix)
     for position, word in enumerate(WORDS):

@@ -559,7 +559,7 @@ def test_long_document_errors(folder, pretrained, reviews, tmp_path, capsys):
     text = failure(
         capsys, "predict", tmp_path / "model", reviews, "-o", tmp_path / "x.tsv", "--max-chunks", 9
     )
-    assert "transformer has 3 positions: give --max-chunks of 3 or less" in text and "text " in text
+    assert "a text must have at most 3 chunks" in text and "text " in text
 
 
 def test_info_says_how_each_layer_of_a_model_runs(tmp_path):

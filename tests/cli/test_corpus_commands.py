@@ -125,7 +125,7 @@ def test_errors_are_one_line(folder, store, tmp_path, capsys):
             ("prepare", bad, *with_tokenizer, "-o", tmp_path / "s"),
             "bad.txt, line 2: not UTF-8 ('utf-8' codec can't decode byte 0xff in position 4",
         ),
-        (("prepare", "-o", tmp_path / "s", *with_tokenizer), "give texts, or --language"),
+        (("prepare", "-o", tmp_path / "s", *with_tokenizer), "give either texts or --language"),
         (
             ("pretrain", tmp_path / "theirs", "--from", tmp_path / "run", "-o", tmp_path / "x"),
             "holds tokens of another tokenizer",

@@ -33,7 +33,7 @@ def test_numbers_are_no_classes(labels, base, tmp_path, capsys):
     data = table(tmp_path / "n.tsv", [(row[0], y) for row, y in zip(ROWS, labels, strict=True)])
     command = ("finetune", base, data, "-o", tmp_path / "run", "--max-steps", 1)
     text = failure(capsys, *command)
-    assert "the labels are numbers" in text and "give --regression" in text
+    assert "give --regression to predict numbers" in text and "give --regression" in text
     assert not (tmp_path / "run").exists()
     run(*command, "--regression")
 
