@@ -90,7 +90,7 @@ def test_what_is_no_input_is_named(models):
     with pytest.raises(ValueError, match="input 0 must be a pair of texts"):
         fastenc.predictor(models["sentence-embedding"][0]).predict(["one"])
     for wrong in ({"sentence": ["one"]}, None):
-        with pytest.raises(ValueError, match=f"takes a list of inputs, got {type(wrong).__name__}"):
+        with pytest.raises(ValueError, match=f"inputs must be a list, got {type(wrong).__name__}"):
             fastenc.predictor(models["sequence-classification"][0]).predict(wrong)
     with pytest.raises(ValueError, match="--crf is an option of token-classification"):
         fastenc.predictor(models["span-ner"][0], crf=True)
