@@ -1,7 +1,7 @@
-"""Triton kernels, imported as ``fastenc.kernels``; one algorithm a file, forward and backward together."""
+"""Triton kernels, imported as ``fastenc.kernels``. Each file has one algorithm, forward and backward together."""
 
 if __name__ != "fastenc.kernels":
-    # Run from the repository's root, Python finds this folder under the name of the package "kernels" that
-    # Transformers probes for. Refusing would end Transformers' own import; a version older than any it accepts
-    # tells it that its package is not here.
+    # In a Python that runs in the repository's root, `import kernels` finds this folder. Transformers probes for a
+    # package of that name. An exception here would end the import of Transformers. A version older than any that
+    # Transformers accepts tells it that its package is not installed.
     __version__ = "0"

@@ -3,9 +3,9 @@
     GELU: gate = P(u), the normal distribution;  GELU_TANH: sigmoid(2 k(u)), k = sqrt(2/pi) (u + 0.044715 u^3);
     SILU: sigmoid(u)
 
-erf makes GELU bound by arithmetic. For 2-byte types (NARROW) its gate is sigmoid(z(u)), z an odd polynomial of degree 9
-fitted to log(P(u) / P(-u)): the largest absolute error against the erf form is 4e-6, and 1.7e-5 of the slope, before
-what the hardware's exp2 and rsqrt add; float32 keeps erf.
+With erf, GELU is bound by arithmetic. For 2-byte types (NARROW) its gate is sigmoid(z(u)) instead, where z is an odd
+polynomial of degree 9 fitted to log(P(u) / P(-u)). The largest absolute error against the erf form is 4e-6, and that of
+the slope 1.7e-5, without the errors of the hardware's exp2 and rsqrt. float32 keeps erf.
 """
 
 from collections.abc import Iterator
@@ -82,14 +82,14 @@ def slope(u, g, KIND: tl.constexpr, NARROW: tl.constexpr):
 
 
 def compiled_keys() -> Iterator[dict]:
-    """Keys of tuned entries for which a test compiles the launches of the ops with an activation."""
+    """Keys of tuned entries whose launches, of the ops with an activation, a test compiles ahead of time."""
     for width, backward in product((256, 512, 1536, 3072), (False, True)):
         for dtype in ("bfloat16", "float32") if width > 1000 else ("bfloat16",):
             yield {"width": width, "backward": backward, "dtype": dtype}
 
 
 def launched(key: dict, kernel: Any, names: tuple[str, ...]) -> Iterator[tuple[str, Any, dict]]:
-    """(variant, kernel, constants) of what a tuned entry launches, for activations of these names."""
+    """(variant, kernel, constants) of the kernel that an entry with this key launches, for each activation in names."""
     kinds = {"erf": GELU, "tanh": GELU_TANH, "silu": SILU}
     narrow = key["dtype"] != "float32"
     for name in names if narrow else ("erf",):

@@ -2,14 +2,15 @@
 
     out = dropout(softmax(s)) v,  s = scale * q k^T + bias inside each sequence;  lse = log sum_j exp(s_j)
 
-Tiling: one program is (block of BLOCK_M queries, sequence, head); it walks the keys that its window shows, in blocks of
-BLOCK_N, with the running row maximum and row sum. Without a window only the last block is masked. Blocks past a
-sequence's end exit at once: the grid depends on max_seqlen only, so nothing is read back from the device. The backward
-has one program for each block of keys, which computes the probabilities again from lse and keeps dk and dv in
-registers; dq is added atomically in float32, or, deterministically, by a second kernel with one program for each block
-of queries.
+Tiling: one program is (block of BLOCK_M queries, sequence, head). It reads the keys inside its window, BLOCK_N at a
+time, with a running row maximum and row sum. Without a window only the last block is masked. Blocks past a sequence's
+end exit at once, so the grid depends on max_seqlen only and nothing is read back from the device.
 
-q, k and v have separate strides: packed qkv is read, and its gradient written, in place.
+The backward has one program for each block of keys. It computes the probabilities again from lse and keeps dk and dv in
+registers. It adds dq atomically in float32; where results must be deterministic, a second kernel with one program for
+each block of queries computes dq instead.
+
+q, k and v have separate strides. So a packed qkv is read in place, and its gradient is written in place.
 Bytes: forward reads q, k, v and writes out, 4 T H D elements. FLOPs: 4 H D sum(length^2) forward, 10 backward.
 Source: Dao 2023, arXiv:2307.08691.
 """
@@ -49,7 +50,7 @@ from fastenc.kernels.rotary import rotate_into
 from fastenc.kernels.run import run
 from torch import Tensor
 
-# Numbers that change from batch to batch: compiling again for those that 16 divides would gain nothing.
+# Numbers that change from batch to batch. A second variant of each kernel for multiples of 16 would gain nothing.
 VARYING = ["total_q", "blocks", "threshold", "span", "left", "right"]
 UNLIMITED = 2**30  # tokens of a window
 TABLE_BLOCK = tl.constexpr(64)  # tokens of an entry of attention_blocks.py's tables
@@ -493,10 +494,11 @@ def _attention_bwd_q_kernel(
 def config(kernel: str, head_dim: int, precision: str, biased: bool, warp_groups: bool) -> dict:
     """Launch parameters of "forward", "backward_kv" or "backward_q" where no table has better ones.
 
-    precision: "half" or that of float32's products; biased: with a window or a bias; warp_groups: the device multiplies
-    by groups of four warps, which takes 64 rows on either side of a tile.
-    64 query rows take 4 warps: 8 would form each softmax twice. Elsewhere the kv kernel, which keeps two accumulators
-    and five operands, takes 32 rows at a time; 64 spill.
+    precision: "half" for 2-byte types, else the precision of float32 products. biased: there is a window or a bias.
+    warp_groups: the device's matrix instructions run on groups of four warps (wgmma), which needs tiles of 64 rows.
+
+    64 query rows take 4 warps, because 8 warps would compute each softmax twice. Without warp groups backward_kv, which
+    keeps two accumulators and five operands, takes 32 rows at a time: 64 rows spill.
     """
     if warp_groups and precision == "half" and head_dim <= 64 and not biased:
         return _launch(64, 128 if kernel == "forward" else 64, 4)
@@ -518,7 +520,7 @@ def config(kernel: str, head_dim: int, precision: str, biased: bool, warp_groups
 
 
 def compiled_keys() -> Iterator[dict]:
-    """Keys of tuned entries for which a test compiles the rule's launches."""
+    """Keys of tuned entries; a test compiles the rule's launches for them ahead of time."""
     for dim, precision, biased in product(
         (32, 64, 96, 128), ("half", "tf32", "ieee"), (False, True)
     ):
@@ -532,7 +534,7 @@ def compiled_keys() -> Iterator[dict]:
 
 
 def launched(key: dict) -> Iterator[tuple[str, Any, dict]]:
-    """(variant, kernel, constants) of what a tuned entry launches."""
+    """(variant, kernel, constants) of the kernels that an entry with this key launches."""
     kernel = {
         "forward": _attention_fwd_kernel,
         "backward_q": _attention_bwd_q_kernel,
@@ -545,7 +547,7 @@ def launched(key: dict) -> Iterator[tuple[str, Any, dict]]:
     yield "", kernel, constants
     if key["head_dim"] == 64 and not key["biased"] and key["precision"] == "half":
         yield " in a grid", kernel, {**constants, "blocks_ptr": None}
-    if key["head_dim"] != 64:  # the variants below change every head_dim alike
+    if key["head_dim"] != 64:  # one head_dim stands for all in the variants below
         return
     if key["kernel"] == "backward_kv":
         yield " alone", kernel, {**constants, "wide_dq_ptr": None, "finished_ptr": None}
@@ -583,12 +585,12 @@ def _biased(arguments: dict) -> bool:
 
 
 class _Division(NamedTuple):
-    """Which kernels take a batch.
+    """Which kernels take which sequences of a batch.
 
     Fields:
-        short: whether those for short sequences take all that are.
-        any_length: whether those for any length take the others.
-        blocks: of these, or None for a grid over the longest sequence.
+        short: whether the kernels for short sequences take the short ones.
+        any_length: whether the kernels for any length take the others (all, if ``short`` is False).
+        blocks: the table of blocks for the kernels for any length, or None for a grid over the longest sequence.
     """
 
     short: bool
@@ -600,7 +602,7 @@ def _divide(
     arguments: dict, cu_seqlens_k: Tensor | None, call: tuple, widest: int = 128
 ) -> _Division:
     """call: the arguments of _call from bounds on; widest: the widest head for the kernel for short sequences."""
-    _, every_block, long_blocks, max_seqlen = call[:4]
+    _, all_blocks, long_blocks, max_seqlen = call[:4]
     fits = (
         cu_seqlens_k is None
         and arguments["q_ptr"].element_size() == 2  # float32 would not fit in its tiles
@@ -611,7 +613,7 @@ def _divide(
         return _Division(True, False, None)
     if fits and long_blocks is not None:
         return _Division(True, True, long_blocks)
-    return _Division(False, True, None if cu_seqlens_k is not None else every_block)
+    return _Division(False, True, None if cu_seqlens_k is not None else all_blocks)
 
 
 def _blocks(
@@ -636,7 +638,7 @@ def _call(
     relative_bias: Tensor | None,
     key_bias: Tensor | None,
     bounds: Tensor | None,
-    every_block: Tensor | None,
+    all_blocks: Tensor | None,
     long_blocks: Tensor | None,
     max_seqlen_q: int,
     max_seqlen_k: int,
@@ -645,7 +647,7 @@ def _call(
     window_left: int,
     window_right: int,
 ) -> dict:
-    """Arguments and constants that all kernels for any length share."""
+    """The arguments and constants that all kernels for any length share."""
     q, k, v = (x if x.stride(2) == 1 else x.contiguous() for x in (q, k, v))
     threshold = int(dropout_p * 65536 + 0.5) if rng_state is not None else 0
     heads, head_dim = q.shape[1:]
@@ -676,7 +678,8 @@ def _call(
         "H": heads,
         "D": head_dim,
         "BLOCK_D": max(16, triton.next_power_of_2(head_dim)),
-        # With a window scores are scaled before their maximum and the mask; so a scale may be 0 or less.
+        # The variant with a window scales the scores before it masks them and takes their maximum. A scale of 0 or
+        # less needs that order.
         "WINDOW": window_left >= 0 or window_right >= 0 or scale <= 0,
         "PRECISION": "tf32" if tf32 else "ieee",
     }
@@ -687,7 +690,10 @@ def _contiguous(x: Tensor | None) -> Tensor | None:
 
 
 def attention_forward(q: Tensor, k: Tensor, v: Tensor, *call) -> tuple[Tensor, Tensor]:
-    """(out (total_q, H, D), lse (H, total_q) float32); call: see _call, with a table of angles before the bounds."""
+    """(out (total_q, H, D), lse (H, total_q) float32).
+
+    call: the arguments of _call after q, k and v, with the table of rotary angles before ``bounds``.
+    """
     q, k, call = _rotated(q, k, call)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     lse = q.new_empty((q.shape[1], q.shape[0]), dtype=torch.float32)
@@ -713,14 +719,15 @@ def attention_forward(q: Tensor, k: Tensor, v: Tensor, *call) -> tuple[Tensor, T
 
 
 def _rotated(q: Tensor, k: Tensor, call: tuple) -> tuple[Tensor, Tensor, tuple]:
-    """Queries and keys rotated by the angles of their positions, and the call without the table of angles."""
+    """Queries and keys rotated by the angles of their positions, and the call without the table of rotary angles."""
     cu_seqlens, cu_seqlens_k, table, max_seqlen = call[0], call[1], call[6], call[10]
     call = call[:6] + call[7:]
     if table is None:
         return q, k, call
     if cu_seqlens_k is not None:
         raise ValueError(
-            "attention: rotary counts the positions of queries and keys of the same sequences"
+            "attention: rotary needs queries and keys of the same sequences, got cu_seqlens_k: "
+            "rotate them before with fastenc.ops.rotary"
         )
     q, k = (rotated(x, table, cu_seqlens, max_seqlen, False) for x in (q, k))
     return q, k, call
@@ -736,15 +743,16 @@ def attention_backward(
     v: Tensor,
     *rest,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """(dq, dk, dv, drelative_bias, dbias), or (dqkv, two empty, drelative_bias, dbias) if packed; contiguous.
+    """(dq, dk, dv, drelative_bias, dbias), or if packed (dqkv, empty, empty, drelative_bias, dbias); contiguous.
 
-    rest: see _call, with a table of angles before the bounds; then packed, wants_relative_bias and wants_bias.
+    rest: the arguments of _call after q, k and v, with the table of rotary angles before ``bounds``; then packed,
+    wants_relative_bias and wants_bias.
     """
     cu_seqlens, table, max_seqlen = rest[0], rest[6], rest[10]
     *rest, wants_bias = rest
     q, k, rest = _rotated(q, k, tuple(rest))
-    # The sum of the keys' gradients is 0, because a constant added to all of a query's scores changes no probability;
-    # but not behind a rotation, or with a gradient through lse.
+    # The kernels take the sum of dk over the tokens as 0, because a constant added to all scores of a query changes no
+    # probability. That does not hold for keys before their rotation, or with a gradient through lse.
     in_kernels = wants_bias and table is None and dlse is None
     *results, dbias = _backward(dout, dlse, out, lse, q, k, v, *rest, in_kernels)
     if table is not None:
@@ -768,7 +776,7 @@ def _backward(
 ) -> tuple[Tensor, ...]:
     """As attention_backward, for queries and keys that are rotated already.
 
-    dq by atomic addition, or by its of_grid kernel under torch.use_deterministic_algorithms.
+    dq is added atomically, or computed by a second kernel under torch.use_deterministic_algorithms.
     """
     *call, packed, wants_relative_bias, wants_bias = rest
     nothing = lambda: q.new_empty(0)
@@ -778,7 +786,7 @@ def _backward(
     else:
         dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
         if call[1] is not None:
-            dq.zero_()  # of a sequence without keys
+            dq.zero_()  # no kernel writes the rows of a sequence without keys
         results = (dq, dk, dv)
     arguments = _call(q, k, v, *call)
     dout = dout.contiguous()
@@ -841,7 +849,10 @@ def _backward_any_length(
     wants_sums: bool,
     arguments: dict,
 ) -> Tensor | None:
-    """Writes dq, dk and dv. Returns: sums of them over blocks of tokens, (slots, 3, H, D), or None."""
+    """Write dq, dk and dv.
+
+    Returns: their sums over blocks of tokens, float32 (slots, 3, H, D), or None.
+    """
     max_seqlen_q, max_seqlen_k = max_seqlens
     batch = arguments["cu_seqlens_q_ptr"].shape[0] - 1
     gradients = {"dq_ptr": dq, "stride_grad": dq.stride(0), "sums_ptr": None}
@@ -877,7 +888,7 @@ def _backward_any_length(
 
 
 def _zeroed_dq(q: Tensor, batch: int) -> tuple[Tensor, Tensor]:
-    """Zeros for dq in float32, and for the programs that have added to it, filled at once."""
+    """(zeros for dq in float32, zeros for the counts of programs that have added to it), filled by one kernel."""
     size = q.numel()
     zeros = torch.zeros(size + batch * q.shape[1], dtype=torch.float32, device=q.device)
     return zeros[:size], zeros[size:].view(torch.int32)

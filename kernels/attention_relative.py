@@ -1,10 +1,11 @@
-"""Gradient of a relative-position table: sums of the scores' gradients over the diagonals, always in the same order.
+"""Gradient of a table of relative-position biases: deterministic sums of the scores' gradients over diagonals.
 
     drelative[h, clamp(j - i, -R, R) + R] = sum over sequences, i, j of ds[h, i, j]
 
-Tiling: one program is (band, chunk of sequences, head). The tiles of a band lie on one diagonal of blocks, so equal
-positions in them have equal distances: the program adds them up in registers and sums the result's diagonals once.
-Scores are computed again: two more products beside the backward's five. There are no atomics, and one small buffer.
+Tiling: one program is (band, chunk of sequences, head). A band is one diagonal of blocks. The same element of all its
+tiles has the same distance j - i, so the program adds the tiles up in registers and sums the diagonals of the result
+once. The scores are computed again, by two more products beside the backward's five. There are no atomics. The only
+buffer is the small one for the sums of bands and chunks.
 """
 
 import torch
@@ -136,7 +137,10 @@ def _attention_bwd_relative_kernel(
 
 
 def config(head_dim: int, precision: str) -> dict:
-    """precision: "half" or that of float32's products; blocks as large as sm_80's registers allow."""
+    """Launch parameters: the largest blocks that sm_80's registers hold.
+
+    precision: "half" for 2-byte types, else the precision of float32 products.
+    """
     if precision == "half" or head_dim <= 64:
         return {"BLOCK": 32, "num_warps": 4 if precision == "half" else 8, "num_stages": 2}
     return {"BLOCK": 16, "num_warps": 4, "num_stages": 2}
@@ -150,7 +154,7 @@ def relative_bias_gradient(
     launch: dict,
     **arguments,
 ) -> Tensor:
-    """launch: from config(); arguments: the kernel's other ones."""
+    """(num_heads, 2 R + 1), dtype of relative_bias. launch: by config(); arguments: the kernel's other arguments."""
     heads, columns = relative_bias.shape
     block = launch["BLOCK"]
     # Distances run from -(length_k - 1) to length_q - 1.
@@ -178,7 +182,7 @@ def relative_bias_gradient(
 
 
 def _clamped(sums: Tensor, first: int, span: int) -> Tensor:
-    """Column i of sums is for distance first + i; those past the span go to the table's ends."""
+    """Column i of ``sums`` is for distance first + i. Distances beyond the span are added to the table's ends."""
     begin, end = max(0, -span - first), span - first + 1
     table = F.pad(sums[:, begin:end], (max(0, first + span), max(0, end - sums.shape[1])))
     table[:, 0] += sums[:, :begin].sum(1)

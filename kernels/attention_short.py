@@ -1,16 +1,18 @@
-"""Self-attention of short sequences: several whole sequences in one tile of 64 or 128 tokens, one pass, no statistics.
+"""Self-attention of short sequences: one tile of 64 or 128 tokens holds several whole sequences.
 
     out = dropout(softmax(scale * q k^T)) v inside each sequence
 
-Tiling: one program is (tile, head); it takes ROWS queries at a time. All keys of a sequence are in its tile, so the
-softmax is a plain one, and the backward forms it again with delta = sum_j p_j dp_j: it reads neither out nor lse, adds
-nothing atomically and gives the same bits every time. Another sequence's keys are masked.
+Tiling: one program is (tile, head). It takes ROWS queries at a time. All keys of a sequence are in its tile, so the
+softmax needs no running statistics. The backward computes the probabilities again from lse, and delta = sum_j p_j dp_j
+in the tile, so it does not read out. There are no atomics, and the result is deterministic. Keys of other sequences in
+the tile are masked.
 
-Packing without a chain: window w of the tokens, BLOCK long, takes the sequences that begin in it. They make at most
-two tiles: those that fit in BLOCK tokens from the first one's beginning, and the one after them (it begins in the
-window and ends past it, so there is only one). A program finds its tile from where the sequences around three tokens
-begin and end; a next-fit over the whole batch would have to be walked from its start. A longer sequence, which only the
-last of a window can be, is left to other kernels. Empty tiles exit at once. The grid, 2 ceil(T / BLOCK) tiles, depends
+Assignment of sequences to tiles: the batch's tokens are cut into segments of BLOCK tokens. A segment takes the
+sequences that begin in it. They make at most two tiles. The first has the sequences that end within BLOCK tokens of the
+segment's first sequence's begin. The second has the one sequence after these, which begins in the segment and ends past
+it. A program finds its tile from the bounds of the sequences at three tokens. In a greedy assignment over the whole
+batch, each tile would depend on all tiles before it. A sequence of more than BLOCK tokens, which can only be the last
+of a segment, is left to other kernels. Programs of empty tiles exit at once. The grid, 2 ceil(T / BLOCK) tiles, depends
 on the number of tokens only.
 
 Bytes: forward 4 T H D elements, backward 7.
@@ -242,11 +244,12 @@ def _attention_short_bwd_kernel(
 
 @tunable("attention_short", bucketed=("max_seqlen",), ROWS=(16, 32, 64), num_warps=(4, 8, 16))
 def config(head_dim: int, max_seqlen: int, backward: bool, warp_groups: bool) -> dict:
-    """Tiles of 64 tokens where every sequence fits in one: less of them is masked.
+    """Launch parameters where no table has better ones.
 
-    warp_groups: the device multiplies by groups of four warps, which takes 64 rows.
+    warp_groups: the device's matrix instructions run on groups of four warps (wgmma), which needs tiles of 64 rows.
 
-    As many query rows at a time as sm_80 takes without spills; the backward holds dk and dv beside them.
+    Where every sequence fits in 64 tokens, tiles have 64 tokens, because less of a tile is masked then. ROWS is the
+    largest number of query rows without spills on sm_80. The backward has fewer, because it also keeps dk and dv.
     """
     small = max_seqlen <= 64
     if warp_groups and head_dim <= 64:
@@ -262,7 +265,7 @@ def config(head_dim: int, max_seqlen: int, backward: bool, warp_groups: bool) ->
 
 
 def compiled_keys() -> Iterator[dict]:
-    """Keys of tuned entries for which a test compiles the rule's launches."""
+    """Keys of tuned entries; a test compiles the rule's launches for them ahead of time."""
     for dim, length in product((32, 64, 96, 128), (64, 128)):
         for backward in (False, True) if dim <= WIDEST_BACKWARD else (False,):
             key = {"max_seqlen": length, "backward": backward, "head_dim": dim}
@@ -273,7 +276,7 @@ def compiled_keys() -> Iterator[dict]:
 
 
 def launched(key: dict) -> Iterator[tuple[str, Any, dict]]:
-    """(variant, kernel, constants) of what a tuned entry launches."""
+    """(variant, kernel, constants) of the kernels that an entry with this key launches."""
     if not key["backward"]:
         yield "", _attention_short_fwd_kernel, shape_constants(key)
         return
@@ -282,7 +285,7 @@ def launched(key: dict) -> Iterator[tuple[str, Any, dict]]:
 
 
 def sequence_bounds(cu_seqlens: Tensor, total_tokens: int, max_seqlen: int) -> Tensor:
-    """(2, total_tokens), int32: where the sequence of each token begins and ends."""
+    """(2, total_tokens), int32: the begin and the end of each token's sequence."""
     cu_seqlens, batch = cu_seqlens.contiguous(), cu_seqlens.shape[0] - 1
     bounds = cu_seqlens.new_empty((2, total_tokens))
     if total_tokens:
@@ -304,7 +307,7 @@ def sequence_bounds(cu_seqlens: Tensor, total_tokens: int, max_seqlen: int) -> T
 def forward(
     out: Tensor, lse: Tensor, bounds: Tensor | None, max_seqlen: int, arguments: dict
 ) -> None:
-    """bounds: by sequence_bounds, or None to form them here."""
+    """Write out and lse. bounds: the result of sequence_bounds, or None to compute it here."""
     launch = _config(max_seqlen, False, arguments)
     tensors = {"out_ptr": out, "lse_ptr": lse}
     _run(_attention_short_fwd_kernel, bounds, max_seqlen, launch, arguments | tensors)
@@ -319,7 +322,10 @@ def backward(
     wants_sums: bool,
     arguments: dict,
 ) -> Tensor | None:
-    """dq, dk and dv have one stride of tokens. Returns: sums of them over tiles, (tiles, 3, H, D), or None."""
+    """Write dq, dk and dv, whose token strides must be equal.
+
+    Returns: their sums over each tile's tokens, float32 (tiles, 3, H, D), or None.
+    """
     launch = _config(max_seqlen, True, arguments)
     sums = None
     if wants_sums:
@@ -352,7 +358,7 @@ def _tiles(arguments: dict, launch: dict) -> int:
 
 
 def _run(kernel, bounds: Tensor | None, max_seqlen: int, launch: dict, arguments: dict) -> None:
-    """arguments: also those of the kernels for any length, of which these take what they name."""
+    """arguments: those of the kernels for any length; this kernel gets the ones that it has parameters for."""
     total_tokens = arguments["total_q"]
     if total_tokens == 0:
         return

@@ -1,8 +1,7 @@
-"""gelu(x + bias) and its backward with the bias gradient.
+"""gelu(x + bias) and its backward with the bias gradient. activation.py has the activations and their slopes.
 
-The activations and their slopes are those of activation.py.
-
-Tiling: a program takes ROWS rows of BLOCK columns; the backward walks rows with its partial bias gradient in registers.
+Tiling: one program takes ROWS rows of BLOCK columns. A program of the backward takes many groups of ROWS rows and keeps
+its partial bias gradient in registers.
 Bytes per element, 2-byte types: forward 4, backward 6. Source: Hendrycks and Gimpel 2016, arXiv:1606.08415.
 """
 
@@ -87,7 +86,7 @@ compiled_keys = activation.compiled_keys
 
 
 def launched(key: dict) -> Iterator[tuple[str, Any, dict]]:
-    """(variant, kernel, constants) of what a tuned entry launches."""
+    """(variant, kernel, constants) of the kernels that an entry with this key launches."""
     kernel = _bias_gelu_bwd_kernel if key["backward"] else _bias_gelu_fwd_kernel
     return activation.launched(key, kernel, ("erf", "tanh"))
 
@@ -104,7 +103,7 @@ def bias_gelu_forward(x: Tensor, bias: Tensor | None, tanh: bool) -> Tensor:
 
 
 def bias_gelu_in_place(x: Tensor, bias: Tensor | None, tanh: bool) -> None:
-    """x is contiguous."""
+    """x, which must be contiguous, becomes gelu(x + bias)."""
     _forward_into(x, x, bias, tanh)
 
 
@@ -131,7 +130,7 @@ def _forward_into(y: Tensor, x: Tensor, bias: Tensor | None, tanh: bool) -> None
 def bias_gelu_backward(
     dy: Tensor, x: Tensor, bias: Tensor | None, tanh: bool
 ) -> tuple[Tensor, Tensor]:
-    """(dx, dbias float32, empty without a bias)."""
+    """(dx, dbias float32 (width,), which is empty without a bias)."""
     dy, x = dy.contiguous(), x.contiguous()
     width = x.shape[-1]
     dx = torch.empty_like(x)
@@ -141,7 +140,7 @@ def bias_gelu_backward(
             width if bias is not None else 0, dtype=torch.float32, device=x.device
         )
     launch = config(width, like=x, backward=True)
-    # The order of the sum depends on the number of programs, so on the kind of device, and on nothing else.
+    # The number of programs sets the order of the sums. It depends on the shape and the kind of device alone.
     programs = min(persistent_programs(x.device, 2), triton.cdiv(rows, launch["ROWS"]))
     partial = torch.empty(
         (programs, width if bias is not None else 0), dtype=torch.float32, device=x.device

@@ -1,7 +1,7 @@
-"""act(x_a + b_a) * (x_b + b_b), x = (x_a, x_b) in halves of a row, and its backward with the bias gradient.
+"""act(x_a + b_a) * (x_b + b_b) for the halves x_a and x_b of each row, and its backward with the bias gradient.
 
-Tiling: a program takes ROWS rows of BLOCK columns of both halves; the backward walks rows with its partial bias
-gradient in registers. Bytes per element of y, 2-byte types: forward 6, backward 10.
+Tiling: one program takes ROWS rows of BLOCK columns of both halves. A program of the backward takes many groups of ROWS
+rows and keeps its partial bias gradient in registers. Bytes per element of y, 2-byte types: forward 6, backward 10.
 Source: Shazeer 2020, arXiv:2002.05202.
 """
 
@@ -102,7 +102,7 @@ compiled_keys = activation.compiled_keys
 
 
 def launched(key: dict) -> Iterator[tuple[str, Any, dict]]:
-    """(variant, kernel, constants) of what a tuned entry launches."""
+    """(variant, kernel, constants) of the kernels that an entry with this key launches."""
     kernel = _bias_glu_bwd_kernel if key["backward"] else _bias_glu_fwd_kernel
     return activation.launched(key, kernel, ("erf", "tanh", "silu"))
 
@@ -134,7 +134,7 @@ def bias_glu_forward(x: Tensor, bias: Tensor | None, activation: int) -> Tensor:
 def bias_glu_backward(
     dy: Tensor, x: Tensor, bias: Tensor | None, activation: int
 ) -> tuple[Tensor, Tensor]:
-    """(dx, dbias float32, empty without a bias)."""
+    """(dx, dbias float32 (2 * width,), which is empty without a bias)."""
     dy, x = dy.contiguous(), x.contiguous()
     width = x.shape[-1] // 2
     dx = torch.empty_like(x)
@@ -143,7 +143,7 @@ def bias_glu_backward(
     if not rows:
         return dx, torch.zeros(columns, dtype=torch.float32, device=x.device)
     launch = config(width, like=x, backward=True)
-    # The order of the sum depends on the number of programs, so on the kind of device, and on nothing else.
+    # The number of programs sets the order of the sums. It depends on the shape and the kind of device alone.
     programs = min(persistent_programs(x.device, 2), triton.cdiv(rows, launch["ROWS"]))
     partial = torch.empty((programs, columns), dtype=torch.float32, device=x.device)
     run(

@@ -1,7 +1,7 @@
 """Sums of a matrix's columns in float32.
 
-Tiling: a program walks rows, ROWS at a time, of BLOCK columns, with their sums in registers, and writes them once; the
-programs' sums are added in order. Bytes per element, 2-byte types: 2.
+Tiling: one program takes BLOCK columns and every n-th group of ROWS rows. It keeps the columns' sums in registers and
+writes them once. The programs' sums are then added in order. Bytes per element, 2-byte types: 2.
 """
 
 import torch
@@ -32,7 +32,7 @@ def _column_sum_kernel(
 
 
 def config() -> dict:
-    """Launch parameters; not tuned on a device yet. A row of BLOCK columns is whole lines of the cache."""
+    """Launch parameters; not tuned on a device yet. BLOCK columns of a row fill whole cache lines."""
     return {"ROWS": 32, "BLOCK": 128, "num_warps": 4}
 
 
@@ -44,8 +44,8 @@ def column_sum(x: Tensor) -> Tensor:
         return torch.zeros(width, dtype=torch.float32, device=x.device)
     launch = config()
     columns = triton.cdiv(width, launch["BLOCK"])
-    most = triton.cdiv(persistent_programs(x.device, 4), columns)
-    programs = min(most, triton.cdiv(rows, launch["ROWS"]))
+    max_programs = triton.cdiv(persistent_programs(x.device, 4), columns)
+    programs = min(max_programs, triton.cdiv(rows, launch["ROWS"]))
     partial = torch.empty((programs, width), dtype=torch.float32, device=x.device)
     run(_column_sum_kernel, (programs, columns), x, partial, rows, width, **launch)
     return partial.sum(0)

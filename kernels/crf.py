@@ -3,14 +3,16 @@
     log P(y) = start[y_0] + sum_t e[t, y_t] + sum_t T[y_{t-1}, y_t] + end[y_last] - log Z,  by the forward recursion
     alpha_t[j] = log sum_i exp(alpha_{t-1}[i] + T[i, j]) + e[t, j]
 
-Tiling: one program walks one sequence with the whole of T in registers, so a token costs one tile of num_tags^2 and no
-synchronisation of programs. Alphas are kept with their sum divided out (norms), so that float32 keeps its digits in
-long sequences; log Z and the path's score are added up in float64. The backward walks back with beta, which is
-divided likewise, and keeps the transitions' gradient in registers: program i of PROGRAMS takes the sequences i, i +
-PROGRAMS and so on, and leaves partial sums that are added in a fixed order. No atomics: the same bits every time.
+Tiling: one program takes one sequence, token by token, with the whole of T in registers. A token costs one tile of
+num_tags^2, and programs need no synchronisation. Each alpha_t is normalised, and the norms are kept, so that float32
+keeps its precision in long sequences; log Z and the path's score are summed in float64. The backward goes from the last
+token to the first with beta, which is normalised in the same way, and keeps the transitions' gradient in registers.
+Program i of PROGRAMS takes the sequences i, i + PROGRAMS and so on. The programs' partial sums are added in a fixed
+order, without atomics, so the result is deterministic.
 
-Bytes: forward reads emissions and writes alphas, backward reads both and writes the gradient: 4 num_tags each a token.
-What counts is the chain of tokens, not the bandwidth. Source: Rabiner 1989; Viterbi 1967.
+Bytes per token, 4 num_tags each: forward reads emissions and writes alphas, backward reads both and writes the
+gradient. The time is that of the chain of dependent tokens, not of the memory.
+Source: Rabiner 1989; Viterbi 1967.
 """
 
 import torch
@@ -19,8 +21,8 @@ import triton.language as tl
 from fastenc.kernels.run import run
 from torch import Tensor
 
-PROGRAMS = 256  # of the backward: the order of its sums depends on nothing else
-SEQUENCES = 32  # whose paths one program follows back
+PROGRAMS = 256  # of the backward; the same on every device, and so is the order of its sums
+SEQUENCES = 32  # whose best paths one program traces back
 
 
 @triton.jit
@@ -265,8 +267,10 @@ def _crf_back_kernel(
 
 
 def config(num_tags: int, backward: bool = False) -> dict:
-    """Launch parameters; not tuned on a device yet. The backward holds T, its gradient and a tile of pairs: with fewer
-    warps it spills."""
+    """Launch parameters; not tuned on a device yet.
+
+    The backward keeps T, its gradient and a tile of pairs of tags in registers; with fewer warps it spills.
+    """
     block = max(16, triton.next_power_of_2(num_tags))
     warps = {16: 2, 32: 8, 64: 16}[block] if backward else max(1, block * block // 1024)
     return {"BLOCK": block, "num_warps": warps}

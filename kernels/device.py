@@ -1,10 +1,10 @@
-"""What launches ask about the device."""
+"""The size of persistent grids."""
 
 import torch
 
 
 def persistent_programs(device: torch.device, per_multiprocessor: int) -> int:
-    """Programs of a persistent grid; a small fixed number where the interpreter stands in for the device."""
+    """Number of programs of a persistent grid; 4 under Triton's interpreter, whose tensors lie on the CPU."""
     if device.type != "cuda":
         return 4
     return per_multiprocessor * torch.cuda.get_device_properties(device).multi_processor_count

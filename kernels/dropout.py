@@ -1,6 +1,6 @@
-"""Dropout masks on the device: those of reference/dropout.py, so that every device draws the same mask.
+"""Dropout masks, the same as those of reference/dropout.py on every device.
 
-A Philox call for each row gives its key; two multiplications mix it with the column, wherever an element lies.
+One Philox call gives the key of a row. Two multiplications hash the key with an element's column.
 """
 
 import triton

@@ -1,18 +1,21 @@
 """dropout(LayerNorm(word[id] + position[position_id + offset] + token_type[type])), forward and backward.
 
-Forward: a program gathers ROWS tokens' rows and writes y, tiled as in layer_norm.py; mean and rstd are kept. Backward:
-a persistent grid gathers them again, writes dh and keeps the partial sums of dweight and dbias in registers. A table's
-gradient is then the sum of dh over the tokens that took each row, added to what the table holds (a tied decoder's
-gradient, or zeros):
+Forward: one program gathers the rows of ROWS tokens and writes y, tiled as in layer_norm.py; mean and rstd are kept.
+Backward: a persistent grid gathers the rows again, writes dh and keeps the partial sums of dweight and dbias in
+registers.
 
-    tokens sorted by id:  7 7 7 9 | 9 9 9 9 | 9 9 12 15    (windows, of 4 here)
+The gradient of a row of a table is the sum of dh over the tokens with that id. It is added to what the gradient's
+buffer holds (a tied decoder's gradient, or zeros). The tokens are sorted by id and cut into windows of WINDOW tokens.
+A chunk is the tokens of one id in one window:
+
+    tokens sorted by id:  7 7 7 9 | 9 9 9 9 | 9 9 12 15    (windows of 4 tokens)
     chunks:               [7    ][9]  [9    ]  [9 ][12][15]
 
-One program sums each chunk, of at most WINDOW tokens, and adds the sum of an id with one chunk to its row. The sums of
-an id with several chunks ([CLS], [MASK], a token type) are kept and added in order by a second kernel. There are no
-atomics, and the order depends on the ids alone.
+One program sums one chunk. If its id has no other chunk, the program adds the sum to the table's row. Otherwise ([CLS],
+[MASK], a token type) it stores the sum, and a second kernel adds up the id's chunks in order. There are no atomics, and
+the order of the sums depends on the ids alone.
 
-Bytes per element, 2-byte types: forward 4 (word row, y), backward 6 for dh and then 4 or more a table.
+Bytes per element, 2-byte types: forward 4 (word row, y), backward 6 for dh and then 4 or more for each table.
 Source: Devlin et al. 2018, arXiv:1810.04805; Ba et al. 2016, arXiv:1607.06450.
 """
 
@@ -334,17 +337,17 @@ def _add_long_kernel(
 
 @tunable("embedding_layer_norm", ROWS=(1, 2, 4, 8), num_warps=(2, 4, 8, 16))
 def config(width: int, itemsize: int, backward: bool) -> dict:
-    """Launch parameters of the norm's kernels where no table has better ones: those of a norm alone."""
+    """Launch parameters of forward and backward where no table has better ones: those of layer_norm.py."""
     return layer_norm.config.rule(width, itemsize, backward)
 
 
 def compiled_keys() -> Iterator[dict]:
-    """Keys of tuned entries for which a test compiles the rule's launches."""
+    """Keys of tuned entries; a test compiles the rule's launches for them ahead of time."""
     return (key for key in layer_norm.compiled_keys() if key["width"] <= 4096)
 
 
 def launched(key: dict) -> Iterator[tuple[str, Any, dict]]:
-    """(variant, kernel, constants) of what a tuned entry launches."""
+    """(variant, kernel, constants) of the kernels that an entry with this key launches."""
     flags = {f"HAS_{name}": True for name in ("POSITION", "TYPE", "TYPE_IDS", "WEIGHT")}
     flags |= {"HAS_DROPOUT": key["dropout"], "WIDTH": key["width"]}
     chunk, count = layer_norm.chunks(key["width"], key["itemsize"])
@@ -357,12 +360,15 @@ def launched(key: dict) -> Iterator[tuple[str, Any, dict]]:
 
 
 def config_add(width: int) -> dict:
-    """Launch parameters of the kernel that adds chunks; not tuned on a device yet."""
+    """Launch parameters of the kernel that sums chunks; not tuned on a device yet."""
     return {"BLOCK": min(1024, triton.next_power_of_2(width)), "ROWS": 4, "num_warps": 4}
 
 
 def config_add_long() -> dict:
-    """Launch parameters of the kernel that adds an id's chunks: many at a time, as a token type has one program."""
+    """Launch parameters of the kernel that adds up an id's chunks; not tuned on a device yet.
+
+    It adds many chunks at a time, because one program adds up all chunks of a token type.
+    """
     return {"BLOCK": 64, "ROWS": 64, "num_warps": 4}
 
 
@@ -454,7 +460,7 @@ def embedding_layer_norm_backward(
         return dh, dweight, dbias
     threshold, drop_scale = _dropout(dropout_p, rng_state)
     launch = config(width, word.element_size(), True, like=word, dropout=threshold > 0)
-    # The order of the sums depends on the number of programs, so on the kind of device, and on nothing else.
+    # The number of programs sets the order of the sums. It depends on the shape and the kind of device alone.
     programs = min(
         persistent_programs(dy.device, layer_norm.backward_programs(width)),
         triton.cdiv(rows, launch["ROWS"]),
@@ -497,7 +503,10 @@ def embedding_layer_norm_backward(
 def add_rows_in_place(
     table: Tensor, rows: Tensor, sorted_ids: Tensor, order: Tensor, offset: int, padding_idx: int
 ) -> None:
-    """table, contiguous, gains rows[order[i]] at sorted_ids[i] + offset, except at padding_idx (-1: none)."""
+    """table[sorted_ids[i] + offset] += rows[order[i]], except in row padding_idx (-1: no such row).
+
+    table must be contiguous.
+    """
     count, width = rows.shape
     if not rows.numel():
         return

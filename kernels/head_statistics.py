@@ -1,10 +1,11 @@
-"""What attention heads look at: entropy, mean distance, single probabilities and the strongest key of each query.
+"""Statistics of attention probabilities: entropy, mean distance, single probabilities and each query's strongest key.
 
-Tiling: one program is (block of BLOCK_M queries, head, sequence) and walks the keys BLOCK_N at a time with the running
-maximum of the softmax; sums of e and e |j - i| are rescaled with it, sums of e s turn into the entropy at the end, and
-the scores at the keys that are asked about are kept as they come. Nothing of size length x length is written.
+Tiling: one program is (block of BLOCK_M queries, head, sequence). It reads the keys BLOCK_N at a time with the running
+row maximum m of the softmax, e = exp(s - m). The sums of e, of e |j - i| and of e (s - m) are rescaled when m grows;
+the last of them gives the entropy at the end. The scores of single keys ([CLS], neighbours, target) are kept when they
+come. Nothing of size length x length is written.
 
-Bytes: reads q once and k once a block of queries, writes 36 a query and head.
+Bytes: reads q once and k once for each block of queries, writes 36 for each query and head.
 """
 
 import torch
@@ -154,9 +155,11 @@ def _head_statistics_kernel(
 
 
 def config(head_dim: int, itemsize: int, biased: bool) -> dict:
-    """Launch parameters; not tuned on a device yet. A block of scores fits the registers of 4 warps, with the limits of
-    a window and the addresses of a bias those of 8. Float32 products, without matrix instructions, hold their operands
-    there, too.
+    """Launch parameters; not tuned on a device yet.
+
+    A block of scores fits in the registers of 4 warps. With the limits of a window or the addresses of a bias it needs
+    those of 8. float32 products run without matrix instructions and keep their operands in registers too, so their
+    blocks are smaller.
     """
     if itemsize == 4:
         return {"BLOCK_M": 16, "BLOCK_N": 16 if head_dim > 64 else 32, "num_warps": 4}

@@ -2,13 +2,13 @@
 
     out[r] = sum of rows[i] over index[i] + offset = r, zero at padding
 
-Tiling: a program has INDICES rows of the result and BLOCK columns; it walks TOKENS rows at a time and multiplies them
-by the matrix of zeros and ones that says which index each has. The products are exact, so these are sums in float32 by
-matrix instructions. Nothing is sorted and nothing added atomically: the tokens are split among programs, whose sums are
-added in order.
+Tiling: one program computes INDICES rows and BLOCK columns of the result. It reads TOKENS input rows at a time and
+multiplies them by a one-hot matrix of their indices. The products with 0 and 1 are exact, so matrix instructions
+compute sums in float32. The tokens are split among programs, whose sums are added in order. Nothing is sorted, and
+there are no atomics.
 
-Bytes: rows once for each INDICES rows of the result, from the second time on out of the cache. FLOPs: 2 * size * count
-* width, which is why tables of many rows are summed in sorted order instead (embedding_layer_norm.py).
+Bytes: the input rows once for every INDICES rows of the result; all but the first reading come from the cache. FLOPs:
+2 * size * count * width. Tables of many rows are therefore summed in sorted order instead (embedding_layer_norm.py).
 """
 
 import torch
@@ -17,7 +17,7 @@ import triton.language as tl
 from fastenc.kernels.run import run
 from torch import Tensor
 
-# Two for each of an H100's multiprocessors, and the same on every GPU, so that the sums are the same.
+# Two for each of an H100's multiprocessors. The number is the same on every GPU, so that the sums are.
 PROGRAMS = 264
 
 
@@ -53,9 +53,9 @@ def _index_sum_kernel(
 
 
 def config(size: int, itemsize: int) -> dict:
-    """Launch parameters; not tuned on a device yet. A wgmma multiplies 64 rows at least.
+    """Launch parameters; not tuned on a device yet.
 
-    float32's three products of 64 tokens spill on sm_80.
+    A wgmma instruction multiplies at least 64 rows. With 64 tokens, the three products of float32 spill on sm_80.
     """
     indices = 64 if size <= 64 or itemsize == 4 else 128
     tokens = 32 if itemsize == 4 else 64
@@ -72,7 +72,7 @@ def index_sum(rows: Tensor, index: Tensor, size: int, offset: int, padding: int)
     blocks = triton.cdiv(size, launch["INDICES"]), triton.cdiv(width, launch["BLOCK"])
     splits = min(triton.cdiv(PROGRAMS, blocks[0] * blocks[1]), triton.cdiv(count, launch["TOKENS"]))
     partial = torch.empty((splits, size, width), dtype=torch.float32, device=rows.device)
-    # TF32 keeps 11 bits of a factor: three products keep all of float32's.
+    # TF32 keeps 11 bits of a factor. Three products keep all bits of float32.
     precision = "tf32x3" if rows.dtype == torch.float32 else "ieee"
     run(
         _index_sum_kernel,

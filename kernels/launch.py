@@ -1,12 +1,12 @@
-"""Launch parameters: an architecture's tuned table where it has an entry, else the kernel's own rule.
+"""Launch parameters of the kernels: from a GPU architecture's tuned table if it has an entry, else from a rule.
 
-tuned/sm_<capability>.json holds what ``fastenc bench --tune`` found on a device; without it nothing changes. A kernel's
-``config`` becomes tunable by a line above it, which lists the values to try:
+The rule is the kernel's function ``config``. A tuned table is a file tuned/sm_<capability>.json, which
+``fastenc bench --tune`` writes from measurements. To make a rule tunable, list the values to try above it:
 
     @tunable("layer_norm", ROWS=(1, 2, 4), num_warps=(4, 8))
     def config(width: int, backward: bool) -> dict: ...
 
-and by ``like=x`` in its launcher's call, x being a tensor of the launch.
+and pass ``like=x`` where it is called, x being a tensor of the launch.
 """
 
 import inspect
@@ -22,12 +22,12 @@ TABLES = Path(__file__).parent / "tuned"
 Key = tuple[tuple[str, object], ...]  # ("dtype", "bfloat16"), ("width", 768), ...
 
 registry: dict[str, "Tunable"] = {}
-_overruling: Callable[["Tunable", Key, dict], dict] | None = None
+_override: Callable[["Tunable", Key, dict], dict] | None = None
 
 
 @cache
 def architecture(device: torch.device) -> str | None:
-    """ "sm_90" and the like; None where no table can count."""
+    """The GPU architecture of a device, such as "sm_90"; None for other devices, which have no tuned table."""
     if device.type != "cuda":
         return None
     major, minor = torch.cuda.get_device_capability(device)
@@ -36,7 +36,7 @@ def architecture(device: torch.device) -> str | None:
 
 @cache
 def table(name: str) -> dict[tuple[str, Key], dict]:
-    """(op, key) → launch parameters; empty for an architecture that nobody has tuned."""
+    """(op, key) → launch parameters; empty if there is no file for the architecture."""
     path = TABLES / f"{name}.json"
     entries = json.loads(path.read_text())["entries"] if path.is_file() else []
     return {
@@ -45,11 +45,11 @@ def table(name: str) -> dict[tuple[str, Key], dict]:
 
 
 class Tunable:
-    """A rule from shapes to launch parameters that a table can overrule. Called as the rule, and with:
+    """A rule from shapes to launch parameters, whose result a tuned table can replace. It is called like the rule.
 
     Args:
-        like: a tensor of the launch, whose device and dtype choose the entry; without it only the rule counts.
-        apart: further keys of an entry, such as dropout, which the rule does not need.
+        like: a tensor of the launch. Its device and dtype select the table's entry. None: take the rule.
+        further_keys: keys of an entry that the rule does not need, such as dropout.
     """
 
     def __init__(
@@ -60,23 +60,23 @@ class Tunable:
         self.__doc__ = rule.__doc__
         self._chosen = lru_cache(maxsize=4096)(self._choose)
 
-    def __call__(self, *arguments, like: torch.Tensor | None = None, **apart) -> dict:
+    def __call__(self, *arguments, like: torch.Tensor | None = None, **further_keys) -> dict:
         if like is None:
             return self.rule(*arguments)
-        where = architecture(like.device)
-        if where is None and _overruling is None:
+        name = architecture(like.device)
+        if name is None and _override is None:
             return self.rule(*arguments)
-        if _overruling is not None:
-            key = self._key(like.dtype, arguments, tuple(apart.items()))
-            return _overruling(self, key, self.rule(*arguments))
-        return self._chosen(where, like.dtype, arguments, tuple(apart.items()))
+        if _override is not None:
+            key = self._key(like.dtype, arguments, tuple(further_keys.items()))
+            return _override(self, key, self.rule(*arguments))
+        return self._chosen(name, like.dtype, arguments, tuple(further_keys.items()))
 
-    def _choose(self, where: str, dtype: torch.dtype, arguments: tuple, apart: tuple) -> dict:
-        found = table(where).get((self.op, self._key(dtype, arguments, apart)))
+    def _choose(self, name: str, dtype: torch.dtype, arguments: tuple, further_keys: tuple) -> dict:
+        found = table(name).get((self.op, self._key(dtype, arguments, further_keys)))
         return self.rule(*arguments) if found is None else found
 
-    def _key(self, dtype: torch.dtype, arguments: tuple, apart: tuple) -> Key:
-        named = dict(zip(self.names, arguments, strict=True)) | dict(apart)
+    def _key(self, dtype: torch.dtype, arguments: tuple, further_keys: tuple) -> Key:
+        named = dict(zip(self.names, arguments, strict=True)) | dict(further_keys)
         for name in self.bucketed:
             named[name] = bucket(named[name])
         named["dtype"] = str(dtype).removeprefix("torch.")
@@ -84,7 +84,7 @@ class Tunable:
 
 
 def bucket(length: int) -> int:
-    """The power of two, 16 or more, that holds the length."""
+    """The length rounded up to a power of two, at least 16."""
     return max(16, 1 << max(0, length - 1).bit_length())
 
 
@@ -94,9 +94,10 @@ def tunable(
     """Make a rule tunable.
 
     Args:
-        op: unique name of the kernel's entries.
-        bucketed: arguments of the rule that are lengths: entries are for powers of two that hold them.
+        op: the name of the kernel's entries; no two rules share one.
+        bucketed: arguments of the rule that are lengths. An entry's key has them rounded up to a power of two.
         grid: launch parameter → values to try.
+    Returns: a decorator of the rule.
     """
 
     def decorate(rule: Callable[..., dict]) -> Tunable:
@@ -108,10 +109,13 @@ def tunable(
 
 @contextmanager
 def overruled(answer: Callable[[Tunable, Key, dict], dict]) -> Iterator[None]:
-    """Within, ``answer(tunable, key, the rule's parameters)`` decides every launch, on any device: for the tuner."""
-    global _overruling
-    _overruling = answer
+    """Inside, ``answer(tunable, key, the rule's parameters)`` gives the parameters of every launch on any device.
+
+    The tuner tries candidates this way.
+    """
+    global _override
+    _override = answer
     try:
         yield
     finally:
-        _overruling = None
+        _override = None

@@ -3,15 +3,17 @@
     y = (h - mean(h)) * rstd * weight + bias
     dh = rstd * (g - mean(g) - xhat * mean(g * xhat)) + dresidual_sum,  g = dy * weight
 
-`dresidual_sum` is the gradient of h where h was a result too.
+`dresidual_sum` is the gradient of h, if h is a result too.
 
-Tiling: a program holds ROWS rows in registers, each as CHUNKS chunks of a power of two of columns (768 = 3 x 256), so
-that no lane is idle; a width with no such division takes one masked chunk. Up to 1,024 columns a warp has whole rows,
-so that their sums need no barrier. Weights and biases are read with addresses of the rows' shape, because a layout of
-their own would have to go through shared memory. The backward is persistent: each program walks rows with its partial
-column sums (dweight, dbias, dx_bias) in registers and writes them once; a second kernel adds up the programs'.
+Tiling: one program holds ROWS rows in registers. Each row is CHUNKS chunks of CHUNK columns, a power of two
+(768 = 3 x 256), so no lane is idle. A width without such a division takes one masked chunk. Up to 1,024 columns a warp
+has whole rows, so sums over a row need no barrier. Weights and biases are loaded with addresses of the rows' shape. A
+one-dimensional load would have another layout, whose conversion goes through shared memory.
 
-Bytes per element, 2-byte types: forward 4 to 8 (x, y, and residual, h where there are any), backward 6 to 10.
+The backward is persistent: each program takes many rows, keeps its partial column sums (dweight, dbias, dx_bias) in
+registers and writes them once. A second kernel adds up the programs' sums.
+
+Bytes per element, 2-byte types: forward 4 to 8 (x, y, and if present residual and h), backward 6 to 10.
 Source: Ba et al. 2016, arXiv:1607.06450; Zhang and Sennrich 2019, arXiv:1910.07467.
 """
 
@@ -233,13 +235,14 @@ def _add_programs_kernel(
         tl.store(dx_bias_ptr + column, sums, mask=column < width)
 
 
-LANES_BYTES = 512  # a warp reads so many at a time, 16 a lane
+LANES_BYTES = 512  # bytes that a warp reads at a time, 16 per lane
 
 
 def chunks(width: int, itemsize: int) -> tuple[int, int]:
-    """(columns of a chunk, chunks): a power of two that divides the width into at most 8; else one masked chunk.
+    """(columns of a chunk, number of chunks).
 
-    Up to 1,024 columns a chunk is no more than a warp reads at a time.
+    A chunk is a power of two of columns that divides the width into at most 8 chunks. A width without such a divisor
+    takes one masked chunk. Up to 1,024 columns, a chunk is at most what a warp reads at a time.
     """
     chunk = width & -width
     if width <= 1024:
@@ -251,23 +254,26 @@ def chunks(width: int, itemsize: int) -> tuple[int, int]:
 
 @tunable("layer_norm", ROWS=(1, 2, 4, 8), num_warps=(2, 4, 8, 16))
 def config(width: int, itemsize: int, backward: bool) -> dict:
-    """Launch parameters where no table has better ones: as many rows as warps have, or one wide row for all of them."""
+    """Launch parameters where no table has better ones.
+
+    Narrow rows: each warp has one or more whole rows. Wide rows: all warps share a row.
+    """
     chunk, count = chunks(width, itemsize)
     if chunk * itemsize <= LANES_BYTES:
         rows, warps = 4 * LANES_BYTES // (chunk * itemsize), 4
     else:
-        # About 1,024 elements a program and warp keep rows in registers. A power of two, as every side must be.
+        # About 1,024 elements for each warp of a program stay in registers. Triton needs a power of two of rows.
         rows = 1 << (min(8, (1024 if backward else 2048) // (chunk * count)) or 1).bit_length() - 1
         warps = max(4, triton.next_power_of_2(width) // (512 if backward else 1024))
     return {"CHUNK": chunk, "CHUNKS": count, "ROWS": rows, "num_warps": warps}
 
 
-# With these every launch of the rule for the widths of transformers is compiled.
+# With these widths a test compiles every launch that the rule gives for transformers' usual widths.
 _WIDTHS = (256, 512, 640, 1536, 2048, 2560, 3072, 3584, 5120, 6144, 7168)
 
 
 def compiled_keys() -> Iterator[dict]:
-    """Keys of tuned entries for which a test compiles the rule's launches."""
+    """Keys of tuned entries; a test compiles the rule's launches for them ahead of time."""
     in_float32 = (128, 384, 768, 1024, 4096, 8192)
     for width, backward in product(sorted({*in_float32, *_WIDTHS}), (False, True)):
         for dtype in ("bfloat16", "float32") if width in in_float32 else ("bfloat16",):
@@ -279,7 +285,7 @@ def compiled_keys() -> Iterator[dict]:
 
 
 def launched(key: dict) -> Iterator[tuple[str, Any, dict]]:
-    """(variant, kernel, constants) of what a tuned entry launches."""
+    """(variant, kernel, constants) of the kernels that an entry with this key launches."""
     flags = {"HAS_WEIGHT": True, "HAS_DROPOUT": key["dropout"], "WIDTH": key["width"]}
     chunk, count = chunks(key["width"], key["itemsize"])
     flags |= {"CHUNK": chunk, "CHUNKS": count}
@@ -291,13 +297,16 @@ def launched(key: dict) -> Iterator[tuple[str, Any, dict]]:
         flags |= {"HAS_RESIDUAL": True, "HAS_X_BIAS": True, "SAVE_H": True, "SAVE_STATISTICS": True}
     biased = {} if key["backward"] else {"HAS_BIAS": True}
     yield "", kernel, {**flags, "RMS": False, **biased}
-    if key["width"] == 768:  # RMSNorm leaves out a sum, at every width alike
+    if key["width"] == 768:  # RMSNorm leaves out a sum; one width stands for all
         biased = {} if key["backward"] else {"HAS_BIAS": False}
         yield " rms", kernel, {**flags, "RMS": True, **biased}
 
 
 def backward_programs(width: int) -> int:
-    """Programs for each multiprocessor: as many as its registers hold; of the widest rows one, and the second waits."""
+    """Number of programs for each multiprocessor: as many as its registers hold.
+
+    Of the widest rows they hold one program; the second one waits.
+    """
     return 4 if width <= 256 else 2
 
 
@@ -376,9 +385,9 @@ def layer_norm_backward(
     rows = h.numel() // width if width else 0
     threshold = int(dropout_p * 65536 + 0.5) if rng_state is not None else 0
     launch = config(max(1, width), h.element_size(), True, like=h, dropout=threshold > 0)
-    # The order of the sums depends on the number of programs, so on the kind of device, and on nothing else.
-    most = persistent_programs(h.device, backward_programs(width))
-    programs = max(1, min(most, triton.cdiv(rows, launch["ROWS"])))
+    # The number of programs sets the order of the sums. It depends on the shape and the kind of device alone.
+    max_programs = persistent_programs(h.device, backward_programs(width))
+    programs = max(1, min(max_programs, triton.cdiv(rows, launch["ROWS"])))
     dh = torch.empty_like(h)
     dx = torch.empty_like(h) if rng_state is not None else h.new_empty((0,))
     partial = torch.empty((programs, 3, width), dtype=torch.float32, device=h.device)

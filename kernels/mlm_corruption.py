@@ -1,8 +1,8 @@
 """Masked-LM corruption of packed ids: selection, action and replacement of each token from one Philox call.
 
-Tiling: a program takes BLOCK tokens, of which nothing is known beforehand: the grid depends on the number of ids only.
-Bytes: ids read, ids and labels written, 24 a token; the tables' few entries that are asked for stay in the cache.
-Source: Devlin et al. 2018, arXiv:1810.04805; Walker 1977 (the table that draws replacements).
+Tiling: one program takes BLOCK tokens. The grid depends on the number of ids only.
+Bytes: reads ids, writes ids and labels, 24 per token. The entries of the tables come from the cache.
+Source: Devlin et al. 2018, arXiv:1810.04805; Walker 1977 (alias method, for the table of replacements).
 """
 
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 MASKED_BELOW = tl.constexpr(3435973837)  # 0.8 * 2^32, and next 0.9 * 2^32, rounded up
 REPLACED_BELOW = tl.constexpr(3865470567)
 IGNORED = tl.constexpr(-100)
-OFFSET = tl.constexpr(1)  # the counter's last word, which dropout draws
+OFFSET = tl.constexpr(1)  # last word of Philox's counter, where dropout has a random offset
 
 
 @triton.jit(do_not_specialize=["tokens", "vocabulary", "entries", "mask_token_id", "threshold"])

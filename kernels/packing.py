@@ -1,11 +1,11 @@
-"""Packed rows at their indices in a padded batch, the padding included, in one pass.
+"""Packed rows written into a padded batch, together with the padding, in one pass.
 
     out[p] = values[t] if indices[t] == p for some t, else padding_value
 
-Tiling: a program writes ROWS padded rows. It finds their packed rows by binary search in the ascending indices, so that
-no inverse table has to be made, and copies in blocks of BLOCK columns.
+Tiling: one program writes ROWS padded rows. It finds their packed rows by binary search in the ascending indices, so no
+inverse table is needed. It copies BLOCK columns at a time.
 
-Bytes: values read, out written. To find a row costs log2(total_tokens) reads of indices that all programs share.
+Bytes: reads values, writes out. Finding a row takes log2(total_tokens) reads of indices, which come from the cache.
 """
 
 import torch
@@ -49,7 +49,7 @@ def _unpack_kernel(
 
 
 def config(width: int) -> dict:
-    """Launch parameters; not tuned on a device yet. 2,048 elements a program and turn."""
+    """Launch parameters; not tuned on a device yet. A program copies 2,048 elements at a time."""
     block = min(256, triton.next_power_of_2(width))
     return {"ROWS": min(64, 2048 // block), "BLOCK": block, "num_warps": 4}
 

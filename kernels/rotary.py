@@ -2,10 +2,10 @@
 
     y[d] = x[d] cos - x[d + half] sin,  y[d + half] = x[d + half] cos + x[d] sin;  the rest of a head is copied
 
-Tiling: one program is (block of ROWS tokens, sequence, head); blocks past a sequence's end exit at once, so the grid
-depends on max_seqlen only. A pair is read before it is written: x may be rotated in place.
+Tiling: one program is (block of ROWS tokens, sequence, head). Blocks past a sequence's end exit at once, so the grid
+depends on max_seqlen only. A pair is read before it is written, so x may be rotated in place.
 
-Bytes: x read, y written; the table comes from the cache for all heads but the first.
+Bytes: reads x, writes y. The table is read once; the other heads' reads come from the cache.
 """
 
 from collections.abc import Iterator
@@ -61,13 +61,13 @@ def _rotary_kernel(
 
 
 def config(rotary_dim: int) -> dict:
-    """Launch parameters; not tuned on a device yet. About 2,048 elements a program."""
+    """Launch parameters; not tuned on a device yet. A program has about 2,048 elements."""
     block = triton.next_power_of_2(rotary_dim // 2)
     return {"BLOCK_HALF": block, "ROWS": max(1, min(64, 1024 // block)), "num_warps": 4}
 
 
 def rotary(x: Tensor, table: Tensor, cu_seqlens: Tensor, max_seqlen: int, inverse: bool) -> Tensor:
-    """A new contiguous tensor."""
+    """x rotated, or with ``inverse`` rotated back, as a new contiguous tensor (tokens, heads, head_dim)."""
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     rotate_into(y, x, table, cu_seqlens, max_seqlen, inverse)
     return y
@@ -76,7 +76,7 @@ def rotary(x: Tensor, table: Tensor, cu_seqlens: Tensor, max_seqlen: int, invers
 def rotate_into(
     y: Tensor, x: Tensor, table: Tensor, cu_seqlens: Tensor, max_seqlen: int, inverse: bool
 ) -> None:
-    """y: like x, or x itself; its last stride is 1."""
+    """Write the result into y, which has x's shape or is x itself; the last stride of y must be 1."""
     x = x if x.stride(2) == 1 else x.contiguous()
     half = table.shape[1] // 2
     launch = config(2 * half)

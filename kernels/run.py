@@ -1,8 +1,9 @@
-"""Starting kernels: a compiled kernel is looked up by what it was specialised for and started without Triton's binder.
+"""Launches of compiled kernels without Triton's argument binder.
 
-Triton examines every argument again at each launch, 30 us of Python for attention's 34; training a small encoder then
-waits for the host. Here a launch is one look-up: kernel, device, pointers' types and alignment, numbers that Triton
-specialises, constants. A launch that is new goes through Triton, which compiles or finds the kernel.
+At each launch Triton examines every argument again. For attention's 34 arguments that is 30 us of Python, and the GPU
+waits for the host when it trains a small encoder. Here a launch looks the compiled kernel up in a dictionary. The key
+is all that Triton compiles for: kernel, device, types and alignment of the pointers, numbers that Triton specialises
+on, constants. The first launch with a key goes through Triton, which compiles the kernel or loads it.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -20,11 +21,11 @@ class _Signature(NamedTuple):
     """A kernel's parameters: pointers first, then numbers, then constants.
 
     Fields:
-        pointers: how many parameters are pointers; a pointer that is None is a constant to Triton.
-        specialised: of the numbers of which Triton may compile in that they are 1 or a multiple of 16.
-        varying: of the integers of which only the width matters.
-        constants: where they begin.
-        compiled: what was looked up → the kernel.
+        pointers: the number of pointers. Triton treats a pointer that is None as a constant.
+        specialised: indices of the numbers that Triton specialises on (equal to 1, multiple of 16).
+        varying: indices of the integers that it does not specialise on; only whether they fit in 32 bits matters.
+        constants: index of the first constant.
+        compiled: launch key → compiled kernel.
     """
 
     kernel: str
@@ -36,12 +37,14 @@ class _Signature(NamedTuple):
     compiled: dict
 
 
-_signatures: dict[int, _Signature] = {}  # by the kernel's id: its own hash is the source's
+_signatures: dict[
+    int, _Signature
+] = {}  # by the kernel's id, because hash(kernel) would hash its source
 _compiles_only = False
 
 
 def signatures() -> Iterable[_Signature]:
-    """Of the kernels that have run in this process."""
+    """The signatures of the kernels that have run in this process."""
     return _signatures.values()
 
 
@@ -61,7 +64,7 @@ def signature_of(kernel: JITFunction) -> _Signature:
 
 @contextmanager
 def compiling_only() -> Iterator[None]:
-    """Within, kernels are compiled into Triton's cache on disk and not started: what they write stays as it is."""
+    """Inside, kernels are compiled into Triton's cache on disk and not started, so their outputs are not written."""
     global _compiles_only
     _compiles_only = True
     try:
@@ -71,10 +74,10 @@ def compiling_only() -> Iterator[None]:
 
 
 def run(kernel, grid: Sequence[int], *arguments, **named) -> None:
-    """Start ``kernel`` on the current device and stream.
+    """Start ``kernel`` on the current device, which must be that of the tensors, and on its current stream.
 
     Args:
-        grid: one to three numbers of programs.
+        grid: number of programs along each of one to three axes.
         arguments, named: the kernel's arguments and its launch parameters.
     """
     signature = _signatures.get(id(kernel))
@@ -83,7 +86,7 @@ def run(kernel, grid: Sequence[int], *arguments, **named) -> None:
             kernel[grid](*arguments, **named)
             return
         signature = _signatures[id(kernel)] = signature_of(kernel)
-    # Loops and map: a comprehension is a call of its own before Python 3.12, and this runs a thousand times a step.
+    # Loops and map, because a comprehension is a function call before Python 3.12. This runs a thousand times a step.
     values = (*arguments, *map(named.__getitem__, signature.names[len(arguments) :]))
     key: list = []
     append, addresses, width = key.append, 0, 0
@@ -93,7 +96,7 @@ def run(kernel, grid: Sequence[int], *arguments, **named) -> None:
         else:
             append(pointer.dtype)
             addresses |= pointer.data_ptr()
-    # Where not all are aligned, which of them are.
+    # If not all pointers are aligned, the key says which are.
     append(
         addresses % 16 == 0
         or tuple(p is None or p.data_ptr() % 16 == 0 for p in values[: signature.pointers])
@@ -116,7 +119,7 @@ def run(kernel, grid: Sequence[int], *arguments, **named) -> None:
         if getattr(hook, "calls", hook):  # a profiler's
             compiled[x, y, z](*values)
             return
-        # What Triton itself does then, without what it prepares for hooks.
+        # Triton's own launch, without the arguments that it prepares for hooks.
         stream = driver.active.get_current_stream(device)
         handle = (stream, compiled.function, compiled.packed_metadata)
         compiled.run(x, y, z, *handle, None, None, None, *values)
@@ -124,5 +127,5 @@ def run(kernel, grid: Sequence[int], *arguments, **named) -> None:
     if _compiles_only:
         kernel.run(*arguments, **named, grid=grid, warmup=True, enable_fp_fusion=True)
         return
-    # Triton 3.10 leaves fused multiply-adds out unless they are asked for.
+    # Triton 3.10 fuses multiply-adds only on request.
     signature.compiled[known] = kernel[grid](*arguments, **named, enable_fp_fusion=True)

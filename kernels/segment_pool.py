@@ -1,10 +1,10 @@
 """First token, mean or maximum of each packed sequence, forward and backward.
 
-Tiling: one program is (sequence, block of BLOCK columns); it walks the sequence ROWS tokens at a time and combines its
-ROWS partial results once, at the end. The backward writes every token's row in the same walk. Grids depend on shapes
-only; a sequence's length is read on the device.
+Tiling: one program is (sequence, block of BLOCK columns). It reads the sequence ROWS tokens at a time and combines its
+ROWS partial results once, at the end. The backward writes the rows of the sequence in the same order. Grids depend on
+shapes only; the length of a sequence is read on the device.
 
-Bytes: forward reads x, backward writes dx, total_tokens * hidden_size elements each; "cls" reads one row a sequence.
+Bytes: forward reads x, backward writes dx, total_tokens * hidden_size elements each. "cls" reads one row per sequence.
 """
 
 import torch
@@ -104,13 +104,13 @@ def _segment_pool_bwd_kernel(
 
 
 def config(width: int) -> dict:
-    """Launch parameters; not tuned on a device yet. Narrow blocks, for a batch has few sequences."""
+    """Launch parameters; not tuned on a device yet. Blocks are narrow, because a batch has few sequences."""
     block = min(64, triton.next_power_of_2(width))
     return {"ROWS": 2048 // block, "BLOCK": block, "num_warps": 4}
 
 
 def segment_pool_forward(x: Tensor, cu_seqlens: Tensor, mode: int) -> tuple[Tensor, Tensor]:
-    """(y, argmax int32; argmax is empty unless the mode is the maximum)."""
+    """(y (batch, width), argmax int32 (batch, width), which is empty unless the mode is the maximum)."""
     x, cu_seqlens = x.contiguous(), cu_seqlens.contiguous()
     batch, width = cu_seqlens.shape[0] - 1, x.shape[1]
     y = x.new_empty((batch, width))

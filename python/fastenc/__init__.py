@@ -1,10 +1,11 @@
-"""Fused kernels for bidirectional transformer encoders: same checkpoints, same numbers, no padding paid for."""
+"""Fused kernels for bidirectional transformer encoders: same checkpoints, same results, no computation on padding."""
 
 from importlib import import_module
 
 __version__ = "0.1.0"
 
-# Imported at first use, so that `import fastenc` needs torch only and `fastenc --help` not even that.
+# Public name → its module, or None for a submodule. Each is imported at its first use: `import fastenc` does not import
+# transformers, and `fastenc --help` does not import torch.
 _LAZY = {
     "patch": "fastenc.integrations.transformers",
     "unpatch": "fastenc.integrations.transformers",
@@ -46,8 +47,10 @@ __all__ = [
 def __getattr__(name: str):
     if name not in _LAZY:
         raise AttributeError(f"module 'fastenc' has no attribute {name!r}")
-    home = _LAZY[name]
-    return import_module(f"fastenc.{name}") if home is None else getattr(import_module(home), name)
+    module = _LAZY[name]
+    if module is None:
+        return import_module(f"fastenc.{name}")
+    return getattr(import_module(module), name)
 
 
 def __dir__() -> list[str]:

@@ -1,4 +1,4 @@
-"""Configuration files: options as name = value, in TOML or YAML."""
+"""Configuration files in TOML or YAML, which give options as name = value."""
 
 import sys
 from collections.abc import Callable
@@ -9,9 +9,10 @@ from fastenc._extras import require
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """{key: value} of a TOML or YAML file; tables only group the options, and a description is left out.
+    """Read {option: value} from a TOML or YAML file.
 
-    Raises: ValueError for another kind of file, one that cannot be read, or an option that stands in two tables.
+    Tables in the file group options and have no further meaning. The key ``description`` is ignored.
+    Raises: ValueError for another file type, for a file that cannot be parsed, and for an option given twice.
     """
     if path.suffix not in (".toml", ".yaml", ".yml"):
         raise ValueError(f"--config takes a .toml or .yaml file, got {path}")
@@ -22,7 +23,11 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def parse_config(text: str, where: str, *, yaml: bool = False) -> dict[str, Any]:
-    """{key: value} of a file's text; keys have dashes. Raises: ValueError as :func:`read_config`."""
+    """{option: value} of a file's text. Underscores in names become dashes.
+
+    Args: where: the file's name, for error messages.
+    Raises: ValueError for a text that cannot be parsed, and for an option given twice.
+    """
     content = (_read_yaml if yaml else _read_toml)(text, where)
     if not isinstance(content, dict):
         raise ValueError(f"{where} must hold name = value, got {type(content).__name__}")

@@ -1,13 +1,13 @@
-"""Optional libraries: imported where they are used, with an error that names the extra."""
+"""Imports of optional libraries, with an error that says how to install them."""
 
 from importlib import import_module
 from types import ModuleType
 
 
 def require(module: str, *, extra: str) -> ModuleType:
-    """Import ``module`` or say which extra of fastenc brings it.
+    """Import ``module``, which the given extra of fastenc installs.
 
-    Raises: ImportError naming the module, the extra and the command.
+    Raises: ImportError naming the module and the command that installs the extra.
     """
     try:
         return import_module(module)

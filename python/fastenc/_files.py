@@ -1,4 +1,4 @@
-"""Writing files and folders so that a reader finds the old one or the new one, never half of it."""
+"""Atomic writes of files and folders: a reader finds the old content or the new one, never an incomplete one."""
 
 import glob
 import os
@@ -11,7 +11,7 @@ from pathlib import Path, PurePath
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     """Call ``write`` on a temporary file beside ``path``, flush it to the disk, and rename it into place.
 
-    On any failure (a full disk) the temporary file is removed and ``path`` is as it was.
+    If anything fails, such as on a full disk, the temporary file is removed and ``path`` is unchanged.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -25,10 +25,10 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
 
 
 def member(folder: Path, name: str, listed_in: Path) -> Path:
-    """The path of what a file lists as ``name`` in ``folder``.
+    """The path of a file that ``listed_in`` names relative to ``folder``.
 
-    The name alone is judged, because a hub's cache keeps links to files that lie elsewhere.
-    Raises: ValueError for a name that leaves the folder.
+    Links are not resolved, because the hub's cache consists of links to files in other folders.
+    Raises: ValueError for a name that points outside the folder (absolute, or with "..").
     """
     relative = PurePath(name)
     if relative.is_absolute() or ".." in relative.parts:
@@ -42,14 +42,14 @@ def member(folder: Path, name: str, listed_in: Path) -> Path:
 def write_folder(folder: Path, write: Callable[[Path], object]) -> None:
     """Call ``write`` on an empty hidden folder beside ``folder``, flush it to the disk, and rename it into place.
 
-    Where two write the same folder at once, the first that is done gives it. What a writer of this machine that was
-    killed left there is removed.
+    If two processes write the same folder at the same time, the first one to finish wins. Hidden folders that killed
+    processes of this machine left behind are removed.
     """
-    mine = f".{folder.name}.{socket.gethostname()}."
-    for left in folder.parent.glob(f"{glob.escape(mine)}*.tmp"):
-        if not _is_running(left.name.removeprefix(mine).removesuffix(".tmp")):
-            shutil.rmtree(left, ignore_errors=True)
-    hidden = folder.with_name(f"{mine}{os.getpid()}.tmp")
+    prefix = f".{folder.name}.{socket.gethostname()}."
+    for stale in folder.parent.glob(f"{glob.escape(prefix)}*.tmp"):
+        if not _is_running(stale.name.removeprefix(prefix).removesuffix(".tmp")):
+            shutil.rmtree(stale, ignore_errors=True)
+    hidden = folder.with_name(f"{prefix}{os.getpid()}.tmp")
     shutil.rmtree(hidden, ignore_errors=True)
     try:
         hidden.mkdir(parents=True)
@@ -67,7 +67,7 @@ def write_folder(folder: Path, write: Callable[[Path], object]) -> None:
 
 
 def _is_running(process: str) -> bool:
-    if os.name == "nt":  # where asking would be a signal
+    if os.name == "nt":  # os.kill would end the process there
         return True
     try:
         os.kill(int(process), 0)
@@ -77,8 +77,8 @@ def _is_running(process: str) -> bool:
 
 
 def flush(path: Path) -> None:
-    """Wait until a file, or a folder's list of names, is on the disk."""
-    if path.is_dir() and os.name == "nt":  # Windows opens no folders
+    """Wait until a file's content, or a folder's list of entries, is on the disk."""
+    if path.is_dir() and os.name == "nt":  # Windows cannot open folders
         return
     descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
     try:

@@ -1,4 +1,4 @@
-"""A progress bar on terminals."""
+"""A progress bar for terminals."""
 
 import sys
 import threading
@@ -9,10 +9,10 @@ from fastenc._extras import require
 
 
 def progress_bar(items: Iterable, what: str, unit: str, show: bool | None = None, **options: Any):
-    """``items`` with a tqdm bar on stderr.
+    """``items``, wrapped in a tqdm bar on stderr if it is to be shown.
 
-    ``show=None`` shows the bar if stderr is a terminal and this is the main thread; bars of several threads would
-    overwrite each other.
+    ``show=None`` shows the bar if stderr is a terminal and this is the main thread, because bars of several threads
+    would overwrite each other.
     """
     if show is None:
         show = sys.stderr.isatty() and threading.current_thread() is threading.main_thread()

@@ -1,4 +1,4 @@
-"""Copies from the host to a device, without the host waiting for them."""
+"""Copies from the host to a device for which the host does not wait."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,11 +10,11 @@ from torch import Tensor
 def staged(tensor: Tensor, device: torch.device | str) -> Tensor:
     """``tensor`` in memory from which it can be copied to ``device`` asynchronously: pinned memory for a GPU.
 
-    A copy of pageable memory may wait for the work queued before it (CUDA Runtime API, "API synchronization
-    behavior").
+    A copy from pageable memory can make the host wait for the work queued before it (CUDA Runtime API, "API
+    synchronization behavior").
     """
-    leaves_the_host = tensor.device.type == "cpu" and torch.device(device).type == "cuda"
-    return tensor.pin_memory() if leaves_the_host else tensor
+    needs_pinning = tensor.device.type == "cpu" and torch.device(device).type == "cuda"
+    return tensor.pin_memory() if needs_pinning else tensor
 
 
 def send(tensor: Tensor, device: torch.device | str, non_blocking: bool = True) -> Tensor:
@@ -24,6 +24,6 @@ def send(tensor: Tensor, device: torch.device | str, non_blocking: bool = True) 
 
 
 def send_arguments(arguments: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
-    """A model's arguments on ``device``: tensors and batches are copied, integers stay."""
+    """A model's keyword arguments with tensors and batches copied to ``device``; integers are kept."""
     move = lambda value: send(value, device) if isinstance(value, Tensor) else value.to(device)
     return {n: value if isinstance(value, int) else move(value) for n, value in arguments.items()}

@@ -1,4 +1,4 @@
-"""freeze and unfreeze: inference without packing or stacking weights in every call."""
+"""freeze and unfreeze: inference that packs or stacks the weights once, not in every call."""
 
 from typing import Any
 
@@ -9,16 +9,17 @@ from fastenc.nn.frozen_weights import FrozenWeights
 
 
 def freeze(model: Any) -> Any:
-    """Promise that a model's weights do not change, and return the model.
+    """Prepare the weights for the kernels once, on the promise that they do not change. Returns the model.
 
-    In inference on a CPU the layers' weights are packed for the kernels in every call; elsewhere those of q, k and v
-    are stacked, where they are three tensors. A frozen model keeps these copies, at most as large as its layers'
-    weights, and reads those alone: a weight that is changed afterwards is not seen until the model is unfrozen.
-    :func:`unfreeze`, ``model.train()``, a call with gradients, ``model.to(...)`` and ``load_state_dict`` end it.
+    Without this, inference on a CPU packs the layers' weights for the kernels in every call. On other devices it stacks
+    the weights of q, k and v in every call, if they are three tensors. A frozen model keeps these copies, which are at
+    most as large as its layers' weights, and computes with them. If a weight is changed, the frozen model does not see
+    it. :func:`unfreeze`, ``model.train()``, a call with gradients, ``model.to(...)`` and ``load_state_dict`` unfreeze
+    the model.
 
     Args:
-        model: an encoder or a model over one, or a Hugging Face model that :func:`fastenc.patch` has patched.
-    Raises: ValueError in training mode, and for a model that has nothing to freeze.
+        model: an encoder or a model with an encoder, or a Hugging Face model that :func:`fastenc.patch` has patched.
+    Raises: ValueError in training mode, and for a model that is neither.
     """
     if getattr(model, "training", False):
         raise ValueError("freeze is for inference, got a model in training mode: call eval() first")
@@ -28,7 +29,7 @@ def freeze(model: Any) -> Any:
 
 
 def unfreeze(model: Any) -> Any:
-    """End :func:`freeze`, and return the model."""
+    """Drop the copies of the weights that :func:`freeze` made. Returns the model."""
     for _, frozen in _frozen_weights(model):
         frozen.drop()
     return model

@@ -1,6 +1,6 @@
-"""Packed batches: the sequences of a batch end to end in one row of tokens, without padding.
+"""Packed batches: the sequences of a batch concatenated, without padding.
 
-The host packs once, before the embeddings. ``fastenc.ops.unpack`` restores the padded layout, if it is wanted.
+The host packs a batch once, before the embeddings. ``fastenc.ops.unpack`` restores the padded layout if it is needed.
 """
 
 import weakref
@@ -20,7 +20,7 @@ BUILD = "build the batch with fastenc.packing.pack or pack_sequences"
 
 @dataclass(frozen=True)
 class PackedBatch:
-    """Sequences laid end to end.
+    """A batch of sequences, concatenated without padding.
 
     Fields (T = total tokens, B = sequences):
         input_ids: (T,) int64.
@@ -30,10 +30,10 @@ class PackedBatch:
         token_type_ids: (T,) int64, or None for all zeros.
         indices: (T,) int64, ascending, the index of each token in the flattened padded batch, or None.
         padded_shape: (B, length) of that padded batch, or None.
-        hidden: (T, hidden_size), the encoder's output for these tokens if it was computed before. The encoder then
-            returns it unchanged.
-    Raises: ValueError naming the field, the value and the rule. Offsets and indices are read on CPU tensors only; on an
-        accelerator that would wait for the device.
+        hidden: (T, hidden_size), the encoder's output for these tokens if it was computed before, or None. The encoder
+            then returns it unchanged.
+    Raises: ValueError naming the field, the value and the rule. The values of offsets and indices are checked on CPU
+        tensors only, because on an accelerator that would wait for the device.
     """
 
     input_ids: Tensor
@@ -59,7 +59,8 @@ class PackedBatch:
                 )
         if self.hidden is not None and (self.hidden.dim() != 2 or self.hidden.shape[:1] != tokens):
             raise ValueError(
-                f"hidden must have one row for each of the {tokens[0]} tokens, got shape {tuple(self.hidden.shape)}"
+                f"hidden must have one row for each of the {tokens[0]} tokens, got shape {tuple(self.hidden.shape)}: "
+                "pass the encoder's packed output for this batch"
             )
         for name, value in vars(self).items():
             if isinstance(value, Tensor) and value.device != self.input_ids.device:
@@ -81,7 +82,7 @@ class PackedBatch:
         rows, length = self.padded_shape
         if rows != self.num_sequences or length < 0:
             raise ValueError(
-                f"padded_shape must be ({self.num_sequences}, length), one row a sequence, got {self.padded_shape}: "
+                f"padded_shape must be ({self.num_sequences}, length), a row per sequence, got {self.padded_shape}: "
                 f"{BUILD}"
             )
         if self.indices.device.type != "cpu" or torch.compiler.is_compiling():
@@ -92,8 +93,8 @@ class PackedBatch:
             torch.searchsorted(self.indices, ends, out_int32=True), self.cu_seqlens
         ):
             raise ValueError(
-                f"indices must ascend, those of each sequence inside its row of {length} in {rows} x {length}, got "
-                f"{self.indices.tolist()[:8]}...: {BUILD}"
+                f"indices must ascend, and a sequence's indices must lie in its row of the padded shape ({rows}, "
+                f"{length}), got {self.indices.tolist()[:8]}...: {BUILD}"
             )
 
     @property
@@ -105,10 +106,10 @@ class PackedBatch:
         return self.cu_seqlens.shape[0] - 1
 
     def padded_indices(self) -> tuple[Tensor, tuple[int, int]]:
-        """(indices, padded_shape). A batch packed from lists is laid out with right padding up to max_seqlen."""
+        """(indices, padded_shape). A batch packed from lists gets right padding up to max_seqlen."""
         if self.indices is not None and self.padded_shape is not None:
             return self.indices, self.padded_shape
-        # A sequence's tokens move on by the padding before its row.
+        # The index of a token is its packed index plus the padding of all rows before its own.
         starts = torch.arange(self.num_sequences, device=self.cu_seqlens.device) * self.max_seqlen
         padding = torch.repeat_interleave(
             starts - self.cu_seqlens[:-1], self.cu_seqlens.diff(), output_size=self.total_tokens
@@ -126,9 +127,9 @@ class PackedBatch:
         return replace(self, **moved)
 
     def split(self, groups: Sequence[tuple[int, int, int]]) -> list["PackedBatch"]:
-        """Batches of consecutive sequences.
+        """Split the batch into batches of consecutive sequences. The new batches have no indices.
 
-        Args: groups: (number of sequences, number of tokens, length of the longest sequence) of each batch.
+        Args: groups: (number of sequences, number of tokens, length of the longest sequence) of each new batch.
         """
         batches, sequence, token = [], 0, 0
         for sequences, tokens, longest in groups:
@@ -149,13 +150,14 @@ class PackedBatch:
 
 @dataclass(frozen=True)
 class Documents:
-    """Assigns the sequences of a packed batch to documents: each sequence is a chunk of one document.
+    """Documents whose chunks are the sequences of a packed batch.
 
     Fields (B = sequences, D = documents):
         cu_chunks: (D+1,) int32, offsets of the documents among the sequences, from 0 to B.
         max_chunks: the largest number of chunks of a document, a host int.
         position_ids: (B,) int64, position of each chunk in its document, from 0.
-        groups: host ints for :meth:`PackedBatch.split`; inference encodes one group after the other.
+        groups: (sequences, tokens, longest sequence) of each group, host ints for :meth:`PackedBatch.split`. Inference
+            encodes one group at a time.
     """
 
     cu_chunks: Tensor
@@ -164,7 +166,7 @@ class Documents:
     groups: tuple[tuple[int, int, int], ...]
 
     def to(self, device: torch.device | str, non_blocking: bool = True) -> "Documents":
-        """The same assignment with its tensors on ``device``."""
+        """The same documents with their tensors on ``device``."""
         move = lambda tensor: send(tensor, device, non_blocking)
         return replace(self, cu_chunks=move(self.cu_chunks), position_ids=move(self.position_ids))
 
@@ -172,10 +174,11 @@ class Documents:
 def pack_documents(
     chunk_lengths: Sequence[Sequence[int]], tokens_at_once: int = 16_384
 ) -> Documents:
-    """Describe documents by the lengths of their chunks. The batch holds the chunks in this order.
+    """The :class:`Documents` of a batch that holds the chunks in the given order.
 
     Args:
-        tokens_at_once: the largest number of tokens in a group, unless a single chunk has more.
+        chunk_lengths: for each document, the numbers of tokens of its chunks.
+        tokens_at_once: largest number of tokens in a group; a single chunk may have more.
     Raises: ValueError for a document without chunks.
     """
     counts = [len(lengths) for lengths in chunk_lengths]
@@ -201,7 +204,7 @@ def pack_documents(
 
 
 def single_chunks(batch: PackedBatch) -> Documents:
-    """Each sequence of a batch as a document of one chunk, all in one group."""
+    """:class:`Documents` in which each sequence of a batch is a document with one chunk, all in one group."""
     count, device = batch.num_sequences, batch.cu_seqlens.device
     return Documents(
         cu_chunks=torch.arange(count + 1, dtype=torch.int32, device=device),
@@ -223,11 +226,13 @@ def pack(
 
     Args:
         input_ids: (B, length) integer.
-        attention_mask: (B, length), non-zero at real tokens; None keeps every token. Padding may be at the left, at
+        attention_mask: (B, length), non-zero at real tokens; None keeps every token. Padding may be on the left, on
             the right or between tokens. The order of the tokens is kept.
         token_type_ids: (B, length) integer or None.
-        total_tokens, max_seqlen: the number of real tokens, and the longest sequence. Without them the function reads
-            both back to the host, which waits for a GPU; so pack CPU tensors where possible.
+        total_tokens, max_seqlen: the number of real tokens, and the length of the longest sequence. Without them the
+            function reads both back to the host. For tensors on a GPU that waits for the device, so pack CPU tensors
+            where possible.
+    Returns: a :class:`PackedBatch` with indices, on the device of input_ids.
     Raises: ValueError if the shapes differ or input_ids is not two-dimensional.
     """
     if input_ids.dim() != 2:
@@ -272,7 +277,14 @@ def pack(
 def pack_sequences(
     sequences: Sequence[Sequence[int]], token_type_ids: Sequence[Sequence[int]] | None = None
 ) -> PackedBatch:
-    """Pack lists of token ids. Collators call this on the host."""
+    """Pack lists of token ids, for collators.
+
+    Args:
+        sequences: the token ids of each sequence.
+        token_type_ids: lists of the same lengths, or None.
+    Returns: a :class:`PackedBatch` of CPU tensors, without indices.
+    Raises: ValueError if the lengths differ.
+    """
     lengths = [len(sequence) for sequence in sequences]
     if token_type_ids is not None and [len(types) for types in token_type_ids] != lengths:
         raise ValueError(
@@ -289,8 +301,8 @@ def pack_sequences(
     )
 
 
-# The offsets that were last found good: their version, the tokens and the longest sequence that they were checked with.
-# Replaced as one, because several threads may check.
+# The last offsets that passed the check: a weak reference to them, their version, and the total_tokens and max_seqlen
+# of that check. The tuple is replaced as a whole, because several threads may check.
 _last_checked: tuple[Callable[[], Tensor | None], int | None, int, int] = (lambda: None, 0, 0, 0)
 
 
@@ -299,11 +311,12 @@ def check_cu_seqlens(
 ) -> None:
     """Check offsets: int32, one-dimensional, from 0 to total_tokens, non-decreasing, no sequence above max_seqlen.
 
-    Values are checked on CPU tensors only, because on a GPU the check would wait for the device; and once a batch,
-    though every layer asks: the C++ kernels check again what would lead outside the buffers.
+    The values are checked on CPU tensors only, because on a GPU the check would wait for the device. Every layer calls
+    this, but the values of a batch are read once: a second call with the same tensor returns early. The C++ kernels
+    check again that no offset leads outside the buffers.
 
     Args: suffix: appended to the names in messages; "_q" makes cu_seqlens_q and max_seqlen_q.
-    Raises: ValueError with the rule, the value and the remedy.
+    Raises: ValueError stating rule, received value, remedy.
     """
     if cu_seqlens.dtype != torch.int32 or cu_seqlens.dim() != 1 or cu_seqlens.shape[0] < 1:
         raise ValueError(
@@ -311,13 +324,16 @@ def check_cu_seqlens(
             f"{tuple(cu_seqlens.shape)}: build it with fastenc.packing.pack"
         )
     if max_seqlen < 0:
-        raise ValueError(f"max_seqlen{suffix} must be at least 0, got {max_seqlen}")
+        raise ValueError(
+            f"max_seqlen{suffix} must be at least 0, got {max_seqlen}: pass the batch's max_seqlen"
+        )
     if cu_seqlens.device.type != "cpu" or torch.compiler.is_compiling():
         return
     global _last_checked
     version = None if cu_seqlens.is_inference() else cu_seqlens._version
-    good, *last, longest = _last_checked
-    if good() is cu_seqlens and last == [version, total_tokens] and longest <= max_seqlen:
+    checked, *checked_with, longest = _last_checked
+    same = checked() is cu_seqlens and checked_with == [version, total_tokens]
+    if same and longest <= max_seqlen:
         return
     _check_offsets(cu_seqlens.tolist(), total_tokens, max_seqlen, suffix)
     _last_checked = weakref.ref(cu_seqlens), version, total_tokens, max_seqlen

@@ -394,7 +394,9 @@ def test_errors_are_one_line(folder, pretrained, finetuned, capsys, monkeypatch)
     assert "must have the head of a task, got BertForMaskedLM: fine-tune it first" in text
     (folder / "other.tsv").write_text(dev.read_text().replace("pos", "good"))
     text = failure(capsys, "finetune", finetuned, folder / "other.tsv", "-o", folder / "x")
-    assert "head tells ['neg', 'pos'] apart, the data has ['good', 'neg'] (look at 'good')" in text
+    assert (
+        "head has the labels ['neg', 'pos'], the data has ['good', 'neg'] (look at 'good')" in text
+    )
     text = failure(capsys, "predict", finetuned, folder / "none.txt", "-o", folder / "x.tsv")
     assert "none.txt" in text and not (folder / "x.tsv").exists()
     text = failure(

@@ -43,7 +43,7 @@ FLOAT32_POINTERS = {"lse", "delta", "dlse", "wide_dq", "mean", "rstd", "partial"
 FLOAT32_POINTERS |= {"alibi", "relative", "key_bias", "table"}
 INTEGER_POINTERS = {
     **dict.fromkeys(("cu_seqlens", "cu_seqlens_q", "cu_seqlens_k", "bounds", "blocks"), "*i32"),
-    **dict.fromkeys(("every", "long"), "*i32"),
+    **dict.fromkeys(("all_blocks", "long_blocks"), "*i32"),
     **dict.fromkeys(("argmax", "seqused", "last", "finished"), "*i32"),
     **dict.fromkeys(("rng", "keys", "seed", "ids", "indices"), "*i64"),
     **dict.fromkeys(("positions", "types", "order"), "*i64"),

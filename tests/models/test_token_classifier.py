@@ -170,10 +170,10 @@ def test_bad_input_is_named(tmp_path):
     ours = TokenClassifier(TINY, label_names=IOB2)
     batch = pack_sequences([[1, 2, 3]])
     with pytest.raises(
-        ValueError, match=r"labels must be int64 of shape \(3,\), one class a packed"
+        ValueError, match=r"labels must be int64 of shape \(3,\), one class per packed"
     ):
         ours(batch, torch.tensor([1]))
-    with pytest.raises(ValueError, match="label_names must name 3 labels"):
+    with pytest.raises(ValueError, match="label_names must have a name for each of the 3 labels"):
         TokenClassifier(TINY, num_labels=3, label_names=IOB2)
     ours.save_pretrained(tmp_path / "tokens")
     with pytest.raises(
@@ -186,6 +186,6 @@ def test_bad_input_is_named(tmp_path):
     ):
         TokenClassifier.from_pretrained(tmp_path / "texts", label_names=IOB2)
     with pytest.raises(
-        ValueError, match=r"head tells .* apart, the data has \['O', 'B-Z'\] \(look at"
+        ValueError, match=r"head has the labels .*, the data has \['O', 'B-Z'\] \(look at"
     ):
         TokenClassifier.from_pretrained(tmp_path / "tokens", label_names=["O", "B-Z"])

@@ -165,13 +165,13 @@ def test_only_the_wanted_states_are_visited(tmp_path):
     [
         ({"layers": (5,)}, "layers must be from 0 .* to the model's 4, .* got 5"),
         ({"layers": (-6,)}, "or -1 to -5 from the last, got -6"),
-        ({"layers": (-1, 4)}, "each layer once"),
+        ({"layers": (-1, 4)}, "each layer only once"),
         ({"layers": ()}, "at least one"),
         ({"combine": "max"}, "combine must be one of mean, sum, concat, last or a ScalarMix"),
-        ({"combine": ScalarMix(2)}, "weights for 2 states, got 4 layers"),
+        ({"combine": ScalarMix(2)}, "weight for each of the 4 layers, got one with 2"),
         ({"subwords": "all"}, "subwords must be one of first, mean, last, got 'all'"),
         ({"batch_size": 0}, "batch_size must be at least 1"),
-        ({"out": "x.txt"}, "out must end in .npy, got x.txt"),
+        ({"out": "x.txt"}, "out must be a file name that ends in .npy, got x.txt"),
     ],
 )
 def test_what_is_wrong_is_said_before_any_work(tmp_path, options, message):

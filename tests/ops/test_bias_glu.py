@@ -126,7 +126,10 @@ def test_modules():
 def test_bad_input_is_named():
     x = torch.ones(2, 8)
     for call, message in (
-        (lambda: bias_glu(torch.ones(2, 7)), "last dimension of x must be even, two halves, got 7"),
+        (
+            lambda: bias_glu(torch.ones(2, 7)),
+            "last dimension of x must be even, because it has two halves, got 7",
+        ),
         (lambda: bias_glu(x, torch.ones(4)), r"bias must have shape \(8,\)"),
         (lambda: bias_glu(x, activation="relu"), r"activation must be one of .* got 'relu'"),
         (lambda: bias_glu(x.long()), "must be a floating-point tensor"),

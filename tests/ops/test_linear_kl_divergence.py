@@ -158,14 +158,14 @@ def test_bad_input_is_named():
         (0, values[0][0], r"hidden must be floating point of shape \(rows, width\)"),
         (1, values[1][:, 1:], r"weight must have shape \(vocabulary, 8\), got \(37, 7\)"),
         (2, values[2][1:], r"bias must have shape \(37,\), got \(36,\)"),
-        (3, values[3][1:], "the same rows, got 13 and 12"),
+        (3, values[3][1:], "the same number of rows, got 13 and 12"),
         (4, values[4][:, 1:], r"teacher_weight must have shape \(vocabulary, 12\)"),
     ):
         with pytest.raises(ValueError, match=message):
             linear_kl_divergence(*values[:index], value, *values[index + 1 :])
     smaller = [*values[:4], values[4][1:], values[5][1:]]
     with pytest.raises(
-        ValueError, match=r"the same vocabulary, got 37 and 36: .* the same tokenizer"
+        ValueError, match=r"the same vocabulary size, got 37 and 36: .* the same tokenizer"
     ):
         linear_kl_divergence(*smaller)
     with pytest.raises(ValueError, match="temperature must be above 0, got 0"):

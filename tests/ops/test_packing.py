@@ -120,7 +120,9 @@ def fields(**changes):
     ],
 )
 def test_indices_lie_in_their_sequences_rows(indices):
-    with pytest.raises(ValueError, match=r"indices must ascend, .* row of 3 in 2 x 3, got \["):
+    with pytest.raises(
+        ValueError, match=r"indices must ascend, .* row of the padded shape \(2, 3\), got \["
+    ):
         PackedBatch(**fields(indices=torch.tensor(indices)))
 
 

@@ -114,7 +114,7 @@ TABLE = torch.zeros(3, 8)
         ({"table": torch.zeros(3, 7)}, "rotary_dim even.*got torch.float32 of shape \\(3, 7\\)"),
         ({"table": torch.zeros(3, 18)}, "at most the head_dim 16, got .*\\(3, 18\\)"),
         ({"table": TABLE[:2]}, "a row for each position below max_seqlen 3, got 2"),
-        ({"table": TABLE.clone().requires_grad_()}, "table has no gradient.*detach it"),
+        ({"table": TABLE.clone().requires_grad_()}, "table is not differentiable.*detach it"),
         ({"table": TABLE.to("meta")}, "table must be on the input's device cpu, got meta"),
         ({"max_seqlen": 2}, "max_seqlen must be at least the longest sequence, got 2"),
     ],

@@ -149,7 +149,7 @@ def test_a_head_of_another_kind_is_an_error(tmp_path):
     for options, message in (
         (dict(representation="biaffine"), "head has representation boundary, got biaffine"),
         (dict(max_span_words=5), "head has max_span_words 4, got 5"),
-        (dict(label_names=["Z"]), r"head tells \['X'\] apart, the data has \['Z'\]"),
+        (dict(label_names=["Z"]), r"head has the labels \['X'\], the data has \['Z'\]"),
     ):
         with pytest.raises(ValueError, match=message):
             load(**options)
@@ -165,7 +165,7 @@ def test_a_head_of_another_kind_is_an_error(tmp_path):
         (dict(representation="mean"), "representation must be one of .* got mean"),
         (dict(span_size=0), "span_size must be at least 1, got 0"),
         (dict(max_span_words=0), "max_span_words must be at least 1, got 0"),
-        (dict(representation="biaffine", length_embedding=True), "length_embedding is for the"),
+        (dict(representation="biaffine", length_embedding=True), "length_embedding needs the"),
         (dict(decoding="both"), "decoding must be one of flat, nested, got both"),
     ],
 )

@@ -46,17 +46,17 @@ def test_blocks_of_a_batch(chosen, lengths):
     cu_seqlens = offsets(lengths, chosen.device)
     x = torch.empty(sum(lengths), 1, device=chosen.device)
     blocks = attention_blocks(x, cu_seqlens, max(lengths))
-    assert found_in(blocks.every, lengths) == blocks_of(lengths)
+    assert found_in(blocks.all_blocks, lengths) == blocks_of(lengths)
     long = [entry for entry in blocks_of(lengths) if lengths[entry[0]] > 128]
-    assert found_in(blocks.long, lengths) == long
+    assert found_in(blocks.long_blocks, lengths) == long
 
 
 def test_a_table_has_room_for_the_most_blocks_that_there_can_be(chosen):
     """Sequences of one token more than whole blocks, so that no entry is left."""
     lengths = (193, 129, 1)
     blocks = attention_blocks(torch.empty(323, 1), offsets(lengths, chosen.device), 193)
-    assert blocks.every.tolist() == blocks_of(lengths)
-    assert blocks.long.tolist() == blocks_of((193, 129, 0))
+    assert blocks.all_blocks.tolist() == blocks_of(lengths)
+    assert blocks.long_blocks.tolist() == blocks_of((193, 129, 0))
 
 
 def test_the_fake_knows_the_tables_shapes(chosen):

@@ -1,4 +1,4 @@
-"""Encoders and their heads, loaded from and saved to the families' own checkpoints."""
+"""Encoders and models with heads, loaded from and saved to checkpoints in transformers' format."""
 
 from fastenc.models.config import EncoderConfig
 from fastenc.models.encoder import Encoder, EncoderOutput

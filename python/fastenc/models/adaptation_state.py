@@ -1,4 +1,4 @@
-"""What :mod:`fastenc.adapt` has added to an encoder, as one object that the encoder holds."""
+"""The state of an encoder's adaptations (:mod:`fastenc.adapt`), as one object that the encoder holds."""
 
 from typing import Any
 
@@ -6,15 +6,15 @@ from torch import Tensor, nn
 
 
 class AdaptationState(nn.Module):
-    """The adaptations of one encoder; what they add to the layers stands in the layers.
+    """The adaptations of one encoder. Modules that they add to a layer are stored in the layer.
 
     Attributes:
         descriptions: name → the adaptation's description.
-        current: the one in use, or None.
-        first_position: of every sequence; a prefix stands on those before it.
-        prompts: vectors put before every sequence, by name.
-        heads: the head's values for each adaptation, None for the model without one.
-        unmerged_weights: the weights as they were before an adaptation was merged into them.
+        current: name of the adaptation in use, or None.
+        first_position: position of every sequence's first token; a prefix takes the positions before it.
+        prompts: name → vectors (length, hidden_size) that are prepended to every sequence.
+        heads: name → values of the head's parameters for this adaptation; None: for the model without adaptation.
+        unmerged_weights: (weight, copy of its values before an adaptation was merged into it).
     """
 
     def __init__(self) -> None:

@@ -1,7 +1,7 @@
-"""Adding small trained modules to a frozen model, and choosing among them.
+"""Adds small trained modules to a frozen model, and selects one of several.
 
-Models and encoders are known by what they have (``encoder``, ``adapted``, ``layers``), not by their class, which needs
-this file.
+Models and encoders are recognised by their attributes (``encoder``, ``adapted``, ``layers``) and not by their classes,
+because the files of these classes import this one.
 """
 
 from collections.abc import Sequence
@@ -14,19 +14,21 @@ from torch import nn
 from fastenc.models.config import EncoderConfig
 from fastenc.nn.adaptation import Bottleneck, LayerAdaptation, LowRank
 
-# The linear layers that LoRA can be given to; a family has "qkv" or the first three, and "gate" where it has one.
+# The linear layers that LoRA can be added to. A family has either "qkv" or the first three; "gate" only if it is gated.
 LORA_TARGETS = ("query", "key", "value", "qkv", "attention_out", "gate", "up", "down")
 
 
 @dataclass(frozen=True)
 class Lora:
-    """Low-rank additions to linear layers.
+    """LoRA: low-rank additions to linear layers.
 
     Fields:
-        rank: of each addition; alpha: an addition is scaled by alpha / rank.
-        targets: of "query", "key", "value", "attention_out", "up", "down"; "qkv" where a family keeps the first three
-            in one layer, "gate" where it has a gate apart. None: "query" and "value", or "qkv".
-        dropout_p: of the addition's input, in training.
+        rank: rank of each addition.
+        alpha: an addition is scaled by alpha / rank.
+        targets: the linear layers, of "query", "key", "value", "attention_out", "up", "down"; "qkv" for a family that
+            keeps the first three in one layer; "gate" for one that has a separate gate. None: "query" and "value", or
+            "qkv".
+        dropout_p: probability of dropout on the addition's input, in training.
     Raises: ValueError naming the field, the rule and the value.
     Source: Hu et al. 2021, arXiv:2106.09685.
     """
@@ -45,7 +47,7 @@ class Lora:
             raise ValueError(f"dropout_p must be in [0, 1), got {self.dropout_p}")
 
     def targets_of(self, config: EncoderConfig) -> tuple[str, ...]:
-        """The targets in a model of this configuration. Raises: ValueError for one that its family has not."""
+        """The targets for a model of this configuration. Raises: ValueError for one that its family does not have."""
         known = [t for names in config.architecture.lora_targets(config).values() for t in names]
         targets = self.targets
         if targets is None:
@@ -53,8 +55,8 @@ class Lora:
         unknown = [target for target in targets if target not in known]
         if unknown:
             raise ValueError(
-                f"targets of a {config.family} model must be of {known}, got {unknown[0]!r}: its checkpoints have no "
-                "such layer"
+                f"targets of a {config.family} model must be of {known}, got {unknown[0]!r}: leave it out, its "
+                "checkpoints have no such layer"
             )
         return tuple(target for target in known if target in targets)
 
@@ -94,10 +96,10 @@ class Adapters:
 
 @dataclass(frozen=True)
 class PrefixTuning:
-    """``length`` learned keys and values in every layer, on the first positions: a sequence's begin after them.
+    """``length`` learned keys and values in every layer, which every token also attends to.
 
-    So the longest sequence has ``length`` tokens fewer. The PEFT library computes the same; it has no prefixes for
-    DistilBERT.
+    They take the first ``length`` positions. So the position ids of a sequence start at ``length``, and the longest
+    sequence has ``length`` tokens fewer. The PEFT library computes the same; it has no prefixes for DistilBERT.
     Source: Li and Liang 2021, arXiv:2101.00190.
     """
 
@@ -112,9 +114,9 @@ class PrefixTuning:
 
 @dataclass(frozen=True)
 class PromptTuning:
-    """``length`` learned vectors before every sequence, as outputs of the embeddings; heads do not see them.
+    """``length`` learned vectors that are prepended to every sequence after the embeddings; heads do not see them.
 
-    They start as the embeddings of tokens drawn at random. Source: Lester et al. 2021, arXiv:2104.08691.
+    They are initialised with the embeddings of random tokens. Source: Lester et al. 2021, arXiv:2104.08691.
     """
 
     length: int = 20
@@ -124,7 +126,7 @@ class PromptTuning:
 
 
 Adaptation = Lora | Adapters | PrefixTuning | PromptTuning
-# What one adds: a prompt, or something to each layer.
+# What an adaptation adds to an encoder: a prompt, or a module for each layer.
 Additions = nn.Parameter | list[LayerAdaptation]
 METHODS: dict[str, type] = {
     "lora": Lora,
@@ -140,20 +142,22 @@ def _at_least_one(name: str, value: int) -> None:
 
 
 def add_adaptation(model: Any, adaptation: Adaptation, name: str = "default") -> None:
-    """Freeze the encoder, pooler included, add trained modules to it and use them; the head stays trained, and so does
-    a pooler that the checkpoint lacked.
+    """Freeze the encoder with its pooler, add trained modules to it, and use them.
+
+    The head remains trainable, and so does a pooler that was not in the checkpoint.
 
     Args:
-        name: tells several adaptations of one encoder apart.
-    Raises: ValueError for a name that is taken, or that cannot be one, a prefix that leaves no position, or while an
-        adaptation is merged.
+        model: an encoder or a model with an encoder.
+        name: the adaptation's name; a model can have several.
+    Raises: ValueError for a name that exists or is not an identifier, a prefix that leaves no position, a method that
+        the architecture does not support, or while an adaptation is merged.
     """
     check_new(model, adaptation, name)
     add_modules(model, adaptation, new_modules(encoder_of(model), adaptation), name)
 
 
 def check_new(model: Any, adaptation: Adaptation, name: str) -> None:
-    """Raises: ValueError, as :func:`add_adaptation` says."""
+    """Raise ValueError if :func:`add_adaptation` would."""
     encoder = encoder_of(model)
     if name in encoder.adapted.descriptions:
         raise ValueError(f"the model has an adaptation {name!r} already: give another name")
@@ -162,7 +166,8 @@ def check_new(model: Any, adaptation: Adaptation, name: str) -> None:
     positions = model.config.max_positions
     if isinstance(adaptation, PrefixTuning) and adaptation.length >= positions:
         raise ValueError(
-            f"length of a prefix must be less than the model's {positions} positions, got {adaptation.length}"
+            f"length of a prefix must be less than the model's {positions} positions, got {adaptation.length}: "
+            "give a shorter prefix"
         )
     if isinstance(adaptation, Lora):
         adaptation.targets_of(model.config)
@@ -172,9 +177,9 @@ def check_new(model: Any, adaptation: Adaptation, name: str) -> None:
 
 
 def _check_prefix(encoder: Any) -> None:
-    """Raises: ValueError where a prefix, which has no positions, has no defined distance from the tokens."""
+    """Raise ValueError if attention depends on distances, which are not defined between a prefix and the tokens."""
     if encoder.relative_bias_spec is not None or any(encoder.rotary):
-        reason = "its attention depends on the distance of tokens"
+        reason = "its attention depends on the distance between tokens"
     elif any(spec.attention.window != (-1, -1) for spec in encoder.specs):
         reason = "its attention has a window"
     elif len(encoder.layers) != len(encoder.specs):
@@ -187,7 +192,7 @@ def _check_prefix(encoder: Any) -> None:
 
 
 def new_modules(encoder: Any, adaptation: Adaptation) -> Additions:
-    """What an adaptation adds to an encoder, with first values."""
+    """The modules or the prompt that an adaptation adds to an encoder, initialised."""
     weight = encoder.embeddings.word.weight
     if isinstance(adaptation, PromptTuning):
         tokens = torch.randint(weight.shape[0], (adaptation.length,), device=weight.device)
@@ -200,7 +205,7 @@ def new_modules(encoder: Any, adaptation: Adaptation) -> Additions:
 
 
 def add_modules(model: Any, adaptation: Adaptation, added: Additions, name: str) -> None:
-    """Freeze the encoder, add the modules to it and use them."""
+    """Freeze the encoder, add the given modules or prompt to it, and use them."""
     encoder = encoder_of(model)
     encoder.requires_grad_(False)
     for key, parameter in head_parameters(model).items():
@@ -216,10 +221,11 @@ def add_modules(model: Any, adaptation: Adaptation, added: Additions, name: str)
 
 
 def use_adaptation(model: Any, name: str | None) -> None:
-    """Compute with the adaptation of this name, which alone will be trained; None: with the encoder as it was.
+    """Use the adaptation of this name; only it can then be trained. None: use the encoder without adaptation.
 
-    Each adaptation has its own values of the head's parameters; a new one starts from those of the one before.
-    Raises: ValueError for a name that the model does not have, or while one is merged.
+    Each adaptation has separate values of the head's parameters. Those of a new adaptation are copied from the one that
+    was in use before.
+    Raises: ValueError for a name that the model does not have, or while an adaptation is merged.
     """
     encoder = encoder_of(model)
     adapted = encoder.adapted
@@ -251,18 +257,20 @@ def _check_unmerged(encoder: Any) -> None:
 
 @torch.no_grad()
 def merge_adaptation(model: Any) -> None:
-    """Add the LoRA in use to the weights, so that inference costs what it did without; the old weights are kept.
+    """Add the LoRA in use to the weights, so that inference does not compute it separately.
 
-    ``save_pretrained`` then writes an ordinary checkpoint.
+    Copies of the weights are kept for :func:`unmerge_adaptation`. ``save_pretrained`` writes an ordinary checkpoint of
+    a merged model.
     Raises: ValueError when the adaptation in use is not LoRA, or is merged already.
     """
     encoder = encoder_of(model)
     adapted = encoder.adapted
     name, used, merged = adapted.current, adapted.in_use(), bool(adapted.unmerged_weights)
     if name is None or not isinstance(used, Lora) or merged:
+        remedy = "unmerge it first" if merged else "call use_adaptation first"
         found = "one that is merged already" if merged else used
         raise ValueError(
-            f"only a LoRA in use can be merged into the weights, got {found}: call use_adaptation first"
+            f"only a LoRA in use can be merged into the weights, got {found}: {remedy}"
         )
     encoder.frozen.drop()
     for layer in encoder.layers:
@@ -275,9 +283,9 @@ def merge_adaptation(model: Any) -> None:
 
 @torch.no_grad()
 def unmerge_adaptation(model: Any) -> None:
-    """Put the weights back, bit for bit, and use the LoRA beside them again.
+    """Restore the weights exactly as they were before :func:`merge_adaptation`, and use the LoRA separately again.
 
-    Raises: ValueError when none is merged.
+    Raises: ValueError when no adaptation is merged.
     """
     encoder = encoder_of(model)
     adapted = encoder.adapted
@@ -291,20 +299,20 @@ def unmerge_adaptation(model: Any) -> None:
 
 
 def encoder_of(model: Any) -> Any:
-    """The encoder in a model, or the model itself."""
+    """The encoder of a model, or the model itself if it is an encoder."""
     return getattr(model, "encoder", model)
 
 
 def added_modules(encoder: Any, name: str) -> Additions:
-    """What an adaptation added to an encoder."""
+    """The modules or the prompt that an adaptation added to an encoder."""
     if name in encoder.adapted.prompts:
         return encoder.adapted.prompts[name]
     return [layer.adaptations[name] for layer in encoder.layers]
 
 
 def head_parameters(model: Any) -> dict[str, nn.Parameter]:
-    """The parameters that are not the checkpoint's encoder, by name: the head's, and of an encoder what had to be given
-    first weights, a pooler."""
+    """Name → parameter of all that is not the checkpoint's encoder: the head, and parameters that the checkpoint did
+    not have and that were initialised, such as a pooler."""
     bare = encoder_of(model) is model
     is_heads = lambda name: name in model.first_weights or not (bare or name.startswith("encoder."))
     return {name: p for name, p in model.named_parameters() if is_heads(name)}

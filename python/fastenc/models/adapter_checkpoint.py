@@ -1,8 +1,8 @@
-"""Files of an adaptation: the added weights and the head, without the encoder they belong to.
+"""Files of an adaptation: the added weights and the head, without the encoder.
 
-LoRA and prefixes are written and read as the PEFT library does (adapter_config.json, adapter_model.safetensors), and
-predict the same there; but its question answering, and its feature extraction with a prefix, hand no token types on.
-Bottlenecks and prompts, for which it has no such format, are under names of our own.
+LoRA and prefixes are written and read in the PEFT library's format (adapter_config.json, adapter_model.safetensors). A
+PEFT model loaded from these files predicts the same, except that PEFT's question answering, and its feature extraction
+with a prefix, ignore token types. PEFT has no format for bottlenecks and prompts; they have names of this library.
 """
 
 import json
@@ -37,7 +37,7 @@ from fastenc.nn.adaptation import LayerAdaptation, LowRank
 BASE, PROMPT = "base_model.", "prompt_embeddings"
 TYPES = {Lora: "LORA", PrefixTuning: "PREFIX_TUNING", Adapters: "FASTENC_ADAPTERS"}
 TYPES[PromptTuning] = "FASTENC_PROMPT"
-# What PEFT's LoRA can do beyond ours, and the value that means it does not.
+# Options of PEFT's LoRA that are not supported here → the value that switches them off.
 UNSUPPORTED = {"bias": "none", "use_dora": False, "rank_pattern": {}, "alpha_pattern": {}}
 
 
@@ -54,10 +54,10 @@ def load(
     dtype: torch.dtype,
     options: dict[str, Any],
 ) -> Any:
-    """The base model that a folder's adaptation belongs to, with it and the head that ``values``, a config.json's,
-    describe.
+    """Load the base model of a folder's adaptation, with the adaptation and the head.
 
-    Raises: ValueError when the base is not where it was.
+    Args: values: the contents of config.json, which describe the head.
+    Raises: ValueError if the base model is not found under the name that the folder gives.
     """
     model = cls._load(checkpoint.base_of(folder), values, dtype, options)
     _add_from(folder, model, "default")
@@ -67,9 +67,10 @@ def load(
 
 
 def load_adaptation(model: Any, folder: str | Path, name: str = "default") -> None:
-    """Add the adaptation of a folder to a model and use it; a model that it does not fit stays as it was.
+    """Add the adaptation of a folder to a model and use it.
 
-    Raises: ValueError for a file that is damaged, or of another model, task or labels, and as ``add_adaptation``.
+    Raises: ValueError for a damaged file, an adaptation of another model, task or labels, and as
+        :func:`add_adaptation`; the model is then unchanged.
     """
     folder = Path(folder)
     _check_head(folder, model)
@@ -85,8 +86,8 @@ def write(folder: Path, model: Any) -> None:
     name = encoder.adapted.current
     if model.base is None:
         raise ValueError(
-            "an adaptation is saved without the encoder it belongs to, which was not loaded from a checkpoint: "
-            "save it before adding the adaptation, and load it from there"
+            "an adaptation is saved with the path of its encoder's checkpoint, got an encoder that was not loaded from "
+            "a checkpoint: save it before adding the adaptation, and load it from there"
         )
     adaptation = encoder.adapted.in_use()
     tasks = {part: task for task, part in checkpoint.PEFT_TASKS.items()}
@@ -98,7 +99,7 @@ def write(folder: Path, model: Any) -> None:
         **_config(model, adaptation),
     }
     added = _added(model, adaptation, added_modules(encoder, name))
-    # PEFT wraps a model in one module more for LoRA than for a prefix.
+    # PEFT wraps a model in two modules for LoRA and in one for a prefix.
     wrapper = BASE
     if isinstance(adaptation, Lora):
         wrapper = f"{BASE}model."
@@ -124,13 +125,16 @@ def write(folder: Path, model: Any) -> None:
 def adaptation_of(values: dict[str, Any], model: Any, where: Path) -> Adaptation:
     """The adaptation that adapter_config.json describes.
 
-    Raises: ValueError for a kind, or an option of PEFT, that is not computed here.
+    Args: where: the file, for error messages.
+    Raises: ValueError for a method or an option of PEFT that is not supported here.
     """
     kind = values["peft_type"]
     if kind == "LORA":
         for key, expected in UNSUPPORTED.items():
             if values.get(key, expected) != expected:
-                raise ValueError(f"{where}: {key} must be {expected!r}, got {values[key]!r}")
+                raise ValueError(
+                    f"{where}: {key} must be {expected!r}, got {values[key]!r}: use PEFT for this adaptation"
+                )
         targets = _lora_targets(model, values["target_modules"], where)
         alpha, rank = float(values["lora_alpha"]), int(values["r"])
         # Rank-stabilised LoRA divides by the root of the rank.
@@ -148,8 +152,8 @@ def adaptation_of(values: dict[str, Any], model: Any, where: Path) -> Adaptation
 
 
 def _check_head(folder: Path, model: Any) -> None:
-    """Raises: ValueError for a folder whose head means something else than the model's."""
-    if not (folder / checkpoint.CONFIG).exists():  # PEFT keeps the task alone
+    """Raise ValueError if the folder's head is for another task or other labels than the model's."""
+    if not (folder / checkpoint.CONFIG).exists():  # PEFT stores the task only
         task = checkpoint.read_adapter_config(folder).get("task_type") or ""
         model.check_task(folder, {"architectures": [checkpoint.PEFT_TASKS.get(task, "")]})
         return
@@ -158,13 +162,13 @@ def _check_head(folder: Path, model: Any) -> None:
     for key, expected in json.loads(json.dumps(model.extra_config())).items():
         if values.get(key, expected) != expected:
             raise ValueError(
-                f"{folder} has a head whose {key} is {values[key]}, the model's is {expected}: load it as a model of "
-                f"its own, {type(model).__name__}.from_pretrained({str(folder)!r})"
+                f"{folder} has a head whose {key} is {values[key]}, the model's is {expected}: load it as a separate "
+                f"model, {type(model).__name__}.from_pretrained({str(folder)!r})"
             )
 
 
 def _add_from(folder: Path, model: Any, name: str) -> None:
-    """:func:`load_adaptation` for a head that is known to fit."""
+    """:func:`load_adaptation` without the check of the head."""
     where = folder / checkpoint.ADAPTER_CONFIG
     adaptation = adaptation_of(checkpoint.read_adapter_config(folder), model, where)
     check_new(model, adaptation, name)
@@ -179,9 +183,9 @@ def _add_from(folder: Path, model: Any, name: str) -> None:
 def _stored_values(
     folder: Path, model: Any, adaptation: Adaptation, modules: Additions
 ) -> list[tuple[Tensor, Tensor]]:
-    """Each tensor of the modules and of the model's head, with the file's value for it.
+    """(tensor, its value in the file) for each tensor of the modules and of the model's head.
 
-    Raises: ValueError for a file that is damaged, or of another model.
+    Raises: ValueError for a file that is damaged or belongs to another model.
     """
     where = folder / checkpoint.ADAPTER_WEIGHTS
     prefix = _model_prefix(model)
@@ -195,13 +199,13 @@ def _stored_values(
             f"{where} has {min(surplus)}, and LoRA is added to the linear layers of attention and feed-forward alone: "
             "train it without that module"
         )
-    # PEFT keeps of a head what its modules_to_save names; the rest, or all of it, is the model's own.
+    # PEFT stores the modules of a head that modules_to_save names. The others keep the base model's values.
     held = head.keys() & found.keys()
     first = {key for key, (name, _) in head.items() if name in model.first_weights}
     if held and (missing := first - held):
         raise ValueError(
-            f"{where} lacks {min(missing)}, which is of the head, and the base model lacks it too: was it trained "
-            "without modules_to_save for it?"
+            f"{where} lacks the head's {min(missing)}, and the base model lacks it too: was it trained without "
+            "modules_to_save for it?"
         )
     targets = {**added, **{key: [head[key][1]] for key in head if key in held}}
     values: list[tuple[Tensor, Tensor]] = []
@@ -248,8 +252,8 @@ def _config(model: Any, adaptation: Adaptation) -> dict[str, Any]:
 
 
 def _added(model: Any, adaptation: Adaptation, modules: Additions) -> dict[str, list[Tensor]]:
-    """Name in the file, without what PEFT and a head put before it → where its values are, side by side in the last
-    dimension."""
+    """Name in the file, without prefixes of PEFT and of a head → the tensors with its values, which the file holds
+    concatenated along the last dimension."""
     if isinstance(modules, nn.Parameter):
         return {PROMPT: [modules.detach()]}
     if isinstance(adaptation, PrefixTuning):
@@ -278,7 +282,7 @@ def _matrices(model: Any, added: LayerAdaptation, target: str) -> dict[str, Tens
 
 
 def _head(model: Any, with_prefix: bool) -> dict[str, tuple[str, Tensor]]:
-    """The family's name of each parameter of the head → our name, and it."""
+    """The family's name of each parameter of the head → (our name, the parameter)."""
     theirs = model.family_names(with_prefix)
     return {
         theirs[ours][0]: (ours, parameter.detach())
@@ -294,7 +298,7 @@ def _head_modules(model: Any) -> list[str]:
 
 
 def _prefix(model: Any) -> str:
-    """What precedes the encoder's names in transformers' model of this class."""
+    """The prefix of the encoder's names in transformers' model of this class."""
     return "" if model.architecture == "Model" else _model_prefix(model)
 
 
@@ -304,7 +308,7 @@ def _model_prefix(model: Any) -> str:
 
 
 def _lora_modules(model: Any) -> list[tuple[str, str, int]]:
-    """(the encoder's name of the module, target, layer) of every linear layer, or third of q, k, v."""
+    """(the encoder's name of the module, LoRA target, layer's number) of every linear layer of the checkpoint."""
     kind = model.config.architecture
     names, targets = kind.names(model.config), kind.lora_targets(model.config)
     found = []
@@ -317,11 +321,11 @@ def _lora_modules(model: Any) -> list[tuple[str, str, int]]:
 
 
 def _lora_targets(model: Any, wanted: Any, where: Path) -> tuple[str, ...]:
-    """The targets that PEFT's target_modules, a pattern or ends of names, mean in every layer.
+    """The LoRA targets that PEFT's target_modules (a regular expression, or a list of name endings) select.
 
-    Raises: ValueError when they are not the same in all layers.
+    Raises: ValueError if it does not select the same targets in all layers.
     """
-    # With a head or without one, the encoder is the same.
+    # Names may be those of a model with a head or of the encoder alone.
     prefix = _model_prefix(model)
     matches = (
         (lambda name: any(re.fullmatch(wanted, each) for each in (name, prefix + name)))
@@ -334,6 +338,6 @@ def _lora_targets(model: Any, wanted: Any, where: Path) -> tuple[str, ...]:
     if not chosen or len(chosen) != len(targets) * layers:
         raise ValueError(
             f"{where}: target_modules must name the same linear layers in all {layers} layers, "
-            f"got {wanted!r}"
+            f"got {wanted!r}: use PEFT for this adaptation"
         )
     return targets

@@ -1,4 +1,4 @@
-"""Reading and writing model folders: config.json and safetensors, on disk or on a hub."""
+"""Reads and writes model folders: config.json and safetensors, on disk or from the hub."""
 
 import json
 from pathlib import Path
@@ -26,7 +26,7 @@ HUB_FILES = [
     "config_sentence_transformers.json",
     "*/config.json",
 ]
-# PEFT's names of tasks → the part of transformers' class names that tells them.
+# PEFT's task_type → transformers' class name without the family.
 PEFT_TASKS = {
     "SEQ_CLS": "ForSequenceClassification",
     "TOKEN_CLS": "ForTokenClassification",
@@ -36,9 +36,9 @@ PEFT_TASKS = {
 
 
 def resolve(path_or_hub_id: str | Path) -> Path:
-    """A local folder as it is; anything else is fetched from the Hugging Face hub (or its local cache).
+    """The path of a local folder, or of a model from the Hugging Face hub, downloaded to its local cache.
 
-    Raises: ValueError when it is neither.
+    Raises: ValueError for a name that is neither a folder nor on the hub.
     """
     folder = Path(path_or_hub_id)
     if folder.is_dir():
@@ -55,9 +55,10 @@ def resolve(path_or_hub_id: str | Path) -> Path:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """A folder's config.json, or what it would say where the PEFT library wrote an adaptation without one.
+    """The contents of a folder's config.json.
 
-    Files of the hub's remote code are read in transformers' present names.
+    If the folder has an adaptation that the PEFT library wrote without config.json, the contents are derived from the
+    base model's. Names of the hub's remote code are converted to transformers' current names.
 
     Raises: ValueError for a missing or malformed file.
     """
@@ -83,7 +84,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def read_adapter_config(folder: Path) -> dict[str, Any]:
-    """The contents of adapter_config.json. Raises: ValueError for a file that is not one."""
+    """The contents of a folder's adapter_config.json. Raises: ValueError for a missing or malformed file."""
     try:
         values = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8"))
         values["peft_type"], values["base_model_name_or_path"]
@@ -95,7 +96,7 @@ def read_adapter_config(folder: Path) -> dict[str, Any]:
 
 
 def read_adapter_tensors(folder: Path) -> dict[str, Tensor]:
-    """Raises: ValueError for a file that is missing or damaged."""
+    """The tensors of a folder's adapter_model.safetensors. Raises: ValueError for a missing or damaged file."""
     load_file = require("safetensors.torch", extra="models").load_file
     error_class = require("safetensors", extra="models").SafetensorError
     try:
@@ -107,7 +108,7 @@ def read_adapter_tensors(folder: Path) -> dict[str, Tensor]:
 
 
 def base_of(folder: Path) -> Path:
-    """The folder of the model that a folder's adaptation belongs to. Raises: ValueError when it is not where it was."""
+    """The folder of the base model of a folder's adaptation. Raises: ValueError if it cannot be found."""
     name = read_adapter_config(folder)["base_model_name_or_path"]
     try:
         return resolve(name)
@@ -119,7 +120,7 @@ def base_of(folder: Path) -> Path:
 
 
 def _adapted_config(folder: Path) -> dict[str, Any]:
-    """The base's config.json, with the head that an adaptation's files hold."""
+    """The base model's config.json, with the entries for the head that the adaptation's files have."""
     values = read_config(base_of(folder))
     task = PEFT_TASKS.get(read_adapter_config(folder).get("task_type") or "")
     kind = ARCHITECTURES.get(values.get("model_type", ""))
@@ -128,7 +129,7 @@ def _adapted_config(folder: Path) -> dict[str, Any]:
     held = [kind.class_prefix + (kind.bare_class if task == "Model" else task)]
     ends = (".classifier.weight", ".classifier.out_proj.weight")
     heads = [value for key, value in read_adapter_tensors(folder).items() if key.endswith(ends)]
-    if values.get("architectures") != held:  # then these are of another head
+    if values.get("architectures") != held:  # the base model's entries are for another head
         for key in ("id2label", "problem_type", "task_options"):
             values.pop(key, None)
     known = len(values.get("id2label") or range(2))  # transformers does not write its default
@@ -140,7 +141,7 @@ def _adapted_config(folder: Path) -> dict[str, Any]:
 
 
 def without_head(folder: Path) -> str:
-    """Words for what to begin from where a folder's head does not suit."""
+    """The remedy in error messages about a head that does not fit: how to start from the encoder alone."""
     if (folder / ADAPTER_CONFIG).exists():
         return f"the model that it adapts, {read_adapter_config(folder)['base_model_name_or_path']}"
     return (
@@ -150,9 +151,9 @@ def without_head(folder: Path) -> str:
 
 
 def read_tensors(folder: Path) -> dict[str, Tensor]:
-    """Every tensor of a checkpoint, in one safetensors file or in several with an index.
+    """Name → tensor of a checkpoint, from one safetensors file or from several with an index.
 
-    Raises: ValueError for a missing, incomplete or corrupt file, or weights that exist only as pickles.
+    Raises: ValueError for a missing, incomplete or corrupt file, or if there are only pickle files.
     """
     load_file = require("safetensors.torch", extra="models").load_file
     error_class = require("safetensors", extra="models").SafetensorError
@@ -191,7 +192,7 @@ def weights_file(folder: Path) -> Path:
 
 
 def _shards(folder: Path) -> list[Path]:
-    """The files that an index names. Raises: ValueError for an index that is malformed or names others' files."""
+    """The files that an index names. Raises: ValueError for a malformed index, or a file outside the folder."""
     index = folder / INDEX
     try:
         names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
@@ -206,7 +207,7 @@ def _shards(folder: Path) -> list[Path]:
 
 
 def write_tensors(folder: Path, tensors: dict[str, Tensor]) -> None:
-    """Write model.safetensors: the file is the old one or the new one at any moment."""
+    """Write model.safetensors atomically."""
     save_file = require("safetensors.torch", extra="models").save_file
     folder.mkdir(parents=True, exist_ok=True)
     held = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
@@ -216,7 +217,7 @@ def write_tensors(folder: Path, tensors: dict[str, Tensor]) -> None:
 
 
 def write_config(folder: Path, config: dict[str, Any]) -> None:
-    """Write config.json, likewise."""
+    """Write config.json atomically."""
     text = json.dumps(config, indent=2, sort_keys=True) + "\n"
     write_atomically(folder / CONFIG, lambda path: path.write_text(text, encoding="utf-8"))
 

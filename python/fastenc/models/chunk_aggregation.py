@@ -1,4 +1,4 @@
-"""One vector a document from the vectors of its chunks."""
+"""One vector per document from the vectors of its chunks."""
 
 import torch
 from torch import Tensor, nn
@@ -14,11 +14,11 @@ from fastenc.packing import Documents
 
 
 def chunk_aggregator(kind: str, config: EncoderConfig, max_chunks: int) -> nn.Module:
-    """A module (vectors (chunks, hidden_size), documents) -> (documents, hidden_size).
+    """A module with forward(vectors (chunks, hidden_size), documents) -> (documents, hidden_size).
 
     Args:
         kind: "mean", "max", "attention" or "transformer".
-        max_chunks: positions of the transformer.
+        max_chunks: number of positions of the transformer.
     """
     if kind == "attention":
         return ChunkAttention(config)
@@ -39,11 +39,12 @@ class ChunkPooling(nn.Module):
 
 
 class ChunkAttention(nn.Module):
-    """Learnt weights for a document's chunks, a set of them for each head h, which is a part of the vector's columns:
+    """Multi-head attention pooling over a document's chunks with learned queries.
 
         y_h = sum_c a_hc v_hc,   a_h = softmax over chunks c of query_h . tanh(W v_c + b)_h
 
-    Source: Yang et al. 2016, Hierarchical Attention Networks, with the encoder's heads in the place of one.
+    v_hc are the columns of v_c that belong to head h.
+    Source: Yang et al. 2016, Hierarchical Attention Networks; here with as many heads as the encoder has, not one.
     """
 
     def __init__(self, config: EncoderConfig):
@@ -57,7 +58,7 @@ class ChunkAttention(nn.Module):
         keys = torch.tanh(self.key(vectors))
         heads = (vectors.shape[0], *self.query.shape)
         count = documents.cu_chunks.shape[0] - 1
-        mixed = cross_attention(
+        attended = cross_attention(
             self.query.to(keys.dtype).expand(count, -1, -1).contiguous(),
             keys.view(heads),
             vectors.to(keys.dtype).view(heads),
@@ -67,30 +68,34 @@ class ChunkAttention(nn.Module):
             documents.max_chunks,
             softmax_scale=1.0,
         )
-        return mixed.flatten(1)
+        return attended.flatten(1)
 
 
 class ChunkTransformer(nn.Module):
-    """Two post-norm encoder layers, whatever the family's, over a document's chunks with learnt positions, then their
-    mean:
+    """Two post-norm encoder layers over a document's chunks with learned positions, then the mean over chunks.
 
         x_c = LN(v_c + position_c),  y = mean over c of Layer_2(Layer_1(x))_c
 
-    Source: Pappagari et al. 2019, arXiv:1910.10781 (a transformer over the chunks' vectors; size and mean are ours).
+    The layers are post-norm for every family.
+    Source: Pappagari et al. 2019, arXiv:1910.10781, a transformer over the chunks' vectors. The number of layers and
+        the mean differ from the paper.
     """
 
     def __init__(self, config: EncoderConfig, max_chunks: int, num_layers: int = 2):
         super().__init__()
         self.positions = nn.Embedding(max_chunks, config.hidden_size)
         self.norm = LayerNorm(config.hidden_size, eps=config.eps)
-        # Not "layers": these learn at the head's rate, whatever the encoder's layers do.
+        # Not named "layers", so that these layers get the head's learning rate and not the encoder's layer-wise ones.
         self.spec = Architecture().layer(config, 0)
         self.blocks = nn.ModuleList(
             EncoderLayer(config, self.spec, Biases()) for _ in range(num_layers)
         )
 
     def forward(self, vectors: Tensor, documents: Documents) -> Tensor:
-        """Raises: ValueError for more chunks than positions."""
+        """vectors (chunks, hidden_size) → (documents, hidden_size).
+
+        Raises: ValueError for a document with more chunks than positions.
+        """
         if documents.max_chunks > self.positions.num_embeddings:
             raise ValueError(
                 f"a document may have at most {self.positions.num_embeddings} chunks, the positions of the model's "

@@ -1,4 +1,4 @@
-"""What an encoder is made of, read from and written to the families' own config.json."""
+"""The configuration of an encoder, read from and written to config.json in the family's format."""
 
 import math
 from dataclasses import dataclass, field, fields
@@ -15,24 +15,26 @@ SIZES = (
     "intermediate_size",
     "max_positions",
 )
-LAYER_MIX = "layer_mix"  # in config.json, and what the weights' names begin with
+LAYER_MIX = "layer_mix"  # key in config.json, and prefix of the weights' names
 
 
 @dataclass(frozen=True)
 class EncoderConfig:
-    """An encoder's sizes and constants; the defaults are BERT-base's.
+    """The sizes and constants of an encoder. The defaults are those of BERT-base.
 
     Fields:
         family: a name of ``fastenc.models.architectures.ARCHITECTURES``, config.json's model_type.
-        max_positions: the longest sequence, in tokens.
+        max_positions: number of tokens of the longest sequence.
         position_offset: row of the position table that token 0 takes (RoBERTa keeps the rows before it for padding).
-        type_vocab_size: rows of the token-type table, 0 for none.
-        embedding_size: width of the embeddings, projected to hidden_size where they differ (ELECTRA); 0: hidden_size.
-        activation: a name of ``fastenc.nn.layer_spec.ACTIVATIONS``.
+        type_vocab_size: number of rows of the token-type table, 0 for none.
+        embedding_size: width of the embeddings; if it differs from hidden_size (ELECTRA), they are projected; 0:
+            hidden_size.
+        activation: a key of ``fastenc.nn.layer_spec.ACTIVATIONS``.
         head_dim: width of a head; 0: hidden_size / num_heads.
-        pooler: whether a tanh layer over the first token follows (BERT, RoBERTa).
-        layer_mix: whether the encoder's output is a :class:`fastenc.nn.ScalarMix` of all its states, not the last one.
-        extra: the rest of the family's config.json, written back as it was.
+        pooler: whether the encoder has a pooler, tanh(W x + b) of the first token's vector (BERT, RoBERTa).
+        layer_mix: whether the encoder's output is a :class:`fastenc.nn.ScalarMix` of all states instead of the last
+            state.
+        extra: all other entries of config.json, which are written back unchanged.
     Raises: ValueError naming the field, the value and the rule.
     """
 
@@ -75,7 +77,8 @@ class EncoderConfig:
         if not self.head_dim:
             if self.hidden_size % self.num_heads:
                 raise ValueError(
-                    f"hidden_size must be a multiple of num_heads, got {self.hidden_size} and {self.num_heads}"
+                    f"hidden_size must be a multiple of num_heads, got {self.hidden_size} and {self.num_heads}: "
+                    "change one of them, or give head_dim"
                 )
             object.__setattr__(self, "head_dim", self.hidden_size // self.num_heads)
         if type(self.head_dim) is not int or self.head_dim < 1:
@@ -99,9 +102,9 @@ class EncoderConfig:
 
     @classmethod
     def from_hf(cls, values: dict[str, Any]) -> "EncoderConfig":
-        """Read the contents of a Hugging Face config.json.
+        """The configuration that the contents of a Hugging Face config.json describe.
 
-        Raises: ValueError for an unknown family, or a variant that this encoder does not compute.
+        Raises: ValueError for an unknown family, a missing or wrong value, or an unsupported variant of a family.
         """
         architecture = architecture_named(values.get("model_type", ""))
         architecture.check_supported(values)
@@ -129,8 +132,8 @@ class EncoderConfig:
         return {**self.extra, **self.architecture.write(self), **mix, "model_type": self.family}
 
     def replace(self, **changes: Any) -> "EncoderConfig":
-        """A copy with some fields changed."""
-        follows_width = self.head_dim * self.num_heads == self.hidden_size
-        if follows_width and {"hidden_size", "num_heads"} & changes.keys():
+        """A copy with some fields changed. head_dim follows hidden_size and num_heads if it did before."""
+        is_derived = self.head_dim * self.num_heads == self.hidden_size
+        if is_derived and {"hidden_size", "num_heads"} & changes.keys():
             changes.setdefault("head_dim", 0)
         return EncoderConfig(**{**{f.name: getattr(self, f.name) for f in fields(self)}, **changes})

@@ -1,4 +1,4 @@
-"""Texts to vectors: tokenizing, batches of similar lengths, pooling."""
+"""Vectors of texts: tokenization, batches of similar lengths, pooling."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -25,21 +25,23 @@ def encode(
     show_progress: bool | None = None,
     convert_to_numpy: bool = False,
 ) -> Any:
-    """Embed texts with the checkpoint's own tokenizer, without dropout whatever the model's mode.
+    """Embed texts with the checkpoint's tokenizer, without dropout in either mode of the model.
 
-    The encoder's weights are taken as frozen for the length of the call: another thread must not change them.
+    The encoder's weights are taken as frozen during the call, so another thread must not change them.
 
     Args:
         encoder: a :class:`fastenc.Encoder`.
-        texts: one text or several; each is cut to the model's positions, or where the checkpoint declares it.
-        batch_size: sequences a batch; batches are formed by length, the result is in the order given.
-        pooling: "mean", "cls" or "max" over a text's tokens, special tokens included, or "last-four", the mean over
-            tokens and the last four layers. None: what the checkpoint declares (``sentence``), else "mean".
-        normalize: scale each vector to Euclidean length 1. None: what the checkpoint declares, else True.
-        show_progress: a progress bar on stderr; None: on a terminal, for more than ten batches.
+        texts: one text or several. A longer text is cut to the checkpoint's max_length, or else to the model's
+            positions.
+        batch_size: texts per batch. Batches have texts of similar length; the result is in the given order.
+        pooling: "mean", "cls" or "max" over a text's tokens with the special tokens, or "last-four", the mean over
+            tokens and the last four layers. None: the checkpoint's pooling (``encoder.sentence``), else "mean".
+        normalize: scale each vector to Euclidean length 1. None: as the checkpoint says, else True.
+        show_progress: show a progress bar on stderr. None: on a terminal, if there are more than ten batches.
         convert_to_numpy: return a float32 numpy array.
-    Returns: (len(texts), hidden_size), the model's dtype, on its device; (hidden_size,) for one text.
-    Raises: ValueError for what is no text, without a tokenizer, for an unknown pooling or a batch_size below 1.
+    Returns: (len(texts), hidden_size), or (hidden_size,) for one text, in the model's dtype on its device.
+    Raises: ValueError for an item that is not a text, an encoder without tokenizer, an unknown pooling, or a batch_size
+        below 1.
     """
     if encoder.tokenizer is None:
         raise ValueError(
@@ -77,7 +79,7 @@ def encode(
 
 
 def tokenize(texts: list[str], tokenizer, max_length: int) -> list[list[int]]:
-    """Token ids with special tokens; a longer text is cut so that its closing special token stays."""
+    """The token ids of each text, at most ``max_length`` with the special tokens, which are kept if a text is cut."""
     room = max_length - tokenizer.num_special_tokens_to_add(False)
     ids = []
     for text, encoding in zip(texts, tokenizer.encode_batch(texts), strict=True):

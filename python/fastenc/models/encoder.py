@@ -44,33 +44,33 @@ from fastenc.ops._attention_blocks import attention_blocks
 from fastenc.ops.attention import sequence_bounds
 from fastenc.packing import PackedBatch, check_cu_seqlens
 
-# Gets the number of a state, 0 for the embeddings' output, and the state, which it must not change.
+# Called with a state's number (0 for the embeddings' output) and the state, which it must not change.
 Visit = Callable[[int, Tensor], None]
-# Gets the number of a layer, from 0, the input of its attention, and what that takes beside it.
+# Called with a layer's number (from 0), the input x of its attention, and the other inputs of its attention.
 VisitInput = Callable[[int, Tensor, AttentionInputs], None]
 
 
 @dataclass(frozen=True)
 class EncoderOutput:
-    """Packed results: rows are the batch's tokens; ``fastenc.ops.unpack`` puts the padding back.
+    """The results of an encoder in packed layout. ``fastenc.ops.unpack`` restores the padding.
 
     Fields:
-        last_hidden_state: (total_tokens, hidden_size); of an encoder with ``mix`` the mix of all states.
-        hidden_states: the embeddings' output and every layer's, if asked for; None in the place of a layer that was
-            not asked for.
-        pooled: (batch, hidden_size), the pooler's output, where the model has one.
-        word_table: the word embeddings' weight as a decoder tied to it takes it, if asked for; see
+        last_hidden_state: (total_tokens, hidden_size). For an encoder with ``mix``, the mix of all states.
+        hidden_states: if requested, the embeddings' output and every layer's output, each (total_tokens, hidden_size)
+            or None if this state was not requested.
+        pooled: (batch, hidden_size), the pooler's output, or None without a pooler.
+        tied_weight: if requested, the word embeddings' weight (vocab_size, embedding_size) for a tied decoder; see
             :func:`fastenc.ops.tied_embedding_layer_norm`.
     """
 
     last_hidden_state: Tensor
     hidden_states: tuple[Tensor | None, ...] | None = None
     pooled: Tensor | None = None
-    word_table: Tensor | None = None
+    tied_weight: Tensor | None = None
 
 
 class EncoderLayer(nn.Module):
-    """The weights of one layer, with q, k and v in one projection, and of a gated layer both halves in one."""
+    """One layer: its weights and adaptations. ``qkv`` computes q, k and v; ``up`` computes both halves of a GLU."""
 
     def __init__(self, config: EncoderConfig, spec: LayerSpec, biases: Biases):
         super().__init__()
@@ -84,7 +84,7 @@ class EncoderLayer(nn.Module):
         self.down = nn.Linear(inner.intermediate_size, width, bias=biases.down)
         self.out_norm = make_norm(spec.out_norm, width, biases.norm)
         self.train_dropout = config.architecture.layer_dropout(config)
-        # What fastenc.adapt adds, by name; one at most is in use.
+        # Name → modules that fastenc.adapt has added; at most one name is in use.
         self.adaptations = nn.ModuleDict()
         self.adaptation: str | None = None
 
@@ -108,7 +108,7 @@ class EncoderLayer(nn.Module):
         return self.train_dropout if trains(self) else NO_DROPOUT
 
     def adapted(self) -> LayerAdaptation | None:
-        """What the adaptation in use adds."""
+        """The modules of the adaptation in use, or None."""
         if self.adaptation is None:
             return None
         added = self.adaptations[self.adaptation]
@@ -141,11 +141,16 @@ class Encoder(PretrainedModel):
 
         x_0 = Embeddings(tokens),  x_i = Layer_i(x_{i-1})
 
-    ``Encoder(config)`` has first weights; :meth:`from_pretrained` loads a checkpoint. ``sentence`` is how a vector is
-    made of a text, where the checkpoint declares it in sentence-transformers' files; it is saved with the model. With
-    ``gradient_checkpointing`` set, training keeps the input of each layer alone and computes the rest again in the
-    backward. ``adapted`` is what :mod:`fastenc.adapt` has added. With ``config.layer_mix`` heads, pooler and poolings
-    read ``mix``, a learned weighted sum of x_0 to x_L, and not x_L.
+    ``Encoder(config)`` has random weights; :meth:`from_pretrained` loads a checkpoint.
+
+    Attributes:
+        sentence: how a text's vector is computed, if the checkpoint has sentence-transformers' files; saved with the
+            model.
+        gradient_checkpointing: set it to True to keep only the input of each layer in training; the backward computes
+            the rest again.
+        adapted: the state of :mod:`fastenc.adapt`.
+        mix: with ``config.layer_mix``, a learned weighted sum of x_0 to x_L, which heads, pooler and pooling read
+            instead of x_L.
     """
 
     architecture = "Model"
@@ -199,19 +204,20 @@ class Encoder(PretrainedModel):
         self,
         batch: PackedBatch,
         output_hidden_states: bool | Sequence[int] = False,
-        word_table: bool = False,
+        tied_weight: bool = False,
         visit: Visit | None = None,
         visit_input: VisitInput | None = None,
     ) -> EncoderOutput:
-        """Args:
-            output_hidden_states: keep every state, or those of these numbers: 0 is the embeddings' output, i layer i's;
-                negative ones count from the last.
-            word_table: return the table for a decoder that is tied to the word embeddings.
-            visit: called with each state when it is there; nothing of it is kept.
-            visit_input: called before each layer with what its attention reads, a prompt's rows among them.
+        """Encode a packed batch.
 
-        Raises: ValueError for what is no batch, token ids outside the table, sequences longer than the positions, or
-            states that do not exist.
+        Args:
+            output_hidden_states: True returns all states, a sequence those of these numbers: 0 is the embeddings'
+                output, i the output of layer i, negative numbers count from the last.
+            tied_weight: return the word embeddings' weight for a tied decoder.
+            visit: called with each state as soon as it is computed; the encoder does not keep the state.
+            visit_input: called before each layer with the inputs of its attention, including the rows of a prompt.
+        Raises: ValueError for an argument that is not a PackedBatch, token ids outside the vocabulary, sequences longer
+            than the model's positions, or states that do not exist.
         """
         if not isinstance(batch, PackedBatch):
             raise ValueError(
@@ -220,40 +226,40 @@ class Encoder(PretrainedModel):
             )
         wanted = wanted_states(output_hidden_states, self.config.num_layers)
         if batch.hidden is not None:
-            if wanted or word_table or visit is not None or visit_input is not None:
+            if wanted or tied_weight or visit is not None or visit_input is not None:
                 raise ValueError(
-                    "a batch that carries the encoder's output has no other states: leave out hidden, so that they are "
-                    "computed"
+                    "a batch with hidden, the encoder's output, has no other states: leave out hidden, so that they "
+                    "are computed"
                 )
             return EncoderOutput(batch.hidden, pooled=self._pooled(batch.hidden, batch))
         self._check_length(batch)
         if not torch.compiler.is_compiling():
             check_cu_seqlens(batch.cu_seqlens, batch.total_tokens, batch.max_seqlen)
-        x, table = self.embeddings(batch, word_table, self.adapted.first_position)
+        x, table = self.embeddings(batch, tied_weight, self.adapted.first_position)
         cu_seqlens, max_seqlen, rows = batch.cu_seqlens, batch.max_seqlen, None
         prompt = self.adapted.prompt()
         if prompt is not None:
             x, cu_seqlens, rows = prepend_rows(x, cu_seqlens, prompt)
             max_seqlen += prompt.shape[0]
-        own = lambda state: state if rows is None else state[rows]
+        without_prompt = lambda state: state if rows is None else state[rows]
         kept: list[Tensor | None] = [None] * (self.config.num_layers + 1)
         weights = None if self.mix is None else self.mix.weights.unbind()
-        mixed: Tensor | None = None
+        weighted_sum: Tensor | None = None
         for number, state in enumerate(self._states(x, cu_seqlens, max_seqlen, visit_input)):
             if number in wanted:
-                kept[number] = own(state)
+                kept[number] = without_prompt(state)
             if visit is not None:
-                visit(number, own(state))
+                visit(number, without_prompt(state))
             if weights is not None:
-                mixed = add_weighted(mixed, weights[number], own(state))
-        last = own(state) if mixed is None else mixed
+                weighted_sum = add_weighted(weighted_sum, weights[number], without_prompt(state))
+        last = without_prompt(state) if weighted_sum is None else weighted_sum
         states = tuple(kept) if wanted else None
         return EncoderOutput(last, states, self._pooled(last, batch), table)
 
     def _states(
         self, x: Tensor, cu_seqlens: Tensor, max_seqlen: int, visit_input: VisitInput | None
     ) -> Iterator[Tensor]:
-        """The embeddings' output and each layer's."""
+        """The embeddings' output and each layer's output, each (total_tokens, hidden_size)."""
         state = self._first_state(x)
         yield state.residual
         inputs = self._inputs(x, cu_seqlens, max_seqlen)
@@ -262,7 +268,7 @@ class Encoder(PretrainedModel):
         dropouts = [modules[i].dropout() for i in self.module_of_layer]
         dropouts = with_rng_states(dropouts, x.device)
         recomputes = self.gradient_checkpointing and torch.is_grad_enabled() and self.training
-        # Recomputed layers cast their weights again instead of keeping them.
+        # With gradient checkpointing a layer casts its weights again in the backward instead of keeping the copies.
         cast = cast_weights(x, [] if recomputes else [module.weights() for module in modules])
         last = self.config.num_layers - 1
         for number, spec in enumerate(self.specs):
@@ -275,7 +281,8 @@ class Encoder(PretrainedModel):
             else:
                 of_layer = None if frozen is None else frozen[index]
                 state = self.layers[index](*call, of_layer, cast[index])
-            # A pre-norm layer's output is the sum; the norm after it belongs to the next layer, or ends the stack.
+            # A pre-norm layer's output is the residual sum. The norm after it belongs to the next layer or ends the
+            # stack.
             yield F.dropout(state.x, self._final_p()) if number == last else state.residual
 
     def _final_p(self) -> float:
@@ -289,7 +296,7 @@ class Encoder(PretrainedModel):
     def _inputs(
         self, x: Tensor, cu_seqlens: Tensor, max_seqlen: int
     ) -> Callable[[int], AttentionInputs]:
-        """What the attention of each layer needs of the batch, formed once for all that share it."""
+        """A function from a layer's number to the inputs of its attention; tensors are computed once for all layers."""
         bias = layer_biases([*self.relative_biases.parameters()], self.relative_bias_spec)
         bounds = sequence_bounds(x, cu_seqlens, max_seqlen)
         blocks = attention_blocks(x, cu_seqlens, max_seqlen)
@@ -307,9 +314,11 @@ class Encoder(PretrainedModel):
         return of_layer
 
     def layer_ways(self, tokens: int = 512) -> list[Mapping[str, str | None]]:
-        """For each layer, the ways of running it → why a call of this mode cannot take one, or None.
+        """For each layer {way of running it: why a call now cannot take it, or None} (:mod:`fastenc.nn.layer_ways`).
 
-        The mode is this moment's: training or evaluation, with gradients or without (:mod:`fastenc.nn.layer_ways`).
+        The reasons depend on the current mode (training or evaluation, gradients or none) and on the batch's size.
+
+        Args: tokens: number of tokens of the batch, in sequences of 32.
         """
         modules = self._modules_of_layers()
         x = modules[0].down.weight.new_zeros((tokens, self.config.hidden_size))
@@ -332,7 +341,7 @@ class Encoder(PretrainedModel):
         return found
 
     def layer_weights(self) -> list[tuple[LayerWeights, LayerSpec]]:
-        """The weights and a description of every module of ``layers``."""
+        """(weights, description) of every module of ``layers``."""
         return [
             (layer.weights(), self.specs[self.module_of_layer.index(i)])
             for i, layer in enumerate(self._modules_of_layers())
@@ -357,8 +366,10 @@ class Encoder(PretrainedModel):
         return torch.tanh(self.pooler(pool(x, batch.cu_seqlens, "cls")))
 
     def pooled_vectors(self, batch: PackedBatch, pooling: str) -> Tensor:
-        """(batch, hidden_size), as :func:`fastenc.nn.pooling.pool_layers` forms it, and standardized where the
-        checkpoint declares it."""
+        """One vector per sequence, (batch, hidden_size), by :func:`fastenc.nn.pooling.pool_layers`.
+
+        The vectors are standardized if the checkpoint says so.
+        """
         last_four = range(-LAST_LAYERS, 0) if pooling == "last-four" else False
         output = self(batch, output_hidden_states=last_four)
         states = output.hidden_states or (output.last_hidden_state,)
@@ -369,7 +380,7 @@ class Encoder(PretrainedModel):
 
     @property
     def max_tokens(self) -> int:
-        """Tokens at which texts are cut: those that the checkpoint declares, at most its positions."""
+        """The number of tokens to which texts are cut: the checkpoint's max_length, at most the model's positions."""
         declared = self.sentence.max_length if self.sentence else None
         return min(declared or self.positions, self.positions)
 
@@ -378,7 +389,7 @@ class Encoder(PretrainedModel):
             self.sentence = read_settings(folder, self.config)
         except (
             ValueError
-        ) as error:  # which does not matter to an encoder that is to be trained further
+        ) as error:  # not an error, because training the encoder does not need these files
             warnings.warn(f"{error}; encode() without a pooling takes the mean", stacklevel=4)
 
     def write_beside(self, folder: Path) -> None:
@@ -393,9 +404,10 @@ class Encoder(PretrainedModel):
 
     @staticmethod
     def similarity(a: Any, b: Any) -> Tensor:
-        """Cosine similarities (rows of a, rows of b) of vectors, tensors or arrays; float32.
+        """Cosine similarities of the rows of a and of b, float32 (rows of a, rows of b).
 
-        Raises: ValueError for what is no vectors, or vectors of two widths.
+        Args: a, b: tensors or arrays, (rows, width) or (width,).
+        Raises: ValueError for other values, and for vectors of different widths.
         """
         x, y = (F.normalize(_as_vectors(each), dim=1) for each in (a, b))
         if x.shape[1] != y.shape[1]:
@@ -423,7 +435,7 @@ def _as_vectors(given: Any) -> Tensor:
 
 
 def wanted_states(asked: bool | Sequence[int], num_layers: int) -> frozenset[int]:
-    """Numbers of the states that a caller asked for. Raises: ValueError for a state that does not exist."""
+    """The numbers, from 0, of the requested states. Raises: ValueError for a state that does not exist."""
     if isinstance(asked, bool):
         return frozenset(range(num_layers + 1) if asked else ())
     outside = [number for number in asked if not -num_layers - 1 <= number <= num_layers]

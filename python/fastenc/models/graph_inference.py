@@ -1,4 +1,4 @@
-"""Inference on small batches by CUDA graphs: one launch instead of a hundred."""
+"""Inference on small batches with CUDA graphs: one launch for the whole forward instead of one for each kernel."""
 
 from collections import OrderedDict
 from collections.abc import Callable
@@ -23,16 +23,16 @@ from fastenc.packing import PackedBatch
 
 
 class _Recording(NamedTuple):
-    batch: PackedBatch  # what the graph reads
-    output: Any  # what it writes
+    batch: PackedBatch  # the tensors that the graph reads
+    output: Any  # the tensors that it writes
     replay: Callable[[], None]
 
 
 class InferenceRunner:
-    """Calls a model through recordings of its forward, one for each bucket of batch shapes.
+    """Calls a model by replaying CUDA graphs of its forward, one for each bucket of batch shapes.
 
-    See :func:`compile_inference`, which makes it. ``runner(batch, **options)`` returns what ``model(batch, **options)``
-    returns, in tensors of its own.
+    Made by :func:`compile_inference`. ``runner(batch, **options)`` returns the same as ``model(batch, **options)``, in
+    new tensors.
     """
 
     def __init__(
@@ -45,22 +45,29 @@ class InferenceRunner:
         self._addresses = WeightAddresses(model)
 
     def __call__(self, batch: PackedBatch, **options: Any) -> Any:
-        """Raises: ValueError in training mode, and what the model raises; RuntimeError if it cannot be recorded."""
+        """The model's output for the batch, without gradients.
+
+        Raises: ValueError in training mode or for options that are tensors; RuntimeError if the forward cannot be
+            recorded; and the errors of the model.
+        """
         model = self.model
         if model.training:
-            raise ValueError("a recorded model computes without dropout: call model.eval() first")
-        if any(isinstance(value, Tensor) for value in options.values()):
             raise ValueError(
-                "a recorded model takes a batch and options that are no tensors: call the model itself for a loss"
+                "a recorded model is for inference, got a model in training mode: call model.eval() first"
+            )
+        if any(isinstance(value, Tensor) for value in options.values()):
+            names = ", ".join(name for name, value in options.items() if isinstance(value, Tensor))
+            raise ValueError(
+                f"options of a recorded model must not be tensors, got {names}: call the model itself for a loss"
             )
         device = next(model.parameters()).device
         bucket = None
         if self._recorder and batch.total_tokens and batch.max_seqlen <= model.positions:
             bucket = bucket_of(batch, model.positions, self.max_tokens)
-        # What is recorded lives on, and a tensor made in inference mode could not be written to outside.
+        # The recorded tensors are overwritten by later calls, which is not possible for tensors of inference mode.
         with torch.inference_mode(False), torch.no_grad():
             if self._recorder is None or bucket is None:
-                # Enough work to keep the device busy, or an error that is the model's to raise.
+                # A large batch, for which launches do not matter, or one that the model rejects with an error.
                 return model(batch.to(device), **options)
             if self._addresses.changed():
                 self.reset()
@@ -71,7 +78,7 @@ class InferenceRunner:
             return _cut(recording.output, bucket, batch)
 
     def reset(self) -> None:
-        """Forget every recording, as after a module of the model was replaced."""
+        """Drop all recordings. Call it after replacing a module of the model."""
         self._recordings.clear()
         self._addresses = WeightAddresses(self.model)
 
@@ -95,7 +102,7 @@ class InferenceRunner:
         static = copied(padded, device)
 
         def run() -> Any:
-            # Autocast's cache would hand the graph casts of weights that it frees on its exit.
+            # With its cache, autocast would free cast weights on exit that the graph still reads.
             with torch.autocast(device.type, precision, precision is not None, cache_enabled=False):
                 return self.model(static, **options)
 
@@ -109,23 +116,24 @@ class InferenceRunner:
 def compile_inference(
     model: PretrainedModel, *, max_tokens: int = 8192, max_graphs: int = 64
 ) -> InferenceRunner:
-    """A model's forward for small batches, whose time is otherwise that of launching its kernels.
+    """Run a model's forward with CUDA graphs. It helps small batches, whose time is that of launching the kernels.
 
-    A batch is padded up to a bucket: a number of tokens (from 32), of sequences and a longest length (from 64), each
-    one of 2, 3, 4, 6, 8, 12, …. The first batch of a bucket records a CUDA graph; the next ones are copied into its
-    inputs and replay it. The padding is sequences of its own, which no real token attends to. Weights changed in place
-    are seen; a weight that was replaced or moved drops the recordings; after replacing a module call ``reset()``.
+    A batch is padded to a bucket, which has a number of tokens (at least 32), a number of sequences and a max_seqlen
+    (at least 64), each one of 2, 3, 4, 6, 8, 12, …. The first batch of a bucket records a CUDA graph. Later batches are
+    copied into the graph's inputs and replay it. The padding forms separate sequences, to which no real token attends.
+    Weights that are changed in place are used. If a weight was replaced or moved, the recordings are dropped. After
+    replacing a module, call ``reset()``.
 
     Args:
-        model: an ``Encoder``, or one of fastenc's models over it, in evaluation mode.
-        max_tokens: batches of more tokens, padding included, run without a graph.
-        max_graphs: recordings to keep; the one not used for longest makes room. All share one memory pool.
-    Returns: an :class:`InferenceRunner`. On a CPU, which launches no kernels, it calls the model as it is.
-    Raises: ValueError for another kind of model (a patched transformers model has to ask its mask for the sizes of the
-        batch in every call, which a graph cannot) or a limit below 1.
-    Numerics: the model's own; a product of another number of rows may add in another order. Deterministic: as the
-        model, for the same bucket.
-    Memory: a bucket's inputs and outputs, and once for all buckets what the largest of them needs in between.
+        model: an ``Encoder`` or another model of fastenc.models, in evaluation mode.
+        max_tokens: batches with more tokens, padding included, run without a graph.
+        max_graphs: largest number of recordings; the least recently used one is dropped. All share one memory pool.
+    Returns: an :class:`InferenceRunner`. On a CPU, which launches no kernels, it calls the model.
+    Raises: ValueError for another kind of model, or a limit below 1. A patched transformers model is not possible,
+        because it reads the sizes of the batch from its mask in every call, which a graph cannot do.
+    Numerics: those of the model. A matrix product with another number of rows may sum in another order. Deterministic:
+        as the model, for the same bucket.
+    Memory: the inputs and outputs of each bucket, and the intermediate tensors of the largest one.
     """
     if not isinstance(model, PretrainedModel):
         raise ValueError(
@@ -139,7 +147,7 @@ def compile_inference(
 
 
 def _cut(output: Any, bucket: Bucket, batch: PackedBatch) -> Any:
-    """The batch's own part of a model's output."""
+    """A model's output without the padding's rows."""
 
     def cut(value: Any) -> Any:
         if isinstance(value, tuple):

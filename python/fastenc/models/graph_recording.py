@@ -1,4 +1,4 @@
-"""What CUDA graphs of inference and of training have in common."""
+"""Recording of CUDA graphs, shared by inference and training."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from fastenc._transfer import staged
 from fastenc.packing import PackedBatch
 
-# A recorder runs the function once or more, and returns its result and what computes that again in the same tensors.
+# A recorder runs the function at least once. It returns the function's result, and a function that computes the result
+# again into the same tensors.
 Recorder = Callable[[Callable[[], Any]], tuple[Any, Callable[[], None]]]
 
 
@@ -22,10 +23,12 @@ def check_limits(**limits: int) -> None:
 
 
 class CudaGraphRecorder:
-    """Records a function as a CUDA graph; all graphs share one memory pool. ``what`` names it in an error.
+    """Records functions as CUDA graphs, which share one memory pool.
 
-    That is safe because replays follow one another on one stream, and because inputs and outputs stay allocated while
-    their graph lives: what a later recording may reuse is only what an earlier one needed in between.
+    Sharing is safe, because graphs are replayed one after another on one stream, and because their inputs and outputs
+    stay allocated: a later recording can reuse only the memory of an earlier one's intermediate tensors.
+
+    Args: what: a name of the functions for error messages.
     """
 
     def __init__(self, device: torch.device, what: str) -> None:
@@ -40,12 +43,12 @@ class CudaGraphRecorder:
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            # Compiles kernels and makes libraries allocate their workspaces, neither of which can be recorded.
+            # These runs compile kernels and let libraries allocate workspaces, which is not possible in a recording.
             run(), run()
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         try:
-            # Other threads may pin memory meanwhile, as data loaders do.
+            # "thread_local", because other threads, such as data loaders, may pin memory during the recording.
             with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
                 output = run()
         except RuntimeError as error:
@@ -56,10 +59,10 @@ class CudaGraphRecorder:
 
 
 class WeightAddresses:
-    """The addresses of a model's weights, which a recording reads at every replay, and which of them are trained."""
+    """The addresses of a model's weights and buffers, which graphs read, and which of them require a gradient."""
 
     def __init__(self, model: nn.Module) -> None:
-        self._places = [
+        self._tensors = [
             (table, name, tensor, tensor.data_ptr(), tensor.requires_grad)
             for module in model.modules()
             for table in (module._parameters, module._buffers)
@@ -73,12 +76,12 @@ class WeightAddresses:
             table.get(name) is not tensor
             or tensor.data_ptr() != address
             or tensor.requires_grad != trained
-            for table, name, tensor, address, trained in self._places
+            for table, name, tensor, address, trained in self._tensors
         )
 
 
 def copied(batch: PackedBatch, device: torch.device) -> PackedBatch:
-    """A copy of the batch, which recordings read."""
+    """A copy of the batch on the device, as the input of a graph."""
     tensors: dict[str, Any] = {
         name: value.to(device, copy=True)
         for name, value in vars(batch).items()
@@ -88,8 +91,8 @@ def copied(batch: PackedBatch, device: torch.device) -> PackedBatch:
 
 
 def overwrite(batch: PackedBatch, values: PackedBatch) -> None:
-    """Put another batch of the same shape into the tensors of :func:`copied`."""
+    """Copy ``values``, a batch of the same shape, into the tensors of ``batch``, which :func:`copied` made."""
     for name, value in vars(values).items():
         if isinstance(value, Tensor):
-            own = getattr(batch, name)
-            own.copy_(staged(value, own.device), non_blocking=True)
+            target = getattr(batch, name)
+            target.copy_(staged(value, target.device), non_blocking=True)

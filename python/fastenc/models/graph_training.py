@@ -1,4 +1,4 @@
-"""Optimiser steps by CUDA graphs: one launch instead of a thousand."""
+"""Optimiser steps with CUDA graphs: one launch for the whole step instead of one for each kernel."""
 
 import math
 from collections import OrderedDict
@@ -25,44 +25,46 @@ from fastenc.models.token_buckets import Bucket, at_least, bucket_of, pad_to
 from fastenc.ops import _dispatch
 from fastenc.packing import PackedBatch
 
-# Padding is computed like real tokens; with eight sizes from a power of two to the next it is an eighth at most.
+# Padding is computed like real tokens. With eight sizes from a power of two to the next, at most an eighth is padding.
 SIZES_PER_DOUBLING = 8
 MAX_TOKENS, MAX_GRAPHS = 32_768, 64
-IGNORED = -100  # a label that losses leave out
+IGNORED = -100  # the label that losses ignore
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
-Arguments = Mapping[str, Any]  # a model's: "batch", "labels" and others
-# (arguments, factors) → sums, float64: runs the backward of a micro-batch's loss, whose terms ``factors`` weigh.
+Arguments = Mapping[str, Any]  # keyword arguments of a model: "batch", "labels" and others
+# (arguments, factors) → float64 sums. Runs forward and backward of a micro-batch; ``factors`` are the weights of the
+# terms of its loss.
 MicroBatch = Callable[[Arguments, Tensor], Tensor]
-# The sums of all micro-batches → what a step returns: clips the gradient; sets ``found_inf`` where it is not finite.
+# Sums over all micro-batches → the result of the step. Clips the gradient, and sets ``found_inf`` if it is not finite.
 Finish = Callable[[Tensor], Tensor]
 
 
 class TrainingResult(NamedTuple):
-    """What a step computed, as float64 scalars on the model's device: reading them waits for it."""
+    """Loss and gradient norm of a step, float64 scalars on the model's device. Reading them waits for the device."""
 
     loss: Tensor
     grad_norm: Tensor
 
 
 class _Recording(NamedTuple):
-    arguments: dict[str, Any]  # what the graph reads
+    arguments: dict[str, Any]  # the model's arguments that the graph reads
     factors: Tensor
-    output: Tensor | None  # what it writes after the last micro-batch
+    output: Tensor | None  # the result that it writes, if it is of the last micro-batch
     replay: Callable[[], None]
 
 
 class RecordedSteps:
-    """Runs optimiser steps through recordings of their micro-batches, one for each bucket of batch shapes.
+    """Runs optimiser steps by replaying CUDA graphs of their micro-batches, one for each bucket of batch shapes.
 
-    The recording of a step's last micro-batch ends with the update, so that a step of one micro-batch is one graph.
-    Random numbers are drawn as without graphs, from the device's default generator, which every replay advances.
+    The graph of a step's last micro-batch includes the optimiser's update, so a step with one micro-batch is one graph.
+    Random numbers are the same as without graphs: every replay advances the device's default generator.
 
     Args:
-        optimizer: a fused Adam or AdamW, whose kernel changes nothing while ``found_inf``, a float32 scalar, is 1: so
-            that recording, which runs the step, does not train. Its learning rates become tensors.
-        micro_batch, finish: the parts of a step. ``finish`` may set ``found_inf``, and not reset it.
-        recorder: None runs every step as it is.
+        optimizer: a fused Adam or AdamW. Its kernel changes no weights while ``found_inf``, a float32 scalar, is 1.
+            Recording runs the step, and must not train. The learning rates are replaced by tensors.
+        micro_batch: runs forward and backward of one micro-batch.
+        finish: runs after the last micro-batch; it may set ``found_inf`` and must not reset it.
+        recorder: records a micro-batch; None runs every step without graphs.
     Raises: ValueError for a model or an optimiser that cannot be recorded.
     """
 
@@ -85,21 +87,21 @@ class RecordedSteps:
         self._device = device = next(model.parameters()).device
         self.found_inf = torch.zeros((), device=device)
         optimizer.found_inf = self.found_inf  # type: ignore[attr-defined]
-        self._rates = torch.zeros(len(optimizer.param_groups), device=device).unbind()
+        self._lrs = torch.zeros(len(optimizer.param_groups), device=device).unbind()
         for group in optimizer.param_groups:
-            group["capturable"] = True  # as fused kernels are; torch asks for it
+            group["capturable"] = True  # torch requires it, although fused kernels always are
         self._sums: Tensor | None = None
-        # Several micro-batches add up their gradients here, for all graphs. A single one needs no such buffers.
+        # Steps with several micro-batches accumulate their gradients in these buffers, which all graphs share.
         self._gradients: dict[nn.Parameter, Tensor] = {}
         self._addresses = WeightAddresses(model)
 
     def __call__(self, micro_batches: Sequence[Arguments], factors: Tensor) -> Tensor:
-        """One step.
+        """Run one optimiser step.
 
         Args:
-            micro_batches: the model's arguments of each, on the host or the device.
+            micro_batches: the model's arguments for each micro-batch, on the host or the device.
             factors: float64 (micro-batches, n), a row for each call of ``micro_batch``.
-        Returns: a copy of what ``finish`` returned.
+        Returns: a copy of the result of ``finish``.
         Raises: ValueError for a model in evaluation mode or with hooks, and for arguments that cannot be padded;
             RuntimeError if the step cannot be recorded.
         """
@@ -107,10 +109,10 @@ class RecordedSteps:
             raise ValueError("a training step needs a model in training mode: call model.train()")
         if self._addresses.changed():
             self.reset()
-        for group, rate in zip(self.optimizer.param_groups, self._rates, strict=True):
-            if group["lr"] is not rate:
-                rate.fill_(group["lr"])
-                group["lr"] = rate
+        for group, lr in zip(self.optimizer.param_groups, self._lrs, strict=True):
+            if group["lr"] is not lr:
+                lr.fill_(group["lr"])
+                group["lr"] = lr
         factors = staged(factors, self._device).to(self._device, non_blocking=True)
         if self._sums is None:
             self._sums = torch.zeros_like(factors[0])
@@ -123,7 +125,7 @@ class RecordedSteps:
         return output.clone()
 
     def reset(self) -> None:
-        """Forget every recording, as after a module of the model was replaced."""
+        """Drop all recordings. Call it after replacing a module of the model."""
         self._recordings.clear()
         self._gradients.clear()
         self._addresses = WeightAddresses(self.model)
@@ -149,7 +151,10 @@ class RecordedSteps:
         return recording.output
 
     def _bucket(self, batch: PackedBatch) -> Bucket | None:
-        """None for a batch that runs as it is: it needs no graph, cannot be padded, or is the model's to refuse."""
+        """The bucket of a batch, or None if it runs without a graph.
+
+        That is a large batch, one that cannot be padded, or one that the model rejects with an error.
+        """
         longest, tokens = self.model.positions, batch.total_tokens
         if tokens == batch.num_sequences or batch.hidden is not None or batch.max_seqlen > longest:
             return None
@@ -176,7 +181,7 @@ class RecordedSteps:
         return output
 
     def _find_gradients(self, arguments: Arguments, factors: Tensor) -> None:
-        """Make room for the gradients of the parameters that get one."""
+        """Allocate buffers for the gradients of the parameters that get one."""
         self.optimizer.zero_grad(set_to_none=True)
         with self._same_random_numbers():
             self._micro_batch(send_arguments(arguments, self._device), factors)
@@ -226,7 +231,7 @@ class RecordedSteps:
 
     @contextmanager
     def _unchanged(self) -> Iterator[None]:
-        """Within, steps leave no trace: the optimiser's kernel changes nothing, and the rest is put back at the end."""
+        """Inside, steps change nothing: the optimiser's kernel is switched off, and all else is restored at the end."""
         assert self._sums is not None
         tensors = [self.found_inf, self._sums, *self._gradients.values()]
         values = [tensor.clone() for tensor in tensors]
@@ -246,7 +251,7 @@ class RecordedSteps:
 
 
 class TrainingRunner:
-    """Optimiser steps of a model; see :func:`compile_training`, which makes it."""
+    """Runs optimiser steps of a model with CUDA graphs. Made by :func:`compile_training`."""
 
     def __init__(
         self,
@@ -258,18 +263,21 @@ class TrainingRunner:
         max_graphs: int,
     ) -> None:
         self.model, self.max_grad_norm = model, max_grad_norm
-        parts = (self._micro_batch, self._finish, recorder)
-        self.steps = RecordedSteps(model, optimizer, *parts, max_tokens, max_graphs)
+        self.steps = RecordedSteps(
+            model, optimizer, self._micro_batch, self._finish, recorder, max_tokens, max_graphs
+        )
 
     def __call__(
         self, *micro_batches: Arguments, weights: Sequence[float] | None = None
     ) -> TrainingResult:
-        """One step: the gradient of the micro-batches' weighted losses, clipped, and the optimiser's update.
+        """Run one optimiser step: gradient of the weighted sum of the micro-batches' losses, clipping, update.
 
         Args:
-            micro_batches: the model's arguments of each, with labels, as a collator makes them.
-            weights: of the losses; None: one by their number each. Where micro-batches differ in labelled items, their
-                shares of all of them make the loss the mean over the items.
+            micro_batches: the model's arguments for each micro-batch, with labels, as a collator makes them.
+            weights: weights of the losses; None: 1 / (number of micro-batches) each. If the micro-batches have
+                different numbers of labelled items, give each its share of them. Then the loss is the mean over all
+                items.
+        Returns: loss and gradient norm.
         Raises: ValueError for a model in evaluation mode or with hooks, and for arguments that cannot be padded;
             RuntimeError if the step cannot be recorded.
         """
@@ -286,7 +294,7 @@ class TrainingRunner:
         return TrainingResult(*self.steps(micro_batches, factors).unbind())
 
     def reset(self) -> None:
-        """Forget every recording, as after a module of the model was replaced."""
+        """Drop all recordings. Call it after replacing a module of the model."""
         self.steps.reset()
 
     def __len__(self) -> int:
@@ -296,11 +304,11 @@ class TrainingRunner:
     def _micro_batch(self, arguments: Arguments, factors: Tensor) -> Tensor:
         device = factors.device.type
         precision = _dispatch.autocast_dtype(device)
-        # Autocast's cache would hand a graph casts of weights that it frees on its exit.
+        # With its cache, autocast would free cast weights on exit that the graph still reads.
         with torch.autocast(device, precision, precision is not None, cache_enabled=False):
             loss = self.model(**arguments).loss
         if loss is None:
-            raise ValueError("the model returned no loss: its arguments must hold labels")
+            raise ValueError("a step needs a loss, and the model returned none: give labels")
         with torch.autocast(device, enabled=False):
             loss = loss.double() * factors
             loss.backward()
@@ -309,9 +317,9 @@ class TrainingRunner:
     def _finish(self, sums: Tensor) -> Tensor:
         limit = math.inf if self.max_grad_norm is None else self.max_grad_norm
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), limit)
-        figures = torch.cat((sums, norm.double().unsqueeze(0)))
-        self.steps.found_inf.logical_or_(~figures.isfinite().all())
-        return figures
+        result = torch.cat((sums, norm.double().unsqueeze(0)))
+        self.steps.found_inf.logical_or_(~result.isfinite().all())
+        return result
 
 
 def compile_training(
@@ -322,32 +330,35 @@ def compile_training(
     max_tokens: int = MAX_TOKENS,
     max_graphs: int = MAX_GRAPHS,
 ) -> TrainingRunner:
-    """Optimiser steps of small batches, whose time is otherwise that of launching their kernels.
+    """Run optimiser steps with CUDA graphs. It helps small batches, whose time is that of launching the kernels.
 
         step = fastenc.compile_training(model, torch.optim.AdamW(model.parameters(), fused=True), max_grad_norm=1.0)
         for arguments in batches:  # {"batch": PackedBatch, "labels": Tensor, ...}
             with torch.autocast("cuda", torch.bfloat16):
                 loss, grad_norm = step(arguments)
 
-    The first batch of a bucket records forward, backward, clipping and update as one CUDA graph; the next ones are
-    copied into its inputs and replay it. A bucket is a number of tokens (of eight sizes from a power of two to the
-    next), of sequences and a longest length (two sizes each), and the number of labelled tokens (eight). The padding is
-    sequences of its own with the label -100. ``step(a, b)`` takes several micro-batches to one step, a graph each. A
-    step whose loss or gradient is not finite changes no weights. Learning rates may change from step to step, also by
-    torch's schedulers; a weight that was replaced, moved or frozen drops the recordings, and so must you by ``reset()``
-    after replacing a module or switching a part of the model to evaluation. Evaluate between steps as you like.
+    A batch is padded to a bucket, which has a number of tokens (eight sizes from a power of two to the next), a number
+    of sequences and a max_seqlen (two sizes each), and a number of labelled tokens (eight sizes). The first batch of a
+    bucket records forward, backward, clipping and update as one CUDA graph. Later batches are copied into the graph's
+    inputs and replay it. The padding forms separate sequences with the label -100.
+
+    ``step(a, b)`` runs several micro-batches in one step, with a graph for each. A step whose loss or gradient is not
+    finite changes no weights. Learning rates may change between steps, also by torch's schedulers. If a weight was
+    replaced, moved or frozen, the recordings are dropped. Call ``reset()`` after replacing a module or switching a
+    submodule to evaluation mode. The model may be evaluated between steps.
 
     Args:
-        model: one of fastenc's models whose loss is a mean over labelled items: ``MaskedLM``, ``TokenClassifier``
+        model: a model of fastenc.models whose loss is a mean over labelled items: ``MaskedLM``, ``TokenClassifier``
             without a CRF, ``SequenceClassifier`` with one label and without chunks.
         optimizer: torch's Adam or AdamW with ``fused=True`` over the model's parameters.
-        max_grad_norm: the gradient is scaled down to this Euclidean norm; None leaves it as it is.
-        max_tokens: micro-batches of more tokens, padding included, run without a graph.
-        max_graphs: recordings to keep; the one not used for longest makes room. All share one memory pool.
-    Returns: a :class:`TrainingRunner`. On a CPU, which launches no kernels, it runs each step as it is.
+        max_grad_norm: a gradient with a larger Euclidean norm is scaled down to this norm; None: no clipping.
+        max_tokens: micro-batches with more tokens, padding included, run without a graph.
+        max_graphs: largest number of recordings; the least recently used one is dropped. All share one memory pool.
+    Returns: a :class:`TrainingRunner`. On a CPU, which launches no kernels, it runs the steps without graphs.
     Raises: ValueError for another model or optimiser, or a limit below 1.
-    Numerics: those of the same steps without graphs; a product of another number of rows may add in another order.
-    Memory: a bucket's inputs; once for all buckets what the largest of them needs in between; for steps of several
+    Numerics: those of the same steps without graphs. A matrix product with another number of rows may sum in another
+        order.
+    Memory: the inputs of each bucket, the intermediate tensors of the largest one, and for steps with several
         micro-batches the gradients.
     """
     if not isinstance(model, PretrainedModel):
@@ -361,14 +372,15 @@ def compile_training(
 
 
 def training_recorder(device: torch.device) -> Recorder | None:
+    """The recorder for :class:`RecordedSteps` on this device; None on a CPU."""
     return CudaGraphRecorder(device, "the training step") if device.type == "cuda" else None
 
 
 def _check_model(model: PretrainedModel) -> None:
     if not model.loss_ignores_padding:
         raise ValueError(
-            f"recorded steps pad batches, which would change the loss of this {type(model).__name__}, a mean over more "
-            "than labelled items: train it without graphs"
+            "a recorded step pads batches, so it needs a model whose loss is a mean over labelled items, got this "
+            f"{type(model).__name__}: train it without graphs"
         )
 
 
@@ -388,7 +400,7 @@ def _check_optimizer(model: PretrainedModel, optimizer: torch.optim.Optimizer) -
 
 
 def _check_recordable(model: PretrainedModel) -> None:
-    """Raises: ValueError naming what would run at the recording alone, or cannot be recorded."""
+    """Raise ValueError for hooks, which would run only while recording, and for gradient checkpointing."""
     for name, module in model.named_modules():
         if any(getattr(module, hooks) for hooks in HOOKS):
             raise ValueError(
@@ -409,7 +421,7 @@ def _check_recordable(model: PretrainedModel) -> None:
 
 
 def _pad(arguments: Arguments, bucket: Bucket, pad_token_id: int) -> dict[str, Any]:
-    """The arguments of a batch that fills its bucket; padding is labelled as ignored.
+    """The arguments padded to the bucket's shape; padding has the label -100.
 
     Raises: ValueError naming an argument that cannot be padded.
     """
@@ -426,8 +438,8 @@ def _pad(arguments: Arguments, bucket: Bucket, pad_token_id: int) -> dict[str, A
             counts = name.endswith("labels") and value.dtype == torch.int64 and value.dim() == 1
             if not counts or value.shape[0] not in rows:
                 raise ValueError(
-                    "a recorded step pads labels alone, int64 and one for each token or each sequence, got "
-                    f"{name}, {value.dtype} of shape {tuple(value.shape)}: train without graphs"
+                    "a tensor argument of a recorded step must be int64 labels, one for each token or each sequence, "
+                    f"got {name}, {value.dtype} of shape {tuple(value.shape)}: train without graphs"
                 )
             missing = rows[value.shape[0]] - value.shape[0]
             padded[name] = F.pad(value, (0, missing), value=IGNORED)

@@ -1,4 +1,4 @@
-"""Names of classes, as config.json keeps them."""
+"""Names of classes, which are stored in config.json."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,25 +8,27 @@ from fastenc.models import checkpoint
 
 
 def check_names(names: Sequence[str] | None, num_labels: int | None) -> list[str]:
-    """The names of the classes: those given, or LABEL_0, LABEL_1, … (two without ``num_labels``).
+    """The names of the classes: the given ones, or LABEL_0, LABEL_1, … (two classes if ``num_labels`` is None).
 
-    Raises: ValueError when both are given and their numbers differ.
+    Raises: ValueError if the number of names is not ``num_labels``.
     """
     count = num_labels or (len(names) if names else 2)
     checked = [str(name) for name in names or (f"LABEL_{i}" for i in range(count))]
     if len(checked) != count:
-        raise ValueError(f"label_names must name {count} labels, got {checked}")
+        raise ValueError(
+            f"label_names must have a name for each of the {count} labels, got {checked}: give both for the same labels"
+        )
     return checked
 
 
 def names_to_build(hf_config: dict[str, Any], options: dict[str, Any]) -> None:
-    """Put a checkpoint's own names into a constructor's options, unless those say what the labels are."""
+    """Set ``label_names`` in a constructor's options to the checkpoint's names, unless the options give the labels."""
     if not options.get("num_labels") and not options.get("label_names"):
         options["label_names"] = _stored_names(hf_config) or None
 
 
 def check_labels(folder: Path, hf_config: dict[str, Any], options: dict[str, Any]) -> None:
-    """Raises: ValueError when a folder's head tells other labels apart than a constructor's options ask for."""
+    """Raise ValueError if the labels in a constructor's options are not those of the folder's head."""
     given = list(options.get("label_names") or [])
     wanted = options.get("num_labels") or len(given)
     if not wanted:
@@ -36,7 +38,7 @@ def check_labels(folder: Path, hf_config: dict[str, Any], options: dict[str, Any
     if given and given != names and names != check_names(None, len(names)):
         odd = [name for name in given if name not in names] or given
         raise ValueError(
-            f"{folder}: its head tells {names} apart, the data has {given} (look at {odd[0]!r}): {remedy}"
+            f"{folder}: its head has the labels {names}, the data has {given} (look at {odd[0]!r}): {remedy}"
         )
     if wanted != len(names):
         kind = options.get("problem_type") or "classification"

@@ -1,4 +1,4 @@
-"""How texts that are longer than a model's positions are cut, or divided into chunks."""
+"""Truncation of texts that are longer than a model's positions, or their division into chunks."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,20 +13,21 @@ HEAD_TOKENS, ALL_TOKENS = 128, 510
 
 @dataclass(frozen=True)
 class LongTexts:
-    """How a text becomes sequences of tokens. A classifier stores it in config.json under ``long_texts``.
+    """How a text is converted to sequences of tokens. A classifier stores it in config.json under ``long_texts``.
 
-    ``room`` is max_length minus the special tokens. Without chunks a text is one sequence of at most ``room`` tokens.
-    With chunks it is several overlapping sequences of at most ``room`` tokens, each with its special tokens; a text
-    that does not fit into ``max_chunks`` is truncated first.
+    A sequence has room for ``room`` tokens of the text, which is max_length minus the number of special tokens. Without
+    chunks a longer text is truncated to one sequence. With chunks it is divided into overlapping sequences, each with
+    special tokens; a text that does not fit into ``max_chunks`` is truncated first.
 
     Fields:
-        max_length: tokens of a sequence, special tokens included.
-        truncation: the tokens that are kept of a longer text: "head", the first n; "tail", the last n; "head+tail",
-            the first n * 128 // 510 and the last of the n: 128 and 382 at max_length 512, 31 and 95 at 128, with two
-            special tokens.
-        chunks: how the vectors of a text's chunks become one (:mod:`fastenc.models.chunk_aggregation`); None cuts.
+        max_length: largest number of tokens of a sequence, special tokens included.
+        truncation: the n tokens that are kept of a longer text: "head", the first n; "tail", the last n; "head+tail",
+            the first n * 128 // 510 and then the last ones. With two special tokens that is 128 + 382 tokens for
+            max_length 512, and 31 + 95 for 128.
+        chunks: how the vectors of a text's chunks are aggregated (:mod:`fastenc.models.chunk_aggregation`): "mean",
+            "max", "attention" or "transformer"; None: truncate, without chunks.
         stride: number of tokens that neighbouring chunks share. The last chunk begins earlier, so that it is full.
-        max_chunks: largest number of chunks of a text; they hold room + (max_chunks - 1) * (room - stride) tokens.
+        max_chunks: largest number of chunks of a text; they have room + (max_chunks - 1) * (room - stride) tokens.
     Raises: ValueError naming the field, the rule and the value.
     Source: Sun et al. 2019, arXiv:1905.05583, section 5.3.1.
     """
@@ -50,7 +51,7 @@ class LongTexts:
     def room(self, special: int) -> int:
         """The number of a text's tokens that fit into a sequence with ``special`` special tokens.
 
-        Raises: ValueError if there is no room, or if ``stride`` is not smaller than it.
+        Raises: ValueError if it is not positive, or if ``stride`` is not smaller.
         """
         room = self.max_length - special
         if room < 1:
@@ -65,16 +66,16 @@ class LongTexts:
         return room
 
     def cut(self, ids: Sequence[int], room: int) -> list[Sequence[int]]:
-        """The pieces of a text that are kept, each of at most ``room`` tokens; a single one without chunks."""
+        """The chunks of a text, each of at most ``room`` tokens; without chunks the truncated text."""
         if self.chunks is None:
             return [truncated(ids, room, self.truncation)]
-        most = room + (self.max_chunks - 1) * (room - self.stride)
-        kept = truncated(ids, most, self.truncation)
+        max_tokens = room + (self.max_chunks - 1) * (room - self.stride)
+        kept = truncated(ids, max_tokens, self.truncation)
         return [kept[w.start : w.stop] for w in cut_windows(len(kept), room, self.stride)]
 
 
 def truncated(ids: Sequence[int], room: int, truncation: str) -> Sequence[int]:
-    """At most ``room`` of the tokens, as :class:`LongTexts` describes."""
+    """At most ``room`` of the tokens, selected by ``truncation`` (:class:`LongTexts`)."""
     if len(ids) <= room or truncation == "head":
         return ids[:room]
     head = room * HEAD_TOKENS // ALL_TOKENS if truncation == "head+tail" else 0

@@ -1,4 +1,4 @@
-"""Masked-LM model: the encoder and a head that sees the labelled tokens only."""
+"""The masked-LM model: an encoder and a head that computes logits for the labelled tokens only."""
 
 from typing import ClassVar, NamedTuple
 
@@ -19,12 +19,12 @@ from fastenc.packing import PackedBatch
 
 
 class LabelledRows(NamedTuple):
-    """What :func:`fastenc.ops._labelled.select_labelled` returns, transformed by the head.
+    """The result of :func:`fastenc.ops._labelled.select_labelled`, after the head's transform.
 
     Fields:
-        hidden: (rows, embedding_size).
-        targets: int64 (rows,); -100 in a row too many.
-        indices: int64 (rows,), the packed rows, or None if the rows are all tokens.
+        hidden: (rows, embedding_size), input of the decoder.
+        targets: int64 (rows,), labels; -100 in rows beyond the labelled ones.
+        indices: int64 (rows,), indices of the rows among the packed tokens, or None if the rows are all tokens.
     """
 
     hidden: Tensor
@@ -33,7 +33,7 @@ class LabelledRows(NamedTuple):
 
 
 class MaskedLMHead(nn.Module):
-    """logits = LN(act(hidden W + b)) E^T + bias, E the word embeddings unless the configuration unties them.
+    """logits = LN(act(hidden W + b)) E^T + bias, where E is the word embeddings, or an untied decoder's weight.
 
     Raises: ValueError for a family that has no masked-LM head.
     """
@@ -49,21 +49,22 @@ class MaskedLMHead(nn.Module):
         self.dense = nn.Linear(config.hidden_size, width, bias=spec.dense_bias)
         self.norm = make_norm(NormSpec("layer", config.eps), width, kind.biases(config).norm)
         tied = config.extra.get("tie_word_embeddings", True)
-        # transformers ties a bias beside the decoder to the decoder's own only where it ties the weights.
-        own_bias = {} if tied else {"bias": f"{spec.names['decoder']}.bias"}
-        self.names = {**spec.names, **own_bias}
+        # In transformers the decoder's bias has two names. With an untied decoder, the one inside the decoder counts.
+        decoder_bias = {} if tied else {"bias": f"{spec.names['decoder']}.bias"}
+        self.names = {**spec.names, **decoder_bias}
         self.decoder = None if tied else nn.Linear(width, config.vocab_size, bias=False)
         has_bias = kind.decoder_bias(config)
         self.bias = nn.Parameter(torch.zeros(config.vocab_size)) if has_bias else None
         self.activation = ACTIVATIONS[spec.activation or config.activation]
 
     def transform(self, hidden: Tensor) -> Tensor:
+        """LN(act(hidden W + b)): (rows, hidden_size) → (rows, embedding_size)."""
         inner = linear(hidden, self.dense.weight)
         return self.norm(activate_plain(inner, self.dense.bias, self.activation))
 
 
 class MaskedLM(PretrainedModel):
-    """Predicts tokens from both sides: the model of masked-LM pretraining.
+    """Predicts tokens from the context on both sides: the model of masked-LM pretraining.
 
     Source: Devlin et al. 2018, arXiv:1810.04805.
     """
@@ -84,32 +85,32 @@ class MaskedLM(PretrainedModel):
         """Loss over the labelled tokens, or logits of every token.
 
         Args:
-            labels: int64 (total_tokens,), -100 where there is nothing to predict. With labels, only the labelled
-                tokens go through the head, and ``logits`` is None.
-            max_labels: the number of labelled tokens, or a bound of it, as MlmCollator gives it. On a GPU the head
-                sees that many tokens, and all of them without it, so that nothing waits for the device.
+            labels: int64 (total_tokens,), -100 where there is nothing to predict. With labels, the head computes the
+                labelled tokens only, and ``logits`` is None.
+            max_labels: the number of labelled tokens or an upper bound of it, as MlmCollator gives it. On a GPU the
+                head computes this many tokens, or all tokens without it, so that nothing waits for the device.
         Returns: the mean loss over the labelled tokens (0 if there is none), or logits (total_tokens, vocabulary).
         """
-        encoded, table = self.encode(batch)
+        encoded, decoder_weight = self.encode(batch)
         if labels is None:
-            return ModelOutput(logits=self.logits(encoded.last_hidden_state, table))
+            return ModelOutput(logits=self.logits(encoded.last_hidden_state, decoder_weight))
         rows = self.labelled(encoded.last_hidden_state, labels, max_labels)
-        return ModelOutput(loss=self.loss(rows, table))
+        return ModelOutput(loss=self.loss(rows, decoder_weight))
 
     def encode(self, batch: PackedBatch) -> tuple[EncoderOutput, Tensor]:
-        """The encoder's output, and E of the logits, (vocabulary, embedding_size)."""
+        """(the encoder's output, the decoder's weight E (vocabulary, embedding_size))."""
         decoder = self.head.decoder
-        output = self.encoder(batch, word_table=decoder is None)
-        return output, output.word_table if decoder is None else decoder.weight
+        output = self.encoder(batch, tied_weight=decoder is None)
+        return output, output.tied_weight if decoder is None else decoder.weight
 
-    def logits(self, hidden: Tensor, table: Tensor) -> Tensor:
-        """(rows, hidden_size) → (rows, vocabulary)."""
-        return linear(self.head.transform(hidden), table, self.head.bias)
+    def logits(self, hidden: Tensor, decoder_weight: Tensor) -> Tensor:
+        """(rows, hidden_size) → (rows, vocabulary). decoder_weight: from :meth:`encode`."""
+        return linear(self.head.transform(hidden), decoder_weight, self.head.bias)
 
     def labelled(
         self, hidden: Tensor, labels: Tensor, max_labels: int | None = None
     ) -> LabelledRows:
-        """The labelled rows of (total_tokens, hidden_size), through all of the head but the vocabulary product."""
+        """The labelled rows of ``hidden`` (total_tokens, hidden_size), after the head's transform."""
         if labels.shape != hidden.shape[:1]:
             raise ValueError(
                 f"labels must have shape ({hidden.shape[0]},), one for each packed token, got {tuple(labels.shape)}"
@@ -117,10 +118,14 @@ class MaskedLM(PretrainedModel):
         chosen, targets, indices = select_labelled(hidden, labels, max_labels=max_labels)
         return LabelledRows(self.head.transform(chosen), targets, indices)
 
-    def loss(self, rows: LabelledRows, table: Tensor) -> Tensor:
-        """Mean loss over the labelled rows, 0 if there is none."""
+    def loss(self, rows: LabelledRows, decoder_weight: Tensor) -> Tensor:
+        """Mean loss over the labelled rows, 0 if there is none. decoder_weight: from :meth:`encode`."""
         return linear_masked_cross_entropy(
-            rows.hidden, table, self.head.bias, rows.targets, max_labels=rows.targets.shape[0]
+            rows.hidden,
+            decoder_weight,
+            self.head.bias,
+            rows.targets,
+            max_labels=rows.targets.shape[0],
         )
 
     def head_names(self) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""What a model's forward returns."""
+"""The result of a model's forward."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -15,12 +15,12 @@ class LossTerm(NamedTuple):
 
 @dataclass(frozen=True)
 class ModelOutput:
-    """The fields that every model returns.
+    """The result of a model with a head.
 
     Fields:
         loss: float32 scalar; None without labels.
-        logits: None where the loss does not need them all.
-        terms: the loss's terms by name, if it has several; the loss is their weighted sum.
+        logits: None if the loss was computed without all of them.
+        terms: name → term, if the loss is a weighted sum of several terms.
     """
 
     loss: Tensor | None = None

@@ -1,4 +1,4 @@
-"""The head of a classification model: a last linear layer, and what an architecture puts before it."""
+"""The head of a classification model: a linear layer, and the layers that an architecture has before it."""
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +14,7 @@ from fastenc.nn.layer_spec import ACTIVATIONS, NormSpec
 class PredictionHead(nn.ModuleDict):
     """logits = dropout(Norm(act(dropout(x) W + b))) W_out + b_out; the HeadSpec says which of these steps exist.
 
-    Modules: "dense", "norm" and "out".
+    x: (rows, hidden_size); logits: (rows, outputs). Modules: "dense" (W, b), "norm", "out" (W_out, b_out).
     Raises: ValueError for a family that has no such head.
     """
 
@@ -52,5 +52,5 @@ class PredictionHead(nn.ModuleDict):
         return self["out"](drop(x) if spec.dropout_after else x)
 
     def names(self, prefix: str) -> dict[str, str]:
-        """Our names of the modules, after ``prefix``, → the checkpoint's."""
+        """Name of a module in our model (with ``prefix``) → its name in the checkpoint."""
         return {f"{prefix}.{ours}": theirs for ours, theirs in self.spec.names.items()}

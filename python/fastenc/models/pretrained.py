@@ -1,4 +1,4 @@
-"""What every model shares: loading and saving under its family's names, and first weights."""
+"""The base class of all models: loading and saving of checkpoints, and weight initialisation."""
 
 import re
 from pathlib import Path
@@ -16,7 +16,7 @@ from fastenc.models.tokenizers import load_tokenizer, save_tokenizer
 from fastenc.nn.scalar_mix import ScalarMix
 
 Model = TypeVar("Model", bound="PretrainedModel")
-# Heads of these bear the same names in some families and mean different things.
+# Fine-tuned heads. Some families use the same weight names in several of them, for different purposes.
 FINE_TUNED = (
     "ForSequenceClassification",
     "ForTokenClassification",
@@ -25,24 +25,28 @@ FINE_TUNED = (
     "ForSpanClassification",
 )
 
-# Entries of older checkpoints that count from 0 or are 0, which a model makes itself.
+# Buffers with constant values in older checkpoints, which are not read.
 BUFFERS = (".position_ids", ".token_type_ids")
 # Parameters that fastenc.adapt has added to the encoder.
 ADDED = re.compile(r"(^|\.)(adaptations|prompts)\.")
 
 
 class PretrainedModel(nn.Module):
-    """An ``nn.Module`` with a config that loads from and saves to a family's own checkpoint format.
+    """An ``nn.Module`` with a config, which is loaded from and saved to checkpoints in transformers' format.
 
-    ``tokenizer`` is the folder's tokenizer (a ``tokenizers.Tokenizer``), or None where there is none; it is
-    saved with the model. ``base`` is the folder that the weights came from, if any, and ``first_weights`` names the
-    parameters that it did not have. ``loss_ignores_padding`` says that the loss is a mean over the items whose label is
-    not -100, whatever else the batch holds. ``task_options`` are those of the task that the model was trained for
-    (:mod:`fastenc.tasks`), kept in config.json.
+    Attributes:
+        tokenizer: the folder's ``tokenizers.Tokenizer``, or None; saved with the model.
+        base: the folder that the weights were loaded from, or None.
+        first_weights: names of the parameters that the folder did not have and that were initialised.
+        loss_ignores_padding: whether the loss is a mean over the items whose label is not -100, so that padding items
+            with that label do not change it.
+        task_options: options of the task that the model was trained for (:mod:`fastenc.tasks`), stored in config.json.
     """
 
     architecture: ClassVar[str]  # transformers' class name without the family: "ForMaskedLM"
-    optional_parts: ClassVar[tuple[str, ...]] = ()  # of the head, that a checkpoint of it may lack
+    optional_parts: ClassVar[
+        tuple[str, ...]
+    ] = ()  # submodules that a checkpoint of this class may lack
     tokenizer: Any = None
     base: str | None = None
     first_weights: frozenset[str] = frozenset()
@@ -55,20 +59,20 @@ class PretrainedModel(nn.Module):
 
     @property
     def positions(self) -> int:
-        """Tokens of the longest sequence."""
+        """The largest number of tokens of a sequence."""
         encoder: Any = self._modules.get("encoder", self)
         adapted = getattr(encoder, "adapted", None)
         return self.config.max_positions - (adapted.first_position if adapted is not None else 0)
 
     def head_names(self) -> dict[str, str]:
-        """Parameter or module of the head → the family's full name."""
+        """Our name of a parameter or module of the head → its full name in the family's checkpoints."""
         return {}
 
     @classmethod
     def build(
         cls: type[Model], config: EncoderConfig, hf_config: dict[str, Any], **options
     ) -> Model:
-        """The model that a checkpoint's configuration describes."""
+        """A new model as a checkpoint's configuration describes it; ``options`` override the configuration."""
         return cls(config, **options)
 
     @classmethod
@@ -84,13 +88,13 @@ class PretrainedModel(nn.Module):
 
         Args:
             path_or_hub_id: folder with config.json and safetensors, or a name on the Hugging Face hub.
-            dtype: of the loaded parameters.
+            dtype: dtype of the model's parameters.
             layer_mix: whether the head reads a learned mix of all states (:class:`fastenc.nn.ScalarMix`) or the last
-                alone; None: what the checkpoint says.
-            options: overrides for the model's constructor, such as ``num_labels``.
-        A head that the checkpoint lacks gets first weights; a missing encoder weight is an error.
-        Raises: ValueError for an unknown family, a missing, corrupt or incomplete checkpoint, a wrong shape, or one
-            that was fine-tuned for another task or other labels.
+                state only. None: as the checkpoint says.
+            options: arguments of the model's constructor that override the checkpoint's, such as ``num_labels``.
+        A head that is not in the checkpoint is initialised; a missing weight of the encoder is an error.
+        Raises: ValueError for an unknown family, a missing, corrupt or incomplete checkpoint, a weight of a wrong
+            shape, or a checkpoint that was fine-tuned for another task or other labels.
         """
         folder = checkpoint.resolve(path_or_hub_id)
         values = checkpoint.read_config(folder)
@@ -108,7 +112,7 @@ class PretrainedModel(nn.Module):
 
     @classmethod
     def check_task(cls, folder: Path, hf_config: dict[str, Any]) -> None:
-        """Raises: ValueError for a checkpoint that was fine-tuned for another task."""
+        """Raise ValueError for a checkpoint that was fine-tuned for another task."""
         stored = architecture_of(hf_config)
         if {stored, cls.architecture} <= {*FINE_TUNED} and stored != cls.architecture:
             raise another_task(cls, folder, hf_config)
@@ -144,7 +148,7 @@ class PretrainedModel(nn.Module):
         if lost and architecture_of(stored) == cls.architecture:
             raise ValueError(
                 f"{folder} is incomplete: its config.json says {values['architectures'][0]}, and it lacks the head's "
-                f"{', '.join(lost[:3])}. Write the checkpoint again"
+                f"{', '.join(lost[:3])}: write the checkpoint again"
             )
         for name, module in model.named_modules():
             if any(parameter.is_meta for parameter in module.parameters(recurse=False)):
@@ -159,10 +163,10 @@ class PretrainedModel(nn.Module):
         return model.eval()
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """Write config.json, model.safetensors and the tokenizer, as the family's transformers class reads them.
+        """Write config.json, model.safetensors and the tokenizer in the format of the family's transformers class.
 
-        With an adaptation in use (:mod:`fastenc.adapt`) only its weights and the head are written, in the place of
-        model.safetensors. Each file is replaced as a whole or not at all.
+        If an adaptation is in use (:mod:`fastenc.adapt`), files with its weights and the head's are written instead of
+        model.safetensors. Each file is written atomically.
         """
         folder = Path(folder)
         values = {
@@ -183,13 +187,13 @@ class PretrainedModel(nn.Module):
             save_tokenizer(self.tokenizer, folder)
 
     def _class_name(self) -> str:
-        """Of transformers' class whose checkpoint this is."""
+        """The name of transformers' class for this model."""
         kind = self.config.architecture
         ours = self.architecture
         return kind.class_prefix + (kind.bare_class if ours == "Model" else ours)
 
     def _tensors(self) -> dict[str, Tensor]:
-        """The weights under the family's names."""
+        """The weights by their names in the family's checkpoints."""
         tensors: dict[str, Tensor] = {}
         state = self.state_dict()
         for ours, theirs in self.family_names(with_prefix=self.architecture != "Model").items():
@@ -198,26 +202,27 @@ class PretrainedModel(nn.Module):
 
     @classmethod
     def stored_in(cls, folder: Path, hf_config: dict[str, Any]) -> bool:
-        """Whether a folder with this config.json holds a model of this class, head and all."""
+        """Whether a folder with this config.json holds a model of this class with its head."""
         return architecture_of(hf_config) == cls.architecture
 
     def read_beside(self, folder: Path) -> None:
-        """Read what the model keeps in files beside the weights and config.json."""
+        """Read the model's further files, beside the weights and config.json."""
 
     def write_beside(self, folder: Path) -> None:
-        """Write them."""
+        """Write the model's further files."""
 
     def extra_config(self) -> dict[str, Any]:
-        """Entries of config.json that belong to the head."""
+        """The entries of config.json for the head."""
         return {}
 
     def init_modules(self, root: nn.Module) -> None:
-        """Give ``root``'s modules first weights."""
+        """Initialise the weights of all modules of ``root``."""
         for name, module in root.named_modules():
             self.init_weights(module, name)
 
     def init_weights(self, module: nn.Module, name: str = "") -> None:
-        """Give one module first weights: normal as its architecture says by its name, biases 0, norms 1."""
+        """Initialise one module: weights normally distributed (the architecture gives the standard deviation for the
+        module's name), biases 0, norms 1."""
         if isinstance(module, nn.Linear | nn.Embedding):
             kind = self.config.architecture
             std = kind.initial_std(self.config, name.rpartition(".")[2])
@@ -235,7 +240,7 @@ class PretrainedModel(nn.Module):
             nn.init.zeros_(bias)
 
     def family_names(self, with_prefix: bool) -> dict[str, tuple[str, ...]]:
-        """Canonical parameter name → the family's names, whose tensors are stacked."""
+        """Our name of a parameter → its names in the family's checkpoints; several tensors are stacked in ours."""
         kind = self.config.architecture
         prefix = f"{kind.prefix}." if with_prefix and kind.prefix else ""
         encoder_names = {**kind.names(self.config), "mix": LAYER_MIX}
@@ -257,13 +262,17 @@ class PretrainedModel(nn.Module):
         return table
 
     def _to_canonical(self, found: dict[str, Tensor], folder: Path) -> dict[str, Tensor]:
+        """A checkpoint's tensors by our names.
+
+        Raises: ValueError for missing or unexpected weights of the encoder, and for wrong shapes or dtypes.
+        """
         kind = self.config.architecture
         state, missing = {}, []
         read: set[str] = set()
         state, heads = self.state_dict(), self.head_names()
         for ours, theirs in self.family_names(with_prefix=False).items():
             absent = [name for name in theirs if name not in found]
-            # Not every checkpoint of a family has a pooler, a mix of layers or this head.
+            # A checkpoint may lack the pooler, the mix of layers and this head.
             optional = ours in heads or ours.rsplit(".", 1)[0] in heads
             optional = optional or "pooler" in ours or is_mix(ours)
             if absent:
@@ -288,7 +297,7 @@ class PretrainedModel(nn.Module):
             read.update(theirs)
         if missing:
             raise ValueError(
-                f"{folder} is incomplete: it lacks {_few(missing)}. Write the checkpoint again, or check that "
+                f"{folder} is incomplete: it lacks {_few(missing)}: write the checkpoint again, or check that "
                 "config.json belongs to it"
             )
         encoder = _modules_of_encoder(kind.names(self.config))
@@ -299,27 +308,27 @@ class PretrainedModel(nn.Module):
         ]
         if unread:
             raise ValueError(
-                f"{checkpoint.weights_file(folder)} has {_few(unread)}, which the model of config.json has not: do the "
-                "two files belong together?"
+                f"{checkpoint.weights_file(folder)} has {_few(unread)}, which the model of config.json does not have: "
+                "do the two files belong together?"
             )
         return state
 
 
 def is_mix(name: str) -> bool:
-    """Whether a parameter is of the encoder's mix of layers."""
+    """Whether a parameter belongs to the encoder's mix of layers."""
     return name.removeprefix("encoder.").startswith("mix.")
 
 
 def another_task(model: type, folder: Path, hf_config: dict[str, Any]) -> ValueError:
-    """The error that a checkpoint's head would not be this model's."""
+    """The error for a checkpoint whose head is of another task than the model's."""
     return ValueError(
         f"{folder} was fine-tuned for another task: it holds {hf_config['architectures'][0]}, this is "
-        f"{model.__name__}. Load it as what it is, or begin from {checkpoint.without_head(folder)}"
+        f"{model.__name__}: load it with the model of its task, or begin from {checkpoint.without_head(folder)}"
     )
 
 
 def architecture_of(hf_config: dict[str, Any]) -> str:
-    """The model class that a config.json names, without the family ("ForMaskedLM"); "" where it names none."""
+    """The model class that a config.json names, without the family ("ForMaskedLM"); "" if it names none."""
     names = hf_config.get("architectures") or [""]
     kind = ARCHITECTURES.get(hf_config.get("model_type", ""))
     if kind is None:
@@ -329,7 +338,7 @@ def architecture_of(hf_config: dict[str, Any]) -> str:
 
 
 def _under_present_names(config: EncoderConfig, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """A checkpoint's tensors under the names that the architecture knows, without the prefix."""
+    """A checkpoint's tensors by transformers' current names, without the prefix."""
     kind = config.architecture
     prefix = f"{kind.prefix}." if kind.prefix else ""
     plain = {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
@@ -337,7 +346,10 @@ def _under_present_names(config: EncoderConfig, tensors: dict[str, Tensor]) -> d
 
 
 def _check_depth(config: EncoderConfig, tensors: dict[str, Tensor], folder: Path) -> None:
-    """Compare the number of layers before any is built, which takes as long as config.json wants."""
+    """Raise ValueError if config.json has another number of layers than the weights.
+
+    This comes before the model is built, because building takes long if config.json gives a very large number.
+    """
     kind = config.architecture
     path = kind.layers_path
     if path is None:
@@ -352,7 +364,7 @@ def _check_depth(config: EncoderConfig, tensors: dict[str, Tensor], folder: Path
 
 
 def _modules_of_encoder(names: Names) -> tuple[str, ...]:
-    """What the names of an encoder's weights begin with, pooler apart: those that must not be left unread."""
+    """The prefixes of the names of an encoder's weights without the pooler. All weights with them must be read."""
     flat = [
         name
         for ours, theirs in names.items()
@@ -363,5 +375,5 @@ def _modules_of_encoder(names: Names) -> tuple[str, ...]:
 
 
 def _few(names: list[str]) -> str:
-    """The first of some names, for a message."""
+    """The first three names, for a message."""
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

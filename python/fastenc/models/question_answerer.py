@@ -1,4 +1,4 @@
-"""Extractive question answering over the encoder: where an answer starts and ends."""
+"""Extractive question answering: the first and the last token of the answer in a text."""
 
 from torch import Tensor
 from torch.nn import functional as F
@@ -13,9 +13,9 @@ from fastenc.packing import PackedBatch
 
 
 class QuestionAnswerer(PretrainedModel):
-    """Scores each token as the first and as the last one of the answer: one linear layer with two outputs.
+    """Scores each token as the first and as the last token of the answer, by a linear layer with two outputs.
 
-    DistilBERT has dropout before it (``qa_dropout`` of its configuration).
+    DistilBERT has dropout before it (``qa_dropout`` in its configuration).
     Source: Devlin et al. 2018, arXiv:1810.04805, section 4.2.
     """
 
@@ -30,10 +30,10 @@ class QuestionAnswerer(PretrainedModel):
         self.init_modules(self.head)
 
     def forward(self, batch: PackedBatch, labels: Tensor | None = None) -> ModelOutput:
-        """Args: labels: int64 (batch, 2), positions of the answer's first and last token in each sequence; -100: none.
+        """Args: labels: int64 (batch, 2), positions of the answer's first and last token in its sequence; -100: none.
 
-        Returns: logits (total_tokens, 2) and, with labels, the mean over both of the cross-entropy of a softmax over
-        the sequence's tokens, in float32.
+        Returns: logits (total_tokens, 2). With labels also the loss in float32, the mean of two cross-entropies (first
+            token and last token), each of a softmax over the tokens of a sequence.
         """
         states = self.encoder(batch).last_hidden_state
         logits = self.head(states)

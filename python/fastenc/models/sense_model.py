@@ -1,4 +1,4 @@
-"""Senses of words: the mean of the vectors of a sense's labelled examples, and the nearest of them."""
+"""Word-sense disambiguation: a sense's vector is the mean of its labelled examples' vectors; the nearest one wins."""
 
 import json
 from collections.abc import Sequence
@@ -28,11 +28,11 @@ class SenseInventory:
     """The senses of lemmas, with their vectors.
 
     Fields:
-        senses: lemma → its senses; the rows below are in this order, lemma after lemma.
-        counts: int64 (senses,), labelled examples of each.
-        vectors: float32 (senses, hidden_size), the mean of their vectors.
-        min_examples: senses of fewer examples are not compared with; of a lemma that has no other, the most frequent
-            sense is taken.
+        senses: lemma → names of its senses. The rows of counts and vectors are in this order, lemma after lemma.
+        counts: int64 (senses,), number of labelled examples of each sense.
+        vectors: float32 (senses, hidden_size), mean of the examples' vectors.
+        min_examples: senses with fewer examples are not chosen. If a lemma has no other senses, its most frequent one
+            is chosen.
     """
 
     senses: dict[str, list[str]]
@@ -41,7 +41,7 @@ class SenseInventory:
     min_examples: int = 1
 
     def rows(self) -> dict[str, range]:
-        """The rows of each lemma's senses."""
+        """Lemma → the rows of its senses."""
         found, start = {}, 0
         for lemma, names in self.senses.items():
             found[lemma] = range(start, start + len(names))
@@ -50,11 +50,16 @@ class SenseInventory:
 
 
 def nearest(vector: Tensor, vectors: Tensor, counts: Tensor, min_examples: int) -> Tensor:
-    """Scores (..., senses) of one lemma's senses, the highest of which is chosen: the cosine, -inf for a sense with too
-    few examples; if all have too few, their numbers of examples.
+    """Scores of one lemma's senses; the sense with the highest score is chosen.
+
+    The score is the cosine similarity, or -inf for a sense with fewer than ``min_examples``. If all senses have fewer,
+    the score is the number of examples.
 
     Args:
-        vector: (..., width); vectors: (..., senses, width); counts: (senses,).
+        vector: (..., width), the word's vector.
+        vectors: (..., senses, width), the senses' vectors.
+        counts: (senses,), numbers of examples.
+    Returns: (..., senses).
     """
     enough = counts >= min_examples
     if not enough.any():
@@ -64,11 +69,11 @@ def nearest(vector: Tensor, vectors: Tensor, counts: Tensor, min_examples: int) 
 
 
 class WordSenseModel(PretrainedModel):
-    """An encoder and the vectors of senses; saved as the encoder's checkpoint with senses.json and senses.safetensors.
+    """An encoder and the vectors of senses. Saved as an encoder's checkpoint with senses.json and senses.safetensors.
 
     Args:
-        layers: states whose mean is a word's vector, numbered as in :func:`fastenc.models.word_vectors.embed_words`;
-            None: what the checkpoint says, else the last four.
+        layers: numbers of the states whose mean is a word's vector, as in
+            :func:`fastenc.models.word_vectors.embed_words`. None: as the checkpoint says, else the last four.
     Raises: ValueError for layers that do not exist.
     Source: Loureiro et al. 2021, arXiv:2008.11608.
     """
@@ -97,12 +102,12 @@ class WordSenseModel(PretrainedModel):
         spans: Tensor,
         candidates: Sequence[Sequence[int]] | None = None,
     ) -> ModelOutput:
-        """Args:
-            spans: int32 (2 * targets,), ascending, where each target's tokens begin and end in the batch.
-            candidates: choices of layers; None: ``layers`` alone.
+        """The vectors of target words, as means over a word's tokens and over layers.
 
-        Returns: as logits the targets' vectors, the mean over tokens and layers: (targets, hidden_size), with
-            candidates (targets, candidates, hidden_size).
+        Args:
+            spans: int32 (2 * targets,), ascending: begin and end of each target's tokens in the packed batch.
+            candidates: several lists of layers to compare; None: ``layers``.
+        Returns: the vectors as logits, (targets, hidden_size), or with candidates (targets, candidates, hidden_size).
         """
         choices = [self.layers] if candidates is None else candidates
         edge = spans.new_zeros(1)

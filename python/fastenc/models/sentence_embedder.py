@@ -1,4 +1,4 @@
-"""Vectors of texts whose cosine similarity is that of their meanings."""
+"""Sentence embeddings: vectors of texts whose cosine similarity measures the similarity in meaning."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -26,16 +26,16 @@ SIMILARITY_LOSSES = ("cosent", "cosine")
 
 
 class SentenceEmbedder(PretrainedModel):
-    """An encoder without its pooler, and a pooling that is saved in sentence-transformers' files.
+    """An encoder without its pooler, with a pooling that is saved in sentence-transformers' files.
 
     Args:
-        pooling: "cls", "mean", "max" or "last-four" (:func:`fastenc.nn.pooling.pool_layers`); None: what the checkpoint
-            declares, else "mean".
-        max_length: tokens at which texts are cut, likewise; else the model's positions.
-        similarity_loss: on pairs with scores, "cosent" (:func:`fastenc.models.similarity_losses.cosent_loss`) or
-            "cosine", the mean squared error of the cosine similarity.
-        scale: factor on cosine similarities in the losses that compare them.
-        symmetric: as in :func:`fastenc.models.similarity_losses.ranking_loss`.
+        pooling: "cls", "mean", "max" or "last-four" (:func:`fastenc.nn.pooling.pool_layers`). None: as the checkpoint
+            says, else "mean".
+        max_length: number of tokens to which texts are cut. None: as the checkpoint says, else the model's positions.
+        similarity_loss: the loss for pairs with scores: "cosent" (:func:`fastenc.models.similarity_losses.cosent_loss`)
+            or "cosine", the mean squared error between cosine similarity and score.
+        scale: factor of the cosine similarities in the ranking loss and in CoSENT.
+        symmetric: see :func:`fastenc.models.similarity_losses.ranking_loss`.
     Raises: ValueError naming the argument, the rule and the value.
     Source: Reimers and Gurevych 2019, arXiv:1908.10084.
     """
@@ -44,7 +44,7 @@ class SentenceEmbedder(PretrainedModel):
 
     @classmethod
     def check_task(cls, folder: Path, hf_config: dict[str, Any]) -> None:
-        """Raises: ValueError for a checkpoint with a fine-tuned head, which would be lost."""
+        """Raise ValueError for a checkpoint with a fine-tuned head, which would be lost."""
         if architecture_of(hf_config) in FINE_TUNED:
             raise another_task(cls, folder, hf_config)
 
@@ -76,34 +76,37 @@ class SentenceEmbedder(PretrainedModel):
         return self.encoder.sentence
 
     def _take(self, declared: SentenceSettings) -> None:
-        """What is declared, but for what the constructor was given."""
+        """Take the checkpoint's settings, except those that the constructor was given."""
         settings = replace(declared, **self._given)
         check_pooling(settings.pooling, self.config.num_layers)
         if self.config.layer_mix and settings.pooling == "last-four":
             raise ValueError(
-                "pooling last-four takes the last four layers as they are, and the model mixes all of them: give "
-                "another pooling, or leave out the mix"
+                "pooling must not be last-four for a model with layer_mix, which reads a mix of all layers: give "
+                "another pooling, or set layer_mix=False"
             )
         self.encoder.sentence = settings
 
     def forward(
         self, batch: PackedBatch, labels: Tensor | None = None, text_ids: Tensor | None = None
     ) -> ModelOutput:
-        """Args:
-            batch: the texts of each example after one another.
-            labels: int64 (examples,), for texts and their partners (and hard negatives): the ranking loss, whose
-                candidates are those of the batch. Or floating point (examples,), scores of pairs.
-            text_ids: int64 (examples, texts an example), equal numbers for equal texts; None: one text an example.
+        """Embed texts; with labels also compute the loss.
 
-        Returns: as logits the vectors, (examples, texts an example, hidden_size) or without text_ids (batch,
-            hidden_size), and with labels the mean loss in float32; CoSENT's is one number for the batch.
+        Args:
+            batch: the texts, those of one example after those of the other.
+            labels: int64 (examples,) of any value selects the ranking loss over texts, partners and hard negatives.
+                Floating point (examples,), scores of pairs, selects ``similarity_loss``.
+            text_ids: int64 (examples, texts per example), equal numbers for equal texts. None: single texts.
+        Returns: the vectors as logits, (examples, texts per example, hidden_size), or (batch, hidden_size) without
+            text_ids; with labels also the loss in float32, a mean over examples, or CoSENT's value for the batch.
         """
         vectors = self.encoder.pooled_vectors(batch, self.settings.pooling)
         if self.settings.normalize:
             vectors = F.normalize(vectors, dim=1)
         if text_ids is None:
             if labels is not None:
-                raise ValueError("the loss needs text_ids, (examples, texts an example), got none")
+                raise ValueError(
+                    "the loss needs text_ids (examples, texts per example), got None: give them with labels"
+                )
             return ModelOutput(logits=vectors)
         vectors = vectors.unflatten(0, tuple(text_ids.shape))
         if labels is None:
@@ -119,7 +122,7 @@ class SentenceEmbedder(PretrainedModel):
 
     @torch.inference_mode()
     def encode(self, texts: Any, **options: Any) -> Tensor:
-        """:meth:`fastenc.Encoder.encode`."""
+        """Vectors of texts: :meth:`fastenc.Encoder.encode` with this model's tokenizer."""
         self.encoder.tokenizer = self.tokenizer
         return self.encoder.encode(texts, **options)
 

@@ -1,9 +1,9 @@
-"""How a checkpoint makes one vector of a text, in sentence-transformers' files beside the weights.
+"""sentence-transformers' files beside the weights, which say how a text's vector is computed.
 
-modules.json lists the steps: the encoder, a pooling (``1_Pooling/config.json``), perhaps a standardization of each
-dimension (a Dense module with a diagonal weight), and a scaling to length 1. The mean of
-the last four layers is its WeightedLayerPooling with equal weights, before a mean over tokens. A learned mix of layers
-is one over all states; its factor gamma, which no cosine sees, is left out there.
+modules.json lists the steps: the encoder, a pooling (``1_Pooling/config.json``), optionally a standardization of each
+dimension (a Dense module with a diagonal weight), and optionally a scaling to length 1. Pooling "last-four" is a
+WeightedLayerPooling of the last four layers with equal weights, followed by a mean over tokens. A learned mix of layers
+is a WeightedLayerPooling of all states. Its factor gamma is left out, because it does not change cosine similarities.
 """
 
 import json
@@ -26,7 +26,7 @@ MODULES, TEXT, MAIN = (
     "sentence_bert_config.json",
     "config_sentence_transformers.json",
 )
-# Poolings by the names of the library's first files, which all its versions read.
+# Pooling → its name in the files of sentence-transformers' first versions, which all versions read.
 FLAGS = {
     "cls": "pooling_mode_cls_token",
     "mean": "pooling_mode_mean_tokens",
@@ -37,13 +37,13 @@ LAYER_WEIGHTS = "layer_weights"
 
 @dataclass(frozen=True)
 class SentenceSettings:
-    """How a text becomes a vector.
+    """How a text's vector is computed.
 
     Fields:
         pooling: "cls", "mean", "max" or "last-four"; see :func:`fastenc.nn.pooling.pool_layers`.
         normalize: whether vectors are scaled to Euclidean length 1.
-        max_length: tokens at which a text is cut, special ones included; None: the model's positions.
-        standardization: of the pooled vector, before the scaling.
+        max_length: number of tokens to which a text is cut, special tokens included; None: the model's positions.
+        standardization: applied to the pooled vector before the scaling, or None.
     Raises: ValueError for another pooling.
     """
 
@@ -58,8 +58,9 @@ class SentenceSettings:
 
 
 def read_settings(folder: Path, config: EncoderConfig) -> SentenceSettings | None:
-    """What a folder declares, or None where it has no modules.json. The weights of a mix of layers are not read here:
-    the model has them.
+    """The settings in a folder, or None if it has no modules.json.
+
+    The weights of a mix of layers are not read here, because the model's weights include them.
 
     Raises: ValueError for steps that this library does not compute.
     """
@@ -75,9 +76,9 @@ def read_settings(folder: Path, config: EncoderConfig) -> SentenceSettings | Non
         after = [kind for kind in after if kind != "Dense"]
     if kinds[:1] != ["Transformer"] or after not in (["Pooling"], ["Pooling", "Normalize"]):
         raise ValueError(
-            f"{folder / MODULES} must be Transformer, Pooling and perhaps Normalize, before it perhaps a Dense "
-            "module with a positive diagonal (a standardization), the steps that can be computed here, got "
-            f"{', '.join(kinds)}: use sentence-transformers"
+            f"{folder / MODULES} must be Transformer, Pooling, optionally a Dense module with a positive diagonal (a "
+            f"standardization), and optionally Normalize, got {', '.join(kinds)}: use sentence-transformers for other "
+            "steps"
         )
     values = _json(where["Pooling"] / "config.json")
     pooling = _pooling(values)
@@ -100,7 +101,7 @@ def read_settings(folder: Path, config: EncoderConfig) -> SentenceSettings | Non
 def write_settings(
     folder: Path, settings: SentenceSettings, config: EncoderConfig, mix: ScalarMix | None
 ) -> None:
-    """Write the files beside a model's own."""
+    """Write the files into a model's folder. mix: the model's learned mix of layers, or None."""
     steps = ["Transformer", "Pooling"]
     if mix is not None or settings.pooling == "last-four":
         steps.insert(1, "WeightedLayerPooling")
@@ -123,7 +124,7 @@ def write_settings(
             "do_lower_case": False,
         },
         MAIN: {"prompts": {}, "default_prompt_name": None, "similarity_fn_name": "cosine"},
-        # Last: a folder that has it has the others.
+        # Written last, so that a folder with modules.json is complete.
         MODULES: [
             {
                 "idx": position,
@@ -138,19 +139,19 @@ def write_settings(
 
 
 def _pooling(values: dict[str, Any]) -> str | None:
-    """The pooling of a module's config.json, or None for one that is not implemented here."""
+    """The pooling in the config.json of a Pooling module, or None if it is not implemented here."""
     if "pooling_mode" in values:
         found = values["pooling_mode"]
         modes = [found] if isinstance(found, str) else list(found)
     else:
-        # Modes that are not here keep their long names.
+        # Modes that are not implemented here keep their long names.
         short = {flag: pooling for pooling, flag in FLAGS.items()}
         modes = [short.get(k, k) for k, v in values.items() if k.startswith("pooling_mode_") and v]
     return modes[0] if len(modes) == 1 and modes[0] in FLAGS else None
 
 
 def _max_length(folder: Path) -> int | None:
-    """Tokens of the longest text; the library's newer versions leave it to the tokenizer's file."""
+    """The largest number of tokens of a text; newer sentence-transformers have it in the tokenizer's file."""
     for name, key in ((TEXT, "max_seq_length"), ("tokenizer_config.json", "model_max_length")):
         found = _json(folder / name).get(key) if (folder / name).exists() else None
         if found:
@@ -159,7 +160,7 @@ def _max_length(folder: Path) -> int | None:
 
 
 def _equal_weights(folder: Path, num_layers: int) -> bool:
-    """Whether a WeightedLayerPooling is the mean of the last four layers."""
+    """Whether a folder's WeightedLayerPooling is the mean of the last four layers."""
     load_file = require("safetensors.torch", extra="models").load_file
     weights = load_file(folder / "model.safetensors")[LAYER_WEIGHTS]
     start = _json(folder / "config.json")["layer_start"]
@@ -180,7 +181,7 @@ def _write_layers(folder: Path, config: EncoderConfig, weights: Tensor) -> None:
 
 
 def _json(path: Path) -> Any:
-    """Raises: ValueError for a missing or malformed file."""
+    """The contents of a JSON file. Raises: ValueError for a missing or malformed file."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

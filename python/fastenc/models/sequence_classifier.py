@@ -1,4 +1,4 @@
-"""Sequence classification, with one label or several, and regression over the encoder."""
+"""Sequence classification with one label or several labels per sequence, and regression."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -23,22 +23,24 @@ PROBLEM_TYPES = ("single_label_classification", "regression", "multi_label_class
 
 
 class SequenceClassifier(PretrainedModel):
-    """One label, several, or one number for a sequence or a pair of sequences, with the family's own head.
+    """Predicts one label, several labels, or one number for a sequence or a pair of sequences, with the family's head.
 
-    BERT: linear over the pooler. RoBERTa (tanh), ELECTRA (GELU), DistilBERT (ReLU): dense layer over the first
-    token, activation, linear; dropout before each linear.
+    BERT's head is a linear layer over the pooler. Those of RoBERTa (tanh), ELECTRA (GELU) and DistilBERT (ReLU) are a
+    dense layer over the first token, activation and a linear layer, with dropout before each linear layer.
 
-    With chunks, the vectors that the head takes (the pooler's output, or the first token) of a document's chunks are
-    aggregated to one (:mod:`fastenc.models.chunk_aggregation`), and the head decides once a document. The weights of
-    an aggregation that has some are saved beside the family's; transformers leaves them out.
+    With chunks, the head's inputs (pooler's output or first token) of a document's chunks are aggregated to one vector
+    (:mod:`fastenc.models.chunk_aggregation`), and the head computes one result per document. Weights of the
+    aggregation are saved beside the family's weights; transformers ignores them.
 
     Args:
-        num_labels: classes; 1 for regression.
+        num_labels: number of classes; 1 for regression.
         problem_type: "single_label_classification" (cross-entropy), "multi_label_classification" (binary
-            cross-entropy of every label) or "regression" (mean squared error); None takes regression for one label.
-        label_names: names of the classes, kept in config.json.
-        long_texts: how texts become sequences, as LongTexts or its fields; the model computes its ``chunks`` and
-            keeps the rest in config.json, for prediction.
+            cross-entropy of every label) or "regression" (mean squared error). None: regression for one label, else
+            single_label_classification.
+        label_names: names of the classes, stored in config.json.
+        long_texts: how texts are converted to sequences, as LongTexts or its fields. The model uses ``chunks`` and
+            ``max_chunks``; all fields are stored in config.json, for prediction.
+    Raises: ValueError for an unknown problem_type, other numbers of labels and names, or a family without such a head.
     """
 
     architecture = "ForSequenceClassification"
@@ -95,28 +97,31 @@ class SequenceClassifier(PretrainedModel):
         labels: Tensor | None = None,
         documents: Documents | None = None,
     ) -> ModelOutput:
-        """Args:
-            labels: int64 (batch,) classes, -100 where there is nothing to learn; floating (batch,) targets of a
-                regression; or floating (batch, num_labels), 1 at a sequence's labels and 0 elsewhere, with several
-                labels a sequence.
-            documents: whose chunks the sequences are; then batch is the number of documents above and below. None:
-                each sequence is a document.
+        """Compute logits, and with labels the loss.
 
+        With ``documents``, "batch" in the shapes below is the number of documents. Without gradients, one group of
+        chunks after the other is encoded (``Documents.groups``), so that memory does not grow with the number of
+        chunks. With gradients all chunks are encoded at once.
+
+        Args:
+            labels: one of: int64 (batch,), a class for each sequence, -100 for no label; floating point (batch,),
+                targets of a regression; floating point (batch, num_labels), 1 for each label of a sequence and 0 for
+                the others, for several labels per sequence.
+            documents: the documents whose chunks the sequences are. None: each sequence is a document.
         Returns: logits (batch, num_labels) and, with labels, the mean loss in float32.
-        Without gradients the chunks are encoded a group of ``documents`` after the other, so that memory does not
-        grow with the documents; with gradients in one pass.
-        Raises: ValueError for documents in chunks where the model has no aggregation, and for labels of another kind.
+        Raises: ValueError for documents if the model has no aggregation, and for labels of a wrong shape, dtype or
+            value.
         """
         if documents is not None and self.aggregator is None:
             raise ValueError(
-                "documents in chunks need a model that aggregates them, got one without: load it with "
+                "documents need a model that aggregates chunks, got one without aggregation: load it with "
                 "long_texts={'chunks': 'mean'} or another aggregation"
             )
         if self.aggregator is None:
             features = self._vectors(batch)
         else:
             documents = documents or single_chunks(batch)
-            # What was encoded before needs no memory in groups.
+            # A batch with ``hidden`` was encoded before and needs no groups.
             whole = batch.hidden is not None or torch.is_grad_enabled()
             whole = whole or torch.compiler.is_compiling()
             groups = [batch] if whole else batch.split(documents.groups)
@@ -137,7 +142,7 @@ class SequenceClassifier(PretrainedModel):
             return ModelOutput(loss, logits)
         if labels.dtype != torch.int64 or labels.shape != logits.shape[:1]:
             raise ValueError(
-                f"labels must be int64 of shape ({logits.shape[0]},), one class a sequence, "
+                f"labels must be int64 of shape ({logits.shape[0]},), one class per sequence, "
                 f"got {labels.dtype} of shape {tuple(labels.shape)}"
             )
         if labels.device.type == "cpu" and not torch.compiler.is_compiling() and labels.numel():
@@ -150,7 +155,7 @@ class SequenceClassifier(PretrainedModel):
         return ModelOutput(F.cross_entropy(logits.float(), labels), logits)
 
     def _vectors(self, batch: PackedBatch) -> Tensor:
-        """What the head takes of each sequence, (batch, hidden_size)."""
+        """The head's input for each sequence, (batch, hidden_size)."""
         output = self.encoder(batch)
         if output.pooled is not None:
             return output.pooled

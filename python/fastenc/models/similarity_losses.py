@@ -1,4 +1,4 @@
-"""Losses over vectors of texts, by their cosine similarities."""
+"""Losses over the cosine similarities of texts' vectors."""
 
 from contextlib import AbstractContextManager, nullcontext
 
@@ -12,17 +12,18 @@ from fastenc.ops import _dispatch, masked_cross_entropy
 def ranking_loss(
     vectors: Tensor, text_ids: Tensor, *, scale: float = 20.0, symmetric: bool = False
 ) -> Tensor:
-    """Multiple-negatives ranking loss: each text must find its partner among those of the batch.
+    """Multiple-negatives ranking loss: a cross-entropy that selects each text's partner among the batch's candidates.
 
         loss_i = -log( exp(s_i,i) / sum_j exp(s_i,j) ),   s_i,j = scale · cos(text_i, candidate_j)
 
-    The candidates are all partners, then all hard negatives. Left out of a text's sum is what is no negative of it:
-    candidates equal to the text or to its partner, and partners of an equal text.
+    The candidates are all partners, followed by all hard negatives. Candidates that are no negatives of a text are left
+    out of its sum: those equal to the text or to its partner, and partners of an equal text.
 
     Args:
         vectors: (pairs, 2, hidden_size), texts and partners, or (pairs, 3, hidden_size) with hard negatives.
         text_ids: int64 (pairs, 2 or 3), equal numbers for equal texts.
-        symmetric: also the other way, each partner finding its text among the texts; the loss is the mean of both.
+        scale: factor of the cosine similarities.
+        symmetric: also select each partner's text among the texts; the loss is the mean of both directions.
     Returns: float32 scalar, the mean over pairs.
     Raises: ValueError for other shapes.
     Source: Henderson et al. 2017, arXiv:1705.00652; hard negatives as in Gao et al. 2021, arXiv:2104.08821; both
@@ -40,7 +41,7 @@ def ranking_loss(
     left_out = (candidates == texts[:, None]) | (candidates == partners[:, None])
     same = F.pad(texts == texts[:, None], (0, len(candidates) - pairs))
     itself = row[:, None] == torch.arange(len(candidates), device=row.device)
-    # Half precision would round similarities by more than what tells near texts apart.
+    # Half precision would round away the small differences between similar texts.
     with _without_autocast(vectors.device.type):
         unit = F.normalize(vectors.float(), dim=2)
         scores = scale * unit[:, 0] @ unit[:, 1:].transpose(0, 1).flatten(0, 1).T
@@ -52,12 +53,14 @@ def ranking_loss(
 
 
 def cosent_loss(similarities: Tensor, scores: Tensor, *, scale: float = 20.0) -> Tensor:
-    """CoSENT: of any two pairs, the one with the higher score must be the more similar.
+    """CoSENT: of any two pairs, the one with the higher score should have the higher cosine similarity.
 
         loss = log(1 + sum over (i, j) with score_i > score_j of exp(scale · (similarity_j - similarity_i)))
 
-    Args: similarities, scores: (pairs,).
-    Returns: float32 scalar; one number for the batch, no mean.
+    Args:
+        similarities: (pairs,), cosine similarities.
+        scores: (pairs,), the labels.
+    Returns: float32 scalar for the whole batch; it is not a mean.
     Source: Huang et al. 2024, doi:10.1109/TASLP.2024.3402087.
     """
     scaled = scale * similarities.float()

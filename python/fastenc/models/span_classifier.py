@@ -1,4 +1,4 @@
-"""Types of entities for spans of words over the encoder."""
+"""Span-based named-entity recognition: a type of entity for spans of words."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -20,21 +20,21 @@ REPRESENTATIONS = ("boundary", "biaffine", "attention")
 
 
 class SpanClassifier(PretrainedModel):
-    """Scores every span of words as each type of entity and, class 0, as none.
+    """Scores every span of words for each type of entity, and for class 0, no entity.
 
-    A word is its first subword's vector: the encoder's layers have let it attend to the others, it is where token
-    classification learns a word's tag, and it costs no pass. transformers has no such model; what is saved are its
-    encoder's files with a head of our own under ``span_head``.
+    A word's vector is that of its first subword. It has attended to the other subwords, token classification uses it
+    too, and it needs no pooling. transformers has no such model, so a checkpoint has the files of transformers' encoder
+    and the head's weights under ``span_head``.
 
     Args:
-        label_names: the types of entities; class i + 1 is type i.
+        num_labels, label_names: the types of entities; class i + 1 is type i.
         representation: "boundary" or "attention" (:class:`BoundaryScores`), or "biaffine" (:class:`BiaffineScores`).
-        span_size: units of the head's layers.
-        max_span_words: words of the longest span.
-        length_embedding: a learnt vector for each length; not with "biaffine".
-        nested: entities may lie inside others.
-        null_offset: what is added to class 0's logit where entities are decoded.
-    Raises: ValueError for another representation, a size that is not positive, or a combination there is not.
+        span_size: number of units of the head's layers.
+        max_span_words: largest number of words of a span.
+        length_embedding: add a learned vector for each length of a span; not with "biaffine".
+        nested: whether entities may lie inside others.
+        null_offset: added to the logit of class 0 when entities are decoded.
+    Raises: ValueError for another representation, a size that is not positive, or length_embedding with "biaffine".
     """
 
     architecture = "ForSpanClassification"
@@ -77,8 +77,8 @@ class SpanClassifier(PretrainedModel):
                 given = options.setdefault(name, stored)
                 if name in STRUCTURE and given != stored:
                     raise ValueError(
-                        f"the checkpoint's head has {name} {stored}, got {given}: ask for {stored}, or begin from its "
-                        "encoder alone, saved by Encoder.from_pretrained(...).save_pretrained(...)"
+                        f"{name} must be that of the checkpoint's head, {stored}, got {given}: give {stored}, or begin "
+                        "from its encoder alone, saved by Encoder.from_pretrained(...).save_pretrained(...)"
                     )
         return cls(config, **options)
 
@@ -92,13 +92,14 @@ class SpanClassifier(PretrainedModel):
         starts: Tensor,
         ends: Tensor,
     ) -> ModelOutput:
-        """Args:
-            labels: int64 (spans,), 0 for no entity, -100 for what is not to be learnt.
-            word_rows: int64 (W,), the rows of the words' first subwords.
-            windows: int64 (W, K), indices in ``word_rows`` of each word and those after it.
-            starts, ends: int64 (spans,), indices in ``word_rows`` of each span's first and last word;
-                ends - starts < K. ``fastenc.data.collate_spans`` makes all of these.
+        """Compute the logits of spans, and with labels the loss. ``fastenc.data.collate_spans`` makes the arguments.
 
+        Args:
+            labels: int64 (spans,), the class of each span, 0 for no entity, -100 for no label.
+            word_rows: int64 (W,), index among the packed tokens of each word's first subword.
+            windows: int64 (W, K), for each word the indices in ``word_rows`` of itself and the K - 1 words after it.
+            starts, ends: int64 (spans,), indices in ``word_rows`` of each span's first and last word;
+                ends - starts < K.
         Returns: logits (spans, types + 1) and, with labels, the mean cross-entropy of the spans in float32.
         """
         hidden = self.encoder(batch).last_hidden_state.index_select(0, word_rows)
@@ -109,24 +110,24 @@ class SpanClassifier(PretrainedModel):
 
     @torch.no_grad()
     def decide(self, logits: Tensor, null_offset: float) -> tuple[Tensor, Tensor, Tensor]:
-        """Each span's best type, how far its logit is above no entity's, and its probability.
+        """The best type of each span, its margin (its logit minus that of class 0) and its probability.
 
         Args:
             logits: (spans, types + 1).
-            null_offset: added to no entity's logit; the model's own is ``self.null_offset``.
-        Returns: int64, float32 and float32 (spans,). An entity is what has a positive margin.
+            null_offset: added to the logit of class 0; usually ``self.null_offset``.
+        Returns: int64, float32 and float32, each (spans,). A span with a positive margin is an entity.
         """
         shifted = logits.float().clone()
         shifted[:, 0] += null_offset
         best, types = shifted[:, 1:].max(1)
-        chances = shifted.softmax(1).gather(1, types[:, None] + 1)[:, 0]
-        return types, best - shifted[:, 0], chances
+        probabilities = shifted.softmax(1).gather(1, types[:, None] + 1)[:, 0]
+        return types, best - shifted[:, 0], probabilities
 
     def init_weights(self, module: nn.Module, name: str = "") -> None:
         if name.partition(".")[0] != "head":
             super().init_weights(module, name)
         elif not any(parameter.is_meta for parameter in self.head.parameters()):
-            self.head.reset_parameters()  # as a whole, once its last part is there
+            self.head.reset_parameters()  # all at once, after the last of its modules was allocated
 
     def head_names(self) -> dict[str, str]:
         names = {f"head.{n}": f"span_head.{n}" for n, _ in self.head.named_modules() if n}
@@ -143,7 +144,7 @@ STRUCTURE = ("representation", "span_size", "max_span_words", "length_embedding"
 def check_span_options(
     representation: str, span_size: int, max_span_words: int, length_embedding: bool
 ) -> None:
-    """Raises: ValueError, as :class:`SpanClassifier` says."""
+    """Raise ValueError for options that :class:`SpanClassifier` does not take."""
     if representation not in REPRESENTATIONS:
         raise ValueError(
             f"representation must be one of {', '.join(REPRESENTATIONS)}, got {representation}"
@@ -153,5 +154,5 @@ def check_span_options(
             raise ValueError(f"{name} must be at least 1, got {value}")
     if length_embedding and representation == "biaffine":
         raise ValueError(
-            "length_embedding is for the representations boundary and attention, got biaffine: leave one of them out"
+            "length_embedding needs the representation boundary or attention, got biaffine: change one of them"
         )

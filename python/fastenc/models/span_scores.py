@@ -1,8 +1,8 @@
 """Scores of spans of words from the words' vectors.
 
-A span is given by its first and last word; a word's window is it and the words after it, as many as the longest span
-has. What depends on a word alone is computed once a word, and not once a span: a projection of a mean of words is the
-mean of their projections.
+A span is given by its first and last word. A word's window is the word and the words after it, as many as the longest
+span has. Projections are computed once for each word and not for each span, because the projection of a mean is the
+mean of the projections.
 """
 
 import math
@@ -15,19 +15,21 @@ from fastenc.ops import bias_gelu
 
 
 class BoundaryScores(nn.Module):
-    """Spans by their first word, their last word and all of them, through a layer of GELU units.
+    """Scores a span i … j from its first word, its last word and an average c of its words, with one hidden layer.
 
         z = U_s h_i + U_e h_j + U_c c + b + l_{j-i},   logits = V gelu(z) + a
 
-    Without ``attention`` c is the mean of h_i … h_j; with it their sum with the weights softmax(w · h_t), t = i … j
-    ("head attention"). ``lengths`` adds the learnt vectors l, one for each length.
+    Without ``attention`` c is the mean of h_i … h_j. With it c is their weighted sum with softmax(w · h_t), t = i … j
+    ("head attention"). ``lengths`` adds the learned vectors l, one for each length of a span.
 
-    Numerics: the means come from prefix sums in float32 that begin anew at every word, so that nothing is subtracted
-    and nothing cancels, wherever in the batch a span is. Softmax weights are float32.
+    Numerics: means are computed from float32 prefix sums that start at every word, so there is no cancellation. Softmax
+    weights are float32.
     Source: Lee et al. 2017, arXiv:1707.07045, section 4.
 
     Args:
-        num_labels: classes; size: units of the layer; max_span_words: words of the longest span.
+        num_labels: number of classes.
+        size: number of units of the hidden layer.
+        max_span_words: largest number of words of a span.
     """
 
     def __init__(
@@ -48,7 +50,10 @@ class BoundaryScores(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Units of about the words' own size, since a head has few steps to grow; class 0 as :func:`prior`."""
+        """Initialise the weights so that hidden units are about as large as the words' vectors.
+
+        Smaller weights would need more steps of fine-tuning to grow. The bias of class 0 is :func:`prior`.
+        """
         for layer in filter(None, (self.project, self.attend, self.out)):
             nn.init.normal_(layer.weight, std=layer.in_features**-0.5)
         if self.lengths is not None:
@@ -58,30 +63,33 @@ class BoundaryScores(nn.Module):
         self.out.bias.data[0] = prior(self.out.out_features)
 
     def forward(self, words: Tensor, windows: Tensor, starts: Tensor, ends: Tensor) -> Tensor:
-        """Args:
+        """Scores of spans.
+
+        Args:
             words: (W, hidden_size).
-            windows: int64 (W, K), indices of each word and those after it; where the sentence ends, any word of it.
-            starts, ends: int64 (spans,), 0 <= ends - starts < K.
+            windows: int64 (W, K), for each word the indices of itself and the K - 1 words after it; beyond the end of
+                the sentence any index of it.
+            starts, ends: int64 (spans,), indices of first and last word, 0 <= ends - starts < K.
         Returns: (spans, num_labels).
         """
         first, last, content = self.project(words).chunk(3, dim=1)
-        # (W, K, size): what the first word, the first two, … of each window have in common.
         inside = _rows(content, windows)
+        # averages (W, K, size): those of the first word, the first two words, … of each window.
         if self.attend is None:
             dtype = torch.promote_types(inside.dtype, torch.float32)
             sizes = torch.arange(1, windows.shape[1] + 1, device=words.device)[:, None]
-            mixed = inside.cumsum(1, dtype=dtype) / sizes
+            averages = inside.cumsum(1, dtype=dtype) / sizes
         else:
-            mixed = self._weights(words, windows) @ inside
+            averages = self._weights(words, windows) @ inside
         lengths = ends - starts
         z = first.index_select(0, starts) + last.index_select(0, ends)
-        z = z + _of_spans(mixed, starts, lengths).to(z.dtype)
+        z = z + _of_spans(averages, starts, lengths).to(z.dtype)
         if self.lengths is not None:
             z = z + self.lengths(lengths)
         return self.out(bias_gelu(z, self.bias))
 
     def _weights(self, words: Tensor, windows: Tensor) -> Tensor:
-        """(W, K, K): for each of a window's first words the weights of those up to it."""
+        """(W, K, K): row k has the softmax weights of the first k + 1 words of the window."""
         assert self.attend is not None
         scores = self.attend(words)
         scores = _rows(scores, windows).transpose(1, 2)  # (W, 1, K)
@@ -93,7 +101,7 @@ class BoundaryScores(nn.Module):
 
 
 class BiaffineScores(nn.Module):
-    """Spans by their first and last word alone, each through a network of its own, and all products of the two.
+    """Scores a span from its first and last word, by a bilinear form of two hidden layers.
 
         s_i = gelu(F_s h_i + b_s),   e_j = gelu(F_e h_j + b_e),   logits_m = [s_i; 1]ᵀ U_m [e_j; 1]
 
@@ -109,28 +117,28 @@ class BiaffineScores(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """As :meth:`BoundaryScores.reset_parameters`; the bilinear weights are summed over both of their sides."""
+        """As :meth:`BoundaryScores.reset_parameters`. A bilinear form sums over both of its sides, hence 1 / width."""
         width = self.bilinear.in_features
         nn.init.normal_(self.project.weight, std=self.project.in_features**-0.5)
         nn.init.zeros_(self.bias)
         nn.init.normal_(self.bilinear.weight, std=1 / width)
-        # Of class 0 what belongs to the two ones: its bias.
+        # The weight of class 0 for the two appended ones is its bias.
         self.bilinear.weight.data[width - 1, -1] = prior(self.bilinear.out_features // width)
 
     def forward(self, words: Tensor, windows: Tensor, starts: Tensor, ends: Tensor) -> Tensor:
         """As :meth:`BoundaryScores.forward`."""
         first, last = bias_gelu(self.project(words), self.bias).chunk(2, dim=1)
         first, last = F.pad(first, (0, 1), value=1.0), F.pad(last, (0, 1), value=1.0)
-        # A window's products at once: (size, classes) numbers a word, where a span at a time would need them a span.
+        # The left product is computed once for each word and not for each span.
         by_class = self.bilinear(first).unflatten(1, (-1, last.shape[1]))
         scores = _rows(last, windows) @ by_class.transpose(1, 2)  # (W, K, classes)
         return _of_spans(scores, starts, ends - starts)
 
 
 def prior(num_labels: int) -> float:
-    """The first bias of class 0, "none", with which a span is one of the others with probability 0.01.
+    """Initial bias of class 0 (no entity), with which an untrained model gives all other classes together 0.01.
 
-    Nearly all spans are none: without it the first steps would spend themselves on saying so of every one.
+    Nearly all spans are no entities. Without this bias the first steps would mostly learn that.
     Source: Lin et al. 2017, arXiv:1708.02002, section 4.1.
     """
     return math.log(99 * (num_labels - 1))
@@ -142,5 +150,5 @@ def _rows(x: Tensor, windows: Tensor) -> Tensor:
 
 
 def _of_spans(x: Tensor, starts: Tensor, lengths: Tensor) -> Tensor:
-    """(W, K, width) → (spans, width), for each span the row that ends where it does."""
+    """(W, K, width) → (spans, width): for each span the row of its first word and its length."""
     return x.flatten(0, 1).index_select(0, starts * x.shape[1] + lengths)

@@ -1,4 +1,4 @@
-"""Vectors with mean 0 and standard deviation 1 in every dimension."""
+"""Standardization of vectors to mean 0 and standard deviation 1 in every dimension."""
 
 import json
 from dataclasses import dataclass
@@ -15,9 +15,9 @@ WEIGHTS, CONFIG = "model.safetensors", "config.json"
 
 @dataclass(frozen=True, eq=False)
 class Standardization:
-    """y = (x - mean) / std, dimension by dimension.
+    """y = (x - mean) / std in every dimension.
 
-    Saved as sentence-transformers' Dense module with a diagonal weight, which computes the same.
+    Saved as a Dense module of sentence-transformers with a diagonal weight, which computes the same.
 
     Fields:
         mean, std: (hidden_size,), floating point; every std positive.
@@ -70,7 +70,7 @@ class Standardization:
 
     @classmethod
     def load(cls, folder: Path) -> "Standardization | None":
-        """That of a Dense module's files, or None where the module does something else."""
+        """The standardization that a Dense module's files describe, or None if the module computes something else."""
         load_file = require("safetensors.torch", extra="models").load_file
         values = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
         if not values.get("activation_function", "").endswith("Identity"):

@@ -1,4 +1,4 @@
-"""Tags of entities on words: IOB2 and BIOES.
+"""Tags of words that mark entities, in the schemes IOB2 and BIOES.
 
 IOB2: B- begins an entity, I- continues it, O is outside. BIOES: also E- ends an entity, S- is a single-word entity.
 """
@@ -12,7 +12,7 @@ PREFIXES = {"iob2": "BI", "bioes": "BIES"}
 
 
 class Span(NamedTuple):
-    """An entity: its type, its first word, and the word after its last."""
+    """An entity: its type, the index of its first word, and the index after its last word."""
 
     type: str
     first: int
@@ -20,7 +20,7 @@ class Span(NamedTuple):
 
 
 def scheme_of(tags: Iterable[str]) -> str | None:
-    """ "iob2" or "bioes" for a set of entity tags; None for others, such as parts of speech."""
+    """The scheme of a set of tags, "iob2" or "bioes"; None if they mark no entities, such as parts of speech."""
     inside = {tag for tag in tags if tag != "O"}
     if not inside or not all(re.fullmatch(r"[BIES]-.+", tag) for tag in inside):
         return None
@@ -28,9 +28,9 @@ def scheme_of(tags: Iterable[str]) -> str | None:
 
 
 def spans(tags: Sequence[str]) -> list[Span]:
-    """The entities of a sentence's tags in either scheme.
+    """The entities that a sentence's tags mark, in either scheme.
 
-    An I- or E- that continues nothing begins an entity, as in conlleval and seqeval.
+    An I- or E- tag that does not continue an entity begins one, as in conlleval and seqeval.
     """
     found: list[Span] = []
     first, kind, before = 0, "", "O"
@@ -55,7 +55,7 @@ def convert(tags: Sequence[str], scheme: str) -> list[str]:
 
 
 def every_tag(tags: Iterable[str]) -> list[str]:
-    """The tags in a fixed order; for entities, O and all tags of each type, also those that do not occur."""
+    """All tags of the set in a fixed order. Tags of entities are completed to O and all tags of each type."""
     tags = set(tags)
     scheme = scheme_of(tags)
     if scheme is None:
@@ -65,7 +65,7 @@ def every_tag(tags: Iterable[str]) -> list[str]:
 
 
 def may_follow(before: str | None, after: str | None, scheme: str) -> bool:
-    """Whether ``after`` may follow ``before`` in a scheme. None stands for the sentence's edge."""
+    """Whether the tag ``after`` may follow the tag ``before``. None is the sentence's begin or end."""
     is_open = before is not None and before[0] in "BI"
     if after is not None and after[0] in "IE":
         return is_open and before is not None and before[2:] == after[2:]

@@ -1,4 +1,4 @@
-"""Packed batches padded up to one of a few shapes, so that what is recorded for a shape serves many batches."""
+"""Pads packed batches to one of a few shapes, so that a CUDA graph of a shape serves many batches."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -9,8 +9,8 @@ from torch import Tensor
 
 from fastenc.packing import PackedBatch
 
-# Fewer rows than this cost a kernel no less.
-LEAST_TOKENS, LEAST_LENGTH = 32, 64
+# Smallest total_tokens and max_seqlen of a bucket; smaller ones would not be faster.
+MIN_TOKENS, MIN_LENGTH = 32, 64
 
 
 class Bucket(NamedTuple):
@@ -22,7 +22,10 @@ class Bucket(NamedTuple):
 
 
 def sizes(per_doubling: int = 2) -> Iterator[int]:
-    """So many sizes from a power of two to the next: 2, 3, 4, 6, 8, 12, 16, …, or 8, 9, …, 15, 16, 18, …"""
+    """Ascending sizes, ``per_doubling`` from a power of two to the next.
+
+    2: 2, 3, 4, 6, 8, 12, 16, …; 8: 8, 9, …, 15, 16, 18, …
+    """
     size = per_doubling
     while True:
         yield from range(size, 2 * size, size // per_doubling)
@@ -37,14 +40,15 @@ def bucket_of(
     per_doubling: int = 2,
     may_be_full: bool = False,
 ) -> Bucket | None:
-    """The smallest bucket that holds the batch and at least one sequence of padding, or None beyond max_tokens.
+    """The smallest bucket for the batch and at least one sequence of padding, or None if it exceeds ``max_tokens``.
 
-    The padding is sequences of its own, none of them empty and none longer than ``max_seqlen``, the longest that the
-    model takes. There are more tokens than sequences, which tells results a token from results a sequence.
+    The padding forms separate sequences, which are not empty and not longer than ``max_seqlen``. A bucket has more
+    tokens than sequences, so that the first dimension of a result shows whether it has a row per token or per sequence.
 
     Args:
-        per_doubling: sizes of tokens from one power of two to the next.
-        may_be_full: a batch of a bucket's very size takes it without padding.
+        max_seqlen: the longest sequence that the model takes.
+        per_doubling: number of sizes of total_tokens from one power of two to the next.
+        may_be_full: a batch with exactly a bucket's shape takes that bucket without padding.
     """
     tokens, sequences = batch.total_tokens, batch.num_sequences
     for capacity in sizes():
@@ -54,23 +58,23 @@ def bucket_of(
         least = max(tokens + extra, capacity + 1)
         if least > max_tokens:
             return None
-        room = min(max_tokens, at_least(max(least, LEAST_TOKENS), per_doubling))
+        room = min(max_tokens, at_least(max(least, MIN_TOKENS), per_doubling))
         if extra == 0 and room != tokens:
             continue
         longest = max(batch.max_seqlen, -(-(room - tokens) // max(extra, 1)))
         if longest <= max_seqlen:
-            length = min(max_seqlen, at_least(max(longest, LEAST_LENGTH)))
+            length = min(max_seqlen, at_least(max(longest, MIN_LENGTH)))
             return Bucket(room, capacity, length)
     raise AssertionError("sizes() has no end")
 
 
 def at_least(number: int, per_doubling: int = 2) -> int:
-    """The smallest size that holds the number."""
+    """The smallest of :func:`sizes` that is at least ``number``."""
     return next(size for size in sizes(per_doubling) if size >= number)
 
 
 def pad_to(batch: PackedBatch, bucket: Bucket, pad_token_id: int) -> PackedBatch:
-    """The batch and, after it, sequences of padding tokens of about equal length up to the bucket's shape."""
+    """The batch with sequences of padding tokens appended, of about equal lengths, up to the bucket's shape."""
     more_tokens = bucket.total_tokens - batch.total_tokens
     more_sequences = bucket.num_sequences - batch.num_sequences
     steps = torch.arange(1, more_sequences + 1, device=batch.cu_seqlens.device)
@@ -87,7 +91,7 @@ def pad_to(batch: PackedBatch, bucket: Bucket, pad_token_id: int) -> PackedBatch
 
 
 def cut_to(value: Tensor, bucket: Bucket, batch: PackedBatch) -> Tensor:
-    """A copy of the batch's own rows of a result with one row for each token or sequence of the bucket."""
+    """A copy of a result without the rows of padding; ``value`` has a row per token or per sequence of the bucket."""
     rows = {
         bucket.total_tokens: batch.total_tokens,
         bucket.num_sequences: batch.num_sequences,

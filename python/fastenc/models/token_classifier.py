@@ -1,4 +1,4 @@
-"""Labels for tokens over the encoder: parts of speech, entities; with or without a CRF."""
+"""Token classification (parts of speech, entities), with or without a CRF."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -17,18 +17,18 @@ from fastenc.nn import CRF
 from fastenc.ops import crf_decode, crf_log_likelihood, crf_marginals, masked_cross_entropy
 from fastenc.packing import PackedBatch
 
-FORBIDDEN = -10_000.0  # a score that no path of allowed tags comes near
+FORBIDDEN = -10_000.0  # far below the score of any path of allowed tags
 
 
 class TokenClassifier(PretrainedModel):
-    """The family's head over the tokens of the encoder: in most a linear layer after dropout.
+    """Predicts a label for each token with the family's head, usually dropout and a linear layer.
 
-    With a CRF, the logits at the words' first subwords are its emissions, and its transitions are saved beside the
-    family's weights; transformers leaves them out.
+    With a CRF, the logits of the words' first subwords are its emissions. Its transitions are saved beside the family's
+    weights; transformers ignores them.
 
     Args:
-        num_labels, label_names: the classes, kept in config.json.
-        crf: a linear-chain CRF over the words.
+        num_labels, label_names: the classes, stored in config.json.
+        crf: whether to add a linear-chain CRF over the words.
     """
 
     architecture = "ForTokenClassification"
@@ -66,13 +66,15 @@ class TokenClassifier(PretrainedModel):
         word_rows: Tensor | None = None,
         cu_words: Tensor | None = None,
     ) -> ModelOutput:
-        """Args:
-            labels: int64 (total_tokens,), -100 where there is nothing to learn.
-            word_rows, cu_words: int64 (total_words,), the rows of the words' first subwords, and int32 (batch+1,),
-                the sequences' offsets among them; a CRF's loss needs them. Those rows must be labelled.
+        """Compute logits, and with labels the loss.
 
-        Returns: logits (total_tokens, num_labels) and, with labels, the mean loss in float32: cross-entropy a labelled
-            token, or the CRF's negative log-likelihood a word; 0 if there is none.
+        Args:
+            labels: int64 (total_tokens,), -100 for no label.
+            word_rows: int64 (total_words,), index among the packed tokens of each word's first subword. The loss of a
+                CRF needs it; these tokens must have labels.
+            cu_words: int32 (batch+1,), offsets of the sequences in ``word_rows``, for the loss of a CRF.
+        Returns: logits (total_tokens, num_labels). With labels also the loss in float32: cross-entropy per labelled
+            token, or the CRF's negative log-likelihood per word; 0 if there is none.
         """
         hidden = self.encoder(batch).last_hidden_state
         logits = self.head(hidden)
@@ -80,7 +82,7 @@ class TokenClassifier(PretrainedModel):
             return ModelOutput(logits=logits)
         if labels.dtype != torch.int64 or labels.shape != logits.shape[:1]:
             raise ValueError(
-                f"labels must be int64 of shape ({logits.shape[0]},), one class a packed token, "
+                f"labels must be int64 of shape ({logits.shape[0]},), one class per packed token, "
                 f"got {labels.dtype} of shape {tuple(labels.shape)}"
             )
         if self.crf is None:
@@ -98,25 +100,27 @@ class TokenClassifier(PretrainedModel):
     def decode(self, emissions: Tensor, cu_words: Tensor) -> tuple[Tensor, Tensor]:
         """The tags of words and their probabilities.
 
-        Without a CRF each word's best, else the best path: of entity tags, among those that their scheme allows.
+        Without a CRF that is the best tag of each word. With a CRF it is the best path; for tags of entities, the best
+        path that the tagging scheme allows.
 
         Args:
-            emissions: (total_words, num_labels), the logits that speak for the words.
+            emissions: (total_words, num_labels), the logits of the words' first subwords.
             cu_words: int32 (batch+1,), offsets of the sentences.
-        Returns: int64 (total_words,) and float32 (total_words,): softmax, or the CRF's marginal at the tag.
+        Returns: tags int64 (total_words,), and float32 (total_words,), their softmax or CRF marginal probabilities.
         """
         if self.crf is None:
-            chances, tags = emissions.float().softmax(1).max(1)
-            return tags, chances
+            probabilities, tags = emissions.float().softmax(1).max(1)
+            return tags, probabilities
         scores = [s + p.to(s) for s, p in zip(self.crf.scores(), self._penalties(), strict=True)]
         tags, _ = crf_decode(emissions, cu_words, *scores)
         marginals = crf_marginals(emissions, cu_words, *scores)
         return tags, marginals.gather(1, tags[:, None])[:, 0]
 
     def _penalties(self) -> tuple[Tensor, Tensor, Tensor]:
-        """What the tags' scheme adds to the CRF's start, end and transitions: 0 or FORBIDDEN.
+        """Penalties of the CRF's start, end and transitions: 0 where the tagging scheme allows them, else FORBIDDEN.
 
-        Training goes without: a window may begin inside an entity, what is decoded is whole sentences.
+        They are used for decoding, which has whole sentences. Training does not use them, because a training example
+        can begin inside an entity.
         """
         names, scheme = self.label_names, scheme_of(self.label_names)
         allowed = lambda before, after: scheme is None or may_follow(before, after, scheme)

@@ -1,4 +1,4 @@
-"""Tokenizers of the ``tokenizers`` library: loaded from and saved to model folders, as transformers reads them."""
+"""Tokenizers of the ``tokenizers`` library, loaded from and saved to model folders in transformers' format."""
 
 import json
 from itertools import accumulate
@@ -14,7 +14,7 @@ ROBERTA_TOKENS = ("<pad>", "<unk>", "<s>", "</s>", "<mask>")
 
 
 class SpecialTokens(NamedTuple):
-    """Ids of the special tokens by role; ``all`` holds the ids of all special tokens."""
+    """Ids of the special tokens by role; ``all``: the ids of all special tokens, also those without a role."""
 
     pad: int
     unk: int
@@ -45,7 +45,7 @@ def load_tokenizer(folder: str | Path) -> Any:
 
 
 def save_tokenizer(tokenizer: Any, folder: str | Path) -> None:
-    """Write tokenizer.json and tokenizer_config.json, as transformers' AutoTokenizer reads them."""
+    """Write tokenizer.json and tokenizer_config.json, which transformers' AutoTokenizer reads."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / "tokenizer.json", lambda path: tokenizer.save(str(path)))
@@ -59,7 +59,7 @@ def save_tokenizer(tokenizer: Any, folder: str | Path) -> None:
     }
     normalizer = json.loads(tokenizer.to_str())["normalizer"] or {}
     if normalizer.get("type") == "BertNormalizer":
-        # BertTokenizerFast builds its normaliser from this.
+        # BertTokenizerFast ignores the normalizer in tokenizer.json and reads this entry.
         values["do_lower_case"] = normalizer["lowercase"]
     text = json.dumps(values, indent=2) + "\n"
     write_atomically(
@@ -86,7 +86,7 @@ def special_tokens(tokenizer: Any) -> SpecialTokens:
 
 
 def tokenizer_for_words(tokenizer: Any) -> Any:
-    """A copy that tokenizes a single word as if a space came before it, as inside a text."""
+    """A copy of the tokenizer that tokenizes a single word as inside a text, with a space before it."""
     values = json.loads(tokenizer.to_str())
     outer = values["pre_tokenizer"] or {}
     for part in outer.get("pretokenizers", [outer]):
@@ -99,9 +99,12 @@ def tokenizer_for_words(tokenizer: Any) -> Any:
 
 
 def ids_and_starts(encoding: Any, count: int, unknown: int) -> tuple[list[int], list[int]]:
-    """(token ids of a sentence of ``count`` words, the index at which each word begins, and the end).
+    """(token ids of a sentence, indices of each word's first token and of the end).
 
-    A word without any token is ``unknown``.
+    Args:
+        encoding: of the pre-tokenized sentence, without special tokens.
+        count: number of words.
+        unknown: the token id of a word for which the tokenizer gives no token.
     """
     ids, word_ids = encoding.ids, encoding.word_ids
     starts = [i for i, word in enumerate(word_ids) if i == 0 or word != word_ids[i - 1]]

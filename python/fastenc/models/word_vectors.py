@@ -1,4 +1,4 @@
-"""Vectors of words in their sentences, from one or several layers of an encoder."""
+"""Contextual vectors of words, from one or several layers of an encoder."""
 
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -23,12 +23,12 @@ from fastenc.packing import PackedBatch, pack_sequences
 LAYERS = (-4, -3, -2, -1)
 COMBINATIONS = ("mean", "sum", "concat", "last")
 SUBWORDS = ("first", "mean", "last")
-CHUNK = 4096  # sentences that are tokenised, and sorted by length, together
+CHUNK = 4096  # number of sentences that are tokenized together and sorted by length
 
 
 @dataclass(frozen=True)
 class WordVectors:
-    """The vectors of the words of sentences, one after another.
+    """The vectors of the words of several sentences, concatenated.
 
     Fields:
         vectors: (total_words, width).
@@ -48,10 +48,12 @@ class WordVectors:
 
 
 class _Window(NamedTuple):
-    """Tokens for one pass of the encoder, and the words that are taken from it.
+    """One sequence for the encoder, and the words whose vectors are taken from it.
 
-    ``bounds`` are the positions where those words begin, and the one where the last of them ends; the first is word
-    ``first_row`` of all sentences.
+    Fields:
+        input_ids: the tokens, with special tokens.
+        bounds: position of each word's first token, and the end of the last word.
+        first_row: index of the first word among the words of all sentences.
     """
 
     input_ids: list[int]
@@ -74,26 +76,28 @@ def embed_words(
 
         vector = combine_{l in layers} pool_{t in subwords of the word} h_l[t]
 
-    Layers are added up as they are computed: beyond the encoder's memory there is one vector a word of the batch.
-    A sentence that is longer than the encoder's positions is read in overlapping windows; a word is taken from the
-    window in which it is most central. A word without tokens is read as the unknown token, a word of more tokens than
-    a window has by those that fit.
+    Layers are summed as they are computed, so the additional memory is one vector for each word of a batch. A sentence
+    that is longer than the encoder's positions is encoded in overlapping windows; a word's vector is taken from the
+    window in which the word is most central. A word without tokens is replaced by the unknown token. Of a word with
+    more tokens than a window, only the tokens that fit are used.
 
     Args:
         encoder: a :class:`fastenc.models.Encoder` with a tokenizer.
-        sentences: words in their order; a str is split at white space. What is not a list is read twice (or kept, if
-            it is an iterator), so that files of any size can be streamed.
-        layers: states to take: 0 is the embeddings' output, 1 the first layer's; negative numbers count from the last.
-        combine: "mean", "sum" or "concat" of the layers, "last" (the last of ``layers`` alone), or a
-            :class:`fastenc.nn.ScalarMix` with a weight for each of them.
-        subwords: which of a word's tokens speak for it: "first", "last" or the "mean" of all.
-        batch_size: windows a batch; batches are formed by length.
-        out: a .npy file that the vectors are written to as they are computed, in float32; the result maps it.
-        show_progress: a progress bar on stderr; None: on a terminal.
+        sentences: lists of words; a str is split at white space. An iterable that is not a list is iterated twice, so
+            it can stream a file of any size; an iterator is converted to a list.
+        layers: numbers of the states: 0 is the embeddings' output, 1 the first layer's output; negative numbers count
+            from the last.
+        combine: "mean", "sum" or "concat" of the layers, "last" (only the last entry of ``layers``), or a
+            :class:`fastenc.nn.ScalarMix` with a weight for each layer.
+        subwords: pooling of a word's tokens: "first", "last" or "mean".
+        batch_size: windows per batch. Batches have windows of similar length.
+        out: a .npy file to which the vectors are written while they are computed, in float32. The result is a memory
+            map of it.
+        show_progress: show a progress bar on stderr; None: on a terminal.
     Returns: vectors (total_words, hidden_size), or with "concat" (total_words, len(layers) * hidden_size), in the
         encoder's dtype on the CPU.
-    Raises: ValueError for layers that do not exist, an unknown combination or pooling, no tokenizer, an empty word,
-        and where memory or disk is too small for the result.
+    Raises: ValueError for layers that do not exist, an unknown combination or pooling, an encoder without tokenizer,
+        and if the result does not fit into memory or on the disk.
     Source: Devlin et al. 2018, arXiv:1810.04805 (section 5.3).
     """
     taken = resolve_layers(layers, encoder.config.num_layers)
@@ -137,9 +141,10 @@ def embed_words(
 
 
 def resolve_layers(layers: Sequence[int], num_layers: int) -> list[int]:
-    """Numbers of states, from 0 (the embeddings' output) to num_layers; negative ones count from the last.
+    """The numbers of the states, from 0 (the embeddings' output) to num_layers.
 
-    Raises: ValueError for no layers, one that does not exist, or one given twice.
+    Args: layers: numbers of states; negative ones count from the last.
+    Raises: ValueError for an empty list, a state that does not exist, or one that is given twice.
     """
     for layer in layers:
         if not -num_layers - 1 <= layer <= num_layers:
@@ -149,18 +154,20 @@ def resolve_layers(layers: Sequence[int], num_layers: int) -> list[int]:
             )
     taken = [layer % (num_layers + 1) for layer in layers]
     if not taken or len(set(taken)) < len(taken):
-        raise ValueError(f"layers must name each layer once, at least one, got {list(layers)}")
+        raise ValueError(
+            f"layers must be at least one number, and each layer only once, got {list(layers)}"
+        )
     return taken
 
 
 def visit_states(
     encoder: Any, batch: PackedBatch, layers: Sequence[int], visit: Callable[[int, Tensor], None]
 ) -> None:
-    """Run the encoder and call ``visit(layer, state)`` with each wanted state when it is there; nothing is kept.
+    """Run the encoder and call ``visit(layer, state)`` with each state of ``layers`` as soon as it is computed.
 
     Args:
         layers: numbers of states, 0 for the embeddings' output.
-        visit: gets a state (total_tokens, hidden_size), which it must not change.
+        visit: takes a state's number and the state (total_tokens, hidden_size), which it must not change.
     """
     wanted = set(layers)
 
@@ -187,8 +194,8 @@ def _check_options(
     if isinstance(combine, ScalarMix):
         if len(combine.scalars) != len(layers):
             raise ValueError(
-                f"the ScalarMix has weights for {len(combine.scalars)} states, got {len(layers)} layers: give layers "
-                "for each"
+                f"combine must be a ScalarMix with a weight for each of the {len(layers)} layers, got one with "
+                f"{len(combine.scalars)}: give as many layers"
             )
     elif combine not in COMBINATIONS:
         raise ValueError(
@@ -199,11 +206,11 @@ def _check_options(
     if batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, got {batch_size}")
     if out is not None and Path(out).suffix != ".npy":
-        raise ValueError(f"out must end in .npy, got {out}")
+        raise ValueError(f"out must be a file name that ends in .npy, got {out}")
 
 
 def check_space(shape: tuple[int, int], dtype: torch.dtype, out: str | Path | None = None) -> None:
-    """Raises: ValueError when the vectors cannot fit into memory or, with ``out``, the disk."""
+    """Raise ValueError if vectors of this shape and dtype do not fit into memory or, with ``out``, on the disk."""
     needed = shape[0] * shape[1] * dtype.itemsize
     if out is None:
         free, remedy = (
@@ -216,12 +223,12 @@ def check_space(shape: tuple[int, int], dtype: torch.dtype, out: str | Path | No
     if free is not None and needed > free:
         raise ValueError(
             f"{shape[0]:,} vectors of {shape[1]} numbers need {needed / 2**30:.1f} GB, "
-            f"{'the memory' if out is None else folder} has {free / 2**30:.1f}: {remedy}, or take fewer layers"
+            f"{'the memory' if out is None else folder} has {free / 2**30:.1f} GB free: {remedy}, or take fewer layers"
         )
 
 
 def _free_memory() -> int | None:
-    """Bytes that programs can have without swapping; None if the system does not tell."""
+    """Bytes of memory that are available without swapping; None if the system does not say."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
     except OSError:
@@ -236,7 +243,7 @@ def _words(sentence: Sequence[str] | str) -> Sequence[str]:
 def _pooling(
     combine: str | ScalarMix, layers: Sequence[int], subwords: str
 ) -> Callable[[Any, PackedBatch, list[_Window]], Tensor]:
-    """What makes the vectors (words, width) of a batch's words."""
+    """A function that computes the vectors (words, width) of a batch's words."""
 
     def run(encoder: Any, batch: PackedBatch, windows: list[_Window]) -> Tensor:
         select = _selector(windows, subwords, batch)
@@ -266,10 +273,10 @@ def _pooling(
 def _selector(
     windows: list[_Window], subwords: str, batch: PackedBatch
 ) -> Callable[[Tensor], Tensor]:
-    """(total_tokens, hidden_size) → (words, hidden_size)."""
+    """A function that pools a state (total_tokens, hidden_size) to the windows' words (words, hidden_size)."""
     device = batch.input_ids.device
     bounds: list[int] = []
-    first: list[int] = []  # indices of the words' beginnings among the bounds
+    first: list[int] = []  # for each word the index of its begin in bounds
     offset = 0
     for window in windows:
         first += range(len(bounds), len(bounds) + len(window.bounds) - 1)
@@ -281,7 +288,7 @@ def _selector(
         tokens = edges[indices] if subwords == "first" else edges[indices + 1] - 1
         rows = send(tokens.long(), device)
         return lambda state: state.index_select(0, rows)
-    # Special tokens, and those that another window owns, are segments between the words' own.
+    # Special tokens, and tokens of words that are taken from other windows, form segments between those of the words.
     ends = torch.tensor([batch.total_tokens], dtype=torch.int32)
     segments = send(torch.cat((torch.zeros_like(ends), edges, ends)), device)
     chosen = send(indices + 1, device)
@@ -297,7 +304,7 @@ def _batches(
     batch_size: int,
     show_progress: bool | None,
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """(rows of the result, their vectors), batch by batch."""
+    """For each batch (indices of its words among the words of all sentences, their vectors)."""
     device = encoder.embeddings.word.weight.device
     was_training = encoder.training
     encoder.eval()
@@ -322,7 +329,7 @@ def _batches(
 def _windows(
     sentences: Iterable[Sequence[str] | str], tokenizer: Any, positions: int
 ) -> Iterator[list[_Window]]:
-    """The windows of ``CHUNK`` sentences at a time."""
+    """Lists of windows, one for every ``CHUNK`` sentences."""
     special = special_tokens(tokenizer)
     splitter = tokenizer_for_words(tokenizer)
     room = positions - 2
@@ -343,7 +350,12 @@ def _windows(
 
 
 def _spans(starts: list[int], room: int) -> Iterator[tuple[int, int, int, int]]:
-    """(first token, one after the last, first word, one after the last word) of each window."""
+    """(first token, end of the tokens, first word, end of the words) of each window.
+
+    Args:
+        starts: index of each word's first token, and the number of tokens.
+        room: largest number of tokens in a window.
+    """
     words = len(starts) - 1
     if starts[-1] <= room:
         if words:
@@ -353,7 +365,7 @@ def _spans(starts: list[int], room: int) -> Iterator[tuple[int, int, int, int]]:
     owner: list[tuple[int, int]] = []
     for start, stop in zip(starts, starts[1:], strict=False):
         holders = [span for span in spans if span[0] <= start and stop <= span[1]]
-        # A word longer than the windows' overlap gets a window of its own.
+        # A word that is longer than the overlap of the windows may lie in none of them. It gets a separate window.
         central = lambda span, start=start, stop=stop: min(start - span[0], span[1] - stop)
         owner.append(max(holders, key=central) if holders else (start, min(stop, start + room)))
     begin = 0

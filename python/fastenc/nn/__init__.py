@@ -1,4 +1,4 @@
-"""Modules over the fused ops: torch.nn's constructor arguments and state-dict keys."""
+"""Modules over the fused ops, with the constructor arguments and state-dict keys of their torch.nn counterparts."""
 
 from fastenc.nn.attention import MultiheadAttention
 from fastenc.nn.crf import CRF

@@ -1,4 +1,4 @@
-"""Small trained modules that are added to a frozen layer."""
+"""Small trained modules that are added to a frozen layer: LoRA, bottleneck adapters, prefixes."""
 
 from collections.abc import Mapping, Sequence
 
@@ -11,15 +11,16 @@ from fastenc.ops._gemm import linear
 
 
 class LowRank(nn.Module):
-    """What LoRA adds to a linear layer that stands for several of a checkpoint's, with a pair of matrices for each.
+    """The LoRA addition to one linear layer, which may stack several linear layers of a checkpoint (q, k and v).
 
         delta(x)[target] = scale * dropout(x) A[target]^T B[target]^T
 
-    A is drawn as nn.Linear's weight and B is 0, so that training starts from the layer as it is.
+    Each target has its own A (rank, in_features) and B (rows[target], rank). A is initialised as nn.Linear's weight and
+    B with 0, so training starts from the layer's output without LoRA.
 
     Args:
-        rows: output features of each of the checkpoint's layers, in order ({"query": d, "key": d, "value": d}).
-        targets: those that get matrices.
+        rows: name → number of output features of each stacked layer, in order ({"query": d, "key": d, "value": d}).
+        targets: names of the stacked layers that get matrices.
         scale: alpha / rank.
     Source: Hu et al. 2021, arXiv:2106.09685.
     """
@@ -45,22 +46,22 @@ class LowRank(nn.Module):
         return linear(inner, self._b()) * self.scale
 
     def weight(self) -> Tensor:
-        """(out_features, in_features): what the layer's weight would gain."""
+        """(out_features, in_features): the sum of this and the layer's weight is the merged weight."""
         return self.scale * self._b() @ self._a()
 
     def _a(self) -> Tensor:
         return torch.cat([self.a[name] for name in self.rows if name in self.a])
 
     def _b(self) -> Tensor:
-        """The targets' matrices on a diagonal: each target's rows see its columns alone."""
-        some = next(iter(self.b.values()))
+        """The block-diagonal matrix of the targets' B, (out_features, rank * targets), 0 in rows of other layers."""
+        like = next(iter(self.b.values()))
         return torch.block_diag(
-            *(self.b[p] if p in self.b else some.new_empty(n, 0) for p, n in self.rows.items())
+            *(self.b[p] if p in self.b else like.new_empty(n, 0) for p, n in self.rows.items())
         )
 
 
 class Bottleneck(nn.Module):
-    """x + up(GELU(down(x))); up starts at 0. Source: Houlsby et al. 2019, arXiv:1902.00751."""
+    """x + up(GELU(down(x))), with up initialised as 0. Source: Houlsby et al. 2019, arXiv:1902.00751."""
 
     def __init__(self, width: int, size: int):
         super().__init__()
@@ -74,12 +75,12 @@ class Bottleneck(nn.Module):
 
 
 class LayerAdaptation(nn.Module):
-    """What is added to one layer; each may be missing.
+    """All that an adaptation adds to one layer.
 
     Args:
-        low_rank: by linear layer, "qkv", "attention_out", "up" or "down".
-        after_attention, after_feed_forward: bottlenecks between a sublayer's dropout and its residual sum.
-        prefix: length P of learned keys and values (P, 2, hidden_size) that every token also attends to.
+        low_rank: linear layer ("qkv", "attention_out", "up" or "down") → its LoRA addition, or None.
+        after_attention, after_feed_forward: bottlenecks between a sublayer's dropout and its residual sum, or None.
+        prefix: (P, 2, hidden_size), P learned keys and values that every token also attends to, or None.
     """
 
     def __init__(
@@ -95,5 +96,5 @@ class LayerAdaptation(nn.Module):
         self.prefix = None if prefix is None else nn.Parameter(prefix)
 
     def to_output(self, name: str, y: Tensor, x: Tensor) -> Tensor:
-        """A linear layer's output y for input x, with the low-rank addition if it has one."""
+        """y plus the LoRA addition, if the linear layer has one; y is the layer's output for the input x."""
         return y + self.low_rank[name](x).to(y.dtype) if name in self.low_rank else y

@@ -1,4 +1,4 @@
-"""Self-attention module over the packed op."""
+"""A self-attention module over the packed op."""
 
 import torch
 from torch import Tensor, nn
@@ -8,21 +8,21 @@ from fastenc.ops._gemm import linear
 
 
 class MultiheadAttention(nn.MultiheadAttention):
-    """``torch.nn.MultiheadAttention`` whose self-attention without weights runs on packed tokens.
+    """``torch.nn.MultiheadAttention`` that computes self-attention on packed tokens with the fused kernel.
 
-    The fused path takes calls with query, key and value the same tensor, ``need_weights=False``, no
-    ``attn_mask``, no ``is_causal`` and no added keys; every other call goes to torch's own forward. Padding named
-    by a boolean ``key_padding_mask`` is not computed, and its rows of the output are 0.
-    ``forward_packed`` takes tokens that are packed already.
+    The fused kernel takes a call if query, key and value are the same tensor, ``need_weights=False``, and there is no
+    ``attn_mask``, no ``is_causal`` and no bias_k, bias_v or zero key. Every other call goes to torch's forward. Tokens
+    that a boolean ``key_padding_mask`` marks as padding are not computed; their output is 0.
+    ``forward_packed`` takes packed tokens.
     """
 
     def forward_packed(self, x: Tensor, cu_seqlens: Tensor, max_seqlen: int) -> Tensor:
-        """x: (total_tokens, embed_dim) → the same shape; offsets as in :func:`fastenc.ops.attention`."""
+        """x (total_tokens, embed_dim) → the same shape; cu_seqlens, max_seqlen: see :func:`fastenc.ops.attention`."""
         qkv = linear(x, self.in_proj_weight, self.in_proj_bias)
+        qkv = qkv.view(x.shape[0], 3, self.num_heads, self.head_dim)
         dropout_p = self.dropout if self.training else 0.0
-        heads = qkv.view(x.shape[0], 3, self.num_heads, self.head_dim)
-        mixed = ops.attention(heads, cu_seqlens, max_seqlen, dropout_p=dropout_p)
-        return self.out_proj(mixed.flatten(1))
+        attended = ops.attention(qkv, cu_seqlens, max_seqlen, dropout_p=dropout_p)
+        return self.out_proj(attended.flatten(1))
 
     def forward(
         self,
@@ -59,6 +59,6 @@ class MultiheadAttention(nn.MultiheadAttention):
         x = query if self.batch_first else query.transpose(0, 1)
         real = None if key_padding_mask is None else ~key_padding_mask
         batch = packing.pack(torch.zeros(x.shape[:2], dtype=torch.long, device=x.device), real)
-        mixed = self.forward_packed(ops.pack(x, batch), batch.cu_seqlens, batch.max_seqlen)
-        y = ops.unpack(mixed, batch)
+        packed = self.forward_packed(ops.pack(x, batch), batch.cu_seqlens, batch.max_seqlen)
+        y = ops.unpack(packed, batch)
         return (y if self.batch_first else y.transpose(0, 1)), None

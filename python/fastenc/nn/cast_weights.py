@@ -1,4 +1,4 @@
-"""Casts of all layers' weights at once."""
+"""Casts the weights of all layers to autocast's dtype in one call."""
 
 from collections.abc import Sequence
 
@@ -11,9 +11,13 @@ from fastenc.ops import _dispatch
 
 
 def cast_weights(x: Tensor, layers: Sequence[LayerWeights]) -> Sequence[CastWeights | None]:
-    """Copies in autocast's dtype of what the fused sublayers multiply by: on a GPU each cast alone is a launch.
+    """Copies of the weights that the fused sublayers multiply by, in autocast's dtype.
 
-    None for every layer outside autocast, where nothing is trained, and where weights are sharded or of several dtypes.
+    One call casts all of them, because on a GPU each separate cast would be a kernel launch.
+
+    Args: x: the layers' input.
+    Returns: for each layer its copies. None for every layer outside autocast, if nothing requires a gradient, and if
+        the weights are sharded or have different dtypes.
     """
     none = [None] * len(layers)
     dtype = _dispatch.autocast_dtype(x.device.type)
@@ -29,12 +33,12 @@ def cast_weights(x: Tensor, layers: Sequence[LayerWeights]) -> Sequence[CastWeig
     copies: list[Tensor] = []
     sources: list[Tensor] = []
 
-    def cast(*parts: Tensor) -> Tensor:
-        rows = [part.shape[0] for part in parts]
-        whole = parts[0].new_empty((sum(rows), *parts[0].shape[1:]), dtype=dtype)
-        copies.extend(whole.split(rows))
-        sources.extend(parts)
-        return whole
+    def cast(*stacked: Tensor) -> Tensor:
+        rows = [tensor.shape[0] for tensor in stacked]
+        copy = stacked[0].new_empty((sum(rows), *stacked[0].shape[1:]), dtype=dtype)
+        copies.extend(copy.split(rows))
+        sources.extend(stacked)
+        return copy
 
     with torch.no_grad():
         found = []

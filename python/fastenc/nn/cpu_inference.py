@@ -1,8 +1,8 @@
 """A layer without gradients on a CPU, in two ops.
 
-Of many rows, a block stays in the cache from product to product. The weights are packed in each call, into memory that
-the thread keeps: nothing that could grow stale outlives the call. :func:`fastenc.freeze` packs them once, on the user's
-promise that they do not change. Of few rows, every weight is read once, as it lies or packed before.
+With many rows, a block of rows stays in the cache from one matrix product to the next. The weights are packed in each
+call, into memory that the thread reuses, so a changed weight is always seen. :func:`fastenc.freeze` packs them once, on
+the user's promise that they do not change. With few rows, each weight is read once, and not packed unless it is frozen.
 """
 
 from typing import NamedTuple
@@ -24,14 +24,15 @@ from fastenc.ops import _dispatch, _encoder_layer, _gemm, _library
 from fastenc.ops import attention as attention_op
 from fastenc.packing import check_cu_seqlens
 
-# Every thread reads all weights for its own rows; of fewer rows, the threads share out each product's weights instead.
-ROWS_OF_A_THREAD = 16
-# Threads take whole sequences, so the longest must be a small part of what each has to do.
-SEQUENCES_OF_A_THREAD = 4
+# With this many rows per thread, a thread computes all columns of its rows. With fewer, the threads share out the
+# columns of each product, so that each weight is read by one thread only.
+MIN_ROWS_PER_THREAD = 16
+# Threads take whole sequences. Their work is even only if a thread has at least this many of the longest ones.
+MIN_SEQUENCES_PER_THREAD = 4
 
 
 class PackedWeights(NamedTuple):
-    """A layer's weights as :func:`fastenc.ops._gemm.pack_weight` packs them."""
+    """A layer's weights, each packed by :func:`fastenc.ops._gemm.pack_weight`."""
 
     qkv: Tensor
     attention_out: Tensor
@@ -72,28 +73,29 @@ def unsupported_reason(
     if reason is not None:
         return reason
     if x.dtype != weights.down_weight.dtype or x.device.type != "cpu":
-        return f"its input is {x.dtype} on {x.device.type}, its weights are not"
+        dtype = weights.down_weight.dtype
+        return f"its input must be {dtype} on the CPU like its weights, got {x.dtype} on {x.device.type}"
     return None
 
 
 def packing_reason(weights: LayerWeights) -> str | None:
-    """Why weights that these ops can take are not packed, or None."""
+    """Why packing weights that these ops can take would not be faster, or None."""
     if weights.down_weight.dtype == torch.bfloat16 and not _gemm.emulates_bfloat16():
         return "this processor multiplies bfloat16 faster than float32"
     return None
 
 
 def _has_few_rows(x: Tensor) -> bool:
-    return x.shape[0] <= max(_gemm.FEW_ROWS, ROWS_OF_A_THREAD * torch.get_num_threads())
+    return x.shape[0] <= max(_gemm.FEW_ROWS, MIN_ROWS_PER_THREAD * torch.get_num_threads())
 
 
 def weights_reason(weights: LayerWeights, spec: LayerSpec) -> str | None:
-    """What the layer's weights, whatever its input, have against these ops, or None."""
+    """Why these ops cannot take the layer's weights, for any input, or None."""
     weight = weights.down_weight
     if not _library.HAS_CPP:
         return "the compiled extension is not available"
     if weight.device.type != "cpu":
-        return "it is a way of CPUs"
+        return f"it runs on CPUs only, the weights are on {weight.device.type}"
     if weight.dtype not in (torch.float32, torch.bfloat16):
         return f"it takes float32 or bfloat16, the weights are {weight.dtype}"
     if not packed_is_faster():
@@ -103,9 +105,10 @@ def weights_reason(weights: LayerWeights, spec: LayerSpec) -> str | None:
     if spec.attention.head_dim > 128:
         return f"head_dim must be at most 128, it is {spec.attention.head_dim}"
     if spec.attention_norm.kind != spec.out_norm.kind:
-        return "its norms are of two kinds"
+        kinds = f"{spec.attention_norm.kind!r} and {spec.out_norm.kind!r}"
+        return f"both norms must be of one kind, they are {kinds}"
     if any(tensor.dtype != weight.dtype for tensor in weights.tensors() if tensor.dim() == 2):
-        return "its weights are of several dtypes"
+        return "its weights must have one dtype, they have several"
     return None
 
 
@@ -121,16 +124,19 @@ def run_cpu_inference(
     dropout: LayerDropout,
     packed: PackedWeights | None = None,
 ) -> LayerState:
-    """:func:`fastenc.nn.layer.run_single_ops` without gradients; ``packed``: the weights, packed before."""
+    """:func:`fastenc.nn.layer.run_single_ops` without gradients.
+
+    Args: packed: the packed weights, if they were packed before.
+    """
     w, a, f = weights, spec.attention, spec.feed_forward
     x = state.x
-    given = lambda name, plain: [getattr(packed, name)] if packed is not None else list(plain)
+    take = lambda name, plain: [getattr(packed, name)] if packed is not None else list(plain)
     check_cu_seqlens(inputs.cu_seqlens, x.shape[0], inputs.max_seqlen)
     few_rows = _has_few_rows(x)
     if few_rows or _shares_sequences(x, inputs.max_seqlen):
         attended = torch.ops.fastenc.encoder_layer_attention(
             x,
-            given("qkv", w.qkv_weights),
+            take("qkv", w.qkv_weights),
             stack_biases(w.qkv_biases, w.qkv_weights),
             packed is not None,
             few_rows,
@@ -148,13 +154,13 @@ def run_cpu_inference(
     y, residual = torch.ops.fastenc.encoder_layer_after_attention(
         attended,
         state.residual,
-        given("attention_out", (w.attention_out_weight,)),
+        take("attention_out", (w.attention_out_weight,)),
         w.attention_out_bias,
         w.attention_norm_weight,
         w.attention_norm_bias,
-        given("up", w.up_weights),
+        take("up", w.up_weights),
         stack_biases(w.up_biases, w.up_weights),
-        given("down", (w.down_weight,)),
+        take("down", (w.down_weight,)),
         w.down_bias,
         w.out_norm_weight,
         w.out_norm_bias,
@@ -172,9 +178,9 @@ def run_cpu_inference(
 
 
 def _shares_sequences(x: Tensor, max_seqlen: int) -> bool:
-    """Whether threads can share out whole sequences evenly."""
+    """Whether the threads can share out whole sequences evenly."""
     threads = torch.get_num_threads()
-    return threads == 1 or max_seqlen * SEQUENCES_OF_A_THREAD * threads <= x.shape[0]
+    return threads == 1 or max_seqlen * MIN_SEQUENCES_PER_THREAD * threads <= x.shape[0]
 
 
 def _attend(

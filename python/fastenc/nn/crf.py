@@ -9,14 +9,14 @@ REDUCTIONS = ("none", "sum", "mean", "token_mean")
 
 
 class CRF(nn.Module):
-    """Linear-chain conditional random field; takes the place of ``torchcrf.CRF``, state-dict keys included.
+    """Linear-chain conditional random field, with the interface and the state-dict keys of ``torchcrf.CRF``.
 
     Args:
         num_tags: number of tags, at least 1.
-        batch_first: emissions are (batch, length, num_tags) rather than (length, batch, num_tags).
-    Parameters: start_transitions, end_transitions (num_tags,), transitions (num_tags, num_tags) from row to column;
-        first values uniform in [-0.1, 0.1].
-    Source: :func:`fastenc.ops.crf_log_likelihood`.
+        batch_first: emissions are (batch, length, num_tags) instead of (length, batch, num_tags).
+    Parameters: start_transitions and end_transitions (num_tags,); transitions (num_tags, num_tags), from row's tag to
+        column's tag. They are initialised uniformly in [-0.1, 0.1].
+    Source: see :func:`fastenc.ops.crf_log_likelihood`.
     """
 
     def __init__(self, num_tags: int, batch_first: bool = False) -> None:
@@ -39,12 +39,15 @@ class CRF(nn.Module):
     def forward(
         self, emissions: Tensor, tags: Tensor, mask: Tensor | None = None, reduction: str = "sum"
     ) -> Tensor:
-        """Log-likelihood of tags; a loss is its negative.
+        """Log-likelihood of the tags; the loss is its negative.
 
         Args:
-            tags: integer (batch, length) or (length, batch), as emissions; anything where masked.
-            mask: true or 1 at real tokens, or None. Masked tokens may stand anywhere: they are left out.
-            reduction: "none" a value for each sequence, "sum", "mean" over sequences, "token_mean" over real tokens.
+            emissions: floating point (batch, length, num_tags) or (length, batch, num_tags), see ``batch_first``.
+            tags: integers of the first two dimensions of emissions; padding may have any value.
+            mask: of the same shape, true or 1 at real tokens, or None. Padding may be anywhere; it is left out.
+            reduction: "none" (a value for each sequence), "sum", "mean" over sequences, or "token_mean" over real
+                tokens.
+        Returns: float32, a scalar or (batch,).
         Raises: ValueError stating rule, received value, remedy.
         """
         if reduction not in REDUCTIONS:
@@ -52,7 +55,7 @@ class CRF(nn.Module):
         rows = self._rows(emissions, mask)
         if tags.shape != emissions.shape[:2]:
             raise ValueError(
-                f"tags must have the first two sizes of emissions, {tuple(emissions.shape[:2])}, "
+                f"tags must have the first two dimensions of emissions, {tuple(emissions.shape[:2])}, "
                 f"got {tuple(tags.shape)}"
             )
         tags = rows.pick(tags if self.batch_first else tags.t()).long()
@@ -66,7 +69,7 @@ class CRF(nn.Module):
         return total if reduction == "sum" else total / rows.lengths.sum()
 
     def decode(self, emissions: Tensor, mask: Tensor | None = None) -> list[list[int]]:
-        """The best tags of each sequence's real tokens."""
+        """The tags of each sequence's best path, for its real tokens; arguments as in :meth:`forward`."""
         rows = self._rows(emissions, mask)
         path, _ = crf_decode(rows.emissions, rows.cu_seqlens, *self.scores(), seqused=rows.seqused)
         tags, starts = path.tolist(), rows.cu_seqlens.tolist()
@@ -87,7 +90,7 @@ class CRF(nn.Module):
             )
         if mask is not None and mask.shape != emissions.shape[:2]:
             raise ValueError(
-                f"mask must have the first two sizes of emissions, {tuple(emissions.shape[:2])}, "
+                f"mask must have the first two dimensions of emissions, {tuple(emissions.shape[:2])}, "
                 f"got {tuple(mask.shape)}"
             )
         if not self.batch_first:
@@ -97,8 +100,11 @@ class CRF(nn.Module):
 
 
 class _Rows:
-    """The sequences of a padded batch as the ops take them: where they lie if padding stands at their ends alone,
-    otherwise packed, or on a GPU, where packing would wait for the device, each row's real tokens moved to its front.
+    """The sequences of a padded batch in the layout that the ops take.
+
+    With right padding the rows stay as they are, and ``seqused`` says how many tokens are real. With other padding the
+    real tokens are packed. On a GPU, where packing would wait for the device, each row's real tokens are moved to its
+    front instead.
     """
 
     def __init__(self, emissions: Tensor, mask: Tensor | None):
@@ -127,7 +133,7 @@ class _Rows:
         self.cu_seqlens = nn.functional.pad(self.lengths.cumsum(0, dtype=torch.int32), (1, 0))
 
     def pick(self, values: Tensor) -> Tensor:
-        """The values (batch, length) of the rows."""
+        """values (batch, length) in the same layout as the emissions."""
         if self._order is not None:
             values = values.gather(1, self._order)
         return values.reshape(-1) if self._real is None else values[self._real]

@@ -6,11 +6,11 @@ from fastenc.ops import masked_cross_entropy
 
 
 class CrossEntropyLoss(nn.CrossEntropyLoss):
-    """``torch.nn.CrossEntropyLoss`` for class-index targets of (rows, classes) logits, plus ``z_loss``.
+    """``torch.nn.CrossEntropyLoss`` for logits (rows, classes) and targets that are class indices, plus ``z_loss``.
 
-    Rows with ``ignore_index`` are never read; the loss is float32 whatever the dtype; a batch with no labelled
-    row has loss 0 where torch gives nan.
-    Raises: ValueError when class weights are given, or another layout than (rows, classes).
+    Rows with ``ignore_index`` are never read. The loss is float32 for every dtype of the logits. A batch without any
+    labelled row has loss 0, where torch returns nan.
+    Raises: ValueError for class weights, and for logits of another shape.
     """
 
     def __init__(self, weight: Tensor | None = None, *args, z_loss: float = 0.0, **kwargs):

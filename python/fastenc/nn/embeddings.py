@@ -1,4 +1,4 @@
-"""The embeddings of packed tokens: a sum of tables, a norm, dropout, and perhaps a projection."""
+"""The embeddings of packed tokens: a sum of table rows, a norm, dropout, and an optional projection."""
 
 import torch
 from torch import Tensor, nn
@@ -13,15 +13,18 @@ from fastenc.packing import PackedBatch
 
 
 class Embeddings(nn.Module):
-    """Norm(scale * word + position + token type), then dropout, then perhaps a projection.
+    """Norm(scale * word + position + token type), then dropout, then an optional linear projection.
 
     Args:
-        width: of the tables; hidden_size: of the result.
-        positions: rows of the position table, 0 without one; position_offset: the row of a sequence's first token.
-        token_types: rows of the token-type table, 0 without one. A table of one row tells nothing apart, so that a
-            model with one or none takes any token types.
-        norm, norm_bias: its description, or None without a norm, and whether it has a bias.
-        projection: whether a linear layer ends them; without it hidden_size is width.
+        width: width of the tables.
+        hidden_size: width of the result; without a projection it is that of the tables.
+        positions: rows of the position table; 0: no table.
+        position_offset: row of the position table that a sequence's first token takes.
+        token_types: rows of the token-type table; 0: no table. With 0 or 1 rows, a batch's token types are ignored.
+        norm: the norm's description, or None without a norm.
+        norm_bias: whether the norm has a bias.
+        scale: factor of the word embeddings.
+        projection: whether a linear layer follows.
     """
 
     def __init__(
@@ -49,10 +52,15 @@ class Embeddings(nn.Module):
         self.projection = nn.Linear(width, hidden_size) if projection else None
 
     def forward(
-        self, batch: PackedBatch, word_table: bool = False, first_position: int = 0
+        self, batch: PackedBatch, tied_weight: bool = False, first_position: int = 0
     ) -> tuple[Tensor, Tensor | None]:
-        """Returns: (total_tokens, hidden_size), and with ``word_table`` the table for a tied decoder.
+        """Embed the batch's tokens.
 
+        Args:
+            tied_weight: also return the word embeddings' weight for a tied decoder
+                (:func:`fastenc.ops.tied_embedding_layer_norm`).
+            first_position: added to the position ids.
+        Returns: (total_tokens, hidden_size); and (vocab_size, width), or None without ``tied_weight``.
         Raises: ValueError for token ids outside the table.
         """
         types = batch.token_type_ids
@@ -80,10 +88,13 @@ class Embeddings(nn.Module):
             x = F.dropout(x, dropout_p)
         if self.projection is not None:
             x = self.projection(x)
-        return x, table if word_table else None
+        return x, table if tied_weight else None
 
     def normalised(self, rows: Tensor) -> Tensor:
-        """Word vectors as the first layer would get them, without position and token type."""
+        """Word vectors (rows, width) as the first layer gets them: scaled, normalised, projected; without dropout.
+
+        No position or token type is added. Returns: (rows, hidden_size).
+        """
         x = rows * self.scale
         if self.norm is not None and self.norm_spec is not None:
             x = normalise(x, self.norm.weight, getattr(self.norm, "bias", None), self.norm_spec)
@@ -116,9 +127,9 @@ def make_norm(spec: NormSpec, width: int, bias: bool) -> LayerNorm | RMSNorm:
 
 
 def check_ids(input_ids: Tensor, vocab_size: int) -> None:
-    """Raises: ValueError for ids outside the table; values are read only on CPU tensors."""
-    reads = input_ids.device.type == "cpu" and not torch.compiler.is_compiling()
-    if not reads or not input_ids.numel():
+    """Raise ValueError for ids outside the table; on CPU tensors only, because a GPU would have to wait."""
+    is_checked = input_ids.device.type == "cpu" and not torch.compiler.is_compiling()
+    if not is_checked or not input_ids.numel():
         return
     low, high = (int(value) for value in input_ids.aminmax())
     if low < 0 or high >= vocab_size:

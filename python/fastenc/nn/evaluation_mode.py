@@ -1,4 +1,4 @@
-"""Evaluation for the length of a block: of a model, or of this thread's calls."""
+"""Context managers that switch a model to evaluation mode, or dropout off for the calls of one thread."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +14,7 @@ _no_dropout: ContextVar[bool] = ContextVar(
 
 @contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Call ``model.eval()``; afterwards, and after an error too, ``model.train`` with the mode from before."""
+    """Put the model in evaluation mode inside the block, and back in its previous mode afterwards, also on an error."""
     was_training = model.training
     model.eval()
     try:
@@ -25,7 +25,10 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def without_dropout() -> Iterator[None]:
-    """Encoders that are called inside, by this thread, have no dropout; their mode, which other threads see, stays."""
+    """Inside the block, encoders that this thread calls have no dropout.
+
+    Their training mode is not changed, because other threads would see that.
+    """
     token = _no_dropout.set(True)
     try:
         yield
@@ -34,5 +37,5 @@ def without_dropout() -> Iterator[None]:
 
 
 def trains(module: nn.Module) -> bool:
-    """Whether a call of the module has dropout."""
+    """Whether a call of the module by this thread applies dropout."""
     return module.training and (torch.compiler.is_compiling() or not _no_dropout.get())

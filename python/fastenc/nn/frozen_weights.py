@@ -1,4 +1,4 @@
-"""Weights that were packed or stacked once, on the promise that they do not change."""
+"""Copies of weights, packed or stacked for the kernels once, on the promise that the weights do not change."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,20 +11,21 @@ from torch import nn
 from fastenc.nn.cpu_inference import PackedWeights, pack, packing_reason, weights_reason
 from fastenc.nn.layer_spec import LayerWeights, stacked
 
-# A layer's weights packed, or stacked where it does not run on packed weights, as on a GPU.
+# A layer's packed weights, or its stacked weights if it does not run on packed ones, as on a GPU.
 FrozenLayer = PackedWeights | LayerWeights
 
-# Frozen for the length of a call, by the object that holds them: other threads and calls do not see them.
+# Layers that are frozen during one call of a function such as encode(): id of the FrozenWeights → layers. Other threads
+# do not see them.
 _during_call: ContextVar[dict[int, list[FrozenLayer]] | None] = ContextVar(
     "frozen weights of a call", default=None
 )
 
 
 class FrozenWeights(nn.Module):
-    """The frozen layers of one encoder, or none.
+    """The frozen layers of one encoder; without any, the encoder computes with its weights.
 
-    They are dropped by everything that announces other weights: ``train()``, a call with gradients, moving to another
-    device or dtype, loading a state dict. A copy of the model starts without them.
+    They are dropped by all that may change the weights: ``train()``, a call with gradients, moving to another device or
+    dtype, loading a state dict. A copy of the model does not have them.
     """
 
     def __init__(self) -> None:
@@ -38,7 +39,7 @@ class FrozenWeights(nn.Module):
         self._layers = None
 
     def current(self, owner: Any) -> list[FrozenLayer] | None:
-        """The frozen layers that a call may use, by the layer's module."""
+        """The frozen layers that this call may use, one for each module of ``owner.layer_weights()``; None: none."""
         if torch.compiler.is_compiling():
             return None
         if torch.is_grad_enabled():
@@ -49,7 +50,10 @@ class FrozenWeights(nn.Module):
 
     @contextmanager
     def during_call(self, owner: Any, calls: int) -> Iterator[None]:
-        """Take the weights as frozen for several calls of the encoder inside; one call alone packs them anyway."""
+        """Inside the block, take the weights as frozen, if the encoder is to be called at least twice in it.
+
+        A single call would not gain from it, because it packs the weights once anyway.
+        """
         if calls < 2 or self._layers is not None:
             yield
             return
@@ -82,10 +86,10 @@ class FrozenWeights(nn.Module):
 
 
 def frozen_layers(owner: Any) -> list[FrozenLayer]:
-    """Every layer's weights packed, or stacked where the layer does not run on packed weights.
+    """The packed weights of every layer, or its stacked weights if it does not run on packed ones.
 
     Args:
-        owner: has ``layer_weights()``, the weights and a description of every layer's module.
+        owner: an object whose ``layer_weights()`` returns (weights, description) of every module that computes layers.
     """
     with torch.no_grad():
         return [

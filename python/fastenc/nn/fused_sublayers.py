@@ -1,8 +1,8 @@
-"""The attention sublayer and the feed-forward sublayer, each one node of the autograd graph.
+"""The attention sublayer and the feed-forward sublayer, each as one node of the autograd graph.
 
-Between single ops, autograd adds the residual's gradient to that of the sublayer in a pass of its own. Inside one node
-the residual's gradient is the accumulator of the product that forms the sublayer's, and nothing is saved that no
-gradient needs. :mod:`fastenc.nn.layer` composes the same formulas of single ops.
+With single ops, autograd adds the residual's gradient to the sublayer's gradient in a separate pass. In one node, the
+matrix product that computes the sublayer's gradient accumulates into the residual's gradient. A node also saves only
+the tensors that its gradients need. :mod:`fastenc.nn.layer` computes the same formulas with single ops.
 """
 
 from contextlib import nullcontext
@@ -47,7 +47,7 @@ def unsupported_reason(
 
 
 def mode_reason() -> str | None:
-    """Why no layer can run as fused autograd nodes where the program is, or None."""
+    """Why no layer can run as fused autograd nodes in the current mode (gradients, transforms, tracing), or None."""
     if torch.compiler.is_compiling():
         return "torch.compile sees through single ops only"
     if not torch.is_grad_enabled():
@@ -60,8 +60,9 @@ def mode_reason() -> str | None:
 
 
 def shape_reason(x: Tensor, spec: LayerSpec) -> str | None:
+    """Why a layer of this description cannot run as fused autograd nodes, or None."""
     head_dim = spec.attention.head_dim
-    # Widths that the kernels of every device take.
+    # The kernels of every device take these widths.
     if head_dim % 16 or head_dim > 128:
         return f"head_dim must be a multiple of 16 up to 128, it is {head_dim}"
     if x.shape[-1] > 8192:
@@ -79,9 +80,9 @@ def run_fused_sublayers(
     dropout: LayerDropout,
     cast: CastWeights | None = None,
 ) -> LayerState:
-    """:func:`fastenc.nn.layer.run_single_ops`, which draws the same dropout masks from the same generator.
+    """:func:`fastenc.nn.layer.run_single_ops` with two autograd nodes. The same generator gives the same dropout masks.
 
-    Args: cast: the weights that products take, in autocast's dtype; without it each is cast here.
+    Args: cast: copies of the weights in autocast's dtype; None: the weights are cast here.
     """
     state = in_autocast_dtype(state)
     w, x = weights, state.x
@@ -120,7 +121,7 @@ def run_fused_sublayers(
 
 
 def _distinct(state: LayerState) -> tuple[Tensor, Tensor | None]:
-    """(x, residual): None where they are one tensor, whose gradient is then formed once."""
+    """(x, residual), the residual as None if both are one tensor, whose gradient is then computed once."""
     return state.x, None if state.residual is state.x else state.residual
 
 
@@ -129,15 +130,15 @@ def _state(results, spec: LayerSpec) -> LayerState:
 
 
 def _mask(x: Tensor, dropout_p: float, state: Tensor | None) -> tuple[Tensor | None, float]:
-    """(seed and offset of a mask, probability); None without dropout."""
+    """(seed and offset of the dropout mask or None without dropout, probability)."""
     _checks.check_dropout("encoder_layer", dropout_p)
     return _checks.mask_rng_state("encoder_layer", state, dropout_p, x), dropout_p
 
 
 class _Attention(torch.autograd.Function):
-    """Norm(residual + dropout(Attention(x) W_out + b_out)), and with pre-norm the sum.
+    """Norm(residual + dropout(Attention(x) W_out + b_out)), and with pre-norm also the sum inside the norm.
 
-    Weights of another dtype (autocast) are cast; gradients have the weights' own.
+    Weights are cast to x's dtype (autocast). Gradients have the dtypes of the weights.
     """
 
     @staticmethod
@@ -254,7 +255,7 @@ class _Attention(torch.autograd.Function):
 
 
 class _FeedForward(torch.autograd.Function):
-    """Norm(residual + dropout(FFN(x))), and with pre-norm the sum; arguments as those of :class:`_Attention`."""
+    """Norm(residual + dropout(FFN(x))), and with pre-norm also the sum; arguments as in :class:`_Attention`."""
 
     @staticmethod
     def forward(
@@ -356,7 +357,7 @@ def _activate_backward(
 
 
 def _formula(biased: Tensor, spec: FeedForwardSpec) -> Tensor:
-    """Activations without a fused kernel, in torch's own ops."""
+    """act(biased) for activations without a fused kernel, in torch's ops; gated: relu(first half) * second half."""
     if spec.gated:
         activated, gate = biased.chunk(2, -1)
         return activated.relu() * gate
@@ -364,7 +365,7 @@ def _formula(biased: Tensor, spec: FeedForwardSpec) -> Tensor:
 
 
 def _norm_forward(projected, residual, x_bias, weight, bias, norm, dropout):
-    """(y, or with pre-norm y and the sum; what the backward needs)."""
+    """(y or with pre-norm (y, sum), tensors that the backward needs)."""
     spec, pre_norm = norm
     _checks.check_like("encoder_layer", "residual", residual, projected)
     for name, value in (("x_bias", x_bias), ("weight", weight), ("bias", bias)):
@@ -378,9 +379,10 @@ def _norm_forward(projected, residual, x_bias, weight, bias, norm, dropout):
 
 
 def _norm_backward(dy, dsum, saved, ctx, needs):
-    """(the residual's gradient, the sublayer's, (those of x_bias, weight and bias)).
+    """(gradient of the residual, gradient of the sublayer's output, (gradients of x_bias, weight and bias)).
 
-    Without dropout the first two are one tensor: accumulate into it last.
+    Without dropout the first two are the same tensor. So accumulate into the residual's gradient only after the last
+    use of the other.
     """
     h, mean, rstd, weight, rng_state = saved
     needs_x_bias, needs_weight, needs_bias = needs
@@ -399,7 +401,7 @@ def _norm_backward(dy, dsum, saved, ctx, needs):
 
 
 def _no_autocast(x: Tensor):
-    """A backward called inside autocast computes in the forward's dtype all the same."""
+    """A context without autocast: a backward that is called inside autocast computes in the forward's dtype too."""
     device = x.device.type
     if _dispatch.autocast_dtype(device) is None:
         return nullcontext()
@@ -411,7 +413,7 @@ def _dtypes(*tensors):
 
 
 def _cast(gradients, dtypes):
-    """Gradients in the dtypes of what they belong to, cast together."""
+    """The gradients in the given dtypes; those that differ are cast in one call."""
     cast = list(gradients)
     others = [i for i, g in enumerate(cast) if g is not None and g.dtype != dtypes[i]]
     copies = [torch.empty_like(cast[i], dtype=dtypes[i]) for i in others]

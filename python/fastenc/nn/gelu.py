@@ -6,7 +6,7 @@ from fastenc.ops import bias_gelu
 
 
 class GELU(nn.GELU):
-    """``torch.nn.GELU(approximate="none"|"tanh")``; ``forward(x, bias=None)`` also adds a bias first."""
+    """``torch.nn.GELU(approximate="none"|"tanh")`` whose ``forward(x, bias=None)`` computes gelu(x + bias)."""
 
     def forward(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         return bias_gelu(x, bias, approximate=self.approximate)

@@ -6,9 +6,9 @@ from fastenc.ops import bias_glu
 
 
 class GEGLU(nn.Module):
-    """gelu(a) * b for x = (a, b) in halves of the last dimension; ``approximate`` as in torch.nn.GELU.
+    """gelu(a) * b, where a and b are the halves of x's last dimension; ``approximate`` as in torch.nn.GELU.
 
-    ``forward(x, bias=None)`` adds a bias to both halves first: that of the linear layer before it.
+    ``forward(x, bias=None)`` first adds ``bias`` to x: the bias of the preceding linear layer, (2 * width,).
     """
 
     def __init__(self, approximate: str = "none"):
@@ -25,7 +25,10 @@ class GEGLU(nn.Module):
 
 
 class SwiGLU(nn.Module):
-    """silu(a) * b for x = (a, b) in halves of the last dimension; ``forward(x, bias=None)`` adds a bias first."""
+    """silu(a) * b, where a and b are the halves of x's last dimension.
+
+    ``forward(x, bias=None)`` first adds ``bias`` to x: the bias of the preceding linear layer, (2 * width,).
+    """
 
     def forward(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         return bias_glu(x, bias, activation="silu")

@@ -1,4 +1,4 @@
-"""One encoder layer in single ops: the definition of what every other way of running a layer computes."""
+"""One encoder layer in single ops. This defines what all other ways of running a layer must compute."""
 
 import math
 from functools import partial
@@ -24,8 +24,8 @@ from fastenc.nn.prepend import prepend_rows
 from fastenc.ops import _dispatch, attention, bias_gelu, bias_glu, layer_norm, rms_norm
 from fastenc.ops._gemm import linear
 
-# Rows that inference on a CPU takes at once from the attention's output to the layer's end: larger intermediates
-# would come from fresh pages at every call.
+# Inference on a CPU computes the layer after attention in blocks of this many rows, because larger intermediate results
+# would be allocated on newly mapped pages in every call.
 ROWS_AT_ONCE = 2048
 
 
@@ -37,12 +37,13 @@ def run_single_ops(
     dropout: LayerDropout,
     adaptation: LayerAdaptation | None = None,
 ) -> LayerState:
-    """One layer of any description, with what an adaptation adds to it.
+    """One layer of any description, with an adaptation's additions.
 
         post-norm: h = Norm(x + Attention(x)),      y = Norm(h + FFN(h))
         pre-norm:  s = r + Attention(x), h = Norm(s),  r' = s + FFN(h), y = Norm(r')
 
-    Returns: the state of the next layer. Under autocast, in its dtype.
+    Returns: the next layer's state: x = y, and the residual is y (post-norm) or r' (pre-norm). Under autocast both have
+        autocast's dtype.
     Source: Vaswani et al. 2017, arXiv:1706.03762 (post-norm); Xiong et al. 2020, arXiv:2002.04745 (pre-norm).
     """
     state = in_autocast_dtype(state)
@@ -64,8 +65,11 @@ def run_single_ops(
 
 
 def _with_used_floats(spec: LayerSpec, dropout: LayerDropout) -> tuple[LayerSpec, LayerDropout]:
-    """Equal ones. Dynamo makes a float an input of the graph where it is first used, and fails if that is inside one
-    autograd.Function and a second one uses it again. So all are used here."""
+    """The same description and dropout, with every float used once.
+
+    torch.compile makes a float an input of its graph where the float is first used. It fails if that is inside an
+    autograd.Function and a second one uses the float again. So all floats are used here, outside of them.
+    """
     used = lambda norm: NormSpec(norm.kind, norm.eps + 0.0)
     heads = spec.attention
     attention = AttentionSpec(heads.num_heads, heads.head_dim, heads.scale + 0.0, heads.window)
@@ -77,7 +81,7 @@ def _with_used_floats(spec: LayerSpec, dropout: LayerDropout) -> tuple[LayerSpec
 
 
 def in_autocast_dtype(state: LayerState) -> LayerState:
-    """The linear layers return autocast's dtype; the residual has it from the start."""
+    """The state in autocast's dtype, which the linear layers return, or as it is outside autocast."""
     dtype = _dispatch.autocast_dtype(state.x.device.type)
     if dtype is None or state.x.dtype == state.residual.dtype == dtype:
         return state
@@ -86,7 +90,7 @@ def in_autocast_dtype(state: LayerState) -> LayerState:
 
 
 def start(x: Tensor, norm: tuple[Tensor, Tensor | None] | None, spec: NormSpec) -> LayerState:
-    """The first layer's state: x, or Norm(x) beside x where the stack begins with a norm."""
+    """The first layer's state for the embeddings' output x: (x, x), or (Norm(x), x) if the stack begins with a norm."""
     if norm is None:
         return LayerState(x, x)
     return LayerState(normalise(x, *norm, spec), x)
@@ -111,7 +115,7 @@ def _attend(
     cu_seqlens, max_seqlen, rows = inputs.cu_seqlens, inputs.max_seqlen, None
     bounds, blocks = inputs.bounds, inputs.blocks
     if added.prefix is not None:
-        # The prefix has no queries: zeros stand for them, and their results are dropped.
+        # The prefix has keys and values only. Its queries are zeros, and their outputs are dropped.
         prefix = added.prefix.view(added.prefix.shape[0], 2, *qkv.shape[2:])
         prefix = F.pad(prefix, (0, 0, 0, 0, 1, 0))
         qkv, cu_seqlens, rows = prepend_rows(qkv, cu_seqlens, prefix)
@@ -135,9 +139,10 @@ def _attend(
 def _stacked_linear(
     x: Tensor, weights: tuple[Tensor, ...], biases: tuple[Tensor | None, ...]
 ) -> Tensor:
-    """x by weights that stand one above the other.
+    """x W^T + b for the stacked weights W and biases b.
 
-    In inference a few rows of results are set side by side, where the weights would be copied at every call.
+    Stacking copies the weights. In inference with few rows it is cheaper to multiply by each weight and concatenate the
+    results.
     """
     few = x.shape[0] < x.shape[-1] and x.device.type == "cpu"
     plain = not (torch.is_grad_enabled() or torch.compiler.is_compiling())
@@ -155,7 +160,7 @@ def _after_attention(
     added: LayerAdaptation,
 ) -> LayerState:
     projected = linear(attended, w.attention_out_weight)
-    # The bias of a product that a norm follows is added there, in the same pass.
+    # The bias of a linear layer that a norm follows is added by the norm's kernel.
     h = _end_sublayer(
         added.to_output("attention_out", projected, attended),
         residual,
@@ -165,10 +170,10 @@ def _after_attention(
         (dropout.attention_out, dropout.rng_states[1]),
         added.after_attention,
     )
-    # So is the bias of the product before the activation.
+    # The bias of the linear layer before the activation is added by the activation's kernel.
     product = _stacked_linear(h.x, w.up_weights, (None,) * len(w.up_weights))
     up = added.to_output("up", product, h.x)
-    # Without gradients nothing else uses the product: it may be overwritten.
+    # Without gradients nothing else uses the product, so it may be overwritten.
     up_bias = stack_biases(w.up_biases, w.up_weights)
     inner = activate(up, up_bias, spec.feed_forward, inplace=not torch.is_grad_enabled())
     inner, _ = drop(inner, dropout.inner)
@@ -184,14 +189,14 @@ def _after_attention(
 
 
 def drop(x: Tensor, p: float) -> tuple[Tensor, Tensor | None]:
-    """(dropout(x), the mask of what stays)."""
+    """(dropout(x), bool mask of the kept elements, or None if p is 0)."""
     return torch.native_dropout(x, p, True) if p > 0 else (x, None)
 
 
 def activate(
     x: Tensor, bias: Tensor | None, spec: FeedForwardSpec, inplace: bool = False
 ) -> Tensor:
-    """act(x + bias), gated or not; in place: x may be overwritten."""
+    """act(x + bias), or if gated act(a) * b for the halves (a, b) of x + bias. inplace: x may be overwritten."""
     if spec.gated and spec.activation != "relu":
         return bias_glu(x, bias, activation=spec.activation)
     if spec.gated:
@@ -203,7 +208,7 @@ def activate(
 def activate_plain(
     x: Tensor, bias: Tensor | None, activation: str, inplace: bool = False
 ) -> Tensor:
-    """act(x + bias) for "gelu", "gelu_tanh", "silu" or "relu"; in place: x may be overwritten."""
+    """act(x + bias) for "gelu", "gelu_tanh", "silu" or "relu". inplace: x may be overwritten."""
     if activation in ("gelu", "gelu_tanh"):
         approximate = "tanh" if activation == "gelu_tanh" else "none"
         return bias_gelu(x, bias, approximate=approximate, inplace=inplace)
@@ -220,7 +225,7 @@ def _end_sublayer(
     dropout: tuple[float, Tensor | None],
     bottleneck: Bottleneck | None,
 ) -> LayerState:
-    """Norm(residual + dropout(y + x_bias)), and what the next sublayer adds to."""
+    """The next sublayer's state: x = Norm(residual + dropout(y + x_bias)), and its residual."""
     (x_bias, weight, bias), (dropout_p, rng_state) = affine, dropout
     if bottleneck is not None:
         biased = y if x_bias is None else y + x_bias.to(y.dtype)

@@ -7,10 +7,10 @@ from fastenc.ops import layer_norm, rms_norm
 
 
 class LayerNorm(nn.LayerNorm):
-    """``torch.nn.LayerNorm`` over the last dimension, whose forward can take the residual path too.
+    """``torch.nn.LayerNorm`` over the last dimension, whose forward can also add bias, dropout and residual.
 
-    ``forward(x, residual=None, x_bias=None, dropout_p=0.0)`` is LN(residual + dropout(x + x_bias)); dropout is
-    applied in training mode only.
+    ``forward(x, residual=None, x_bias=None, dropout_p=0.0)`` computes LN(residual + dropout(x + x_bias)). Dropout is
+    applied in training mode only. x and residual: (..., hidden_size); x_bias: (hidden_size,).
     Raises: ValueError when ``normalized_shape`` has more than one dimension.
     """
 
@@ -38,9 +38,10 @@ class LayerNorm(nn.LayerNorm):
 
 
 class RMSNorm(nn.RMSNorm):
-    """``torch.nn.RMSNorm`` over the last dimension, with the residual path of :class:`LayerNorm`.
+    """``torch.nn.RMSNorm`` over the last dimension, with the forward of :class:`LayerNorm`.
 
     ``eps=None`` means the machine epsilon of the input's dtype, as in torch.
+    Raises: ValueError when ``normalized_shape`` has more than one dimension.
     """
 
     def __init__(self, normalized_shape, *args, **kwargs):

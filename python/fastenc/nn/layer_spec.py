@@ -1,9 +1,10 @@
-"""What one transformer encoder layer is: its description, its weights, and what it is called with.
+"""The description of one transformer encoder layer, its weights, and the inputs of a call.
 
-Every way of running a layer (:mod:`fastenc.nn.layer_ways`) reads these and nothing else; none knows an architecture's
-name. A stack of pre-norm layers is the same program as one of post-norm layers: each sublayer ends in a norm. Only what
-that norm's sublayer adds its output to differs, the normalised vector (post-norm) or the sum before it (pre-norm). So
-``out_norm`` of a pre-norm layer is the first norm of the layer after it, or the stack's last norm.
+All ways of running a layer (:mod:`fastenc.nn.layer_ways`) read only these; none knows the name of an architecture.
+
+Post-norm and pre-norm layers run as the same program, in which each sublayer ends with a norm. They differ in what the
+next sublayer's output is added to: the norm's output (post-norm) or the norm's input (pre-norm). Therefore a pre-norm
+layer's norms are shifted by one: its ``out_norm`` is the first norm of the following layer, or the stack's last norm.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,7 +17,7 @@ from torch import Tensor
 from fastenc.ops import _checks
 from fastenc.ops._attention_blocks import AttentionBlocks
 
-# Name in a configuration → name in the kernels.
+# Name of an activation in a configuration → its name in the kernels.
 ACTIVATIONS: dict[str, str] = {
     "gelu": "gelu",
     "gelu_python": "gelu",
@@ -31,7 +32,7 @@ ACTIVATIONS: dict[str, str] = {
 
 @dataclass(frozen=True)
 class NormSpec:
-    """LayerNorm ("layer") or RMSNorm ("rms"); whether it has a bias is seen from the weights."""
+    """LayerNorm (kind "layer") or RMSNorm (kind "rms"). The weights show whether it has a bias."""
 
     kind: str = "layer"
     eps: float = 1e-12
@@ -44,8 +45,8 @@ class AttentionSpec:
     Fields:
         head_dim: width of a head; num_heads * head_dim may differ from the hidden size.
         scale: factor of the scores before the softmax.
-        window: tokens seen on the left and on the right, -1 without a limit.
-    Rotary angles and relative biases are tensors of the batch: :class:`AttentionInputs`.
+        window: number of tokens that a token sees on the left and on the right, -1 without a limit.
+    Rotary angles and relative biases are tensors and belong to :class:`AttentionInputs`.
     """
 
     num_heads: int
@@ -56,9 +57,9 @@ class AttentionSpec:
 
 @dataclass(frozen=True)
 class FeedForwardSpec:
-    """act(x W_up + b_up) W_down + b_down; gated: (act(u) * v) W_down with (u, v) the halves of x W_up + b_up.
+    """act(x W_up + b_up) W_down + b_down; gated: (act(u) * v) W_down + b_down, (u, v) the halves of x W_up + b_up.
 
-    ``activation`` is a name of the kernels: "gelu", "gelu_tanh", "silu" or "relu".
+    ``activation`` is "gelu", "gelu_tanh", "silu" or "relu".
     """
 
     intermediate_size: int
@@ -68,7 +69,7 @@ class FeedForwardSpec:
 
 @dataclass(frozen=True)
 class LayerSpec:
-    """One layer. ``pre_norm``: sublayers add to the sum before their norm, not to its output."""
+    """One layer. ``pre_norm``: a sublayer's output is added to the preceding norm's input, not to its output."""
 
     attention: AttentionSpec
     feed_forward: FeedForwardSpec
@@ -78,9 +79,9 @@ class LayerSpec:
 
 
 class LayerWeights(NamedTuple):
-    """Weights (out_features, in_features) and biases, which may be None.
+    """Weights (out_features, in_features) and biases (out_features,), which may be None.
 
-    q, k and v, and a gated layer's two halves, are one tensor each or several that stand one above the other. The norms
+    The weights of q, k and v are one stacked tensor or several, and so are the two halves of a gated ``up``. The norms
     are those that end the two sublayers.
     """
 
@@ -98,14 +99,14 @@ class LayerWeights(NamedTuple):
     out_norm_bias: Tensor | None
 
     def tensors(self) -> list[Tensor]:
-        """All of them, without those that are None."""
+        """All tensors that are not None."""
         several = (*self.qkv_weights, *self.qkv_biases, *self.up_weights, *self.up_biases)
         rest = [value for value in self if not isinstance(value, tuple)]
         return [tensor for tensor in (*several, *rest) if tensor is not None]
 
 
 class CastWeights(NamedTuple):
-    """What a layer's products take, in autocast's dtype; q, k and v, and a gated layer's two halves, as one tensor."""
+    """The weights of a layer's matrix products in autocast's dtype; several tensors of qkv or up are stacked."""
 
     qkv_weight: Tensor
     qkv_bias: Tensor | None
@@ -115,10 +116,13 @@ class CastWeights(NamedTuple):
 
 
 class LayerDropout(NamedTuple):
-    """Probabilities; 0 in evaluation. ``inner`` is that of the feed-forward layer's activations.
+    """Dropout probabilities of one layer, 0 in evaluation.
 
-    ``rng_states`` are the seeds and offsets of the masks of ``attention``, ``attention_out`` and ``down``, as
-    :func:`with_rng_states` draws them for all layers at once. None: each mask draws its own.
+    Fields:
+        attention: of the softmax weights; attention_out: of the attention sublayer's output.
+        inner: of the feed-forward layer's activations; down: of the feed-forward sublayer's output.
+        rng_states: int64 (2,) for each of attention, attention_out and down, seed and offset of the mask, as
+            :func:`with_rng_states` makes them for all layers. None: the op takes a random state.
     """
 
     attention: float = 0.0
@@ -132,7 +136,7 @@ NO_DROPOUT = LayerDropout()
 
 
 def with_rng_states(dropouts: Sequence[LayerDropout], device: torch.device) -> list[LayerDropout]:
-    """Layers' dropout, with the random states of all masks from one draw: a GPU launches a kernel for each."""
+    """The layers' dropout with random states, which one call of the generator (one launch on a GPU) makes for all."""
     if not any(p > 0 for dropout in dropouts for p in dropout[:4]):
         return list(dropouts)
     states = _checks.draw_rng_states(device, 3 * len(dropouts))
@@ -142,14 +146,14 @@ def with_rng_states(dropouts: Sequence[LayerDropout], device: torch.device) -> l
 
 
 class AttentionInputs(NamedTuple):
-    """What attention needs of the batch and shares with other layers.
+    """Inputs of attention that depend on the batch and are shared by layers; see :func:`fastenc.ops.attention`.
 
     Fields:
-        cu_seqlens, max_seqlen: as in :func:`fastenc.ops.attention`.
-        rotary: float32 (positions, rotary_dim), cosines beside sines, as :func:`fastenc.ops.rotary` takes them.
-        relative_bias: (num_heads, 2 R + 1), as :func:`fastenc.ops.attention` takes it.
-        bounds: (2, total_tokens), as :func:`fastenc.ops.attention.sequence_bounds` forms them once for all layers.
-        blocks: of the batch, as :func:`fastenc.ops._attention_blocks.attention_blocks` makes them once for all layers.
+        cu_seqlens, max_seqlen: the sequences.
+        rotary: float32 (positions, rotary_dim), table of rotary angles, or None.
+        relative_bias: (num_heads, 2 R + 1), or None.
+        bounds: int32 (2, total_tokens) from :func:`fastenc.ops.attention.sequence_bounds`, or None.
+        blocks: tables from :func:`fastenc.ops._attention_blocks.attention_blocks`, or None.
     """
 
     cu_seqlens: Tensor
@@ -161,9 +165,11 @@ class AttentionInputs(NamedTuple):
 
 
 class LayerState(NamedTuple):
-    """What flows from layer to layer: the input ``x`` of the next sublayer and what that adds its output to.
+    """What one layer passes to the next, two tensors (total_tokens, hidden_size).
 
-    (total_tokens, hidden_size) both; after a post-norm layer they are one tensor.
+    Fields:
+        x: input of the next sublayer.
+        residual: what the next sublayer's output is added to; in post-norm stacks the same tensor as x.
     """
 
     x: Tensor
@@ -171,12 +177,12 @@ class LayerState(NamedTuple):
 
 
 def stack(tensors: tuple[Tensor, ...]) -> Tensor:
-    """Several tensors one above the other, without a copy where there is one alone."""
+    """The tensors concatenated along the first dimension; a single one is not copied."""
     return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
 
 
 def stack_biases(biases: tuple[Tensor | None, ...], weights: tuple[Tensor, ...]) -> Tensor | None:
-    """The bias of stacked weights, 0 where one of several has none; None where none has one."""
+    """The concatenated biases of stacked weights, 0 for a weight without bias; None if no weight has one."""
     if all(bias is None for bias in biases):
         return None
     pairs = zip(biases, weights, strict=True)
@@ -184,7 +190,7 @@ def stack_biases(biases: tuple[Tensor | None, ...], weights: tuple[Tensor, ...])
 
 
 def stacked(weights: LayerWeights) -> LayerWeights:
-    """The layer with q, k and v, and a gated layer's two halves, as one tensor each."""
+    """The weights with those of q, k and v in one tensor, and those of a gated ``up`` in one tensor."""
     w = weights
     return w._replace(
         qkv_weights=(stack(w.qkv_weights),),
@@ -194,8 +200,7 @@ def stacked(weights: LayerWeights) -> LayerWeights:
     )
 
 
-Reason = str | None
-# A way of running a layer.
+# The signature of every way of running a layer.
 RunLayer = Callable[
     [LayerState, AttentionInputs, LayerWeights, LayerSpec, LayerDropout], LayerState
 ]

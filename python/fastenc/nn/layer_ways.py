@@ -1,4 +1,4 @@
-"""The ways of running a layer, and which one a call takes."""
+"""Chooses how a call runs a layer: fused sublayers, CPU inference or single ops."""
 
 from collections.abc import Mapping
 
@@ -29,12 +29,13 @@ def run_layer(
     frozen: FrozenLayer | None = None,
     cast: CastWeights | None = None,
 ) -> LayerState:
-    """One layer in the first way that can take the call: fused sublayers, CPU inference or single ops.
+    """Run one layer in the first way that can take the call: fused sublayers, CPU inference or single ops.
 
     Args:
-        adaptation: what :mod:`fastenc.adapt` adds to the layer; single ops alone take it.
-        frozen: the weights packed or stacked before (:func:`fastenc.freeze`).
-        cast: the weights in autocast's dtype (:func:`fastenc.nn.cast_weights.cast_weights`).
+        adaptation: what :mod:`fastenc.adapt` adds to the layer; it is computed with single ops only.
+        frozen: packed or stacked copies of the weights (:func:`fastenc.freeze`).
+        cast: copies of the weights in autocast's dtype (:func:`fastenc.nn.cast_weights.cast_weights`).
+    Returns: the next layer's state.
     """
     if isinstance(frozen, LayerWeights):
         weights, frozen = frozen, None
@@ -57,7 +58,7 @@ def unsupported_reasons(
     *,
     adaptation: LayerAdaptation | None = None,
 ) -> Mapping[str, str | None]:
-    """Way → why it cannot take the call, or None, in the order in which they are tried."""
+    """{way of running the layer: why it cannot take the call, or None}, in the order in which they are tried."""
     call = (state, inputs, weights, spec, dropout)
     adapted = None if adaptation is None else "an adaptation is added to the layer"
     return {

@@ -1,4 +1,4 @@
-"""One vector a sequence from packed token vectors."""
+"""One vector per sequence from packed token vectors."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,19 +14,20 @@ POOLINGS = (*MODES, "last-four")
 
 
 def pool(hidden: Tensor, cu_seqlens: Tensor, pooling: str) -> Tensor:
-    """CLS, mean or max of each sequence's tokens.
+    """First token, mean or maximum of each sequence's tokens (:func:`fastenc.ops.segment_pool`).
 
     Args:
-        hidden: (total_tokens, hidden_size); cu_seqlens: int32 (batch+1,), no sequence empty.
+        hidden: (total_tokens, hidden_size).
+        cu_seqlens: int32 (batch+1,), offsets of the sequences, none of them empty.
         pooling: "cls" (the first token), "mean" or "max".
-    Returns: (batch, hidden_size), hidden's dtype, as :func:`fastenc.ops.segment_pool` forms it.
-    Raises: ValueError for another name or an empty sequence.
+    Returns: (batch, hidden_size), hidden's dtype.
+    Raises: ValueError for another pooling, and on CPU tensors for an empty sequence.
     """
     if pooling not in MODES:
         raise ValueError(f"pooling must be one of {MODES}, got {pooling!r}")
-    # Values are read only on CPU tensors; on an accelerator that would wait for the device.
-    reads = cu_seqlens.device.type == "cpu" and not torch.compiler.is_compiling()
-    if reads and bool((cu_seqlens.diff() == 0).any()):
+    # Checked on CPU tensors only, because a GPU would have to wait.
+    is_checked = cu_seqlens.device.type == "cpu" and not torch.compiler.is_compiling()
+    if is_checked and bool((cu_seqlens.diff() == 0).any()):
         raise ValueError(
             "an empty sequence has nothing to pool, got one at index "
             f"{int((cu_seqlens.diff() == 0).nonzero()[0])}: leave it out of the batch"
@@ -35,24 +36,25 @@ def pool(hidden: Tensor, cu_seqlens: Tensor, pooling: str) -> Tensor:
 
 
 def pool_layers(states: Sequence[Any], cu_seqlens: Tensor, pooling: str) -> Tensor:
-    """:func:`pool` of the last layer, or with "last-four" the mean over tokens and the last four layers.
+    """:func:`pool` of the last layer's state, or with "last-four" the mean over tokens and the last four layers.
 
     Args:
-        states: (total_tokens, hidden_size) each, the embeddings' output and every layer's, of which only those that are
-            pooled are read; the last layer's alone will do but for "last-four".
+        states: the embeddings' output and the output of every layer, each (total_tokens, hidden_size). "last-four"
+            reads the last four; for other poolings a list of the last state is enough.
+        pooling: "cls", "mean", "max" or "last-four".
     Returns: (batch, hidden_size), the states' dtype.
-    Raises: ValueError for another name, an empty sequence, or "last-four" of fewer layers.
+    Raises: ValueError for another pooling, an empty sequence, or "last-four" with fewer than four layers.
     """
     check_pooling(pooling, len(states) - 1)
     if pooling != "last-four":
         return pool(states[-1], cu_seqlens, pooling)
-    # The mean of the layers' means: each layer is read once, and only vectors of sequences are added.
+    # The mean of the layers' means, so that only one vector per sequence and layer is added.
     means = [pool(state, cu_seqlens, "mean") for state in states[-LAST_LAYERS:]]
     return torch.stack(means).mean(0)
 
 
 def check_pooling(pooling: str, num_layers: int) -> None:
-    """Raises: ValueError for a name that is none, or "last-four" of fewer than four layers."""
+    """Raise ValueError for an unknown pooling, or "last-four" with fewer than four layers."""
     if pooling not in POOLINGS:
         raise ValueError(f"pooling must be one of {POOLINGS}, got {pooling!r}")
     if pooling == "last-four" and num_layers < LAST_LAYERS:

@@ -1,16 +1,19 @@
-"""Learned rows put before every sequence of a packed batch."""
+"""Prepends learned rows to every sequence of a packed batch."""
 
 import torch
 from torch import Tensor
 
 
 def prepend_rows(x: Tensor, cu_seqlens: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The same ``rows`` before each sequence.
+    """Prepend the same ``rows`` to each sequence.
 
     Args:
-        x: (total_tokens, ...); rows: (P, ...), of x's other dimensions.
-    Returns: the longer batch (total_tokens + P * batch, ...), its cu_seqlens, and the indices of x's rows in it.
-    Differentiable: x, rows. Nothing is read back from a device.
+        x: (total_tokens, ...).
+        cu_seqlens: int32 (batch+1,), offsets of the sequences.
+        rows: (P, ...), with x's other dimensions.
+    Returns: the new batch (total_tokens + P * batch, ...), its cu_seqlens, and int64 (total_tokens,), the indices of
+        x's rows in it.
+    Differentiable: x, rows. Nothing is read back from the device.
     """
     tokens, batch, length = x.shape[0], cu_seqlens.shape[0] - 1, rows.shape[0]
     numbers = torch.arange(batch + 1, dtype=cu_seqlens.dtype, device=x.device)

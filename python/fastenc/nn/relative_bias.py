@@ -1,4 +1,4 @@
-"""Learned biases of attention scores by the distance of key and query, in buckets."""
+"""Learned biases of attention scores that depend on the distance between key and query, grouped in buckets."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -11,10 +11,11 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class RelativeBiasSpec:
-    """A table of (num_buckets, num_heads): half of the buckets for keys at or before the query, half for those after.
+    """The buckets of a table (num_buckets, num_heads) of biases.
 
-    Of each half, the first half of the buckets stand for one distance each, the others for ranges that grow
-    logarithmically up to ``max_distance``, beyond which all distances share the last.
+    One half of the buckets is for keys at or before the query, the other half for keys after it. In each half, the
+    first half of the buckets have one distance each. The others have ranges that grow logarithmically up to
+    ``max_distance``. All larger distances share the last bucket.
     Source: Raffel et al. 2020, arXiv:1910.10683.
     """
 
@@ -23,12 +24,12 @@ class RelativeBiasSpec:
 
 
 def distance_buckets(spec: RelativeBiasSpec, device: torch.device | str) -> Tensor:
-    """int64 (2 max_distance + 1,): the buckets of distances key - query from -max_distance to max_distance."""
-    form = _form_buckets if torch.compiler.is_compiling() else _buckets
-    return form(spec, torch.device(device))
+    """int64 (2 max_distance + 1,): the buckets of the distances key - query, -max_distance to max_distance."""
+    compute = _compute_buckets if torch.compiler.is_compiling() else _cached_buckets
+    return compute(spec, torch.device(device))
 
 
-def _form_buckets(spec: RelativeBiasSpec, device: torch.device) -> Tensor:
+def _compute_buckets(spec: RelativeBiasSpec, device: torch.device) -> Tensor:
     half = spec.num_buckets // 2
     exact = half // 2
     with torch.inference_mode(False):
@@ -40,14 +41,17 @@ def _form_buckets(spec: RelativeBiasSpec, device: torch.device) -> Tensor:
         return (bucket + (distance > 0) * half).to(device)
 
 
-# Copied to a device once, and never dropped: a CUDA graph may go on reading it.
-_buckets = cache(_form_buckets)
+# Never dropped, because a CUDA graph may read the tensor again.
+_cached_buckets = cache(_compute_buckets)
 
 
 def layer_biases(
     tables: Sequence[Tensor], spec: RelativeBiasSpec | None
 ) -> Callable[[int], Tensor | None]:
-    """Number of a layer → its bias: from the shared table or the layer's, or None without tables."""
+    """A function from a layer's number to its bias (:func:`relative_bias`), or to None if ``spec`` is None.
+
+    Args: tables: one table for all layers, or one for each layer.
+    """
     if spec is None:
         return lambda number: None
     biases = [relative_bias(table, spec) for table in tables]

@@ -1,4 +1,4 @@
-"""Rotary positions: the table of angles that :func:`fastenc.ops.rotary` and attention take."""
+"""The table of rotary angles that :func:`fastenc.ops.rotary` and :func:`fastenc.ops.attention` take."""
 
 import math
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class LinearScaling:
-    """f_i = theta^(-2i/dim) / factor. Source: Chen et al. 2023, arXiv:2306.15595."""
+    """Frequencies f_i = theta^(-2i/dim) / factor. Source: Chen et al. 2023, arXiv:2306.15595."""
 
     factor: float
 
@@ -24,13 +24,15 @@ class LinearScaling:
 
 @dataclass(frozen=True)
 class YarnScaling:
-    """f_i = theta^(-2i/dim) ((1 - r_i) + r_i / factor): frequencies with many periods in a text of pretraining stay.
+    """Frequencies f_i = theta^(-2i/dim) ((1 - r_i) + r_i / factor), where r_i is a ramp from 0 to 1.
+
+    Frequencies with many periods in the pretraining length are kept (r = 0), those with few are divided by ``factor``
+    (r = 1).
 
     Fields:
-        factor: by which frequencies with few periods are divided.
-        positions: the length of a text of pretraining.
-        fast, slow: periods in that length at which the ramp r begins (r = 0) and ends (r = 1).
-        truncate: begin and end the ramp at whole pairs of columns.
+        positions: the pretraining length in tokens.
+        fast, slow: numbers of periods in that length at which the ramp begins (r = 0) and ends (r = 1).
+        truncate: round the begin and the end of the ramp to whole indices i.
         amplitude: factor of the cosines and sines.
     Source: Peng et al. 2023, arXiv:2309.00071.
     """
@@ -43,32 +45,33 @@ class YarnScaling:
     amplitude: float = 1.0
 
     def frequencies(self, dim: int, theta: float) -> Tensor:
-        begin, end = (self._pair(periods, dim, theta) for periods in (self.fast, self.slow))
+        begin, end = (self._index(periods, dim, theta) for periods in (self.fast, self.slow))
         if self.truncate:
             begin, end = math.floor(begin), math.ceil(end)
         begin, end = max(begin, 0), min(end, dim - 1)
         if begin == end:
-            end += 0.001  # so that the ramp has a width
+            end += 0.001  # avoids a division by 0
         ramp = ((torch.arange(dim // 2, dtype=torch.float32) - begin) / (end - begin)).clamp(0, 1)
-        stays = 1 - ramp
+        kept = 1 - ramp
         powers = _powers(dim, theta)
-        return 1.0 / (self.factor * powers) * (1 - stays) + 1.0 / powers * stays
+        return 1.0 / (self.factor * powers) * (1 - kept) + 1.0 / powers * kept
 
-    def _pair(self, periods: float, dim: int, theta: float) -> float:
-        """The (fractional) pair of columns whose angle has this number of periods in a text of pretraining length."""
+    def _index(self, periods: float, dim: int, theta: float) -> float:
+        """The (fractional) index i of the frequency with this number of periods in the pretraining length."""
         ratio = self.positions / (periods * 2 * math.pi)
         return dim * math.log(ratio) / (2 * math.log(theta))
 
 
 @dataclass(frozen=True)
 class RotarySpec:
-    """Angle i of position p is p f_i, f_i = theta^(-2i/dim) where nothing scales it, for i < dim/2.
+    """Rotary angles: angle i of position p is p f_i, for i < dim/2. Without scaling f_i = theta^(-2i/dim).
 
     Fields:
-        dim: columns of a head that are rotated.
+        dim: number of columns of a head that are rotated.
         theta: base of the frequencies.
-        scaling: of the frequencies, for longer texts than those of pretraining.
-        bounded: whether texts longer than the model's positions have other angles, which depend on the batch.
+        scaling: how the frequencies are scaled for texts longer than the pretraining length, or None.
+        bounded: whether these angles are valid up to the model's max_positions only (longer texts would have angles
+            that depend on the longest text of a batch).
     Source: Su et al. 2021, arXiv:2104.09864.
     """
 
@@ -81,12 +84,12 @@ class RotarySpec:
 def rotary_table(spec: RotarySpec, positions: int, device: torch.device | str) -> Tensor:
     """float32 (positions, dim): the cosines of the dim / 2 angles of each position, then their sines.
 
-    The angles are formed as transformers forms them: float32 frequencies times float32 positions.
+    The angles are computed as in transformers: float32 frequencies times float32 positions.
     """
     device = torch.device(device)
-    if torch.compiler.is_compiling():  # whose graphs cannot see into a cache
-        return _form(spec, positions, device)
-    return _kept(spec, 1 << max(0, positions - 1).bit_length(), device)[:positions]
+    if torch.compiler.is_compiling():  # which cannot trace a cached function
+        return _compute_table(spec, positions, device)
+    return _cached_table(spec, 1 << max(0, positions - 1).bit_length(), device)[:positions]
 
 
 def plain_frequencies(dim: int, theta: float) -> Tensor:
@@ -98,13 +101,13 @@ def _powers(dim: int, theta: float) -> Tensor:
     return theta ** (torch.arange(0, dim, 2, dtype=torch.int64).to(torch.float32) / dim)
 
 
-@cache  # Never dropped: a CUDA graph may go on reading a table. Powers of two keep them few.
-def _kept(spec: RotarySpec, positions: int, device: torch.device) -> Tensor:
+@cache  # Never dropped, because a CUDA graph may read a table again. Rounding up to powers of two keeps them few.
+def _cached_table(spec: RotarySpec, positions: int, device: torch.device) -> Tensor:
     with torch.inference_mode(False):
-        return _form(spec, positions, device)
+        return _compute_table(spec, positions, device)
 
 
-def _form(spec: RotarySpec, positions: int, device: torch.device) -> Tensor:
+def _compute_table(spec: RotarySpec, positions: int, device: torch.device) -> Tensor:
     scaling = spec.scaling
     frequencies = (
         plain_frequencies(spec.dim, spec.theta)

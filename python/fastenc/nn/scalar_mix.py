@@ -7,15 +7,15 @@ from torch import Tensor, nn
 
 
 class ScalarMix(nn.Module):
-    """One state from several, by learned weights that sum to 1 and a learned factor.
+    """The weighted sum of several states, with learned weights that sum to 1 and a learned factor.
 
         y = γ Σ_j softmax(s)_j h_j,   j = 0 (the embeddings' output) … num_states - 1
 
-    It begins as the mean: s = 0, γ = 1.
+    It is initialised as the mean: s = 0, γ = 1.
 
     Args:
-        num_states: number of states, of a whole encoder its layers + 1.
-    Raises: ValueError for fewer than one state, and in forward for another number of them.
+        num_states: number of states; for all states of an encoder the number of layers + 1.
+    Raises: ValueError for fewer than one state, and in forward for another number of states.
     Source: Peters et al. 2018, arXiv:1802.05365; Tenney et al. 2019, arXiv:1905.06316.
     """
 
@@ -33,12 +33,12 @@ class ScalarMix(nn.Module):
 
     @property
     def weights(self) -> Tensor:
-        """(num_states,), γ softmax(s): what each state is multiplied by."""
+        """(num_states,), γ softmax(s): the factor of each state."""
         return self.gamma * self.shares
 
     @property
     def shares(self) -> Tensor:
-        """(num_states,), softmax(s): what each state makes of the mix."""
+        """(num_states,), softmax(s): the factor of each state without γ."""
         return self.scalars.softmax(0)
 
     def forward(self, states: Sequence[Tensor]) -> Tensor:
@@ -68,6 +68,6 @@ class ScalarMix(nn.Module):
 
 
 def add_weighted(total: Tensor | None, weight: Tensor, state: Tensor) -> Tensor:
-    """total + weight * state, for states that come one after another; None: 0."""
+    """total + weight * state; total None counts as 0."""
     weight = weight.to(state.dtype)
     return weight * state if total is None else torch.addcmul(total, weight, state)

@@ -1,4 +1,4 @@
-"""Argument checks that the ops share; each raises ValueError with rule, received value and remedy."""
+"""Argument checks that the ops share. Each raises ValueError with the rule, the received value and the remedy."""
 
 import math
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def check_vector(op: str, name: str, value: Tensor | None, x: Tensor) -> None:
-    """A weight or bias: one element for each of x's last dimension, on x's device."""
+    """A weight or bias: floating point (size of x's last dimension,), on x's device; None passes."""
     if value is None:
         return
     if value.shape != x.shape[-1:]:
@@ -19,14 +19,14 @@ def check_vector(op: str, name: str, value: Tensor | None, x: Tensor) -> None:
 
 
 def check_parameter(op: str, name: str, value: Tensor, x: Tensor) -> None:
-    """Floating point, on x's device."""
+    """A floating-point tensor of any shape on x's device."""
     check_device(op, name, value, x)
     if not value.is_floating_point():
         raise ValueError(f"{op}: {name} must be floating point, got {value.dtype}")
 
 
 def check_like(op: str, name: str, value: Tensor | None, x: Tensor) -> None:
-    """A second input: x's shape, dtype and device."""
+    """A second input with x's shape, dtype and device; None passes."""
     if value is None:
         return
     if value.shape != x.shape:
@@ -69,7 +69,7 @@ def check_window(op: str, window_size: tuple[int, int]) -> None:
 
 
 def check_relative_bias(op: str, value: Tensor | None, q: Tensor) -> None:
-    """A table of biases by distance for q (tokens, heads, head_dim)."""
+    """A table of biases by distance, (heads, 2 R + 1), for q (tokens, heads, head_dim); None passes."""
     if value is None:
         return
     heads = q.shape[1]
@@ -88,15 +88,15 @@ def check_eps(op: str, eps: float) -> None:
 
 
 def draw_rng_states(device: torch.device, masks: int) -> tuple[Tensor, ...]:
-    """Philox seeds and offsets of dropout masks, in one draw from the device's default generator.
+    """Random Philox seeds and offsets for ``masks`` dropout masks, by one call of the device's default generator.
 
-    Returns: for each mask int64 (2,), on that device.
+    Returns: an int64 tensor (2,) for each mask, on that device.
     """
     return torch.randint(2**62, (masks, 2), device=device).unbind()
 
 
 def mask_rng_state(op: str, rng_state: Tensor | None, dropout_p: float, x: Tensor) -> Tensor | None:
-    """The state given, or one that is drawn; None without dropout."""
+    """The given state after a check, or a random one if None was given; None if ``dropout_p`` is 0."""
     if dropout_p == 0:
         return None
     if rng_state is None:

@@ -1,4 +1,4 @@
-"""Sums of a matrix's columns in float32: the gradient of a bias that no other pass of the backward forms."""
+"""Sums of a matrix's columns in float32: the gradient of a bias, where no other kernel computes it along the way."""
 
 import torch
 from torch import Tensor
@@ -7,12 +7,12 @@ from fastenc.ops._library import define
 
 
 def column_sum(x: Tensor) -> Tensor:
-    """sum_r x[r, c], without a gradient, on a device and in a dtype that the kernels take.
+    """sum_r x[r, c]; not differentiable.
 
     Args:
-        x: (rows, width).
+        x: (rows, width), on a device and in a dtype that the kernels take.
     Returns: (width,), float32.
-    Numerics: float32 sums whatever x's dtype; their order depends on the shape and the kind of device alone.
+    Numerics: float32 sums for every dtype of x. Their order depends on the shape and the kind of device alone.
     """
     return torch.ops.fastenc.column_sum(x)
 

@@ -1,16 +1,16 @@
-"""Attention by cuDNN over packed sequences, through PyTorch: taken by name alone, as a yardstick and a fallback."""
+"""Attention by cuDNN over packed sequences, through PyTorch. Only impl="cudnn" takes it: a peer and a fallback."""
 
 from typing import Any
 
 import torch
 from torch import Tensor
 
-# PyTorch's ops. torch.nn.attention.varlen calls them too, but this backend is switched off there.
+# PyTorch's ops. torch.nn.attention.varlen has them as a backend that is switched off.
 FORWARD = torch.ops.aten._cudnn_attention_forward.default
 BACKWARD = torch.ops.aten._cudnn_attention_backward.default
-# The last version whose backward may take head_dim for the longest sequence, and then writes past a buffer
-# (https://github.com/pytorch/pytorch/pull/186142).
-SHORT_GRADIENTS = (2, 13)
+# The last version of PyTorch whose backward can mistake head_dim for max_seqlen. It then writes past a buffer if
+# max_seqlen is larger (https://github.com/pytorch/pytorch/pull/186142).
+LAST_WITH_SHORT_GRADIENTS = (2, 13)
 
 
 def cudnn_attention(
@@ -23,9 +23,10 @@ def cudnn_attention(
     scale: float,
     others: dict[str, Any],
 ) -> Tensor:
-    """(total_tokens, num_heads, head_dim).
+    """Attention of q, k and v (total_tokens, num_heads, head_dim), in float16 or bfloat16; differentiable.
 
-    Args: others: by their names, arguments of attention that cuDNN does not take; None or False where not given.
+    Args: others: name → value of the arguments that cuDNN does not take; None or False if they were not given.
+    Returns: (total_tokens, num_heads, head_dim), dtype of q.
     Raises: ValueError saying why cuDNN cannot take the call.
     """
     wants_grad = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
@@ -49,7 +50,7 @@ def _unsupported_reason(
     if not torch.backends.cudnn.is_available():
         return "this PyTorch has no cuDNN"
     version = tuple(int(part) for part in torch.__version__.split(".")[:2])
-    if wants_grad and max_seqlen > head_dim and version <= SHORT_GRADIENTS:
+    if wants_grad and max_seqlen > head_dim and version <= LAST_WITH_SHORT_GRADIENTS:
         return (
             f"its gradient in PyTorch {torch.__version__} takes sequences of at most head_dim = {head_dim} tokens, got "
             f"max_seqlen = {max_seqlen}"
@@ -58,7 +59,7 @@ def _unsupported_reason(
 
 
 class _CudnnAttention(torch.autograd.Function):
-    """The kernels count on q, k, v and the gradient lying token by token without gaps."""
+    """The kernels need contiguous q, k, v and output gradient."""
 
     @staticmethod
     def forward(ctx, q, k, v, cu_seqlens, max_seqlen, dropout_p, scale, wants_grad):

@@ -1,4 +1,4 @@
-"""Which implementation an op takes (docs/design/0003-dispatch.md). Each op's file declares its kernels here."""
+"""The choice of an op's implementation (docs/design/0003-dispatch.md). Each op's file declares its kernels here."""
 
 import warnings
 from functools import cache
@@ -13,7 +13,7 @@ IMPLEMENTATIONS = ("auto", "cpp", "cuda", "triton", "reference", "cudnn")
 
 
 class Kernels(NamedTuple):
-    """The implementations of an op beside its reference; ``dtypes`` if they take others than most kernels."""
+    """The implementations of an op beside its reference. ``dtypes``: those they take, if not those of most kernels."""
 
     implementations: tuple[str, ...]
     dtypes: tuple[torch.dtype, ...] | None = None
@@ -23,7 +23,7 @@ DECLARED: dict[str, Kernels] = {}
 
 
 def declare(op: str, *implementations: str, dtypes: tuple[torch.dtype, ...] | None = None) -> None:
-    """Say which kernels ("cpp", "triton", "cuda", "cudnn") an op has. Without this an op cannot choose."""
+    """Declare which kernels ("cpp", "triton", "cuda", "cudnn") an op has; :func:`choose` needs the declaration."""
     DECLARED[op] = Kernels(implementations, dtypes)
 
 
@@ -39,9 +39,9 @@ def choose(
     """Resolve ``impl`` for input ``x`` to "cpp", "cuda", "triton", "reference" or, asked for by name, "cudnn".
 
     Args:
-        cpp_limit, triton_limit: why this call's arguments are beyond that kernel, or None.
-        reference_cost: what "auto" warns of, once for each reason, where it has to take the reference.
-    Raises: ValueError when an implementation asked for by name cannot take the call.
+        cpp_limit, triton_limit: why that kernel cannot take the arguments of this call, or None.
+        reference_cost: if given, "auto" warns of it when it has to take the reference, once for each reason.
+    Raises: ValueError if an implementation that was asked for by name cannot take the call.
     """
     if impl not in IMPLEMENTATIONS:
         raise ValueError(f"{op}: impl must be one of {IMPLEMENTATIONS}, got {impl!r}")
@@ -66,7 +66,7 @@ def _warn_once(message: str) -> None:
 
 
 def autocast_dtype(device_type: str) -> torch.dtype | None:
-    """The dtype of matrix products inside autocast, None outside."""
+    """The dtype to which autocast casts the inputs of matrix products, or None outside autocast."""
     if torch.is_autocast_enabled(device_type):
         return torch.get_autocast_dtype(device_type)
     return None

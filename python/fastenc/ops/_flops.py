@@ -1,6 +1,6 @@
 """FLOPs of our ops for ``torch.utils.flop_counter``: those of their matrix products.
 
-Imported only where FLOPs may be counted, because torch's module imports triton, which takes long.
+Imported only where FLOPs may be counted, because torch's module imports triton, which is slow to import.
 """
 
 from collections.abc import Callable
@@ -13,17 +13,18 @@ from torch.utils.flop_counter import register_flop_formula
 import fastenc.ops  # noqa: F401  (defines the ops)
 from fastenc.ops import _encoder_layer, _gemm  # noqa: F401
 
-# Of an op's arguments by their names.
+# {argument's name: value} of a call → FLOPs.
 Formula = Callable[[dict[str, Any]], float]
 
 
 def _pairs(queries: Tensor, keys: Tensor | None, longest: tuple[int, int], window: int) -> float:
-    """Pairs of a query and a key that it sees, in one head.
+    """The number of pairs of a query and a key that it sees, in one head.
 
     Args:
-        queries, keys: offsets of the sequences; keys None: the same.
-        longest: of the queries and of the keys. Of offsets without values (fake tensors) every sequence counts so.
-        window: keys that a query sees at most, 0 without a limit.
+        queries, keys: offsets of the sequences; keys None: the same as queries.
+        longest: max_seqlen of the queries and of the keys. Offsets of fake tensors have no values; then every sequence
+            counts as the longest.
+        window: largest number of keys that a query sees, 0 without a limit.
     """
     if queries.is_meta or type(queries) is not Tensor:
         count = queries.shape[0] - 1
@@ -61,7 +62,7 @@ def _layer_after_attention(a: dict[str, Any]) -> float:
 
 FORMULAS: dict[str, Formula] = {
     "attention_fwd": _attention(2),
-    # The backward forms the scores again.
+    # The backward computes the scores again.
     "attention_bwd": _attention(5),
     "gemm": lambda a: 2 * a["a"].numel() * a["b"].shape[1],
     "gemm_add_": lambda a: 2 * a["a"].numel() * a["b"].shape[1],

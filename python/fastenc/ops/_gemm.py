@@ -1,9 +1,9 @@
-"""Matrix products on a CPU, by our own kernels where they are faster than PyTorch's.
+"""Matrix products on a CPU, by our kernels where they are faster than PyTorch's.
 
-PyTorch hands float32 products to MKL, which has no AVX-512 code for other makers' processors than Intel's: there the
-kernel is about twice as fast. Products of a few rows read a weight once, as it lies, in float32 or bfloat16. On a
-processor without bfloat16 units, products of bfloat16 are computed in float32, where PyTorch's would emulate them.
-Everything else, and every other device, is torch's own.
+PyTorch computes float32 products with MKL, which uses AVX-512 on Intel's processors only; on others our kernel is about
+twice as fast. Products of few rows read each weight once, without packing, in float32 or bfloat16. On a processor
+without bfloat16 units our kernel computes products of bfloat16 in float32, where PyTorch emulates bfloat16. All other
+products, and those on other devices, are PyTorch's.
 """
 
 from collections.abc import Callable
@@ -16,12 +16,15 @@ from torch import Tensor
 from fastenc.ops import _dispatch, _library
 from fastenc.ops._column_sum import column_sum
 
-# Rows up to which a weight is read as it lies; csrc/gemm.cpp has the same number.
+# The largest number of rows for which a weight is read without packing; csrc/gemm.cpp has the same number.
 FEW_ROWS = 128
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """:func:`torch.nn.functional.linear`, differentiable like it."""
+    """:func:`torch.nn.functional.linear` of x (..., in_features), weight (out_features, in_features) and bias.
+
+    Differentiable: all three.
+    """
     if _dispatch.autocast_dtype(x.device.type) or not _is_ours(x, weight.t()):
         return F.linear(x, weight, bias)
     given = (x, weight) if bias is None else (x, weight, bias)
@@ -31,14 +34,15 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def gemm(a: Tensor, b: Tensor, bias: Tensor | None = None, added: Tensor | None = None) -> Tensor:
-    """a b + bias, or a b + added, without a gradient.
+    """a b + bias, or a b + added; not differentiable.
 
     Args:
-        a: (rows, inner); b: (inner, columns), of a's dtype; either may be transposed.
+        a: (rows, inner); b: (inner, columns), dtype of a. Either may be a transposed view.
         bias: (columns,); added: contiguous (rows, columns), which is overwritten with the result.
-    Numerics: float32 sums, whose order does not depend on threads; of more than 128 rows, sums of 128 terms added up
-        in their order. bfloat16 may be multiplied by the processor's instruction for it, which takes numbers below
-        2^-126 for 0.
+    Returns: (rows, columns), dtype of a.
+    Numerics: float32 sums, whose order does not depend on the number of threads. For more than 128 rows, partial sums
+        of 128 terms each are added in order. On processors with an instruction for bfloat16 products, numbers below
+        2^-126 count as 0.
     """
     if added is None:
         if _is_ours(a, b):
@@ -51,25 +55,28 @@ def gemm(a: Tensor, b: Tensor, bias: Tensor | None = None, added: Tensor | None 
 
 
 def pack_weight(*weights: Tensor) -> Tensor:
-    """Layers' weights (out_features, in_features), one above the other, in the order in which our kernels read them.
+    """Weights (out_features, in_features), stacked along the first dimension, in the order in which our kernels read.
 
-    Returns: float32 (groups of columns, in_features, columns of a group), the last group filled up with 0. The size
-    of a group is the instruction set's.
+    Returns: float32 (groups, in_features, group size): a group holds that many output features. The last group is
+        padded with 0. The group size depends on the instruction set.
     """
     return torch.ops.fastenc.pack_weight(list(weights))
 
 
 def gemm_packed(a: Tensor, packed: Tensor, bias: Tensor | None, columns: int) -> Tensor:
-    """a W^T + bias for the weight W (columns, inner) that :func:`pack_weight` has packed; float32."""
+    """a W^T + bias for a (rows, inner) and packed = pack_weight(W), W (columns, inner).
+
+    Returns: float32 (rows, columns).
+    """
     return torch.ops.fastenc.gemm_packed(a, packed, bias, columns)
 
 
 def fastest_product(a: Tensor, b: Tensor) -> Callable[[], Tensor]:
-    """A call of the fastest product a b known here, for a device's ceiling."""
+    """A function that computes a b in the fastest way known here, for measuring a device's peak FLOPs."""
     if _is_ours(a, b) and a.dtype == torch.float32:
         packed = pack_weight(b.t())
         return lambda: gemm_packed(a, packed, None, b.shape[1])
-    # Into the same result each time: on a CPU new pages would cost more than a small product.
+    # The result is overwritten each time: on a CPU, new pages would cost more time than a small product.
     out = torch.zeros(a.shape[0], b.shape[1], dtype=a.dtype, device=a.device)
     return lambda: out.addmm_(a, b)
 
@@ -115,7 +122,7 @@ def _reads_weight_once(a: Tensor, b: Tensor) -> bool:
 
 @cache
 def ours_is_faster() -> bool:
-    """On a processor with AVX-512 that MKL does not use it on; MKL's AVX2 code is as fast as AVX2 can be."""
+    """Whether the processor has AVX-512 and MKL does not use it; MKL's AVX2 code is not slower than ours."""
     return (
         _library.HAS_CPP
         and torch.backends.mkl.is_available()
@@ -126,13 +133,13 @@ def ours_is_faster() -> bool:
 
 @cache
 def has_vectors() -> bool:
-    """On a processor for which the kernels have more than the baseline's instructions."""
+    """Whether the processor has vector instructions (AVX2 or more) for which the kernels were compiled."""
     return _library.HAS_CPP and _library._C.build_info()["instruction_set"] != "baseline"
 
 
 @cache
 def emulates_bfloat16() -> bool:
-    """On a processor that computes bfloat16 products by conversion; ours converts each operand once."""
+    """Whether the processor has no bfloat16 units. PyTorch then emulates them; our kernel converts operands once."""
     return _library.HAS_CPP and not _library._C.build_info()["bfloat16_units"]
 
 

@@ -5,28 +5,34 @@ from torch import Tensor
 
 from fastenc.ops._library import define, library
 
-# Rows of a result: sums by matrix products, as the GPU's are, grow with them, and a sort does not.
-LARGEST = 1024
+# Largest number of rows of a result. The GPU kernel multiplies by a one-hot matrix, whose cost grows with the rows; the
+# cost of sorting (add_sorted) does not.
+MAX_SIZE = 1024
 
 
 def index_sum(rows: Tensor, index: Tensor, size: int, offset: int, padding_idx: int) -> Tensor:
-    """out[r] = sum of rows[i] over index[i] + offset = r, without a gradient; 0 at ``padding_idx``.
+    """out[r] = sum of rows[i] over index[i] + offset = r, and 0 at ``padding_idx``; not differentiable.
 
     Args:
         rows: (count, width), floating point, on a device and in a dtype that the kernels take.
         index: count integers (int64) in any shape; index + offset lies in [0, size).
-        size: rows of the result, at most LARGEST.
+        size: number of rows of the result, at most MAX_SIZE.
         padding_idx: a row that stays 0, or -1.
     Returns: (size, width), dtype of rows.
-    Numerics: float32 sums, in an order that depends on the shapes and, on a CPU, on the indices. On a GPU a row that
-        is not finite makes up to 127 rows of the result next to its own NaN.
+    Numerics: float32 sums, in an order that depends on the shapes and, on a CPU, on the indices. On a GPU, an input row
+        that is not finite also makes up to 127 neighbours of its row in the result NaN.
     """
     return torch.ops.fastenc.index_sum(rows, index, size, offset, padding_idx)
 
 
 def add_sorted(table: Tensor, rows: Tensor, index: Tensor, offset: int, padding_idx: int) -> None:
-    """table[index + offset] += rows, in place; a row of the table sums its tokens in their order."""
-    # A GPU sorts by eight bits at a time: two turns for 16 bits, eight for 64.
+    """table[index + offset] += rows, in place; rows with the same index are added in their order.
+
+    Args:
+        table: contiguous (table rows, width); rows: (count, width); index: count integers (int64) in any shape.
+        padding_idx: a row of the table that is left as it is, or -1.
+    """
+    # A GPU sorts eight bits at a time: two passes for 16 bits, eight for 64.
     narrow = torch.int16 if table.shape[0] <= 2**15 else torch.int32
     sorted_index, order = index.flatten().to(narrow).sort(stable=True)
     torch.ops.fastenc.add_rows_(table, rows, sorted_index.long(), order, offset, padding_idx)

@@ -1,4 +1,4 @@
-"""Rows that carry a label, gathered and put back, without waiting for a GPU."""
+"""Gathers the rows that have a label, and scatters their losses back, without waiting for a GPU."""
 
 import torch
 from torch import Tensor
@@ -7,17 +7,17 @@ from torch import Tensor
 def select_labelled(
     hidden: Tensor, labels: Tensor, *, max_labels: int | None = None, ignore_index: int = -100
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """The labelled rows of ``hidden``, for a head that sees these only; differentiable.
+    """The labelled rows of ``hidden``, for a head that computes these only; differentiable.
 
     Args:
         hidden: (tokens, hidden_size).
         labels: int64 (tokens,).
-        max_labels: the number of rows to return, at least that of the labelled rows. None: exactly the labelled
-            rows on a CPU; all rows on a GPU, which would have to be waited for, and in torch.compile.
-    Returns: (rows, their labels, their indices in ``labels``); the indices are None where all rows are returned. A row
-        too many has the label ``ignore_index`` and the index ``tokens``.
-    Raises: ValueError if ``max_labels`` is negative or, on a CPU, too small. On a GPU, where that is not read back,
-        every row then gets a label outside of any vocabulary, and so a NaN loss.
+        max_labels: the number of rows to return, at least the number of labelled rows. None: on a CPU exactly the
+            labelled rows; on a GPU, where counting them would wait for the device, and in torch.compile all rows.
+    Returns: (rows, their labels, their indices in ``labels``). The indices are None if all rows are returned. Rows
+        beyond the labelled ones have the label ``ignore_index`` and the index ``tokens``.
+    Raises: ValueError if ``max_labels`` is negative or, on a CPU, too small. On a GPU this is not checked: if it is too
+        small, every row gets a label outside of any vocabulary, which gives a NaN loss.
     """
     on_host = labels.device.type == "cpu" and not torch.compiler.is_compiling()
     tokens = labels.shape[0]
@@ -29,9 +29,9 @@ def select_labelled(
         return hidden.index_select(0, indices), labels.index_select(0, indices), indices
     count = labelled.sum()
     if max_labels < 0 or (on_host and int(count) > max_labels):
-        found = f" for {int(count)} of them" if on_host else ""
+        counted = f" for {int(count)} of them" if on_host else ""
         raise ValueError(
-            f"max_labels must be at least the number of labelled rows, got {max_labels}{found}: "
+            f"max_labels must be at least the number of labelled rows, got {max_labels}{counted}: "
             "count them where the labels are made"
         )
     if max_labels >= tokens:
@@ -44,5 +44,5 @@ def select_labelled(
 
 
 def spread(losses: Tensor, indices: Tensor, tokens: int) -> Tensor:
-    """(tokens,): each loss at its index, 0 elsewhere; the index ``tokens`` is dropped."""
+    """(tokens,): each loss at its index, 0 elsewhere. Losses with the index ``tokens`` are dropped."""
     return losses.new_zeros(tokens + 1).index_copy(0, indices, losses)[:tokens]

@@ -36,9 +36,9 @@ def define(schema: str, fake, triton: str | None = None) -> None:
     """Declare an op.
 
     Args:
-        fake: tells torch.compile the output shapes.
-        triton: "module.function" of fastenc.kernels that runs it on CUDA tensors; imported at the first call, because
-            triton takes long to import and is not everywhere.
+        fake: computes shapes and dtypes of the outputs for torch.compile.
+        triton: "module.function" of fastenc.kernels that runs the op on CUDA tensors. It is imported at the first call,
+            because triton is slow to import and not always installed.
     """
     library.define(schema)
     name = schema.split("(", 1)[0]

@@ -1,4 +1,5 @@
-"""The numerics cases that the ops declare: each op at a small shape of real encoders, and the same in plain PyTorch."""
+"""The numerics cases that the ops declare. A case computes an op at a small shape of real encoders, and the same in
+plain PyTorch."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -8,10 +9,13 @@ import torch
 from torch import Tensor
 
 LENGTHS = (5, 64, 33, 128)
-LONG_LENGTHS = (5, 300, 33)  # past the kernel of short sequences
+LONG_LENGTHS = (5, 300, 33)  # too long for the kernels for short sequences
 TOKENS = sum(LENGTHS)
 LONGEST = max(LENGTHS)
-WINDOW, FARTHEST = 64, 32  # tokens to each side; the largest distance with its own bias in a table
+WINDOW, FARTHEST = (
+    64,
+    32,
+)  # tokens on each side; R, the largest distance in a table of relative biases
 
 
 @dataclass(frozen=True)
@@ -60,23 +64,23 @@ def widened(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
-def packed_inputs(draw: torch.Generator) -> dict[str, Any]:
-    return {"x": normal(draw, TOKENS, 384), "cu_seqlens": offsets()}
+def packed_inputs(generator: torch.Generator) -> dict[str, Any]:
+    return {"x": normal(generator, TOKENS, 384), "cu_seqlens": offsets()}
 
 
-def labels(draw: torch.Generator, rows: int, vocabulary: int) -> Tensor:
-    """Class indices of 15 % of the rows; -100, which no loss counts, for the others."""
-    drawn = torch.randint(vocabulary, (rows,), generator=draw)
-    return drawn.where(torch.rand(rows, generator=draw) < 0.15, -100)
+def labels(generator: torch.Generator, rows: int, vocabulary: int) -> Tensor:
+    """int64 (rows,): class indices for 15 % of the rows; -100, which losses ignore, for the others."""
+    drawn = torch.randint(vocabulary, (rows,), generator=generator)
+    return drawn.where(torch.rand(rows, generator=generator) < 0.15, -100)
 
 
-def rotary_inputs(draw: torch.Generator) -> dict[str, Any]:
+def rotary_inputs(generator: torch.Generator) -> dict[str, Any]:
     frequencies = 10000 ** -(torch.arange(32, dtype=torch.float64) / 32)
     angles = torch.arange(LONGEST, dtype=torch.float64)[:, None] * frequencies
     table = torch.cat([angles.cos(), angles.sin()], 1).float()
     # A function, because tensors of floating point are cast to the dtype under test: a table stays in float32.
     return {
-        "qkv": normal(draw, TOKENS, 3, 12, 64),
+        "qkv": normal(generator, TOKENS, 3, 12, 64),
         "cu_seqlens": offsets(),
         "table": lambda like: table.to(like.device),
     }
@@ -99,6 +103,6 @@ def distances(length: int, device: torch.device) -> Tensor:
 
 
 def outside_window(device: torch.device, length: int) -> Tensor:
-    """-inf for keys beyond WINDOW, to be added to the scores."""
+    """(length, length), to be added to the scores: -inf where key and query are more than WINDOW apart, else 0."""
     hidden = distances(length, device).abs() > WINDOW
     return torch.zeros(hidden.shape, device=device).masked_fill(hidden, float("-inf"))

@@ -1,4 +1,4 @@
-"""Attention over packed sequences: of one packed qkv, or of queries and keys apart."""
+"""Attention over packed sequences: self-attention of one packed qkv, and cross-attention of separate q, k and v."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -60,15 +60,14 @@ def attention(
         out[i] = sum_j dropout(softmax_j(s[i, j])) v[j]
         bias[i, j] = relative_bias[j - i] - alibi_slope * |j - i| + key_bias[j]
 
-    A token that sees no key (all of them out of its window or at -inf) gets 0, and a gradient of 0.
+    A token that sees no key (all keys are outside its window or have a bias of -inf) gets 0, and a gradient of 0.
 
     Args:
-        qkv: (total_tokens, 3, num_heads, head_dim), floating point; read in place, whatever its strides, as
-            long as the last one is 1.
+        qkv: (total_tokens, 3, num_heads, head_dim), floating point. It is read in place if its last stride is 1.
         cu_seqlens: int32 (batch+1,), offsets of the sequences from 0 to total_tokens.
-        max_seqlen: host int, at least the longest sequence. Offsets on a GPU are not read back: with a smaller
-            max_seqlen, or offsets that end before the last token, the rows left out are undefined. Under
-            TRITON_DEBUG=1 the kernels assert both.
+        max_seqlen: host int, at least the longest sequence. On a GPU neither max_seqlen nor the offsets are checked,
+            because that would wait for the device. If max_seqlen is too small, or the offsets end before the last
+            token, the remaining rows are undefined. With TRITON_DEBUG=1 the kernels assert both.
         dropout_p: probability of dropping a softmax weight, rounded to a multiple of 2^-16. Applied whenever
             positive: pass 0 in evaluation.
         softmax_scale: head_dim ** -0.5 if None.
@@ -78,28 +77,31 @@ def attention(
             [-R, R]. T5's table is one of buckets: with R its max_distance,
             ``weight[bucket(torch.arange(-R, R + 1))].T`` for ``weight`` (num_buckets, num_heads).
         key_bias: floating point (total_tokens,), added to every score of a key; -inf hides it.
-        rotary: float32 (positions, rotary_dim), the table of :func:`rotary`, by which queries and keys are rotated.
-        bounds: int32 (2, total_tokens), by :func:`sequence_bounds`, for calls over the same sequences; None forms them
-            where a kernel needs them.
-        blocks: of the batch, by :func:`fastenc.ops._attention_blocks.attention_blocks`, for calls over the same
-            sequences, so that on a GPU one long sequence neither starts programs for those that are short nor takes
-            them off their kernel; None does without.
-        rng_state: int64 (2,), seed and offset of dropout's mask, on qkv's device; None draws them from the device's
+        rotary: float32 (positions, rotary_dim), the table of angles that :func:`rotary` takes. Queries and keys are
+            rotated by it.
+        bounds: int32 (2, total_tokens), the result of :func:`sequence_bounds`, which several calls over the same
+            sequences can share. None: computed in the call if a kernel needs it.
+        blocks: the result of :func:`fastenc.ops._attention_blocks.attention_blocks`, which several calls over the same
+            sequences can share. With it, a GPU starts programs only for blocks that exist, and runs short sequences
+            in the kernel for short sequences even if the batch has a long one. None: the grid is sized for the longest
+            sequence.
+        rng_state: int64 (2,), seed and offset of dropout's mask, on qkv's device. None: random, from the device's
             default generator.
-        return_lse: return softmax_lse too, the natural logarithm of sum_j exp(s[i, j]); -inf without a key.
-        impl: "auto", "cpp" (head_dim a multiple of 16 up to 128), "triton" (head_dim up to 128), "reference", or
-            "cudnn", which "auto" never takes: cuDNN's kernels through PyTorch, in half precision, for sequences that
-            are not empty, without window, biases, rotary, rng_state and return_lse. Its dropout mask is not the
-            library's. It copies q, k and v. In PyTorch up to 2.13 its gradient takes sequences of at most head_dim
-            tokens.
+        return_lse: also return softmax_lse, the natural logarithm of sum_j exp(s[i, j]); -inf without a key.
+        impl: "auto", "cpp" (head_dim a multiple of 16 up to 128), "triton" (head_dim up to 128), "reference" or
+            "cudnn". "auto" never takes "cudnn", cuDNN's kernels through PyTorch: float16 or bfloat16, no empty
+            sequences, no window, biases, rotary, rng_state or return_lse; it copies q, k and v, and its dropout mask is
+            not the library's. Up to PyTorch 2.13 its gradient takes sequences of at most head_dim tokens.
     Returns: (total_tokens, num_heads, head_dim), dtype of qkv; with return_lse also softmax_lse
         (num_heads, total_tokens), float32.
     Raises: ValueError stating rule, received value, remedy.
-    Numerics: fp32 arithmetic; products of float32 on a GPU in TF32 where torch.backends.cuda.matmul says so.
-    A NaN or infinity stays in its sequence, save that on a GPU one in the values of a short half-precision sequence
-    reaches its neighbours. Memory: C++ and Triton keep nothing of size length x length. Deterministic: yes; Triton's
-    backward only under torch.use_deterministic_algorithms, for it is slower, or for half-precision sequences of at
-    most 128 tokens with head_dim up to 64, without window, bias and gradient through softmax_lse.
+    Numerics: fp32 arithmetic. On a GPU, products of float32 are in TF32 if torch.backends.cuda.matmul allows it. A NaN
+        or infinity affects its own sequence only, with one exception: on a GPU, one in the values of a short
+        half-precision sequence also reaches the sequences in the same tile.
+    Memory: C++ and Triton keep nothing of size length x length.
+    Deterministic: yes, except Triton's backward. That is deterministic under torch.use_deterministic_algorithms, which
+        makes it slower, and for half-precision sequences of at most 128 tokens with head_dim up to 64, without window,
+        bias and gradient through softmax_lse.
     Differentiable: qkv, relative_bias.
     Source: Vaswani et al. 2017, arXiv:1706.03762; Press et al. 2021, arXiv:2108.12409 (ALiBi); Raffel et al.
     2020, arXiv:1910.10683 (T5).
@@ -144,15 +146,15 @@ def cross_attention(
     return_lse: bool = False,
     impl: str = "auto",
 ) -> Any:
-    """:func:`attention` of the queries of each sequence to keys and values that are tensors of their own.
+    """:func:`attention` with separate queries, keys and values.
 
-    Sequence b of the queries sees sequence b of the keys, of another length perhaps: encoder states, or a learnt
-    prefix before the sequence's own keys. Distances (window, ALiBi, relative bias) are counted from where both end:
-    query i stands at key i + length_k - length_q, so that a prefix moves nothing. No table of angles is taken, because
-    positions of such keys are the caller's to know: rotate with :func:`rotary` before.
+    Sequence b of the queries sees sequence b of the keys, whose length may differ: encoder states, or a learned prefix
+    followed by the sequence's keys. For distances (window, ALiBi, relative bias) the ends of both are aligned: query i
+    has the position of key i + length_k - length_q. So a prefix changes no distance. There is no argument for rotary
+    angles, because only the caller knows the positions of such keys: rotate them before with :func:`rotary`.
 
     Args:
-        q: (total_q, num_heads, head_dim), floating point, read in place as :func:`attention` reads qkv.
+        q: (total_q, num_heads, head_dim), floating point; read in place if its last stride is 1, as k and v are.
         k, v: (total_k, num_heads, head_dim), dtype of q.
         cu_seqlens_q, cu_seqlens_k: int32 (batch+1,), offsets from 0 to total_q and total_k.
         max_seqlen_q, max_seqlen_k: host ints, at least the longest sequence of each.
@@ -287,10 +289,10 @@ def _attend(
 
 
 def sequence_bounds(x: Tensor, cu_seqlens: Tensor, max_seqlen: int) -> Tensor | None:
-    """Where the sequence of each token begins and ends, for all calls of :func:`attention` over one batch.
+    """The begin and the end of each token's sequence, for all calls of :func:`attention` over one batch.
 
     Args: x: (total_tokens, ...), whose device and dtype say which kernel takes the calls.
-    Returns: int32 (2, total_tokens), or None where that kernel needs none.
+    Returns: int32 (2, total_tokens), or None if that kernel does not need it.
     """
     if choose("attention", "auto", x) != "triton":
         return None
@@ -323,7 +325,9 @@ def _check_biases(
             )
         _checks.check_device(op, name, value, k)
         if value.requires_grad:
-            raise ValueError(f"{op}: {name} has no gradient, got one that requires it: detach it")
+            raise ValueError(
+                f"{op}: {name} is not differentiable, got a tensor that requires a gradient: detach it"
+            )
 
     check(
         "alibi_slopes",
@@ -344,13 +348,13 @@ def _split(qkv: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
 
 
 class _Attention(torch.autograd.Function):
-    """Arguments: ten tensors, six numbers (the schema's, in its order), then qkv or q, k, v."""
+    """Arguments: the schema's ten tensors and six numbers in its order, then one qkv or q, k and v."""
 
     @staticmethod
     def forward(ctx, *arguments):
         tensors, numbers, qkv = arguments[:10], arguments[10:16], arguments[16:]
         out, lse = torch.ops.fastenc.attention_fwd(*_split(qkv), *tensors, *numbers)
-        # The backward forms the probabilities again.
+        # The backward computes the probabilities again.
         ctx.save_for_backward(out, lse, *tensors, *qkv)
         ctx.numbers = numbers
         ctx.set_materialize_grads(False)
@@ -387,7 +391,7 @@ define(
 )
 _CALL = (
     "Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? rng_state, Tensor? alibi_slopes, "
-    "Tensor? relative_bias, Tensor? key_bias, Tensor? rotary, Tensor? bounds, Tensor? every_block, "
+    "Tensor? relative_bias, Tensor? key_bias, Tensor? rotary, Tensor? bounds, Tensor? all_blocks, "
     "Tensor? long_blocks, SymInt max_seqlen_q, SymInt max_seqlen_k, float dropout_p, float scale, "
     "SymInt window_left, SymInt window_right"
 )
@@ -417,8 +421,9 @@ define(
     _fake_forward,
     triton="attention.attention_forward",
 )
-# packed: q, k and v are thirds of one tensor, and so is their gradient, the first result; the next two are empty.
-# wants_bias: also the gradient's sum over the tokens, (3 * H * D,) float32, that of the projection's bias; only packed.
+# packed: q, k and v are views of one qkv. Then the first result is the gradient of qkv, and the next two are empty.
+# wants_bias, only with packed: return the gradient of the projection's bias too, the sum of dqkv over the tokens,
+# float32 (3 * num_heads * head_dim,).
 define(
     f"attention_bwd(Tensor dout, Tensor? dlse, Tensor out, Tensor lse, {_CALL}, bool packed, "
     "bool wants_relative_bias, bool wants_bias) -> (Tensor dq, Tensor dk, Tensor dv, Tensor drelative_bias, "
@@ -440,10 +445,10 @@ def _plain_attention(qkv: Sequence[Tensor], lengths, key_lengths, mask=None) -> 
     return torch.cat(outputs)
 
 
-def _relative_inputs(draw: torch.Generator) -> dict[str, Tensor]:
+def _relative_inputs(generator: torch.Generator) -> dict[str, Tensor]:
     return {
-        "qkv": normal(draw, sum(LONG_LENGTHS), 3, 12, 64),
-        "relative_bias": normal(draw, 12, 2 * FARTHEST + 1),
+        "qkv": normal(generator, sum(LONG_LENGTHS), 3, 12, 64),
+        "relative_bias": normal(generator, 12, 2 * FARTHEST + 1),
         "cu_seqlens": offsets(LONG_LENGTHS),
     }
 
@@ -462,10 +467,13 @@ def _plain_rotary(qkv: Tensor, cu_seqlens: Tensor, table) -> Tensor:
 
 
 def _packed_case(detail: str, lengths: Sequence[int], mask=None, **options: Any) -> None:
-    """Attention over packed qkv. ``mask``: the options as a mask for a sequence of the given length."""
+    """A case of attention over packed qkv. ``mask(device, length)``: what ``options`` add to a sequence's scores."""
     numerics_case(
         "attention",
-        lambda draw: {"qkv": normal(draw, sum(lengths), 3, 12, 64), "cu_seqlens": offsets(lengths)},
+        lambda generator: {
+            "qkv": normal(generator, sum(lengths), 3, 12, 64),
+            "cu_seqlens": offsets(lengths),
+        },
         lambda qkv, cu_seqlens: attention(qkv, cu_seqlens, max(lengths), **options),
         lambda qkv, cu_seqlens: _plain_attention(
             qkv.unbind(1), lengths, lengths, mask and partial(mask, qkv.device)
@@ -495,10 +503,10 @@ numerics_case(
 )
 numerics_case(
     "cross_attention",
-    lambda draw: {
-        "q": normal(draw, sum(LENGTHS[1:]), 12, 64),
-        "k": normal(draw, sum(LONG_LENGTHS), 12, 64),
-        "v": normal(draw, sum(LONG_LENGTHS), 12, 64),
+    lambda generator: {
+        "q": normal(generator, sum(LENGTHS[1:]), 12, 64),
+        "k": normal(generator, sum(LONG_LENGTHS), 12, 64),
+        "v": normal(generator, sum(LONG_LENGTHS), 12, 64),
         "cu_q": offsets(LENGTHS[1:]),
         "cu_k": offsets(LONG_LENGTHS),
     },

@@ -21,20 +21,21 @@ def bias_gelu(
     inplace: bool = False,
     impl: str = "auto",
 ) -> Tensor:
-    """gelu(x + bias), and the bias gradient in the same pass of the backward.
+    """gelu(x + bias) in one pass; the backward computes the gradients of x and bias in one pass too.
 
-        approximate="none":  gelu(u) = u * P(u), P the normal distribution (BERT's form)
+        approximate="none":  gelu(u) = u * P(u), P the CDF of the standard normal distribution (BERT's form)
         approximate="tanh":  gelu(u) = u/2 * (1 + tanh(sqrt(2/pi) * (u + 0.044715 u^3)))
 
     Args:
         x: (..., intermediate_size), floating point.
         bias: (intermediate_size,) or None; any floating dtype.
-        inplace: write the result into x, which spares a large buffer's page faults; without gradients only.
+        inplace: write the result into x, which avoids the page faults of a new large buffer; without gradients only.
         impl: "auto", "cpp", "triton" or "reference".
     Returns: shape and dtype of x.
     Raises: ValueError stating rule, received value, remedy.
-    Numerics: fp32 arithmetic. On a GPU, for 2-byte types, P is a sigmoid of a polynomial: within 4e-6 of the erf form,
-        its slope within 1.7e-5 (absolute). Deterministic: yes. Differentiable: x, bias.
+    Numerics: fp32 arithmetic. On a GPU, for 2-byte types, P is the sigmoid of a polynomial. Its absolute error against
+        the erf form is at most 4e-6, and that of the slope at most 1.7e-5.
+    Deterministic: yes. Differentiable: x, bias.
     Source: Hendrycks and Gimpel 2016, arXiv:1606.08415.
     """
     _checks.check_floating("bias_gelu", x)
@@ -104,7 +105,7 @@ define(
 
 numerics_case(
     "bias_gelu",
-    lambda draw: {"x": normal(draw, TOKENS, 3072), "bias": normal(draw, 3072)},
+    lambda generator: {"x": normal(generator, TOKENS, 3072), "bias": normal(generator, 3072)},
     bias_gelu,
     lambda x, bias: F.gelu(x + bias),
 )

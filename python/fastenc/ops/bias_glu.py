@@ -19,13 +19,14 @@ ACTIVATIONS = ("gelu", "gelu_tanh", "silu")
 def bias_glu(
     x: Tensor, bias: Tensor | None = None, *, activation: str = "gelu", impl: str = "auto"
 ) -> Tensor:
-    """act(x_a + b_a) * (x_b + b_b), and the bias gradient in the same pass of the backward.
+    """act(x_a + b_a) * (x_b + b_b) in one pass; the backward computes the gradients of x and bias in one pass too.
 
-        x = (x_a, x_b) and bias = (b_a, b_b) are halves of the last dimension
-        "gelu": act(u) = u * P(u), P the normal distribution;  "gelu_tanh": its tanh form;  "silu": u / (1 + e^-u)
+        x = (x_a, x_b), bias = (b_a, b_b): first and second half of the last dimension
+        "gelu": act(u) = u * P(u), P the CDF of the standard normal distribution;  "gelu_tanh": its tanh form
+        "silu": act(u) = u / (1 + e^-u)
 
-    The first half is the one that the activation takes, as in ModernBERT's ``Wi``, in T5 v1.1's (wi_0, wi_1) and in
-    LLaMA's (gate_proj, up_proj) stacked; ``torch.nn.functional.glu`` gates with the second half.
+    The activation is applied to the first half, as in ModernBERT's ``Wi``, in T5 v1.1's stacked (wi_0, wi_1) and in
+    LLaMA's stacked (gate_proj, up_proj). ``torch.nn.functional.glu`` applies it to the second half.
 
     Args:
         x: (..., 2 * intermediate_size), floating point.
@@ -34,14 +35,14 @@ def bias_glu(
         impl: "auto", "cpp", "triton" or "reference".
     Returns: (..., intermediate_size), dtype of x.
     Raises: ValueError stating rule, received value, remedy.
-    Numerics: fp32 arithmetic; "gelu" of 2-byte types on a GPU is within 4e-6 of the erf form, see
-        :func:`fastenc.ops.bias_gelu`. Deterministic: yes. Differentiable: x, bias.
+    Numerics: fp32 arithmetic. "gelu" of 2-byte types on a GPU has the error that :func:`fastenc.ops.bias_gelu` states.
+    Deterministic: yes. Differentiable: x, bias.
     Source: Shazeer 2020, arXiv:2002.05202.
     """
     _checks.check_floating("bias_glu", x)
     if x.shape[-1] % 2:
         raise ValueError(
-            f"bias_glu: the last dimension of x must be even, two halves, got {x.shape[-1]}: "
+            f"bias_glu: the last dimension of x must be even, because it has two halves, got {x.shape[-1]}: "
             "stack the weights of gate and value into one"
         )
     _checks.check_vector("bias_glu", "bias", bias, x)
@@ -99,7 +100,7 @@ def _plain(x: Tensor, bias: Tensor) -> Tensor:
 
 numerics_case(
     "bias_glu",
-    lambda draw: {"x": normal(draw, TOKENS, 2304), "bias": normal(draw, 2304)},
+    lambda generator: {"x": normal(generator, TOKENS, 2304), "bias": normal(generator, 2304)},
     bias_glu,
     _plain,
 )

@@ -19,7 +19,7 @@ declare("crf_marginals", "cpp", "triton")
 declare("crf_decode", "cpp", "triton")
 declare("crf_decode_nbest", "cpp")
 
-TRITON_MOST_TAGS = 64  # transitions and their gradient stay in registers
+TRITON_MAX_TAGS = 64  # so that transitions and their gradient fit in registers
 
 
 def crf_log_likelihood(
@@ -33,7 +33,7 @@ def crf_log_likelihood(
     seqused: Tensor | None = None,
     impl: str = "auto",
 ) -> Tensor:
-    """Log-probability of the given tags, a sequence at a time.
+    """Log-probability of each sequence's tags.
 
         log P(y) = score(y) - log sum_y' exp(score(y'))
         score(y) = start[y_0] + sum_t emissions[t, y_t] + sum_t transitions[y_{t-1}, y_t] + end[y_last]
@@ -42,15 +42,17 @@ def crf_log_likelihood(
         emissions: (total_tokens, num_tags), floating point.
         tags: int64 (total_tokens,), in [0, num_tags).
         cu_seqlens: int32 (batch+1,), offsets of the sequences from 0 to total_tokens.
-        start, end: (num_tags,); transitions: (num_tags, num_tags), from row to column. -infinity or a large negative
-            number forbids.
-        seqused: int32 (batch,), how many tokens of each sequence count, from its first on; the others are not read,
-            and their gradient is 0. None: all. With it, rows of a padded batch are used where they lie.
+        start, end: floating point (num_tags,), scores of the first and the last tag.
+        transitions: floating point (num_tags, num_tags), score of row's tag followed by column's tag. -infinity or a
+            large negative number in these three forbids the tag or transition.
+        seqused: int32 (batch,), the number of tokens of each sequence that are used, counted from its first. The other
+            tokens are not read, and their gradient is 0. None: all. So a right-padded batch needs no packing: pass its
+            rows as sequences and their lengths as seqused.
         impl: "auto", "cpp", "triton" (at most 64 tags) or "reference".
     Returns: float32 (batch,); 0 for an empty sequence.
     Raises: ValueError stating rule, received value, remedy.
-    Numerics: fp32. C++: rescaled probabilities where no transition is more than 60 below another, logarithms
-    otherwise. Triton: rescaled logarithms.
+    Numerics: fp32. C++ computes with normalised probabilities if no two transition scores differ by more than 60, else
+        with logarithms. Triton computes with normalised logarithms.
     Deterministic: yes. Differentiable, once: emissions, start, end, transitions.
     Source: Lafferty et al. 2001, "Conditional random fields"; Rabiner 1989 for the rescaling.
     """
@@ -80,17 +82,18 @@ def crf_marginals(
     *,
     impl: str = "auto",
 ) -> Tensor:
-    """P(y_t = k) for every token and tag: float32 (total_tokens, num_tags), without gradients.
+    """P(y_t = k) for every token t and tag k, not differentiable.
 
-    Arguments, errors and numerics as :func:`crf_log_likelihood`, for whole sequences.
+    Arguments, errors and numerics as :func:`crf_log_likelihood`, without seqused.
+    Returns: float32 (total_tokens, num_tags).
     """
-    # The gradient of any path's log-likelihood with respect to the emissions is (is it the tag?) - P(y_t = k).
+    # The gradient of a path's log-likelihood by the emissions is onehot(y_t)[k] - P(y_t = k), for any path.
     with torch.enable_grad():
         leaf = emissions.detach().float().requires_grad_()
         tags = torch.zeros(emissions.shape[:1], dtype=torch.int64, device=emissions.device)
         parameters = (start.detach(), end.detach(), transitions.detach())
         likelihood = crf_log_likelihood(leaf, tags, cu_seqlens, *parameters, impl=impl)
-        if not leaf.numel():  # no token, no gradient
+        if not leaf.numel():  # autograd has no gradient to return
             return leaf.detach()
         (gradient,) = torch.autograd.grad(likelihood.sum(), leaf)
     marginals = -gradient
@@ -108,10 +111,10 @@ def crf_decode(
     seqused: Tensor | None = None,
     impl: str = "auto",
 ) -> tuple[Tensor, Tensor]:
-    """The path of highest score, by Viterbi's recursion; of equal ones the lowest tag wins at each step.
+    """Each sequence's path of highest score, by the Viterbi algorithm. Ties go to the lowest tag at each step.
 
     Arguments and errors as :func:`crf_log_likelihood`.
-    Returns: (tags int64 (total_tokens,), 0 where unused; their score float32 (batch,)).
+    Returns: (tags int64 (total_tokens,), 0 where unused; scores of the paths float32 (batch,)).
     Source: Viterbi 1967.
     """
     _check(emissions, cu_seqlens, start, end, transitions, seqused)
@@ -132,12 +135,12 @@ def crf_decode_nbest(
     *,
     impl: str = "auto",
 ) -> tuple[Tensor, Tensor]:
-    """The n paths of highest score, best first, by Viterbi's recursion with the n best ways to every tag.
+    """Each sequence's n paths of highest score, best first: Viterbi's algorithm with n partial paths for every tag.
 
-    Arguments and errors as :func:`crf_log_likelihood`, for whole sequences; n: at least 1, n * num_tags at most 2^24.
-    Time and memory grow with n^2 and n.
-    Returns: (tags int64 (n, total_tokens), their scores float32 (n, batch)); -1 and -infinity where a sequence has
-        fewer paths that nothing forbids with -infinity.
+    Arguments and errors as :func:`crf_log_likelihood`, without seqused; n: at least 1, n * num_tags at most 2^24.
+    Time grows with n^2 and memory with n.
+    Returns: (tags int64 (n, total_tokens), scores of the paths float32 (n, batch)). A sequence with fewer than n
+        allowed paths has tag -1 and score -infinity in the remaining ones.
     Source: Forney 1973, "The Viterbi algorithm"; Seshadri and Sundberg 1994, "List Viterbi decoding algorithms".
     """
     _check(emissions, cu_seqlens, start, end, transitions)
@@ -155,8 +158,8 @@ def crf_decode_nbest(
 
 def _choose(impl: str, emissions: Tensor) -> str:
     tags = emissions.shape[1]
-    limit = f"num_tags must be at most {TRITON_MOST_TAGS}, got {tags}"
-    return choose("crf", impl, emissions, triton_limit=limit if tags > TRITON_MOST_TAGS else None)
+    limit = f"num_tags must be at most {TRITON_MAX_TAGS}, got {tags}"
+    return choose("crf", impl, emissions, triton_limit=limit if tags > TRITON_MAX_TAGS else None)
 
 
 def _check(emissions, cu_seqlens, start, end, transitions, seqused=None) -> None:
@@ -212,7 +215,7 @@ def _check_tags(
     if tags.device.type != "cpu" or not tokens or torch.compiler.is_compiling():
         return
     low, high = (int(value) for value in tags.aminmax())
-    if (low < 0 or high >= num_tags) and seqused is not None:  # perhaps where nothing is read
+    if (low < 0 or high >= num_tags) and seqused is not None:  # unused tokens may have any tag
         position = torch.arange(tokens) - cu_seqlens[:-1].repeat_interleave(cu_seqlens.diff())
         used = tags[position < seqused.repeat_interleave(cu_seqlens.diff())]
         low, high = (int(value) for value in used.aminmax()) if used.numel() else (0, 0)
@@ -285,19 +288,19 @@ define(
 )
 
 
-def _case_inputs(draw: torch.Generator) -> dict[str, Tensor]:
+def _case_inputs(generator: torch.Generator) -> dict[str, Tensor]:
     return {
-        "emissions": normal(draw, TOKENS, 9),
-        "start": normal(draw, 9),
-        "end": normal(draw, 9),
-        "transitions": normal(draw, 9, 9),
-        "tags": torch.randint(9, (TOKENS,), generator=draw),
+        "emissions": normal(generator, TOKENS, 9),
+        "start": normal(generator, 9),
+        "end": normal(generator, 9),
+        "transitions": normal(generator, 9, 9),
+        "tags": torch.randint(9, (TOKENS,), generator=generator),
         "cu_seqlens": offsets(),
     }
 
 
 def _plain_marginals(emissions, start, end, transitions, tags, cu_seqlens) -> Tensor:
-    """(is it the tag?) - the gradient of any path's log-likelihood."""
+    """onehot(tags) minus the gradient of their log-likelihood by the emissions."""
     leaf = widened(emissions.detach()).requires_grad_()
     with torch.enable_grad():
         likelihood = reference.log_likelihood(leaf, tags, cu_seqlens, start, end, transitions)

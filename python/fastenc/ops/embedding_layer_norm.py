@@ -1,4 +1,4 @@
-"""The embeddings of BERT's family in one pass: rows summed, LayerNorm, dropout."""
+"""BERT's embeddings in one pass: sum of table rows, LayerNorm, dropout."""
 
 import torch
 import torch.nn.functional as F
@@ -6,7 +6,7 @@ from torch import Tensor
 
 from fastenc.ops import _checks
 from fastenc.ops._dispatch import choose, declare
-from fastenc.ops._index_sum import LARGEST, add_sorted, index_sum
+from fastenc.ops._index_sum import MAX_SIZE, add_sorted, index_sum
 from fastenc.ops._library import define
 from fastenc.ops._numerics import LENGTHS, LONGEST, TOKENS, normal, numerics_case
 from fastenc.reference import embedding_layer_norm as reference
@@ -43,22 +43,24 @@ def embedding_layer_norm(
         input_ids: (...), int64 or int32, in [0, vocabulary); packed tokens have shape (total_tokens,).
         word: (vocabulary, width), floating point.
         weight, bias: (width,) or None, LayerNorm's; any floating dtype.
-        position_ids, position: input_ids' shape, and (rows, width) of word's dtype; both or neither.
-        token_type_ids: input_ids' shape, or None for row 0 everywhere.
+        position_ids, position: integers of input_ids' shape, and a table (rows, width) of word's dtype; give both or
+            neither.
+        token_type_ids: integers of input_ids' shape, or None for row 0 everywhere.
         token_type: (types, width) of word's dtype, or None.
         position_offset: added to the position ids (RoBERTa's first token takes row 2).
-        padding_idx, position_padding_idx: a row of word, or of position, that gets no gradient, as in
-            torch.nn.Embedding; None: every row does.
+        padding_idx, position_padding_idx: the row of word, or of position, that gets no gradient, as in
+            torch.nn.Embedding. None: there is no such row.
         dropout_p: probability of zeroing an element, rounded to a multiple of 2^-16. Applied whenever
             positive: pass 0 in evaluation. The mask comes from the device's default generator.
         eps: added to the variance.
         impl: "auto", "cpp", "triton" (width up to 4096) or "reference".
     Returns: y (..., width), dtype of word.
-    Raises: ValueError stating rule, received value, remedy. Ids are looked at on CPU tensors only; on a device that
-        would wait for it.
-    Numerics: sums and statistics in fp32; the tables' gradients sum their tokens' in fp32, in an order that depends on
-        ids and shapes alone. A token whose gradient is not finite can make rows near its own NaN in the gradients of
-        position and token_type on a GPU. Deterministic: yes. Differentiable: word, position, token_type, weight, bias.
+    Raises: ValueError stating rule, received value, remedy. The values of ids are checked on CPU tensors only, because
+        on a GPU that would wait for the device.
+    Numerics: sums and statistics in fp32. Gradients of tables are sums over tokens in fp32, in an order that depends on
+        ids and shapes alone. On a GPU, a token with a gradient that is not finite can also make neighbouring rows NaN
+        in the gradients of position and token_type.
+    Deterministic: yes. Differentiable: word, position, token_type, weight, bias.
     Source: Devlin et al. 2018, arXiv:1810.04805.
     """
     y, _ = tied_embedding_layer_norm(
@@ -97,20 +99,22 @@ def tied_embedding_layer_norm(
     eps: float = 1e-12,
     impl: str = "auto",
 ) -> tuple[Tensor, Tensor]:
-    """:func:`embedding_layer_norm`, and the word table once more for a decoder that is tied to it.
+    """:func:`embedding_layer_norm`, and the word embeddings again as a second result, for a tied decoder.
 
-    A table with two uses gets two gradients of its own size, which autograd adds up. Where the decoder takes the
-    table from here instead, its gradient comes through this op's backward, which adds the tokens' rows to it in place:
-    no second table is filled with zeros, nor added. Used or not, the second result changes no value.
+    If the embeddings and a decoder both use ``word``, autograd computes two gradients of its size and adds them up. If
+    the decoder takes the second result instead, the decoder's gradient passes through the backward of this op, which
+    adds the tokens' rows to it in place. This saves filling a second gradient with zeros and adding it. The values are
+    the same either way.
 
-        hidden, table = tied_embedding_layer_norm(ids, word, ...)
-        loss = linear_masked_cross_entropy(encode(hidden), table, None, labels)
+        hidden, tied_word = tied_embedding_layer_norm(ids, word, ...)
+        loss = linear_masked_cross_entropy(encode(hidden), tied_word, None, labels)
 
-    The gradient that reaches the second result is overwritten: give it to matrix products, whose gradients are theirs
-    alone, and not to a sum (autograd hands one gradient to both terms), a hook or ``retain_grad``.
+    The backward overwrites the gradient of the second result. Use it in matrix products only, whose gradient tensor
+    nothing else holds. Do not use it in a sum, whose terms share one gradient tensor, nor with a hook or
+    ``retain_grad``.
 
     Arguments, errors and numerics as :func:`embedding_layer_norm`.
-    Returns: (y, word): word is the same memory.
+    Returns: (y, word), the second sharing the memory of ``word``.
     """
     _check(input_ids, word, weight, bias, position_ids, position, token_type_ids, token_type)
     _checks.check_dropout(OP, dropout_p)
@@ -119,11 +123,19 @@ def tied_embedding_layer_norm(
     _check_padding("position_padding_idx", position_padding_idx, position)
     limit = None if word.shape[1] <= 4096 else f"width must be at most 4096, got {word.shape[1]}"
     chosen = choose(OP, impl, word, triton_limit=limit)
-    every = (input_ids, word, position_ids, position, token_type_ids, token_type, position_offset)
+    ids_and_tables = (
+        input_ids,
+        word,
+        position_ids,
+        position,
+        token_type_ids,
+        token_type,
+        position_offset,
+    )
     rng_state = _checks.mask_rng_state(OP, None, dropout_p, word)
     if chosen == "reference":
         if word.device.type == "cpu" and not torch.compiler.is_compiling():
-            _check_values(*every)
+            _check_values(*ids_and_tables)
         y = reference.embedding_layer_norm(
             input_ids,
             word,
@@ -147,9 +159,9 @@ def tied_embedding_layer_norm(
     try:
         return _run(tensors, position_offset, paddings, dropout_p, eps)
     except RuntimeError:
-        # The CPU kernel looks at every id before it starts; which one was wrong is said here.
+        # The CPU kernel checks every id before it starts. The error that names the wrong id is raised here.
         if word.device.type == "cpu":
-            _check_values(*every)
+            _check_values(*ids_and_tables)
         raise
 
 
@@ -219,7 +231,7 @@ class _EmbeddingLayerNorm(torch.autograd.Function):
         if needs_position:
             offset, padding_idx = ctx.position_offset, ctx.paddings[1]
             dposition = _table_gradient(position, dh, position_ids, offset, padding_idx)
-        if needs_type and token_type_ids is None:  # all of them are of type 0
+        if needs_type and token_type_ids is None:  # every token has type 0
             dtype = _zero_rows(token_type)
             dtype[0] = torch.ops.fastenc.column_sum(dh)
         elif needs_type:
@@ -238,20 +250,20 @@ class _EmbeddingLayerNorm(torch.autograd.Function):
 
 
 def _zero_rows(table: Tensor) -> Tensor:
-    """Zeros laid out row by row, as ``add_rows_`` writes them, also for a table that is laid out by columns."""
+    """Contiguous zeros, as ``add_rows_`` needs them, also if the table is not contiguous."""
     return torch.zeros_like(table, memory_format=torch.contiguous_format)
 
 
 def _for_writing(gradient: Tensor) -> Tensor:
-    # A compiled backward may not change what it is given; the compiler decides there what is copied.
+    # A compiled backward must not change its inputs. The compiler removes the copy where it can.
     return gradient.clone() if torch.compiler.is_compiling() else gradient.contiguous()
 
 
 def _table_gradient(
     table: Tensor, rows: Tensor, ids: Tensor, offset: int, padding_idx: int
 ) -> Tensor:
-    """Of a table of positions or token types."""
-    if table.shape[0] <= LARGEST:
+    """The gradient of a table of positions or token types: the sum of ``rows`` for each id."""
+    if table.shape[0] <= MAX_SIZE:
         return index_sum(rows, ids, table.shape[0], offset, padding_idx)
     gradient = _zero_rows(table)
     add_sorted(gradient, rows, ids, offset, padding_idx)
@@ -329,7 +341,9 @@ def _check(input_ids, word, weight, bias, position_ids, position, token_type_ids
             f"{OP}: position_ids and position go together, got {given} only: give {lacking} too"
         )
     if token_type_ids is not None and token_type is None:
-        raise ValueError(f"{OP}: token_type_ids need the table token_type, got None")
+        raise ValueError(
+            f"{OP}: token_type_ids need the table token_type, got None: give the table, or leave the ids out"
+        )
     for name, ids in (
         ("input_ids", input_ids),
         ("position_ids", position_ids),
@@ -388,15 +402,15 @@ def _check_range(what: str, ids: Tensor, table: Tensor, offset: int, remedy: str
         )
 
 
-def _case_inputs(draw: torch.Generator) -> dict[str, Tensor]:
+def _case_inputs(generator: torch.Generator) -> dict[str, Tensor]:
     return {
-        "input_ids": torch.randint(2000, (TOKENS,), generator=draw),
+        "input_ids": torch.randint(2000, (TOKENS,), generator=generator),
         "position_ids": torch.cat([torch.arange(length) for length in LENGTHS]),
-        "word": normal(draw, 2000, 384),
-        "position": normal(draw, LONGEST, 384),
-        "token_type": normal(draw, 2, 384),
-        "weight": normal(draw, 384),
-        "bias": normal(draw, 384),
+        "word": normal(generator, 2000, 384),
+        "position": normal(generator, LONGEST, 384),
+        "token_type": normal(generator, 2, 384),
+        "weight": normal(generator, 384),
+        "bias": normal(generator, 384),
     }
 
 

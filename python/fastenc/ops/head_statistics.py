@@ -1,4 +1,4 @@
-"""What attention heads look at, without their probabilities in memory."""
+"""Statistics of attention heads' probabilities, computed without storing the probabilities."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -30,15 +30,15 @@ declare("head_statistics", "cpp", "triton")
 
 
 class HeadStatistics(NamedTuple):
-    """Of the probabilities p[i, j] of each query i and head, (total_tokens, num_heads) each.
+    """Statistics of the probabilities p[i, j] for each query i and head, each (total_tokens, num_heads).
 
-    Fields:
-        entropy: -Σ_j p[i, j] ln p[i, j], in nats; 0 for a single key, ln(length) for equal ones.
+    Fields (float32, unless stated):
+        entropy: -Σ_j p[i, j] ln p[i, j], in nats: 0 if one key has p = 1, ln(length) if all keys have the same p.
         distance: Σ_j p[i, j] |j - i|, in tokens.
         first, last: p of the sequence's first token ([CLS]) and last token ([SEP]).
-        itself, previous, next: p of the token itself and of its neighbours; 0 where there is none.
-        target: p of the key given for this query; 0 without one.
-        strongest: int32, position in the sequence of the key with the highest p, of equals the first.
+        itself, previous, next: p of the token itself and of its neighbours; 0 for a neighbour that does not exist.
+        target: p of the key that ``targets`` gives for this query; 0 without one.
+        strongest: int32, position in the sequence of the key with the highest p; ties go to the first.
     """
 
     entropy: Tensor
@@ -72,20 +72,21 @@ def head_statistics(
 
         p[i, j] = softmax_j(softmax_scale * q[i] . k[j] + relative_bias[j - i]),  j over i's sequence and window
 
-    A key outside the window has p = 0. Queries and keys of rotary positions are rotated before (:func:`rotary`).
+    A key outside the window has p = 0. If the model has rotary positions, rotate q and k before (:func:`rotary`).
 
     Args:
         q, k: (total_tokens, num_heads, head_dim), floating point of one dtype; views of a packed qkv are read in place.
         cu_seqlens: int32 (batch+1,), offsets of the sequences from 0 to total_tokens.
         max_seqlen: host int, at least the longest sequence.
-        targets: int32 (total_tokens,), position in its sequence of the key that each query is asked about, or -1.
-        skip_ends: look for the strongest key between a sequence's first and last token, which are special ones; of a
-            query that sees no other among all it sees.
+        targets: int32 (total_tokens,): for each query the position in its sequence of the key whose p goes to
+            ``target``, or -1.
+        skip_ends: exclude the sequence's first and last token, which are special tokens, from ``strongest``; a query
+            that sees no other key excludes none.
         softmax_scale: head_dim ** -0.5 if None.
         window_size: (left, right): the number of tokens that a token sees on each side; -1 is no limit.
         relative_bias: floating point (num_heads, 2 * R + 1), as :func:`attention` takes it.
         impl: "auto", "cpp" (head_dim a multiple of 16 up to 128), "triton" (head_dim up to 128) or "reference".
-    Returns: :class:`HeadStatistics`; float32, in float64 that (reference).
+    Returns: :class:`HeadStatistics`; for float64 input (impl="reference") in float64.
     Raises: ValueError stating rule, received value, remedy.
     Numerics: fp32 arithmetic. Memory: C++ and Triton keep nothing of size length x length. Deterministic: yes.
     Differentiable: no.
@@ -135,7 +136,7 @@ def head_statistics(
 
 
 def _check_targets(targets: Tensor, cu_seqlens: Tensor) -> None:
-    """Values are read only on CPU tensors; on an accelerator that would wait for the device."""
+    """Raise ValueError for a target outside its sequence; on CPU tensors only, because a GPU would have to wait."""
     if targets.device.type != "cpu" or torch.compiler.is_compiling():
         return
     lengths = cu_seqlens.diff().repeat_interleave(cu_seqlens.diff().long())
@@ -164,9 +165,9 @@ define(
 )
 
 
-def _case_inputs(lengths: Sequence[int], draw: torch.Generator) -> dict[str, Tensor]:
-    q, k = (normal(draw, sum(lengths), 12, 64) for _ in range(2))
-    table = normal(draw, 12, 2 * FARTHEST + 1)
+def _case_inputs(lengths: Sequence[int], generator: torch.Generator) -> dict[str, Tensor]:
+    q, k = (normal(generator, sum(lengths), 12, 64) for _ in range(2))
+    table = normal(generator, 12, 2 * FARTHEST + 1)
     return {"q": q, "k": k, "relative_bias": table, "cu_seqlens": offsets(lengths)}
 
 
@@ -176,7 +177,10 @@ def _stacked(q: Tensor, k: Tensor, cu_seqlens: Tensor, **options: Any) -> Tensor
 
 
 def _plain(q: Tensor, k: Tensor, lengths: Sequence[int], mask=None) -> Tensor:
-    """From all probabilities, one sequence at a time. ``mask(length)`` is added to the scores."""
+    """The first seven statistics from explicit probabilities, one sequence at a time.
+
+    ``mask(length)`` is added to the scores of a sequence.
+    """
     statistics = []
     for q_rows, k_rows in zip(q.split(lengths), k.split(lengths), strict=True):
         scores = torch.einsum("ihd,jhd->hij", widened(q_rows), widened(k_rows))

@@ -26,20 +26,21 @@ def linear_kl_divergence(
     temperature: float = 1.0,
     max_logits_bytes: int = 2**28,
 ) -> Tensor:
-    """Mean over the rows, or those of a mask, of T^2 KL(p || q); both models' logits exist for a block of rows only.
+    """The mean of T^2 KL(p || q) over the rows, or over those that a mask selects.
 
-        p = softmax(teacher_hidden teacher_weight^T + teacher_bias, over T),  q likewise of the student
+        p = softmax((teacher_hidden teacher_weight^T + teacher_bias) / T)
+        q = softmax((hidden weight^T + bias) / T)
 
-    The student's gradient is formed block by block in the forward pass; the backward scales it. Inside torch.compile
-    the plain formula is taken, on all rows at once.
+    The logits of both models exist for one block of rows at a time. The student's gradient is computed block by block
+    in the forward pass; the backward scales it. Inside torch.compile the plain formula is used, on all rows at once.
 
     Args:
-        hidden: (rows, width), floating point: the student's.
+        hidden: (rows, width), floating point, the student's hidden states.
         weight: (vocabulary, width), bias: (vocabulary,) or None; hidden's dtype.
-        teacher_hidden, teacher_weight, teacher_bias: as the student's, of any width.
+        teacher_hidden, teacher_weight, teacher_bias: the teacher's; their width may differ from the student's.
         mask: bool (rows,), the rows to take; None takes all.
-        temperature: T, above 0; the factor T^2 keeps the gradient's size.
-        max_logits_bytes: of both models' logits in a block, in float32; at least one row is always taken.
+        temperature: T, above 0. The factor T^2 makes the gradient's size independent of T.
+        max_logits_bytes: largest size in bytes of both models' float32 logits of a block. A block has at least one row.
     Returns: float32 scalar (float64 for float64 input); 0 without rows.
     Raises: ValueError stating rule, received value, remedy.
     Numerics: logits in the inputs' dtypes, softmax and loss in fp32. Under autocast, all inputs are cast first.
@@ -54,13 +55,13 @@ def linear_kl_divergence(
     _check_model(op, "", hidden, weight, bias)
     _check_model(op, "teacher_", teacher_hidden, teacher_weight, teacher_bias)
     _checks.check_device(op, "teacher_hidden", teacher_hidden, hidden)
-    for what, own, other in (
-        ("rows", hidden, teacher_hidden),
-        ("vocabulary", weight, teacher_weight),
+    for what, student, teacher in (
+        ("number of rows", hidden, teacher_hidden),
+        ("vocabulary size", weight, teacher_weight),
     ):
-        if own.shape[0] != other.shape[0]:
+        if student.shape[0] != teacher.shape[0]:
             raise ValueError(
-                f"{op}: student and teacher must have the same {what}, got {own.shape[0]} and {other.shape[0]}: "
+                f"{op}: student and teacher must have the same {what}, got {student.shape[0]} and {teacher.shape[0]}: "
                 "give both the same tokens, of the same tokenizer"
             )
     if mask is not None and (mask.dtype != torch.bool or mask.shape != hidden.shape[:1]):
@@ -115,29 +116,30 @@ class _LinearKLDivergence(torch.autograd.Function):
         wide = torch.promote_types(hidden.dtype, torch.float32)
         rows, vocabulary = hidden.shape[0], weight.shape[0]
         block = max(1, limit // max(1, 2 * vocabulary * wide.itemsize))
-        taken = hidden.new_ones(rows, dtype=torch.bool) if mask is None else mask
-        shares = taken.to(wide) / taken.sum().clamp(min=1)
+        selected = hidden.new_ones(rows, dtype=torch.bool) if mask is None else mask
+        row_weights = selected.to(wide) / selected.sum().clamp(min=1)
         total = hidden.new_zeros((), dtype=torch.float64)
         dhidden = torch.empty_like(hidden) if needs_hidden else None
         dweight = torch.zeros_like(weight) if needs_weight else None
         dbias = torch.zeros_like(bias) if needs_bias else None
         for start in range(0, rows, block):
-            part = slice(start, start + block)
-            own = F.linear(hidden[part], weight, bias).to(wide)
-            theirs = F.linear(teacher_hidden[part], teacher_weight, teacher_bias).to(wide)
-            own, theirs = (x.div_(temperature).log_softmax(1) for x in (own, theirs))
-            p = theirs.exp()
-            losses = torch.sum(p * theirs.sub_(own), dim=1)
-            total += torch.sum(losses * shares[part], dtype=torch.float64)
+            taken = slice(start, start + block)
+            logits = F.linear(hidden[taken], weight, bias).to(wide)
+            teacher_logits = F.linear(teacher_hidden[taken], teacher_weight, teacher_bias).to(wide)
+            log_q, log_p = (x.div_(temperature).log_softmax(1) for x in (logits, teacher_logits))
+            del logits, teacher_logits
+            p = log_p.exp()
+            losses = torch.sum(p * log_p.sub_(log_q), dim=1)
+            total += torch.sum(losses * row_weights[taken], dtype=torch.float64)
             if not (needs_hidden or needs_weight or needs_bias):
                 continue
             # d(T^2 KL)/dlogits = T (q - p)
-            factors = temperature * shares[part, None]
-            dlogits = own.exp_().sub_(p).mul_(factors).to(hidden.dtype)
+            factors = temperature * row_weights[taken, None]
+            dlogits = log_q.exp_().sub_(p).mul_(factors).to(hidden.dtype)
             if needs_hidden:
-                torch.mm(dlogits, weight, out=dhidden[part])
+                torch.mm(dlogits, weight, out=dhidden[taken])
             if needs_weight:
-                torch.addmm(dweight, dlogits.T, hidden[part], out=dweight)
+                torch.addmm(dweight, dlogits.T, hidden[taken], out=dweight)
             if needs_bias:
                 dbias += dlogits.sum(0)
         ctx.save_for_backward(dhidden, dweight, dbias)
@@ -154,7 +156,7 @@ class _LinearKLDivergence(torch.autograd.Function):
 
 
 def _teacher(hidden: Tensor) -> tuple[Tensor, Tensor, None]:
-    """Tensors of the student's size, without gradients."""
+    """A teacher of the student's size: (hidden states, weight, no bias), without gradients."""
     numbers = torch.arange(8000 * 384, device=hidden.device).view(8000, 384)
     weight = (0.1 * torch.sin(numbers.double())).to(hidden.dtype)
     return hidden.detach().flip(0), weight, None
@@ -171,10 +173,10 @@ def _plain(hidden: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 numerics_case(
     "linear_kl_divergence",
-    lambda draw: {
-        "hidden": normal(draw, 64, 384),
-        "weight": normal(draw, 8000, 384) / 384**0.5,
-        "bias": normal(draw, 8000),
+    lambda generator: {
+        "hidden": normal(generator, 64, 384),
+        "weight": normal(generator, 8000, 384) / 384**0.5,
+        "bias": normal(generator, 8000),
     },
     lambda hidden, weight, bias: linear_kl_divergence(hidden, weight, bias, *_teacher(hidden)),
     _plain,

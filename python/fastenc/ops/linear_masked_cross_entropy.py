@@ -33,30 +33,32 @@ def linear_masked_cross_entropy(
     max_logits_bytes: int | None = None,
     impl: str = "auto",
 ) -> Tensor:
-    """masked_cross_entropy(hidden @ weight.T + bias, labels), whose logits exist for labelled rows only.
+    """masked_cross_entropy(hidden @ weight.T + bias, labels), with logits for the labelled rows only.
 
-    The labelled rows are selected first; their logits are turned into their gradient in place. Above
-    ``max_logits_bytes`` the rows go through in chunks, and the backward forms each chunk's logits again.
+    The labelled rows are selected first. The gradient of their logits overwrites the logits. If the logits are larger
+    than ``max_logits_bytes``, the rows are processed in chunks, and the backward computes each chunk's logits again.
 
     Args:
         hidden: (tokens, hidden_size), floating point.
         weight: (vocabulary, hidden_size), hidden's dtype; may be the tied embedding matrix.
         bias: (vocabulary,), hidden's dtype, or None.
-        labels: int64 (tokens,), in [0, vocabulary) or ``ignore_index``; on CUDA tensors a label outside gives a NaN
-            loss and gradient.
+        labels: int64 (tokens,), in [0, vocabulary) or ``ignore_index``. On CUDA tensors another label gives a NaN loss
+            and gradient.
         label_smoothing, z_loss, reduction: as in :func:`masked_cross_entropy`.
-        max_labels: the number of labelled rows, or a bound of it, that the caller knows on the host. Counting them
-            on a GPU would wait for it; so on CUDA tensors this many rows go through the product, and all rows without
-            it. More labelled rows than that are an error on a CPU and NaN losses and gradients on a GPU.
-        max_logits_bytes: largest logits buffer, in bytes; at least one row is always taken. None is 2 GiB, or a
-            sixteenth of a GPU's memory where that is more.
+        max_labels: the number of labelled rows, or an upper bound of it, if the caller knows it on the host. Counting
+            them on a GPU would wait for the device. So on CUDA tensors this many rows are multiplied, or all rows
+            without it. More labelled rows than this are an error on a CPU, and give NaN losses and gradients on a GPU.
+        max_logits_bytes: largest size of the logits in bytes; a chunk has at least one row. None: 2 GiB, or a sixteenth
+            of a GPU's memory if that is more.
         impl: "auto", "cpp", "cuda" or "reference".
     Returns: float32 (float64 for float64 input); a scalar, or (tokens,) for "none".
     Raises: ValueError stating rule, received value, remedy.
     Numerics: logits in hidden's dtype, statistics and loss in fp32. Under autocast, hidden, weight and bias are
-        cast first. In float16 the gradient of a logit is lost below 6e-8, before any loss scale reaches it: prefer
-        bfloat16. Deterministic: yes, but for the rows' way back into hidden's gradient on a GPU, where torch adds
-        atomically unless told to be deterministic; every row is added to once. Differentiable: hidden, weight, bias.
+        cast first. In float16 a logit's gradient underflows below 6e-8, because a loss scale is applied after it was
+        stored: prefer bfloat16.
+    Deterministic: yes. On a GPU, torch scatters the rows into hidden's gradient with atomic additions unless
+        deterministic algorithms are on; each row is added to once.
+    Differentiable: hidden, weight, bias.
     Memory: labelled rows x vocabulary elements, at most max_logits_bytes, kept until the backward. On a GPU also a copy
         of weight and bias during the forward, unless the vocabulary is a multiple of 64.
     Synchronisation: none on CUDA tensors, except in the reference.
@@ -111,9 +113,13 @@ def linear_masked_cross_entropy(
         losses = torch.cat(
             [
                 torch.ops.fastenc.masked_cross_entropy_fwd(
-                    _logits(chosen[part], padded, vocabulary), targets[part], *options, None, False
+                    _logits(chosen[chunk], padded, vocabulary),
+                    targets[chunk],
+                    *options,
+                    None,
+                    False,
                 )[0]
-                for part in _chunks(chosen, weight, max_logits_bytes)
+                for chunk in _chunks(chosen, weight, max_logits_bytes)
             ]
         )
     if reduction == "none":
@@ -122,18 +128,18 @@ def linear_masked_cross_entropy(
 
 
 def _default_logits_bytes(device: torch.device) -> int:
-    """Each chunk above it costs another product in the backward."""
+    """The default of ``max_logits_bytes``: large, because a second chunk costs another product in the backward."""
     if device.type != "cuda":
         return 2**31
     return max(2**31, torch.cuda.get_device_properties(device).total_memory // 16)
 
 
-# A GPU's matrix product is fast where the rows of the result begin on its memory's boundaries.
+# A GPU's matrix products are faster if the rows of the result are aligned in memory.
 COLUMN_MULTIPLE = {"cuda": 64}
 
 
 def _padded(weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """Both with zeros appended up to the device's multiple of columns; themselves where that is none."""
+    """Weight and bias padded with zeros to the device's multiple of vocabulary entries, or as they are if it fits."""
     missing = -weight.shape[0] % COLUMN_MULTIPLE.get(weight.device.type, 1)
     if not missing:
         return weight, bias
@@ -148,7 +154,7 @@ def _chunks(chosen: Tensor, weight: Tensor, max_logits_bytes: int) -> list[slice
 
 
 def _logits(chosen: Tensor, padded: tuple[Tensor, Tensor | None], vocabulary: int) -> Tensor:
-    """(rows, vocabulary); the rows may lie further apart, with zeros between them."""
+    """(rows, vocabulary), perhaps as a view without the padding's columns."""
     return gemm(chosen, padded[0].t(), padded[1])[:, :vocabulary]
 
 
@@ -157,11 +163,11 @@ class _LinearMaskedCrossEntropy(torch.autograd.Function):
     def forward(ctx, chosen, weight, bias, targets, options, max_logits_bytes):
         ctx.options, ctx.chunks = options, _chunks(chosen, weight, max_logits_bytes)
         padded, losses, dlogits = _padded(weight, bias), [], None
-        for part in ctx.chunks:
-            del dlogits  # before the next chunk's
-            dlogits = _logits(chosen[part], padded, weight.shape[0])
+        for chunk in ctx.chunks:
+            del dlogits  # frees its memory before the next chunk's is allocated
+            dlogits = _logits(chosen[chunk], padded, weight.shape[0])
             losses.append(
-                torch.ops.fastenc.masked_cross_entropy_(dlogits, targets[part], *options, None)
+                torch.ops.fastenc.masked_cross_entropy_(dlogits, targets[chunk], *options, None)
             )
         ctx.save_for_backward(
             chosen, weight, bias, targets, dlogits if len(ctx.chunks) == 1 else None
@@ -175,31 +181,31 @@ class _LinearMaskedCrossEntropy(torch.autograd.Function):
         needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         padded = _padded(weight, bias) if saved is None else None
         dhidden, dweight, dbias, dlogits = [], None, None, saved
-        for part in ctx.chunks:
+        for chunk in ctx.chunks:
             if padded is not None:
                 del dlogits
-                dlogits = _logits(chosen[part], padded, weight.shape[0])
-                torch.ops.fastenc.masked_cross_entropy_(dlogits, targets[part], *ctx.options, None)
-            # The incoming gradient scales the narrow side of each product, never the logits.
-            factors = dlosses[part, None]
+                dlogits = _logits(chosen[chunk], padded, weight.shape[0])
+                torch.ops.fastenc.masked_cross_entropy_(dlogits, targets[chunk], *ctx.options, None)
+            # The incoming gradient scales the factor with hidden_size columns, which is smaller than the logits.
+            factors = dlosses[chunk, None]
             if needs_hidden:
                 dhidden.append((gemm(dlogits, weight) * factors).to(chosen.dtype))
             if needs_weight:
-                scaled = (chosen[part] * factors).to(chosen.dtype)
+                scaled = (chosen[chunk] * factors).to(chosen.dtype)
                 dweight = gemm(dlogits.T, scaled, added=dweight)
             if needs_bias:
-                part_bias = dlogits.T @ dlosses[part].to(dlogits.dtype)
-                dbias = part_bias if dbias is None else dbias.add_(part_bias)
+                chunk_dbias = dlogits.T @ dlosses[chunk].to(dlogits.dtype)
+                dbias = chunk_dbias if dbias is None else dbias.add_(chunk_dbias)
         return torch.cat(dhidden) if needs_hidden else None, dweight, dbias, None, None, None
 
 
 numerics_case(
     "linear_masked_cross_entropy",
-    lambda draw: {
-        "hidden": normal(draw, TOKENS, 384),
-        "weight": normal(draw, 8000, 384) / 384**0.5,
-        "bias": normal(draw, 8000),
-        "labels": labels(draw, TOKENS, 8000),
+    lambda generator: {
+        "hidden": normal(generator, TOKENS, 384),
+        "weight": normal(generator, 8000, 384) / 384**0.5,
+        "bias": normal(generator, 8000),
+        "labels": labels(generator, TOKENS, 8000),
     },
     linear_masked_cross_entropy,
     lambda hidden, weight, bias, labels: F.cross_entropy(

@@ -29,24 +29,24 @@ def masked_cross_entropy(
 
         loss_i = lse_i - (1 - e) * x_i[y_i] - e * mean(x_i) + z_loss * lse_i^2,   lse_i = log sum_j exp(x_i[j])
 
-    with e = label_smoothing. The gradient is formed in the forward pass, where the row is in cache, in a
-    buffer of its own; the logits are left as they were. Where no masked logits exist yet,
-    :func:`linear_masked_cross_entropy` does not form them.
+    with e = label_smoothing. The gradient is computed in the forward pass, when the row is in the cache, into another
+    buffer; the logits are not changed. If the logits come from a linear layer, :func:`linear_masked_cross_entropy`
+    avoids computing those of ignored rows.
 
     Args:
         logits: (rows, vocabulary), floating point.
-        labels: int64 (rows,), in [0, vocabulary) or ``ignore_index``. On CUDA tensors the values cannot be checked
-            without waiting for the device: a row whose label is outside gives a NaN loss and gradient, and nothing
-            outside the row is read.
+        labels: int64 (rows,), in [0, vocabulary) or ``ignore_index``. On CUDA tensors the values are not checked,
+            because that would wait for the device: a row with another label gives a NaN loss and gradient, and no
+            memory outside the row is read.
         label_smoothing: in [0, 1].
         z_loss: factor of the squared log-normaliser.
         reduction: "mean" over the labelled rows, "sum", or "none" (0 in ignored rows).
         impl: "auto", "cpp", "cuda" or "reference".
-    Returns: float32 (float64 for float64 logits); a scalar, or (rows,) for "none". With no labelled row the
-        loss is 0 and so is the gradient (``F.cross_entropy`` gives nan there).
+    Returns: float32 (float64 for float64 logits); a scalar, or (rows,) for "none". Without any labelled row the loss
+        and the gradient are 0 (``F.cross_entropy`` returns nan).
     Raises: ValueError stating rule, received value, remedy.
-    Numerics: fp32 statistics and loss whatever the dtype. Deterministic: yes. Differentiable: logits.
-    Memory: the gradient; on CPU under Linux the pages of its ignored rows are never touched.
+    Numerics: statistics and loss in fp32 for every dtype. Deterministic: yes. Differentiable: logits.
+    Memory: the gradient. On a CPU under Linux, the pages of its ignored rows are never touched.
     Synchronisation: none on CUDA tensors, except in the reference; the divisor of "mean" stays on the device.
     Source: Szegedy et al. 2016, arXiv:1512.00567 (label smoothing); Chowdhery et al. 2022, arXiv:2204.02311 (z-loss).
     """
@@ -79,7 +79,7 @@ def count_labelled(labels: Tensor, ignore_index: int) -> Tensor:
 
 
 def reduce_losses(losses: Tensor, reduction: str, count: Tensor) -> Tensor:
-    """Sum in float64, so that the order of a long sum does not show in the float32 result."""
+    """Reduce losses (rows,). Sums are in float64, so that their order does not change the float32 result."""
     if reduction == "none":
         return losses
     total = losses.sum(dtype=torch.float64)
@@ -96,9 +96,9 @@ def check_loss_options(op: str, label_smoothing: float, z_loss: float, reduction
 
 
 def check_labels(op: str, labels: Tensor, rows: Tensor, vocabulary: int, ignore_index: int) -> None:
-    """int64, one a row of ``rows``, each in the vocabulary or ``ignore_index``.
+    """Raise ValueError unless labels are int64 (len(rows),), each in [0, vocabulary) or ``ignore_index``.
 
-    Values are read only on CPU tensors; on an accelerator that would wait for the device.
+    The values are checked on CPU tensors only, because on a GPU that would wait for the device.
     """
     if labels.dtype != torch.int64 or labels.shape != rows.shape[:1]:
         raise ValueError(
@@ -124,12 +124,12 @@ class _MaskedCrossEntropy(torch.autograd.Function):
         divisor = count if reduction == "mean" else None
         ctx.save_for_backward(logits, labels, divisor)
         ctx.options, ctx.gradient = options, []
-        # A compiled graph keeps no state beside its saved tensors: its backward forms the gradient itself.
-        now = not torch.compiler.is_compiling()
+        # A compiled graph keeps no state beside its saved tensors, so its backward computes the gradient.
+        keeps_gradient = not torch.compiler.is_compiling()
         losses, dlogits = torch.ops.fastenc.masked_cross_entropy_fwd(
-            logits, labels, *options, divisor, now
+            logits, labels, *options, divisor, keeps_gradient
         )
-        if now:
+        if keeps_gradient:
             ctx.gradient.append(dlogits)
         return reduce_losses(losses, reduction, count)
 
@@ -137,7 +137,7 @@ class _MaskedCrossEntropy(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx, dloss):
         logits, labels, divisor = ctx.saved_tensors
-        # Given away, so that nothing has to copy it; a second backward forms it again.
+        # The kept gradient is returned without a copy. A second backward computes it again.
         dlogits = (
             ctx.gradient.pop()
             if ctx.gradient
@@ -161,13 +161,13 @@ def _fake_in_place(logits, labels, ignore_index, label_smoothing, z_loss, diviso
     return logits.new_empty((logits.shape[0],), dtype=torch.float32)
 
 
-# The gradient is divided by the divisor: int64, one element, on the logits' device.
+# divisor: int64, one element, on the logits' device; the gradient is divided by it.
 define(
     "masked_cross_entropy_fwd(Tensor logits, Tensor labels, int ignore_index, float label_smoothing, float z_loss, "
     "Tensor? divisor, bool wants_gradient) -> (Tensor, Tensor)",
     _fake_forward,
 )
-# Rows may lie further apart than they are long; what lies between them is left alone.
+# The row stride may be larger than the number of columns; the memory between rows is not changed.
 define(
     "masked_cross_entropy_(Tensor(a!) logits, Tensor labels, int ignore_index, float label_smoothing, float z_loss, "
     "Tensor? divisor) -> Tensor",
@@ -180,7 +180,10 @@ define(
 
 numerics_case(
     "masked_cross_entropy",
-    lambda draw: {"logits": 3 * normal(draw, 64, 30522), "labels": labels(draw, 64, 30522)},
+    lambda generator: {
+        "logits": 3 * normal(generator, 64, 30522),
+        "labels": labels(generator, 64, 30522),
+    },
     masked_cross_entropy,
     lambda logits, labels: F.cross_entropy(widened(logits), labels),
 )

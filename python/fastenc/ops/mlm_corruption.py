@@ -1,4 +1,4 @@
-"""Masked-LM corruption of packed ids, where they are."""
+"""Masked-LM corruption of packed ids, on their device."""
 
 import torch
 from torch import Tensor
@@ -22,29 +22,30 @@ def mlm_corruption(
     seed: Tensor | None = None,
     impl: str = "auto",
 ) -> tuple[Tensor, Tensor]:
-    """Select tokens to predict; of those, mask 80 %, replace 10 %, keep 10 %.
+    """Select tokens to predict. Mask 80 % of them, replace 10 % by random tokens and keep 10 %.
 
-    Token t's numbers r0 to r3 are the outputs of Philox4x32-7 for the counter (t, 0, 0, 1) and the key ``seed``:
+    r0 to r3 of token t are the outputs of Philox4x32-7 for the counter (t, 0, 0, 1) and the key ``seed``:
 
-        selected = r0 < probability * 2^32  and not is_special[id]
-        fate     = masked if r1 < 0.8 * 2^32, replaced if r1 < 0.9 * 2^32, kept
-        k        = r2 * entries >> 32,   replacement = choices[k, 0] if r3 < cutoffs[k] else choices[k, 1]
+        selected    = r0 < probability * 2^32  and not is_special[id]
+        action      = mask if r1 < 0.8 * 2^32, else replace if r1 < 0.9 * 2^32, else keep
+        k           = r2 * entries >> 32
+        replacement = choices[k, 0] if r3 < cutoffs[k] else choices[k, 1]
 
-    :class:`fastenc.objectives.MlmCorruption` makes the tables from a tokenizer.
+    :class:`fastenc.objectives.MlmCorruption` makes is_special, choices and cutoffs from a tokenizer.
 
     Args:
         input_ids: int64 (total_tokens,), in [0, vocabulary).
         is_special: bool (vocabulary,), tokens that are never selected.
-        choices, cutoffs: int64 (entries, 2) and (entries,), an alias table; cutoffs in [0, 2^32].
+        choices, cutoffs: int64 (entries, 2) and (entries,), an alias table of the replacements; cutoffs in [0, 2^32].
         mask_token_id: the id that a masked token gets.
         probability: of selection, in (0, 1), rounded to a multiple of 2^-32.
-        seed: int64 (1,) on the ids' device; None draws one from the device's default generator.
+        seed: int64 (1,) on the ids' device. None: random, from the device's default generator.
         impl: "auto", "triton" or "reference".
     Returns: (corrupted ids, labels), int64 (total_tokens,); labels hold the id of a selected token, -100 elsewhere.
     Raises: ValueError stating rule, received value, remedy.
-    Numerics: integers; every implementation draws the same tokens. Deterministic given the seed, whatever the launch.
-    Nothing is read back from the device, and shapes do not depend on what is selected.
-    Source: Devlin et al. 2018, arXiv:1810.04805; Walker 1977 for the table.
+    Numerics: integers; the same seed gives the same result in every implementation.
+    Synchronisation: none; shapes do not depend on the selection.
+    Source: Devlin et al. 2018, arXiv:1810.04805; Walker 1977 (alias method).
     """
     if input_ids.dtype != torch.int64 or input_ids.dim() != 1:
         raise ValueError(
@@ -77,7 +78,7 @@ def mlm_corruption(
         "input_ids",
         input_ids,
         vocabulary,
-        "is_special has one entry a token: was another vocabulary's tokenizer used?",
+        "is_special has one entry for each token of the vocabulary: was another tokenizer used?",
     )
     remedy = "see fastenc.objectives.MlmCorruption"
     _check_range("choices", choices, vocabulary, remedy)
@@ -90,7 +91,7 @@ def mlm_corruption(
 
 
 def _check_range(name: str, values: Tensor, limit: int, remedy: str) -> None:
-    """Values are read only on CPU tensors; on an accelerator that would wait for the device."""
+    """Raise ValueError for values outside [0, limit); on CPU tensors only, because a GPU would have to wait."""
     if values.device.type != "cpu" or not len(values) or torch.compiler.is_compiling():
         return
     low, high = (int(value) for value in values.aminmax())

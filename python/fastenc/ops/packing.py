@@ -1,4 +1,4 @@
-"""Padded ↔ packed activations, by the rows that the batch's host side has computed."""
+"""Conversion of activations between padded and packed layout, by the indices that a PackedBatch holds."""
 
 import torch
 from torch import Tensor
@@ -15,16 +15,16 @@ declare("unpack", "cpp", "triton")
 
 
 def pack(x: Tensor, batch: PackedBatch, *, impl: str = "auto") -> Tensor:
-    """The rows of a padded tensor that are real tokens: (batch, length, ...) → (total_tokens, ...).
+    """Remove the padding: (batch, length, ...) → (total_tokens, ...).
 
         y[t] = x.flatten(0, 1)[indices[t]]
 
     Args:
-        x: (batch, length, ...), any dtype, in the batch's padded shape (batch × max_seqlen, left-aligned, for a batch
-            packed from lists).
+        x: (batch, length, ...), any dtype, in the batch's padded shape. For a batch packed from lists this is
+            (batch, max_seqlen) with right padding.
         batch: the :class:`PackedBatch` of the same sequences, with its tensors on x's device.
-        impl: of the gradient, which is :func:`unpack`'s forward: "auto", "cpp", "triton" or "reference". The forward
-            is ``index_select``, which reads and writes each row once.
+        impl: "auto", "cpp", "triton" or "reference", for the gradient, which is the forward of :func:`unpack`. The
+            forward is always ``index_select``, which reads and writes each row once.
     Returns: (total_tokens, ...), dtype of x.
     Raises: ValueError stating rule, received value, remedy.
     Numerics: a copy. Deterministic: yes. Differentiable, any number of times: x. Nothing is read back from the device.
@@ -52,9 +52,9 @@ def unpack(
 
     Args:
         values: (total_tokens, ...), any dtype.
-        batch: the :class:`PackedBatch` of the same sequences, with its tensors on the device of values. Of one packed
-            from lists the rows become left-aligned at max_seqlen.
-        padding_value: what the rows of padding hold.
+        batch: the :class:`PackedBatch` of the same sequences, with its tensors on the device of values. A batch packed
+            from lists gets right padding up to max_seqlen.
+        padding_value: the value of all elements of padding rows.
         impl: "auto", "cpp", "triton" or "reference".
     Returns: (batch, length, ...), dtype of values.
     Raises: ValueError stating rule, received value, remedy.
@@ -121,7 +121,7 @@ def _batch(device: torch.device) -> PackedBatch:
 
 numerics_case(
     "pack",
-    lambda draw: {"x": normal(draw, len(LENGTHS), LONGEST, 384), "cu_seqlens": offsets()},
+    lambda generator: {"x": normal(generator, len(LENGTHS), LONGEST, 384), "cu_seqlens": offsets()},
     lambda x, cu_seqlens: pack(x, _batch(x.device)),
     lambda x, cu_seqlens: torch.cat([row[:length] for row, length in zip(x, LENGTHS, strict=True)]),
 )

@@ -16,7 +16,7 @@ declare("rotary", "cpp", "triton")
 def rotary(
     x: Tensor, table: Tensor, cu_seqlens: Tensor, max_seqlen: int, *, impl: str = "auto"
 ) -> Tensor:
-    """Turn each token's heads by the angles of its position in its sequence.
+    """Rotate each token's heads by the angles of its position in its sequence.
 
         y[d] = x[d] cos(a_d) - x[d + r/2] sin(a_d)
         y[d + r/2] = x[d + r/2] cos(a_d) + x[d] sin(a_d),  d < r/2, r = rotary_dim; y = x from r on
@@ -25,10 +25,9 @@ def rotary(
     :func:`attention` takes the same table and rotates queries and keys as it reads them.
 
     Args:
-        x: (total_tokens, num_heads, head_dim), floating point; read in place, whatever its strides, as long as the
-            last one is 1.
-        table: float32 (positions, rotary_dim), a row a position: the cosines of its rotary_dim / 2 angles, then their
-            sines. rotary_dim is even and at most head_dim; at least max_seqlen positions.
+        x: (total_tokens, num_heads, head_dim), floating point. It is read in place if its last stride is 1.
+        table: float32 (positions, rotary_dim), a row for each position: the cosines of its rotary_dim / 2 angles, then
+            their sines. rotary_dim must be even and at most head_dim, positions at least max_seqlen.
         cu_seqlens: int32 (batch+1,), offsets of the sequences from 0 to total_tokens.
         max_seqlen: host int, at least the longest sequence.
         impl: "auto", "cpp", "triton" or "reference".
@@ -53,7 +52,7 @@ def rotary(
 
 
 def check_table(op: str, name: str, table: Tensor, x: Tensor, max_seqlen: int) -> None:
-    """A table of angles for x (..., head_dim)."""
+    """Raise ValueError unless ``table`` is a table of rotary angles for x (..., head_dim)."""
     fits = table.dim() == 2 and table.shape[1] % 2 == 0 and 0 < table.shape[1] <= x.shape[-1]
     if not fits or table.dtype != torch.float32:
         raise ValueError(
@@ -66,7 +65,9 @@ def check_table(op: str, name: str, table: Tensor, x: Tensor, max_seqlen: int) -
             "build a longer one"
         )
     if table.requires_grad:
-        raise ValueError(f"{op}: {name} has no gradient, got one that requires it: detach it")
+        raise ValueError(
+            f"{op}: {name} is not differentiable, got a tensor that requires a gradient: detach it"
+        )
     _checks.check_device(op, name, table, x)
 
 

@@ -1,4 +1,4 @@
-"""One vector a sequence from packed token vectors."""
+"""One vector per sequence from packed token vectors."""
 
 from collections.abc import Callable
 
@@ -31,8 +31,8 @@ def segment_pool(
         impl: "auto", "cpp", "triton" or "reference".
     Returns: (batch, hidden_size), dtype of x; 0 for an empty sequence.
     Raises: ValueError stating rule, received value, remedy.
-    Numerics: the mean is summed in fp32. NaN in a sequence is its maximum. Deterministic: yes.
-    Differentiable: x. The gradient of a maximum goes to the first token that reaches it, as in ``torch.max(x, dim)``.
+    Numerics: the mean is summed in fp32. The maximum of values with a NaN is NaN. Deterministic: yes.
+    Differentiable: x. The gradient of a maximum goes to the first token that has it, as in ``torch.max(x, dim)``.
     Source: Reimers and Gurevych 2019, arXiv:1908.10084.
     """
     if x.dim() != 2 or not x.is_floating_point():

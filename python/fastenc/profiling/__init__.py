@@ -1,4 +1,4 @@
-"""Profiling: the ceilings of a device, the work of an op, and the profile of a model's step."""
+"""Profiling: a device's measured peak rates, an op's bytes and FLOPs, and the profile of a model's step."""
 
 from fastenc.profiling.roofline import Ceilings, Work
 

@@ -1,6 +1,6 @@
-"""Bytes and FLOPs of the ops that a step dispatches, and of a model by its sizes.
+"""Bytes and FLOPs of the ops that a step dispatches, and FLOPs of a model by its sizes.
 
-An op's bytes are those of its distinct inputs and of its outputs, counted once each; views and allocations move none.
+The bytes of an op are those of its inputs and outputs; each tensor counts once. Views and allocations count no bytes.
 FLOPs are those of matrix products, by torch's formulas and those of :mod:`fastenc.ops._flops`.
 """
 
@@ -20,7 +20,7 @@ from fastenc.profiling.roofline import Work
 
 NO_WORK = {"aten::empty", "aten::empty_like", "aten::new_empty", "aten::empty_strided"}
 WRITE_ONLY = {"aten::copy_", "aten::zero_", "aten::fill_"}
-# name: (arguments, result) -> the rows for which a table is read or written
+# Ops that read or write rows of a table: name -> function of (arguments, result) that returns tensors of these rows.
 GATHERS: dict[str, Callable[[Sequence[Any], Any], Any]] = {
     "aten::embedding": lambda arguments, out: out,
     "aten::index_select": lambda arguments, out: out,
@@ -31,21 +31,21 @@ GATHERS: dict[str, Callable[[Sequence[Any], Any], Any]] = {
 
 
 class OpCall(NamedTuple):
-    """One dispatched op. ``shapes``, those of the two factors, distinguishes matrix products."""
+    """One dispatched op. ``shapes``: shapes of the two factors of a matrix product, else empty."""
 
     name: str
     shapes: str
     work: Work
 
 
-# Matrix products that torch.utils.flop_counter does not know: arguments by their names -> FLOPs.
+# Matrix products that torch.utils.flop_counter does not know: name -> function of {argument's name: value}.
 FLOPS: dict[str, Callable[[dict[str, Any]], float]] = {
     "mkldnn::_linear_pointwise": lambda a: 2 * a["X"].numel() * a["W"].shape[0],
 }
 
 
 class CountWork(TorchDispatchMode):
-    """Records every op that runs inside, with its work. It reads offsets back from the device."""
+    """Records every op that runs inside, with its :class:`Work`. Reads sequence offsets back from the device."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -90,7 +90,7 @@ def _work(func, args, kwargs, out) -> Work:
     read = {_memory(t): _bytes(t) for t in inputs}
     if name in WRITE_ONLY:
         read = {memory: size for memory, size in read.items() if memory not in written}
-    if name in GATHERS:  # only the rows of a table that are read or added to
+    if name in GATHERS:  # count only the rows of the table that are read or written
         limit = max(_bytes(t) for t in _tensors(GATHERS[name](args, out)))
         read, written = (
             {memory: min(size, limit) for memory, size in sizes.items()}
@@ -124,11 +124,11 @@ def _bytes(tensor: Tensor) -> int:
 
 
 def encoder_flops(config: EncoderConfig, lengths: Sequence[int], labelled: int = 0) -> float:
-    """FLOPs of the matrix products of a forward over real tokens. A training step needs three times as many.
+    """FLOPs of the matrix products of one forward, without padding. A training step has three times as many.
 
     Args:
-        lengths: tokens of each sequence.
-        labelled: number of rows that the masked-LM head has to compute.
+        lengths: number of tokens of each sequence.
+        labelled: number of rows that the masked-LM head computes.
     """
     width, inner, tokens = config.hidden_size, config.intermediate_size, sum(lengths)
     layer = tokens * (8 * width**2 + 4 * width * inner) + 4 * width * sum(n**2 for n in lengths)

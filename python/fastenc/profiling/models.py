@@ -1,4 +1,4 @@
-"""Models to profile, with real sizes and random weights or from a checkpoint, and a step of each."""
+"""Models to profile, of the sizes of real ones with random weights or from a checkpoint, and a step of each."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -31,7 +31,11 @@ FIRST_ORDINARY_TOKEN, MASKED_SHARE = 1000, 0.15
 
 
 def load(name: str, *, training: bool) -> Encoder | MaskedLM:
-    """A model by a name of SIZES (random weights), a checkpoint's folder or a name on the hub."""
+    """A model by name: a key of SIZES (random weights), a checkpoint's folder, or a name on the hub.
+
+    Returns: a MaskedLM for training, else an Encoder.
+    Raises: ValueError for a name that is none of these.
+    """
     kind = MaskedLM if training else Encoder
     if name in SIZES:
         torch.manual_seed(0)
@@ -54,7 +58,7 @@ def random_sequences(config: EncoderConfig, lengths: Sequence[int]) -> list[list
 def inference_step(
     model: Encoder, lengths: Sequence[int], device: torch.device
 ) -> Callable[[], object]:
-    """The encoder over one packed batch."""
+    """A function that runs the encoder on one packed batch of sequences of these lengths, without gradients."""
     model.eval()
     batch = pack_sequences(random_sequences(model.config, lengths)).to(device)
 
@@ -72,7 +76,13 @@ def training_step(
     autocast: bool,
     graph: bool = False,
 ) -> Callable[[], object]:
-    """A masked-LM step: forward, backward and AdamW, with bfloat16 autocast if ``autocast``; ``graph``: recorded."""
+    """A function that runs a masked-LM training step: forward, backward and AdamW.
+
+    Args:
+        lengths: number of tokens of each sequence.
+        autocast: run in bfloat16 autocast.
+        graph: record the step as a CUDA graph (:func:`fastenc.compile_training`).
+    """
     model.train()
     batch = pack_sequences(random_sequences(model.config, lengths)).to(device)
     generator = torch.Generator().manual_seed(1)

@@ -1,8 +1,8 @@
-"""Profiles a step: the time of every op and its kernels, and the work that the op has to do.
+"""Profiles a step: the time of every op and of its kernels, and the op's bytes and FLOPs.
 
-After a warm-up the step runs alone, for its time; once with the bytes and FLOPs of every op counted; and once under
-torch's profiler, with each op in a range to which kernels are matched by their launches. The order of ops must be the
-same each time.
+After a warm-up the step runs several times without a profiler, to measure its time. It runs once to count the bytes and
+FLOPs of every op. It runs once under torch's profiler with a range around each op; a kernel belongs to the range in
+which it was launched. The step must run the same ops in the same order each time.
 """
 
 import json
@@ -30,8 +30,8 @@ class Row:
     """All calls of an op with the same shapes.
 
     Fields:
-        seconds: time on the device; on a CPU, time of the op.
-        floor_seconds: the least time that the ceilings allow.
+        seconds: on a GPU, time of the op's kernels; on a CPU, time of the op.
+        floor_seconds: the least time that the roofline allows (:class:`Ceilings`).
         kernels: {name: (launches, seconds)} on a GPU.
     """
 
@@ -55,9 +55,9 @@ class Profile:
 
     Fields:
         rows: ops by descending time.
-        step_seconds: the median of steps without a profiler. Where it is more than the sum of the rows, the device
-            waited for the host.
-        peak_bytes: largest allocation during a step, on a GPU.
+        step_seconds: median time of steps without a profiler. If it is more than the sum of the rows, the device waited
+            for the host.
+        peak_bytes: largest allocated memory during a step on a GPU; None on a CPU.
     """
 
     rows: list[Row]
@@ -73,7 +73,10 @@ class Profile:
 def profile_step(
     step: Callable[[], object], device: torch.device, ceilings: Ceilings, trace: Path
 ) -> Profile:
-    """Profile ``step`` and write its timeline to ``trace``, a JSON file that https://ui.perfetto.dev opens."""
+    """Profile ``step`` and write its timeline to ``trace``, a JSON file that https://ui.perfetto.dev opens.
+
+    Raises: RuntimeError if the step runs other ops from call to call, or if the profiler recorded nothing.
+    """
     for _ in range(WARM_UP):
         step()
     if device.type == "cuda":
@@ -86,7 +89,7 @@ def profile_step(
     activities = [torch.profiler.ProfilerActivity.CPU]
     if device.type == "cuda":
         activities.append(torch.profiler.ProfilerActivity.CUDA)
-    # acc_events: without it torch 2.11 warns that it clears the events of the only cycle.
+    # Without acc_events, torch 2.11 warns that it clears the events after each cycle; there is only one cycle here.
     with torch.profiler.profile(activities=activities, acc_events=True) as profiler, LabelOps():
         step()
         synchronize(device)
@@ -102,16 +105,22 @@ def profile_step(
         row.floor_seconds += ceilings.floor(call.work)
         for label, kernel, duration in spans.pop(number, []):
             if label != call.name:
-                raise RuntimeError(f"the step's ops changed: {call.name}, then {label}")
+                raise RuntimeError(
+                    f"a step must run the same ops in every call, got {call.name} and then {label} as op {number}: "
+                    "remove what depends on earlier calls"
+                )
             row.seconds += duration
             if device.type == "cuda":
                 launches, total = row.kernels.get(kernel, (0, 0.0))
                 row.kernels[kernel] = launches + 1, total + duration
     if spans:
-        raise RuntimeError(f"the step ran {len(spans)} ops more when it was profiled")
+        raise RuntimeError(
+            f"a step must run the same ops in every call, got {len(spans)} more in the second call: "
+            "remove what depends on earlier calls"
+        )
     if not any(row.seconds for row in rows.values()):
         raise RuntimeError(
-            "the profiler recorded none of the step's work: is its access to the device denied?"
+            "the profiler recorded none of the step's ops: is its access to the device denied?"
         )
     ordered = sorted((r for r in rows.values() if r.seconds), key=lambda r: -r.seconds)
     return Profile(ordered, seconds, ceilings.as_json(), peak)
@@ -121,7 +130,7 @@ Spans = dict[int, list[tuple[str, str, float]]]  # {number of an op: (op, kernel
 
 
 class _Labels:
-    """The ranges of LabelOps by thread, ordered by time."""
+    """The ranges that LabelOps recorded, for each thread in the order of time."""
 
     def __init__(self, events: list[dict]):
         found = defaultdict(list)
@@ -134,15 +143,15 @@ class _Labels:
         self.starts = {thread: [r[0] for r in ranges] for thread, ranges in self.found.items()}
 
     def at(self, thread: int, time: float) -> tuple[int, str] | None:
-        """(number, op) of the range that contains the moment."""
-        at = bisect_right(self.starts.get(thread, []), time) - 1
-        if at < 0 or self.found[thread][at][1] < time:
+        """(number, op) of the range that contains this time, or None."""
+        index = bisect_right(self.starts.get(thread, []), time) - 1
+        if index < 0 or self.found[thread][index][1] < time:
             return None
-        return self.found[thread][at][2:]
+        return self.found[thread][index][2:]
 
 
 def _cpu_ops(events: list[dict]) -> Spans:
-    """The first op of a range is the outermost one; its time includes the ops that it calls."""
+    """The time of each range's first op. It is the outermost one, so its time includes the ops that it calls."""
     labels, spans = _Labels(events), {}
     ops = (event for event in events if event.get("cat") == "cpu_op")
     for event in sorted(ops, key=lambda event: event["ts"]):
@@ -153,6 +162,7 @@ def _cpu_ops(events: list[dict]) -> Spans:
 
 
 def _kernels(events: list[dict]) -> Spans:
+    """The kernels of each range: those whose launch lies in it."""
     labels, spans = _Labels(events), defaultdict(list)
     launches = {
         event["args"]["correlation"]: event

@@ -12,7 +12,7 @@ SHOWN = 20
 
 
 def write_json(profile: Profile, path: Path) -> None:
-    """Write all rows and the ceilings."""
+    """Write all rows and the device's measured peak rates as JSON."""
     content = {
         "step_ms": profile.step_seconds * 1e3,
         "busy_ms": profile.busy_seconds * 1e3,
@@ -26,10 +26,13 @@ def write_json(profile: Profile, path: Path) -> None:
 
 
 def table(profile: Profile):
-    """The costliest ops, on a GPU with their kernels below. Work is known for ops only, not for kernels."""
+    """A table of the ops with the most time, on a GPU with their kernels below.
+
+    Bytes and FLOPs are known for ops only, not for their kernels.
+    """
     made = require("rich.table", extra="train").Table(title="Where a step's time goes")
     for heading in ("op", "calls", "ms", "share", "GB", "GFLOP", "GB/s", "TFLOP/s", "roofline"):
-        if heading == "op":  # gives way on a narrow terminal
+        if heading == "op":  # the column that is wrapped on a narrow terminal
             made.add_column(heading, overflow="fold", min_width=24)
         else:
             made.add_column(heading, justify="right", no_wrap=True)
@@ -46,7 +49,7 @@ def table(profile: Profile):
 
 
 def summary(profile: Profile) -> str:
-    """Step time, time of the ops and the time that the ceilings allow, in one line."""
+    """One line: the time of the step, the time of its ops, and the least time that the roofline allows."""
     floor = sum(row.floor_seconds for row in profile.rows)
     parts = [
         f"step {profile.step_seconds * 1e3:.3f} ms",
@@ -59,7 +62,7 @@ def summary(profile: Profile) -> str:
 
 
 def draw(profile: Profile, path: Path, title: str) -> None:
-    """Draw bars of the costliest ops: the measured time, and the time that the ceilings allow."""
+    """Write a bar chart of the ops with the most time: the measured time, and the least that the roofline allows."""
     matplotlib = require("matplotlib", extra="plots")
     matplotlib.use("Agg")
     pyplot = require("matplotlib.pyplot", extra="plots")

@@ -1,6 +1,6 @@
-"""The roofline: a device's measured bandwidth (of a copy) and rate (of a matrix product) bound every op's time.
+"""The roofline: a lower bound of an op's time from a device's measured peak rates.
 
-    time >= max(bytes / bandwidth, FLOPs / rate of the products in that dtype)
+    time >= max(bytes / bandwidth of a copy, FLOPs / FLOPs per second of a large matrix product in that dtype)
 
 Source: Williams, Waterman and Patterson 2009, doi:10.1145/1498765.1498785.
 """
@@ -19,9 +19,12 @@ REPEATS = {"cuda": 20, "cpu": 5}
 
 
 class Work(NamedTuple):
-    """The least work of an op: read each input once, write each output once, and compute.
+    """The least work of an op.
 
-    FLOPs are those of matrix products (a multiply-add counts as two). An op without products is bound by its bytes.
+    Fields:
+        bytes: each input read once and each output written once.
+        flops: FLOPs of its matrix products; a multiply-add counts as two.
+        dtype: of the products.
     """
 
     bytes: float
@@ -33,9 +36,9 @@ class Work(NamedTuple):
 
 
 class Ceilings:
-    """A device's copy bandwidth (bytes read and written) and rates of products, measured at the first use.
+    """A device's measured peak rates, measured when they are first used.
 
-    An op whose data stay in a cache can be faster than the copy allows.
+    The bandwidth is that of a copy, bytes read plus bytes written. An op whose data stay in a cache can be faster.
 
     Args:
         copy_bytes: size of the copied tensor; None: large enough to fill the device.
@@ -57,7 +60,7 @@ class Ceilings:
 
     @property
     def bandwidth(self) -> float:
-        """Bytes a second."""
+        """Bytes per second of a copy, read plus written."""
         if self._bandwidth is None:
             source = torch.randn(self.copy_bytes // 4, device=self.device)
             target = torch.empty_like(source)
@@ -66,7 +69,7 @@ class Ceilings:
         return self._bandwidth
 
     def product(self, dtype: torch.dtype) -> float:
-        """FLOPs a second of a product of random square matrices (zeros run faster than data)."""
+        """FLOPs per second of a product of square matrices. They are random, because products of zeros are faster."""
         if dtype not in self._products:
             size = self.product_size
             a, b = (torch.randn(size, size, device=self.device).to(dtype) for _ in range(2))
@@ -80,7 +83,7 @@ class Ceilings:
         return max(work.bytes / self.bandwidth, arithmetic)
 
     def as_json(self) -> dict[str, Any]:
-        """The ceilings that were measured so far."""
+        """The rates that were measured so far."""
         measured: dict[str, Any] = {}
         if self._bandwidth is not None:
             measured["copy_GB_per_s"] = self._bandwidth / 1e9

@@ -1,4 +1,4 @@
-"""Times a call on a CPU or a GPU. On a GPU the host only queues the work."""
+"""Measures the time of a call on a CPU or a GPU."""
 
 import time
 from collections.abc import Callable
@@ -9,13 +9,13 @@ FLUSH_BYTES = 256 * 2**20
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait for the device. A CPU has finished its work when a call returns."""
+    """Wait until a GPU has finished its queued work. On a CPU there is nothing to wait for."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def call_seconds(call: Callable[[], object], device: torch.device, repeats: int) -> list[float]:
-    """Seconds of each of ``repeats`` consecutive calls, from start to finished work."""
+    """Seconds of each of ``repeats`` consecutive calls, from the start until the work is finished."""
     if device.type == "cuda":
         events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(repeats)]
         for start, end in events:
@@ -33,10 +33,10 @@ def call_seconds(call: Callable[[], object], device: torch.device, repeats: int)
 
 
 class KernelTimer:
-    """Device time of a call on a GPU: its kernels back to back, with a cold L2 cache.
+    """Device time of a call on a GPU: its kernels without gaps between them, with a cold L2 cache.
 
-    Before each call a buffer of several times the cache's size is read. (Written lines would be written back while the
-    call runs.) Then the device is kept busy for as long as the host needs to queue the call.
+    Before each call a buffer of several times the cache's size is read. It is not written, because the cache would
+    write it back to memory during the call. Then the device is kept busy while the host queues the call.
     """
 
     def __init__(self, device: torch.device):

@@ -1,6 +1,6 @@
 """Non-causal attention inside each sequence of a packed batch, in plain torch.
 
-The sequences are padded first, so that nothing is read back from the device.
+It pads the sequences and computes in the padded batch, so nothing is read back from the device.
 Source: Vaswani et al. 2017, arXiv:1706.03762; Press et al. 2021 (ALiBi), arXiv:2108.12409.
 """
 
@@ -27,7 +27,7 @@ def attention(
     relative_bias: Tensor | None = None,
     key_bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """(out (total_q, num_heads, head_dim), softmax_lse (num_heads, total_q))."""
+    """(out (total_q, num_heads, head_dim), softmax_lse (num_heads, total_q)); arguments as in fastenc.ops.attention."""
     wide = torch.promote_types(q.dtype, torch.float32)
     heads = q.shape[1]
     scale = q.shape[2] ** -0.5 if softmax_scale is None else softmax_scale
@@ -46,7 +46,7 @@ def attention(
     )
     scores = scale * q_rows @ k_rows.transpose(2, 3)
 
-    # Queries and keys end at the same position: query i is at key i + length_k - length_q.
+    # Queries and keys end at the same position: query i has the position of key i + length_k - length_q.
     shift = cu_seqlens_k.diff() - cu_seqlens_q.diff()
     i = torch.arange(max_seqlen_q, device=q.device)[:, None] + shift[:, None, None]
     distance = torch.arange(max_seqlen_k, device=q.device) - i  # (batch, query, key)
@@ -66,11 +66,11 @@ def attention(
         visible = visible & (distance <= right)
     scores = scores.masked_fill(~visible[:, None], float("-inf"))
 
-    # A row that sees no key gives 0, and a gradient of 0.
-    dead = (scores == float("-inf")).all(-1, keepdim=True)
-    scores = scores.masked_fill(dead, 0)
-    probabilities = torch.softmax(scores, dim=-1).masked_fill(dead, 0)
-    lse = torch.logsumexp(scores, dim=-1, keepdim=True).masked_fill(dead, float("-inf"))
+    # A query that sees no key gets 0, and a gradient of 0.
+    sees_none = (scores == float("-inf")).all(-1, keepdim=True)
+    scores = scores.masked_fill(sees_none, 0)
+    probabilities = torch.softmax(scores, dim=-1).masked_fill(sees_none, 0)
+    lse = torch.logsumexp(scores, dim=-1, keepdim=True).masked_fill(sees_none, float("-inf"))
     if dropout_p > 0:
         streams = torch.arange(heads, device=q.device)[:, None]
         assert rng_state is not None
@@ -86,19 +86,19 @@ def attention(
 
 
 def _longest(cu_seqlens: Tensor, max_seqlen: int, tokens: int) -> int:
-    """Not more than max_seqlen, which may be any bound: the padded batch grows with its square."""
+    """The length to pad to. max_seqlen may be any upper bound, and time and memory grow with the length's square."""
     if cu_seqlens.device.type == "cpu" and not torch.compiler.is_compiling():
         return int(cu_seqlens.diff().max()) if len(cu_seqlens) > 1 else 0
-    return min(max_seqlen, tokens)  # without reading offsets back from a device
+    return min(max_seqlen, tokens)  # reading the offsets would wait for the device
 
 
 def _padded_rows(cu_seqlens: Tensor, max_seqlen: int) -> tuple[Tensor, Tensor]:
-    """(the packed row of every position of the padded batch, whether it exists), both (batch, max_seqlen)."""
+    """(packed row of each position of the padded batch, whether it is a token), both (batch, max_seqlen)."""
     position = torch.arange(max_seqlen, device=cu_seqlens.device)
     return cu_seqlens[:-1, None] + position, position < cu_seqlens.diff()[:, None]
 
 
 def _pad(x: Tensor, rows: Tensor, exists: Tensor) -> Tensor:
-    """(batch, max_seqlen, ...), with zeros where ``exists`` is false."""
+    """x (tokens, ...) padded to (batch, max_seqlen, ...), with zeros where ``exists`` is false."""
     zero = x.new_zeros((1, *x.shape[1:]))
     return torch.cat([x, zero])[torch.where(exists, rows, x.shape[0])]

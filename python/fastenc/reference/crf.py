@@ -22,7 +22,10 @@ def log_likelihood(
     transitions: Tensor,
     seqused: Tensor | None = None,
 ) -> Tensor:
-    """log P(tags) of each sequence; arguments as in fastenc.ops.crf_log_likelihood. Float32, or float64 if given."""
+    """log P(tags) of each sequence (batch,), float32, or float64 for float64 emissions.
+
+    Arguments as in fastenc.ops.crf_log_likelihood.
+    """
     dtype = torch.promote_types(emissions.dtype, torch.float32)
     start, end, transitions = (value.to(dtype) for value in (start, end, transitions))
     results = []
@@ -48,8 +51,8 @@ def decode(
     transitions: Tensor,
     seqused: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """(best tag of each token, 0 where unused; score of each sequence's best path), by Viterbi's recursion in
-    float64."""
+    """(tags of the best paths (total_tokens,), 0 where unused; their scores (batch,)), by Viterbi's algorithm in
+    float64; arguments as in fastenc.ops.crf_decode."""
     path = torch.zeros(emissions.shape[0], dtype=torch.int64, device=emissions.device)
     scores = []
     start, end, transitions = (value.double() for value in (start, end, transitions))
@@ -80,8 +83,10 @@ def decode_nbest(
     transitions: Tensor,
     n: int,
 ) -> tuple[Tensor, Tensor]:
-    """(the n best paths (n, total_tokens), their scores (n, batch)), best first, in float64; -1 and -infinity where a
-    sequence has fewer."""
+    """(tags of the n best paths (n, total_tokens), their scores (n, batch)), best first, computed in float64.
+
+    A sequence with fewer paths has tags -1 and score -infinity. Arguments as in fastenc.ops.crf_decode_nbest.
+    """
     paths = torch.full((n, emissions.shape[0]), -1, dtype=torch.int64, device=emissions.device)
     scores = torch.full((n, len(cu_seqlens) - 1), -torch.inf, device=emissions.device)
     start, end, transitions = (value.double() for value in (start, end, transitions))
@@ -90,12 +95,13 @@ def decode_nbest(
             scores[0, number] = 0.0
             continue
         e = emissions[first:stop].double()
-        best = (start + e[0])[:, None]  # (tags, ways so far)
-        ways = []  # of each later token: the previous tag and the rank among its ways, as one number
+        best = (start + e[0])[:, None]  # (tags, partial paths kept): scores, best first
+        # For each later token (tags, partial paths): previous tag * width + rank of its partial path; and the width.
+        pointers = []
         for row in e[1:]:
             arriving = (best[:, :, None] + transitions[:, None, :]).flatten(0, 1)
             ordered = arriving.sort(dim=0, descending=True, stable=True)
-            ways.append((ordered.indices[:n].t(), best.shape[1]))
+            pointers.append((ordered.indices[:n].t(), best.shape[1]))
             best = ordered.values[:n].t() + row[:, None]
         ordered = (best + end[:, None]).flatten().sort(descending=True, stable=True)
         for k, (score, chosen) in enumerate(
@@ -106,9 +112,9 @@ def decode_nbest(
             scores[k, number] = score
             tag, rank = divmod(chosen, best.shape[1])
             paths[k, stop - 1] = tag
-            for t, (before, width) in zip(
-                range(stop - 2, first - 1, -1), reversed(ways), strict=True
+            for t, (pointer, width) in zip(
+                range(stop - 2, first - 1, -1), reversed(pointers), strict=True
             ):
-                tag, rank = divmod(int(before[tag, rank]), width)
+                tag, rank = divmod(int(pointer[tag, rank]), width)
                 paths[k, t] = tag
     return paths, scores

@@ -4,9 +4,9 @@
     h = (key_0 xor column * 0x9E3779B1) * 0x85EBCA6B
     h = (h xor (h >> 15) xor key_1) * 0xC2B2AE35                  (modulo 2^32)
 
-An element is kept if the upper 16 bits of h are at least the threshold. Philox makes rows independent of each other;
-the hash of the column is cheap enough to be formed where an element is, whatever the layout: no implementation depends
-on which columns lie side by side. ``benchmarks/dropout_battery.py`` tests the masks' randomness.
+An element is kept if the upper 16 bits of h are at least the threshold. Philox makes rows independent of each other.
+The hash of a column is cheap enough to be computed for each element by itself, so an implementation may process the
+columns in any order and grouping. ``benchmarks/dropout_battery.py`` tests the randomness of the masks.
 
 Source: Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3" (Philox). The multipliers are those of
 MurmurHash3's last step and the golden ratio times 2^32.
@@ -21,7 +21,7 @@ _MASK = 0xFFFFFFFF
 def philox(
     seed: int | Tensor, c0: Tensor, c1: Tensor, c2: Tensor, c3: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Philox4x32-7: four outputs of 32 bits for each counter (c0, c1, c2, c3), int64 as the counters are.
+    """Philox4x32-7: four 32-bit outputs for each counter (c0, c1, c2, c3). Counters and outputs are int64 tensors.
 
     Args:
         seed: 64-bit key; a tensor is not read back to the host.
@@ -39,13 +39,13 @@ def row_keys(rng_state: Tensor, stream: int | Tensor, rows: Tensor) -> tuple[Ten
     """64 random bits for each row, as two words of 32.
 
     Args:
-        rng_state: int64 (2,), seed and offset: the 64-bit key and the low 32 bits of the last counter word. It stays
-            on its device.
+        rng_state: int64 (2,), seed and offset: the 64-bit key, and the last word of the counter (its low 32 bits). It
+            is not read back to the host.
         stream: 32-bit number, or a tensor that broadcasts with ``rows`` (such as attention heads).
         rows: integer tensor of any shape.
     Returns: two int64 tensors of rows' shape (broadcast with stream), values in [0, 2^32).
     """
-    if isinstance(stream, int):  # filled in on the device, where a copy of it would wait
+    if isinstance(stream, int):  # filled on the device; a copy from the host would wait
         stream = torch.full((), stream, device=rows.device)
     seed, offset = rng_state
     row, stream, offset = rows.long() & _MASK, stream.long() & _MASK, offset & _MASK
@@ -65,8 +65,8 @@ def dropout_scales(
 ) -> Tensor:
     """float32 factors: 0 where dropped, 1 / (probability of keeping) elsewhere.
 
-    The probability is ``dropout_p`` rounded to a multiple of 2^-16, and the scale is that of the rounded one. Shape:
-    rows' shape (broadcast with stream) + (num_columns,).
+    Returns: the shape of rows (broadcast with stream) + (num_columns,).
+    ``dropout_p`` is rounded to a multiple of 2^-16, and the factor is that of the rounded probability.
     """
     threshold = int(dropout_p * 65536 + 0.5)
     columns = torch.arange(num_columns, device=rows.device)

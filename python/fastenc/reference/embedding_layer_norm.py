@@ -29,7 +29,7 @@ def embedding_layer_norm(
     eps: float = 1e-12,
 ) -> Tensor:
     wide = torch.promote_types(word.dtype, torch.float32)
-    # Tables are widened before their rows are taken, so that gradients of many tokens add up in float32.
+    # The tables are widened before the look-up, so that the gradients of many tokens are summed in float32.
     h = F.embedding(input_ids, word.to(wide), padding_idx)
     if token_type is not None:
         types = torch.zeros_like(input_ids) if token_type_ids is None else token_type_ids

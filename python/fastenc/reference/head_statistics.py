@@ -1,4 +1,4 @@
-"""What attention heads look at, from their probabilities, in plain torch.
+"""Statistics of attention heads' probabilities, in plain torch.
 
 Source: Clark et al. 2019, arXiv:1906.04341.
 """
@@ -17,8 +17,10 @@ def head_statistics(
     window_size: tuple[int, int] = (-1, -1),
     relative_bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """(statistics (total_tokens, num_heads, 8), strongest int32 (total_tokens, num_heads)), in the order of
-    :class:`fastenc.ops.head_statistics.HeadStatistics`; a sequence at a time."""
+    """(statistics (total_tokens, num_heads, 8), strongest int32 (total_tokens, num_heads)), one sequence at a time.
+
+    The statistics are in the order of :class:`fastenc.ops.head_statistics.HeadStatistics`.
+    """
     wide = torch.promote_types(q.dtype, torch.float32)
     total, heads = q.shape[:2]
     statistics = torch.empty(total, heads, 8, dtype=wide, device=q.device)
@@ -41,9 +43,9 @@ def head_statistics(
         p = scores.log_softmax(-1).exp()
         distance = away.abs().to(wide)
         entropy = -torch.special.xlogy(p, p).sum(-1)
-        # Probabilities along the diagonals; 0 where there is no neighbour.
-        shifted = torch.nn.functional.pad(p, (1, 1))
-        at = lambda column, x=shifted: x.gather(-1, column[:, None, None].expand(-1, heads, 1))[
+        # Key j is column j + 1; columns 0 and length + 1 are 0, for neighbours that do not exist.
+        padded = torch.nn.functional.pad(p, (1, 1))
+        at = lambda column, x=padded: x.gather(-1, column[:, None, None].expand(-1, heads, 1))[
             ..., 0
         ]
         wanted = torch.full_like(position, -1) if targets is None else targets[rows].long()

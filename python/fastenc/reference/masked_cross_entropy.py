@@ -1,4 +1,4 @@
-"""Softmax cross-entropy over the labelled rows only, in plain torch.
+"""Softmax cross-entropy over the labelled rows, in plain torch.
 
 Source: label smoothing, Szegedy et al. 2016, arXiv:1512.00567; z-loss, Chowdhery et al. 2022, arXiv:2204.02311.
 """

@@ -1,7 +1,7 @@
-"""Masked-LM corruption in plain torch. It uses integers only, so that a kernel can agree to the bit.
+"""Masked-LM corruption in plain torch. It computes with integers only, so that kernels return exactly the same.
 
 Source: Devlin et al. 2018, arXiv:1810.04805; Walker 1977, "An efficient method for generating discrete random
-variables with general distributions", for the table of replacements.
+variables with general distributions" (alias method), for the table of replacements.
 """
 
 import torch
@@ -12,7 +12,7 @@ from fastenc.reference.dropout import philox
 IGNORED = -100
 MASKED_BELOW = 3435973837  # 0.8 * 2^32, and next 0.9 * 2^32, rounded up
 REPLACED_BELOW = 3865470567
-OFFSET = 1  # the counter's last word, which dropout draws
+OFFSET = 1  # last word of Philox's counter, where dropout has a random offset
 
 
 def mlm_corruption(
@@ -24,7 +24,10 @@ def mlm_corruption(
     mask_token_id: int,
     threshold: int,
 ) -> tuple[Tensor, Tensor]:
-    """(corrupted ids, labels); ``threshold`` is the probability of selection times 2^32."""
+    """(corrupted ids, labels), int64 (total_tokens,); arguments as in fastenc.ops.mlm_corruption.
+
+    ``threshold`` is the probability of selection times 2^32.
+    """
     token = torch.arange(len(input_ids), device=input_ids.device)
     zero = torch.zeros_like(token)
     select, action, entry_bits, side = philox(seed, token, zero, zero, zero + OFFSET)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 def rotary(x: Tensor, table: Tensor, cu_seqlens: Tensor) -> Tensor:
-    """x (tokens, heads, head_dim); table (positions, rotary_dim): cosines, then sines."""
+    """x (tokens, heads, head_dim) rotated, in its dtype; table (positions, rotary_dim): cosines, then sines."""
     wide = torch.promote_types(x.dtype, torch.float32)
     tokens = torch.arange(x.shape[0], device=x.device)
     sequence = torch.searchsorted(cu_seqlens.contiguous(), tokens, right=True) - 1

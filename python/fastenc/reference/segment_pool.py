@@ -9,7 +9,7 @@ def segment_pool(x: Tensor, cu_seqlens: Tensor, mode: str) -> Tensor:
     tokens, starts = x.shape[0], cu_seqlens[:-1].long()
     lengths = cu_seqlens.diff().long()
     if mode == "mean":
-        # unsafe: the safe form reads the lengths back to the host.
+        # unsafe=True skips a check that would read the lengths back to the host.
         sums = torch.segment_reduce(wide, "sum", lengths=lengths, axis=0, unsafe=True)
         return (sums / lengths.clamp(min=1).unsqueeze(1)).to(x.dtype)
     # An empty sequence takes the row of zeros after the last token.
@@ -20,7 +20,7 @@ def segment_pool(x: Tensor, cu_seqlens: Tensor, mode: str) -> Tensor:
 
 
 def _first_maximum(x: Tensor, lengths: Tensor) -> Tensor:
-    """int64 (batch, hidden_size): the first token with the sequence's maximum; NaN is above every number."""
+    """int64 (batch, hidden_size): index of the first token with the sequence's maximum; NaN counts as the largest."""
     tokens = x.shape[0]
     row = torch.arange(tokens, device=x.device)
     sequence = torch.repeat_interleave(

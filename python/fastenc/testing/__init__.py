@@ -1,4 +1,4 @@
-"""The numerics budget, and a measurement of every op against it on the device at hand."""
+"""The error budget, and a report that measures every op's error against it on the current device."""
 
 from fastenc.ops._numerics import CASES, Case
 from fastenc.testing.budget import assert_within_budget, error_budget

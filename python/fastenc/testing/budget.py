@@ -1,34 +1,36 @@
-"""The numerics budget: the largest allowed error of a result."""
+"""The error budget: the largest allowed error of a result, relative to that of plain PyTorch."""
 
 import torch
 from torch import Tensor
 
-# The largest of about ten thousand normal errors is this many times their root mean square.
-LARGEST_OF_MANY = 4.0
+# The largest of about ten thousand normally distributed errors is about this many times their root mean square.
+MAX_OVER_RMS = 4.0
 
 
 def error_budget(
     plain: Tensor, truth: Tensor, rounded: float = 0.0, scale: float = 0.0
 ) -> tuple[float, float]:
-    """Largest allowed (max, mean) error: 2 × (the plain path's own error + half a rounding step).
+    """Largest allowed (max, mean) error: 2 × (error of plain PyTorch + half a rounding step).
+
+    The rounding step is the spacing of the dtype's numbers at each value. The budget for the max takes the largest
+    step, that for the mean takes the mean of the steps. The largest of a few errors depends on chance. So the largest
+    error of plain PyTorch counts as at least four times its root mean square.
 
     Args:
-        plain: the plain PyTorch path's result in the dtype under test.
-        truth: the float64 reference computed from the same inputs.
-        rounded: relative error of a number that the algorithm has to store and the plain path has not, such as a
-            log-sum-exp. It is multiplied by the values and added to half a rounding step.
-        scale: size of the terms of a sum that is zero by symmetry, such as the gradient of a key's bias, which cannot
-            change a softmax. The rounding step is at least that of a number of this size.
-    The rounding step is the spacing of the dtype's numbers at each value (the largest one for the maximum, their mean
-    for the mean). The largest error of a few numbers is luck. So the plain path's largest error counts as at least
-    four times its root mean square.
+        plain: the result of plain PyTorch in the dtype under test.
+        truth: the float64 result from the same inputs.
+        rounded: relative error of an intermediate value that the op stores in low precision and plain PyTorch does not,
+            such as a log-sum-exp. It is multiplied by |truth| and added to half a rounding step.
+        scale: magnitude of the terms of a sum that is zero by symmetry, such as the gradient of a key's bias, which
+            cannot change a softmax. The rounding step is at least that of a number of this magnitude.
+    Returns: (max, mean).
     """
     plain, truth = plain.detach(), truth.detach()
     step = truth.abs().clamp(min=scale) * torch.finfo(plain.dtype).eps
     error = (plain.double() - truth).abs()
     if not truth.numel():
         return 0.0, 0.0
-    largest = max(float(error.max()), LARGEST_OF_MANY * float(error.square().mean().sqrt()))
+    largest = max(float(error.max()), MAX_OVER_RMS * float(error.square().mean().sqrt()))
     rounding = step / 2 + rounded * truth.abs()
     return 2 * (largest + float(rounding.max())), 2 * float(error.mean() + rounding.mean())
 
@@ -49,7 +51,10 @@ def assert_within_budget(
     rounded: float = 0.0,
     scale: float = 0.0,
 ) -> None:
-    """Raise AssertionError unless ``result`` is within the budget and has the expected shape and dtype."""
+    """Raise AssertionError unless ``result`` is within :func:`error_budget` and has truth's shape and plain's dtype.
+
+    Args: what: the name of the result, for the message.
+    """
     if result.shape != truth.shape or result.dtype != plain.dtype:
         raise AssertionError(
             f"{what}: {result.dtype} {tuple(result.shape)}, expected {plain.dtype} {tuple(truth.shape)}"

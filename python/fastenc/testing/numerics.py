@@ -1,4 +1,4 @@
-"""The error of each op against float64 on the device at hand, and that of plain PyTorch."""
+"""The error of each op against float64 on the current device, beside the error of plain PyTorch."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -19,14 +19,16 @@ INTEGER_RESULTS = {"crf_decode", "crf_decode_nbest", "mlm_corruption"}
 
 @dataclass(frozen=True)
 class NumericsRow:
-    """The error of one quantity: the result ("forward"), or the gradient of an input (its name).
+    """The error of one quantity of an op: its result ("forward"), or the gradient of an input (the input's name).
 
     Fields:
         detail: the name of the case, if the op has several.
         implementation: the implementation that ``impl="auto"`` chose.
-        error, plain_error, allowed: the largest absolute error of the library, of plain PyTorch in the same dtype, and
-            the largest that the budget allows, each divided by the largest absolute value of the float64 result.
+        error: largest absolute error of the library.
+        plain_error: largest absolute error of plain PyTorch in the same dtype.
+        allowed: largest absolute error that the budget allows.
         holds: whether the largest and the mean error are within the budget.
+    The three errors are divided by the largest absolute value of the float64 result.
     """
 
     op: str
@@ -46,13 +48,14 @@ def numerics_report(
     dtypes: Sequence[torch.dtype] = DTYPES,
     cases: Sequence[Case] = CASES,
 ) -> list[NumericsRow]:
-    """Run every case forward and backward in each dtype, and compare with float64 computed from the same inputs.
+    """Run every case forward and backward in each dtype, and compare with float64 results from the same inputs.
+
+    Inputs are the same in every run, and torch's default random generators are not used.
 
     Args:
-        device: None takes the first GPU, or else the CPU.
+        device: None takes the first GPU, or the CPU if there is none.
         cases: the ops to measure. To add an op of your own, append a :class:`Case` to ``fastenc.testing.CASES``.
-    Returns: a row for every quantity, in the order of the cases. Inputs are the same in every run. The default random
-        generators are not used.
+    Returns: a row for every quantity, in the order of the cases.
     """
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -70,18 +73,18 @@ def ops_without_case(cases: Sequence[Case] = CASES) -> list[str]:
 
 
 def _rows(case: Case, device: torch.device, dtype: torch.dtype) -> Iterator[NumericsRow]:
-    drawn = case.inputs(torch.Generator().manual_seed(0))
-    given = {name: _prepared(value, device, dtype) for name, value in drawn.items()}
-    leaves = [name for name, value in given.items() if _is_leaf(value)]
-    exact = {
+    sampled = case.inputs(torch.Generator().manual_seed(0))
+    inputs = {name: _prepared(value, device, dtype) for name, value in sampled.items()}
+    leaves = [name for name, value in inputs.items() if _is_leaf(value)]
+    in_float64 = {
         name: value.detach().double().requires_grad_() if name in leaves else value
-        for name, value in given.items()
+        for name, value in inputs.items()
     }
     with _LibraryOps() as library:
-        ours = case.ours(**given)
-    # Without a call of a library op, auto chose the reference, as a kernel does not take every option.
-    implementation = choose(case.op, "auto", given[leaves[0]]) if library.called else "reference"
-    results = (ours, case.plain(**given), case.plain(**exact))
+        ours = case.ours(**inputs)
+    # "auto" takes the reference for options that the kernels do not support. Then no op of the library is called.
+    implementation = choose(case.op, "auto", inputs[leaves[0]]) if library.called else "reference"
+    results = (ours, case.plain(**inputs), case.plain(**in_float64))
     quantities = [("forward", *results)]
     if results[0].requires_grad:
         upstream = torch.randn(results[0].shape, generator=torch.Generator().manual_seed(1))
@@ -90,7 +93,7 @@ def _rows(case: Case, device: torch.device, dtype: torch.dtype) -> Iterator[Nume
             torch.autograd.grad(
                 result, [values[name] for name in leaves], upstream.to(result.dtype)
             )
-            for result, values in zip(results, (given, given, exact), strict=True)
+            for result, values in zip(results, (inputs, inputs, in_float64), strict=True)
         )
         quantities += zip(leaves, *gradients, strict=True)
     for quantity, ours, plain, truth in quantities:
@@ -112,7 +115,7 @@ def _rows(case: Case, device: torch.device, dtype: torch.dtype) -> Iterator[Nume
 
 
 class _LibraryOps(TorchDispatchMode):
-    """Records whether one of the library's operators is called inside."""
+    """Records whether an op of the library is called inside."""
 
     called = False
 

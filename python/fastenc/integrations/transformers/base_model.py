@@ -39,13 +39,13 @@ class PackedRun(NamedTuple):
     Fields:
         last: (total_tokens, hidden_size).
         states: the embeddings' output and each layer's, None for one that was not asked for.
-        word_table: the word embeddings' weight as a decoder that is tied to it takes it.
+        tied_weight: the word embeddings' weight as a decoder that is tied to it takes it.
     """
 
     last: Tensor
     states: tuple[Tensor | None, ...]
     batch: PackedBatch
-    word_table: Tensor
+    tied_weight: Tensor
 
     def padded(self, hidden: Tensor | None) -> Any:
         """(batch, length, ...) with 0 for padding tokens; None for None."""
@@ -148,7 +148,7 @@ def run(
     )
     batch = pack(ids, mask, total_tokens=total, max_seqlen=longest)
     check_cu_seqlens(batch.cu_seqlens, batch.total_tokens, batch.max_seqlen)
-    x, word_table = embed(live, reading, arguments, batch)
+    x, tied_weight = embed(live, reading, arguments, batch)
     kept: list[Tensor | None] = [x if 0 in wanted else None]
     dtype = _stream_dtype(x)
     state, attention_inputs = (
@@ -179,7 +179,7 @@ def run(
         if number < last:
             kept.append(state.residual.to(dtype) if number + 1 in wanted else None)
     x = F.dropout(state.x, reading.final_dropout_p).to(dtype)
-    return PackedRun(x, (*kept, x if last + 1 in wanted else None), batch, word_table)
+    return PackedRun(x, (*kept, x if last + 1 in wanted else None), batch, tied_weight)
 
 
 def output(

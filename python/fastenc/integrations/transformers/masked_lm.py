@@ -107,7 +107,7 @@ def forward(
     packed = base_model.run(encoder, live, reading, arguments, metadata, wanted)
     hidden, decoder = packed.last, _module(model, live, "decoder")
     tied = decoder.weight is reading.modules["embeddings.word"].weight
-    weight = packed.word_table if tied else decoder.weight
+    weight = packed.tied_weight if tied else decoder.weight
     targets = None if labels is None else _of_real_tokens(labels, packed.batch)
     loss = logits = None
     if targets is not None and labelled_logits_only:
