@@ -247,7 +247,7 @@ def test_probabilities_and_modes_are_read_at_every_call():
         a, b = runs()
         assert torch.equal(a[2], b[2])
     ours.encoder.layer[0].attention.train()
-    with pytest.warns(UserWarning, match="a part of encoder.layer.0 is in training mode"):
+    with pytest.warns(UserWarning, match="some modules of encoder.layer.0 are in training mode"):
         ours(**batch)
 
 
@@ -364,7 +364,7 @@ def test_freezing_a_patched_model():
     ours(**batch)
     assert ours.fastenc_frozen._layers is None
     ours.encoder.layer[0].register_forward_hook(functools.partial(hook))
-    with pytest.raises(ValueError, match=r"takes its own: encoder.layer.0 has hooks"):
+    with pytest.raises(ValueError, match=r"its own forward, because encoder.layer.0 has hooks"):
         fastenc.freeze(ours)
     with pytest.raises(ValueError, match=r"freeze needs .*fastenc.patch"):
         fastenc.freeze(fastenc.unpatch(ours))

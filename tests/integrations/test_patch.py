@@ -374,7 +374,7 @@ def test_labels_in_one_row_and_no_label(labelled_logits_only):
     for wrong in (labels[:, 1:], torch.cat([labels, labels])):
         with pytest.raises(
             ValueError,
-            match=r"labels must have one value for each of the \d+ x \d+ inputs, got shape",
+            match=r"labels must have one value for each of the \d+ x \d+ tokens, got shape",
         ):
             ours(**batch, labels=wrong)
 

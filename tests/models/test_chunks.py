@@ -304,7 +304,7 @@ def test_the_aggregation_is_not_frozen_and_learns_at_the_heads_rate():
 
 def test_bad_input_is_named():
     batch, described = packed(documents())
-    with pytest.raises(ValueError, match="need a model that aggregates them, got one without"):
+    with pytest.raises(ValueError, match="need a model that aggregates chunks, got one without"):
         SequenceClassifier(WIDE)(batch, documents=described)
     batch, described = packed(documents([[3] * 9]))
     with pytest.raises(ValueError, match=r"at most 8 chunks, the positions .* got 9: cut it first"):

@@ -171,8 +171,8 @@ def test_nomics_scaling_by_length_begins_after_the_texts_of_pretraining(tmp_path
 @pytest.mark.parametrize(
     ("family", "change", "message"),
     [
-        ("nomic_bert", {"num_experts": 8}, "describes a mixture of experts, which is not computed"),
-        ("nomic_bert", {"moe_every_n_layers": 2}, "describes a mixture of experts"),
+        ("nomic_bert", {"num_experts": 8}, "must describe a dense model, got a mixture of experts"),
+        ("nomic_bert", {"moe_every_n_layers": 2}, "got a mixture of experts"),
         ("nomic_bert", {"prenorm": True}, "prenorm must be False, got True"),
         ("nomic_bert", {"rotary_emb_fraction": 0.5}, "rotary_emb_fraction must be 1.0, got 0.5"),
         ("nomic_bert", {"rotary_emb_interleaved": True}, "rotary_emb_interleaved must be False"),

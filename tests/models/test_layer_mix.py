@@ -237,7 +237,9 @@ def test_sentence_transformers_reads_the_mix(base, tmp_path):
     expected = peer.encode(TEXTS, convert_to_tensor=True)
     close(ours.encode(TEXTS), expected)
     close(SentenceEmbedder.from_pretrained(tmp_path / "vectors").encode(TEXTS), expected)
-    with pytest.raises(ValueError, match="last-four takes the last four layers as they are"):
+    with pytest.raises(
+        ValueError, match="pooling must not be last-four for a model with layer_mix"
+    ):
         model("bert", num_hidden_layers=4).save_pretrained(tmp_path / "four")
         SentenceEmbedder.from_pretrained(tmp_path / "four", layer_mix=True, pooling="last-four")
 

@@ -360,7 +360,7 @@ def test_broken_checkpoints_are_named(tmp_path):
         (
             change_config(type_vocab_size=0),
             r"model.safetensors has embeddings.token_type_embeddings.weight, which the model of "
-            r"config.json has not",
+            r"config.json does not have",
         ),
         (change_config(type_vocab_size=-1), r"type_vocab_size must be an integer of at least 0"),
         (change_config(layer_norm_eps=-1e-12), r"eps must be a finite number of at least 0"),

@@ -147,7 +147,10 @@ def test_a_head_of_another_kind_is_an_error(tmp_path):
     SpanClassifier(TINY, label_names=["X"], max_span_words=4).save_pretrained(tmp_path / "spans")
     load = lambda **options: SpanClassifier.from_pretrained(tmp_path / "spans", **options)
     for options, message in (
-        (dict(representation="biaffine"), "head has representation boundary, got biaffine"),
+        (
+            dict(representation="biaffine"),
+            "must be that of the checkpoint.s head, boundary, got biaffine",
+        ),
         (dict(max_span_words=5), "head has max_span_words 4, got 5"),
         (dict(label_names=["Z"]), r"head has the labels \['X'\], the data has \['Z'\]"),
     ):

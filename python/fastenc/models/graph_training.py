@@ -308,7 +308,7 @@ class TrainingRunner:
         with torch.autocast(device, precision, precision is not None, cache_enabled=False):
             loss = self.model(**arguments).loss
         if loss is None:
-            raise ValueError("a step needs a loss, and the model returned none: give labels")
+            raise ValueError("the model must return a loss, got no loss: give labels")
         with torch.autocast(device, enabled=False):
             loss = loss.double() * factors
             loss.backward()

@@ -1,4 +1,4 @@
-"""Live Hugging Face encoders, unpadded and fused in place, and the attention kernel for all other models."""
+"""Acceleration of live transformers models: patch for the supported encoders, an attention back-end for all others."""
 
 from fastenc.integrations.transformers.attention_interface import register_attention
 from fastenc.integrations.transformers.batch_metadata import DataCollatorWithSeqlens

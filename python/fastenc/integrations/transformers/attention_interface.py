@@ -12,10 +12,10 @@ NAME = "fastenc"
 
 
 class _Sequences(NamedTuple):
-    """The real tokens of a padded batch.
+    """The sequences of real tokens in a padded batch.
 
     Fields:
-        indices: int64 (total_tokens,), positions in the flattened batch; None where all tokens are real.
+        indices: int64 (total_tokens,), indices in the flattened batch; None if all tokens are real.
         cu_seqlens, max_seqlen: as in :func:`fastenc.ops.attention`.
     """
 
@@ -25,19 +25,20 @@ class _Sequences(NamedTuple):
 
 
 def register_attention() -> None:
-    """Make ``attn_implementation="fastenc"`` known to transformers.
+    """Register the attention kernel with transformers as ``attn_implementation="fastenc"``.
 
-    Every bidirectional model of transformers that supports attention back-ends then computes its attention over real
-    tokens alone::
+    Every bidirectional model of transformers that supports attention back-ends can then use it. It computes attention
+    of real tokens only::
 
         fastenc.register_attention()
         model = AutoModel.from_pretrained(name, attn_implementation="fastenc")
 
     Batches may be padded, or flattened to one row with ``cu_seq_lens_q``, ``cu_seq_lens_k``, ``max_length_q`` and
-    ``max_length_k``, as ``DataCollatorWithFlattening(return_flash_attn_kwargs=True)`` gives them. For the architectures
-    that it knows, :func:`fastenc.patch` does far more.
-    Calls that the kernel does not compute raise a ValueError: causal attention, a bias of each pair of tokens, capped
-    scores, attention sinks, a cache, and masks other than of padding.
+    ``max_length_k``, as ``DataCollatorWithFlattening(return_flash_attn_kwargs=True)`` returns them. For supported
+    architectures use :func:`fastenc.patch`, which accelerates the whole encoder.
+
+    A forward raises ValueError for causal attention, a bias for each pair of tokens, soft-capped scores, attention
+    sinks, a cache, and masks that are not padding masks.
     """
     transformers = require("transformers", extra="transformers")
     transformers.AttentionInterface.register(NAME, attention_forward)
@@ -53,10 +54,13 @@ def padding_mask(
     use_vmap: bool = False,
     **options: Any,
 ) -> Tensor | None:
-    """The mask that a model hands to each of its layers: bool (batch, length), or None without padding."""
+    """The mask that a model passes to each layer: bool (batch, length), or None without padding.
+
+    Raises: ValueError if the model combines the padding mask with another one.
+    """
     if use_vmap:
         raise ValueError(
-            'attn_implementation="fastenc" takes masks of padding alone, and the model adds one of its own to it: '
+            'attn_implementation="fastenc" takes padding masks only, got one that the model combines with another: '
             'take "sdpa"'
         )
     return attention_mask
@@ -78,14 +82,15 @@ def attention_forward(
     max_length_k: int | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """What transformers calls for its own attention.
+    """The attention function that transformers calls in each layer.
 
     Args:
-        query: (batch, num_heads, length, head_dim); key, value: (batch, num_key_value_heads, length, head_dim).
-        attention_mask: of :func:`padding_mask`.
-        sliding_window: a token sees sliding_window - 1 tokens on each side; padding between two tokens does not count.
-    Returns: (batch, length, num_heads, head_dim), 0 for padding tokens, and None for the probabilities.
-    Raises: ValueError for a call that the kernel does not compute.
+        query: (batch, num_heads, length, head_dim).
+        key, value: (batch, num_key_value_heads, length, head_dim).
+        attention_mask: the result of :func:`padding_mask`.
+        sliding_window: a token sees sliding_window - 1 real tokens on each side.
+    Returns: (batch, length, num_heads, head_dim), 0 for padding tokens; and None instead of the probabilities.
+    Raises: ValueError for a call that the kernel does not support.
     """
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     _check(bool(causal), attention_mask, query, key, options)
@@ -97,7 +102,8 @@ def attention_forward(
     if cu_seq_lens_q is not None:
         if cu_seq_lens_k is not None and not torch.equal(cu_seq_lens_q, cu_seq_lens_k):
             raise ValueError(
-                'attn_implementation="fastenc" is self-attention: cu_seq_lens_q and cu_seq_lens_k must be equal'
+                'attn_implementation="fastenc" computes self-attention, so cu_seq_lens_q and cu_seq_lens_k must be '
+                'equal, got different ones: take "sdpa" or "eager"'
             )
         longest = length * batch if max_length_q is None else int(max_length_q)
         sequences = _Sequences(None, cu_seq_lens_q.to(torch.int32), longest)
@@ -146,13 +152,13 @@ def _sequences(mask: Tensor | None, batch: int, length: int, device: torch.devic
     if mask is None:
         offsets = torch.arange(0, (batch + 1) * length, length, dtype=torch.int32, device=device)
         return _Sequences(None, offsets, length)
-    # Every layer of one forward gets the same mask, whose sizes an accelerator is waited for.
-    known = getattr(mask, "_fastenc_sequences", None)
-    if known is None:
+    # Every layer of a forward gets the same mask. Counting waits for an accelerator, so the mask keeps the result.
+    sequences = getattr(mask, "_fastenc_sequences", None)
+    if sequences is None:
         lengths = mask.sum(1, dtype=torch.int32)
         offsets = nn.functional.pad(lengths.cumsum(0, dtype=torch.int32), (1, 0))
         total, longest = torch.stack([offsets[-1], lengths.max()]).tolist()
         indices = mask.flatten().nonzero_static(size=total).flatten()
-        known = _Sequences(indices, offsets, longest)
-        mask._fastenc_sequences = known  # type: ignore[attr-defined]
-    return known
+        sequences = _Sequences(indices, offsets, longest)
+        mask._fastenc_sequences = sequences  # type: ignore[attr-defined]
+    return sequences

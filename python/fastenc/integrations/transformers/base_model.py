@@ -1,4 +1,4 @@
-"""The fused forward of an encoder of transformers: unpad once, the trunk's layers, pad once."""
+"""The fused forward of a transformers encoder: remove the padding, run the layers, restore the padding."""
 
 import inspect
 from collections.abc import Callable
@@ -27,19 +27,20 @@ from fastenc.packing import PackedBatch, check_cu_seqlens, pack
 
 INPUTS = ("input_ids", "attention_mask", "token_type_ids", "position_ids", "inputs_embeds")
 INDICES = ("input_ids", "token_type_ids", "position_ids")
-# Arguments that do not change the numbers this forward computes.
+# Arguments that do not change the results of this forward.
 HARMLESS = {"return_dict", "output_hidden_states", "use_cache", "num_items_in_batch"}
-# Switches of the configuration that transformers reads at every call.
+# Switches of the configuration that transformers reads in every call.
 READ_AT_CALL = ("output_attentions", "is_decoder", "is_causal")
 
 
 class PackedRun(NamedTuple):
-    """What the layers gave, still packed.
+    """The results of the layers in packed layout.
 
     Fields:
-        last: (total_tokens, hidden_size).
-        states: the embeddings' output and each layer's, None for one that was not asked for.
-        tied_weight: the word embeddings' weight as a decoder that is tied to it takes it.
+        last: (total_tokens, hidden_size), the last state.
+        states: the embeddings' output and each layer's output, or None for a state that was not requested.
+        batch: the packed batch.
+        tied_weight: the word embeddings' weight for a tied decoder (:func:`fastenc.ops.tied_embedding_layer_norm`).
     """
 
     last: Tensor
@@ -48,7 +49,7 @@ class PackedRun(NamedTuple):
     tied_weight: Tensor
 
     def padded(self, hidden: Tensor | None) -> Any:
-        """(batch, length, ...) with 0 for padding tokens; None for None."""
+        """hidden (total_tokens, ...) → (batch, length, ...) with 0 for padding tokens; None → None."""
         if hidden is None:
             return None
         assert self.batch.padded_shape is not None  # pack() sets it
@@ -59,7 +60,7 @@ class PackedRun(NamedTuple):
 
 
 def inputs_reason(model: Any, arguments: dict) -> str | None:
-    """Why the model's own forward must be taken before anything of the inputs is read, or None."""
+    """Why the model must take its own forward, judged by the types of the inputs and not by their values, or None."""
     if torch.jit.is_tracing():
         return "it is being traced"
     if torch._C._functorch.maybe_current_level() is not None:
@@ -109,7 +110,7 @@ def arguments_reason(
     if mask is not None and (mask.dim() != 2 or mask.shape != inputs.shape[:2]):
         return "attention_mask is not (batch, length)"
     if metadata is not None and metadata.leading_padding:
-        # Heads and poolers read a row's first token, where only the padded computation has a vector.
+        # Heads and poolers read the first token of a row. If that is padding, only the padded computation has a vector.
         return "a row starts with padding"
     positions = live.config.max_positions
     if inputs.shape[1] > positions and any(spec and spec.bounded for spec in live.rotary):
@@ -123,7 +124,7 @@ def arguments_reason(
 
 
 def model_reason(reading: Reading) -> str | None:
-    """Why a call of the model as it now is must take its own forward, or None."""
+    """Why the model in its current state must take its own forward, or None."""
     if has_global_hooks():
         return "there are global module hooks"
     return reading.unsupported_reason or reading.weight_difference()
@@ -137,7 +138,7 @@ def run(
     metadata: BatchMetadata | None,
     wanted: frozenset[int] | None,
 ) -> PackedRun:
-    """Embed and encode the real tokens alone; keep the states of the ``wanted`` numbers."""
+    """Embed and encode the real tokens. ``wanted``: numbers of the states to keep, or None."""
     wanted = wanted or frozenset()
     inputs, mask = inputs_of(arguments), arguments.get("attention_mask")
     ids = arguments.get("input_ids")
@@ -160,7 +161,7 @@ def run(
     dropouts = [reading.layers[index].dropout for index in live.module_of_layer]
     dropouts = with_rng_states(dropouts, x.device)
     recomputes = torch.is_grad_enabled() and any(map(_recomputes, reading.layers))
-    # Recomputed layers cast their weights again instead of keeping them.
+    # With gradient checkpointing a layer casts its weights again in the backward instead of keeping the copies.
     cast = cast_weights(x, [] if recomputes else weights)
     last = live.config.num_layers - 1
     for number, (index, spec) in enumerate(zip(live.module_of_layer, live.specs, strict=True)):
@@ -175,7 +176,7 @@ def run(
             state = checkpoint(run_layer, *call, use_reentrant=False, **options)
         else:
             state = run_layer(*call, **options)
-        # A pre-norm layer's output is the sum; the norm after it belongs to the next layer, or ends the stack.
+        # A pre-norm layer's output is the residual sum. The norm after it belongs to the next layer or ends the stack.
         if number < last:
             kept.append(state.residual.to(dtype) if number + 1 in wanted else None)
     x = F.dropout(state.x, reading.final_dropout_p).to(dtype)
@@ -185,7 +186,7 @@ def run(
 def output(
     model: Any, live: LiveEncoder, packed: PackedRun, arguments: dict, wanted: frozenset[int] | None
 ):
-    """The class that the model's own forward returns, padded, or a tuple."""
+    """The padded results in the class that the model's own forward returns, or as a tuple."""
     hidden = packed.padded(packed.last)
     fields: dict[str, Any] = {"last_hidden_state": hidden}
     if getattr(model, "pooler", None) is not None:
@@ -200,7 +201,7 @@ def output(
 def padded_states(
     packed: PackedRun, last: Tensor | None, wanted: frozenset[int] | None
 ) -> tuple[Tensor | None, ...] | None:
-    """What ``hidden_states`` of an output is; ``last``: the last state, where it is padded already."""
+    """``hidden_states`` of an output. ``last``: the last state, if it was padded before."""
     if wanted is None:
         return None
     states = [packed.padded(state) for state in packed.states]
@@ -210,7 +211,7 @@ def padded_states(
 
 
 def wanted_states(model: Any, live: LiveEncoder, arguments: dict) -> frozenset[int] | None:
-    """Numbers of the hidden states that the call asks for, or None, without those beyond the last."""
+    """The numbers of the hidden states that the call requests, or None. Numbers beyond the last state are left out."""
     asked, count = switch(model, arguments, "output_hidden_states"), live.config.num_layers + 1
     if not asked:
         return None
@@ -221,7 +222,7 @@ def wanted_states(model: Any, live: LiveEncoder, arguments: dict) -> frozenset[i
 
 
 def switch(model: Any, arguments: dict, name: str) -> Any:
-    """A switch given in the call, or else the configuration's."""
+    """The value of a switch: the argument of the call, or the configuration's value."""
     given = arguments.get(name)
     if name not in arguments or (given is None and _takes_flag(type(model).forward, name)):
         return getattr(model.config, name, None)
@@ -230,17 +231,18 @@ def switch(model: Any, arguments: dict, name: str) -> Any:
 
 @cache
 def _takes_flag(forward: Callable, name: str) -> bool:
-    """Whether a forward has the switch among its parameters, as MPNet's: None is the configuration's, all else a flag.
+    """Whether a forward has the switch as a parameter, as MPNet's has.
 
-    The others have it from decorators, where None is off and numbers choose.
+    Then None means the configuration's value, and any other value is a flag. In other forwards a decorator handles the
+    switch: None means off, and for hidden states numbers select some of them.
     """
     return name in inspect.signature(forward).parameters
 
 
 def inputs_of(arguments: dict) -> Any:
-    """The token ids or the embeddings; None unless one of them alone is given.
+    """``input_ids`` or ``inputs_embeds``, or None unless exactly one of them is given.
 
-    Raises: ValueError for another shape.
+    Raises: ValueError for a wrong number of dimensions.
     """
     ids, embeds = arguments.get("input_ids"), arguments.get("inputs_embeds")
     if (ids is None) == (embeds is None):
@@ -259,7 +261,7 @@ def inputs_of(arguments: dict) -> Any:
 
 
 def _reads_distances(live: LiveEncoder) -> bool:
-    """Whether tokens see how far apart they are, so that padding between two of them counts."""
+    """Whether attention depends on the distance between tokens, which padding between them would change."""
     return (
         live.kind.relative_bias(live.config) is not None
         or any(spec is not None for spec in live.rotary)
@@ -280,7 +282,7 @@ def _first_state(live: LiveEncoder, reading: Reading, x: Tensor) -> LayerState:
 def _attention_inputs(
     live: LiveEncoder, reading: Reading, batch: PackedBatch, x: Tensor
 ) -> Callable[[int], AttentionInputs]:
-    """What the attention of each layer needs of the batch, formed once for all that share it."""
+    """A function from a layer's number to the inputs of its attention; tensors are computed once for all layers."""
     kind, config = live.kind, live.config
     bounds = sequence_bounds(x, batch.cu_seqlens, batch.max_seqlen)
     blocks = attention_blocks(x, batch.cu_seqlens, batch.max_seqlen)
@@ -301,9 +303,9 @@ def _attention_inputs(
 
 
 def _stream_dtype(x: Tensor) -> torch.dtype:
-    """The dtype of a layer's output in the model's own forward, where autocast's stays inside the layers.
+    """The dtype of the hidden states in the model's own forward under autocast.
 
-    CPU autocast leaves LayerNorm in its input's dtype; CUDA's computes it in float32, whatever it gets.
+    It is LayerNorm's output dtype. On a CPU autocast keeps the dtype of LayerNorm's input; on CUDA it is float32.
     """
     if x.device.type == "cuda" and _dispatch.autocast_dtype("cuda") is not None:
         return torch.float32

@@ -1,4 +1,4 @@
-"""What the host must know of a padded batch before it can be packed: noted by the collator, or read at once."""
+"""Sizes of a padded batch that the host needs for packing it: counted by the collator, or read from the device."""
 
 from collections.abc import Callable
 from dataclasses import astuple, dataclass, replace
@@ -13,13 +13,17 @@ ASSERTING = ("cuda", "meta")  # devices with torch._assert_async
 
 @dataclass(frozen=True)
 class BatchMetadata:
-    """Numbers of one call's attention mask and labels.
+    """Counts of one call's attention mask and labels.
 
     Fields:
-        total_tokens, max_seqlen: of the packed batch.
-        padding: padding tokens; leading_padding: rows that start with one; gaps: those that a real token follows.
-        labelled: labels of tokens that are not -100; labelled_padding: those of padding. Both are 0 without a label
-            for each element of the mask.
+        total_tokens: number of real tokens.
+        max_seqlen: number of real tokens of the longest sequence.
+        padding: number of padding tokens.
+        leading_padding: number of rows that start with padding.
+        gaps: number of padding tokens that precede a real token of their row.
+        labelled: number of labels that are not -100.
+        labelled_padding: number of labels at padding tokens that are not -100.
+    labelled and labelled_padding are 0 if the labels do not have the shape of the mask.
     """
 
     total_tokens: int
@@ -32,20 +36,20 @@ class BatchMetadata:
 
 
 class DataCollatorWithSeqlens:
-    """A data collator that also notes, on the host, the sizes by which :func:`fastenc.patch` packs a batch.
+    """A data collator that also counts, on the host, the sizes that a patched model needs for packing a batch.
 
-    On an accelerator a patched model reads them from the attention mask, and waits for it, once a forward. With this
-    around the collator of a Trainer or a DataLoader nothing is read::
+    On an accelerator a patched model (:func:`fastenc.patch`) otherwise reads them from the attention mask in every
+    forward, which waits for the device. Wrap the collator of a Trainer or a DataLoader to avoid that::
 
         Trainer(fastenc.patch(model), data_collator=fastenc.DataCollatorWithSeqlens(collator), ...)
 
-    The batch gets one more entry, ``batch_metadata``, which a patched model's forward takes. The masks and labels that
-    the model is called with must be the collator's: on a CPU others are refused, on a GPU they end the program by an
-    assertion on the device. Batches cannot be joined after the collator, which accelerate does for an IterableDataset
-    that one process hands out to others (``dispatch_batches``).
+    The batch gets an additional entry, ``batch_metadata``, which the forward of a patched model takes. The model must
+    be called with the mask and the labels of the collator. With others, a CPU raises an error, and a GPU ends the
+    program with an assertion on the device. Batches must not be concatenated after the collator. accelerate does that
+    if one process reads an IterableDataset for all (``dispatch_batches``).
 
     Args:
-        collator: gives a mapping with the ``attention_mask`` (batch, length) and, where there are any, ``labels``.
+        collator: returns a mapping with ``attention_mask`` (batch, length) and, if there are any, ``labels``.
     """
 
     def __init__(self, collator: Callable[[Any], Any]):
@@ -59,52 +63,54 @@ class DataCollatorWithSeqlens:
         return batch
 
     def __getattr__(self, name: str) -> Any:
-        """The collator's own attributes: a Trainer saves its ``tokenizer``."""
-        if name == "collator":  # not there yet while it is unpickled
+        """Attributes of the wrapped collator, such as ``tokenizer``, which a Trainer saves."""
+        if name == "collator":  # it does not exist yet during unpickling
             raise AttributeError(name)
         return getattr(self.collator, name)
 
 
 def take_metadata(arguments: dict) -> BatchMetadata | None:
-    """The metadata of a call: what the collator noted, which is taken out of the arguments, or else read now.
+    """Remove the collator's metadata from a call's arguments and return them; without any, read them from the mask.
 
-    Raises: ValueError if the collator's are of another mask or of other labels, on a CPU.
+    Raises: ValueError on a CPU if the metadata are those of another mask or other labels.
     """
-    noted: BatchMetadata | None = arguments.pop(KEY, None)
+    collated: BatchMetadata | None = arguments.pop(KEY, None)
     mask, labels = arguments.get("attention_mask"), arguments.get("labels")
-    # A part of the batch, such as DataParallel gives a replica, has metadata of its own.
-    if noted is None or mask is None or mask.numel() != noted.total_tokens + noted.padding:
+    # A slice of the batch, as DataParallel gives to a replica, has other metadata.
+    if collated is None or mask is None or mask.numel() != collated.total_tokens + collated.padding:
         return read_metadata(mask, labels)
-    if labels is None:  # a Trainer that smooths labels keeps them to itself
-        noted = replace(noted, labelled=0, labelled_padding=0)
+    if labels is None:  # a Trainer with label smoothing does not pass the labels to the model
+        collated = replace(collated, labelled=0, labelled_padding=0)
     if mask.device.type not in ASSERTING:
         found = read_metadata(mask, labels)
-        if found not in (None, noted):
+        if found not in (None, collated):
             raise ValueError(
-                f"batch_metadata must be of the call's attention_mask and labels, got {noted} for {found}: "
+                f"batch_metadata must be of the call's attention_mask and labels, got {collated} for {found}: "
                 "change masks and labels inside the collator that DataCollatorWithSeqlens is given"
             )
         return found
     counted = _count(mask, labels)
     if counted is None:
         return None
-    same = [found == said for found, said in zip(counted, astuple(noted), strict=True)]
+    same = [count == given for count, given in zip(counted, astuple(collated), strict=True)]
     torch._assert_async(torch.stack(same).all())
-    return noted
+    return collated
 
 
 def read_metadata(mask: Tensor | None, labels: Tensor | None) -> BatchMetadata | None:
-    """Read them; on an accelerator this is the one point of a forward that waits for it.
+    """The metadata of a mask and labels. On an accelerator this is the only point of a forward that waits for it.
 
     Args:
-        mask: (batch, length), non-zero at real tokens. None, or another shape: there is nothing to read.
-        labels: counted where there is one for each element of the mask.
+        mask: (batch, length), non-zero at real tokens.
+        labels: counted if there is one for each element of the mask.
+    Returns: None if the mask is None or has another number of dimensions.
     """
     numbers = _count(mask, labels)
     return None if numbers is None else BatchMetadata(*torch.stack(numbers).tolist())
 
 
 def _count(mask: Tensor | None, labels: Tensor | None) -> list[Tensor] | None:
+    """The fields of :class:`BatchMetadata` as scalars on the mask's device."""
     if not isinstance(mask, Tensor) or mask.dim() != 2 or not mask.numel():
         return None
     real = mask != 0

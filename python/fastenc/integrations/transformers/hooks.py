@@ -1,4 +1,4 @@
-"""Whether calling a module does more than its class's forward."""
+"""Detects hooks that change what calling a module does."""
 
 from torch import nn
 from torch.nn.modules import module as torch_module
@@ -7,23 +7,26 @@ HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_p
 
 
 def has_hooks(module: nn.Module) -> bool:
+    """Whether a module has hooks that may change its results."""
     return any(
         not _changes_nothing(hook) for name in HOOKS for hook in getattr(module, name).values()
     )
 
 
 def has_global_hooks() -> bool:
+    """Whether there are hooks of all modules, except those of torch's FLOP counter."""
     return torch_module._has_any_global_hook() and any(
-        getattr(hook, "__module__", "") != "torch.utils.module_tracker"  # the FLOP counter's
+        getattr(hook, "__module__", "") != "torch.utils.module_tracker"
         for name in HOOKS
         for hook in getattr(torch_module, f"_global{name}").values()
     )
 
 
 def _changes_nothing(hook) -> bool:
-    """Hooks that transformers and PEFT leave behind: they record outputs, or say that embeddings require a gradient.
+    """Whether a hook is one of those that transformers and PEFT leave on a model and that do not change results.
 
-    The first ones stay after a call that asked for attentions. The others serve reentrant gradient checkpointing.
+    Hooks that record outputs remain after a call that requested attentions. Hooks that make the embeddings require a
+    gradient are for reentrant gradient checkpointing.
     """
     home, name = getattr(hook, "__module__", ""), getattr(hook, "__qualname__", "")
     return home == "transformers.utils.output_capturing" or (

@@ -1,4 +1,4 @@
-"""The embeddings of a live model, of the real tokens of a padded batch."""
+"""The embeddings of a live model for the real tokens of a padded batch."""
 
 from collections.abc import Callable
 from typing import Any
@@ -16,12 +16,12 @@ from fastenc.packing import PackedBatch
 def embed(
     live: LiveEncoder, reading: Reading, arguments: dict[str, Any], batch: PackedBatch
 ) -> tuple[Tensor, Tensor]:
-    """(total_tokens, hidden_size), and the word table as a decoder that is tied to it takes it."""
+    """The embedded tokens (total_tokens, hidden_size), and the word embeddings' weight for a tied decoder."""
     assert batch.padded_shape is not None and batch.indices is not None  # pack() sets them
     shape, indices = batch.padded_shape, batch.indices
     take = lambda padded: padded.expand(*shape, *padded.shape[2:]).flatten(0, 1)[indices]
-    part: Callable[[str], Any] = lambda name: reading.modules.get(f"embeddings.{name}")
-    word, position, token_type, norm = map(part, ("word", "position", "token_type", "norm"))
+    module: Callable[[str], Any] = lambda name: reading.modules.get(f"embeddings.{name}")
+    word, position, token_type, norm = map(module, ("word", "position", "token_type", "norm"))
     positions = types = None
     if position is not None:
         given = arguments.get("position_ids")
@@ -36,7 +36,7 @@ def embed(
     one_dtype = all(table.dtype == word.weight.dtype for table in tables)
     one_op = inputs_embeds is None and scale == 1.0 and one_dtype
     if one_op and spec is not None and spec.kind == "layer":
-        x, table = tied_embedding_layer_norm(
+        x, tied_weight = tied_embedding_layer_norm(
             batch.input_ids,
             word.weight,
             norm.weight,
@@ -51,9 +51,9 @@ def embed(
             eps=spec.eps,
         )
     else:
-        table = word.weight
-        # By the weights: BART's modules scale and shift by themselves.
-        look_up = lambda module, rows: F.embedding(rows, module.weight, module.padding_idx)
+        tied_weight = word.weight
+        # The weights are used and not the modules, because BART's modules scale and shift.
+        look_up = lambda table, rows: F.embedding(rows, table.weight, table.padding_idx)
         ids = batch.input_ids
         x = look_up(word, ids) * scale if inputs_embeds is None else take(inputs_embeds)
         if token_type is not None:
@@ -63,14 +63,14 @@ def embed(
         if spec is not None:
             x = normalise(x, norm.weight, getattr(norm, "bias", None), spec)
         x = F.dropout(x, reading.embedding_dropout_p)
-    projection = part("projection")
-    return (x if projection is None else projection(x)), table
+    projection = module("projection")
+    return (x if projection is None else projection(x)), tied_weight
 
 
 def _positions(
     live: LiveEncoder, arguments: dict[str, Any], shape: tuple[int, int], device: torch.device
 ) -> Tensor:
-    """Rows of the position table, counted in the padded batch as the architecture counts them."""
+    """The rows of the position table for the padded batch, as the architecture counts them."""
     length = shape[1]
     if not live.kind.positions_after_padding:
         return torch.arange(length, device=device)[None] + live.config.position_offset

@@ -1,4 +1,4 @@
-"""The encoder inside a live transformers model, read as the trunk's layers want it."""
+"""Reads the encoder of a live transformers model: its layers' weights, descriptions and dropout probabilities."""
 
 import copy
 import os
@@ -30,13 +30,13 @@ POOLER = "pooler"
 
 @dataclass(frozen=True)
 class LiveLayer:
-    """One layer's modules; the weights are read from them at every call.
+    """The modules of one layer. The weights are read from them in every call.
 
     Fields:
-        module: the transformers module of the layer.
-        modules: the modules of each of our names.
-        dropout: the probabilities, 0 in evaluation.
-        added: what PEFT's LoRA adds, active or not.
+        module: transformers' module of the layer.
+        modules: our name of a module → transformers' modules, whose weights are stacked.
+        dropout: the dropout probabilities, 0 in evaluation.
+        added: the additions of PEFT's LoRA, active or not, or None without LoRA.
     """
 
     module: nn.Module
@@ -66,18 +66,19 @@ class LiveLayer:
     def adaptation(self) -> LayerAdaptation | None:
         if self.added is None:
             return None
-        active = any(some.is_active() for some in self.added.low_rank.values())  # type: ignore[operator]
+        active = any(added.is_active() for added in self.added.low_rank.values())  # type: ignore[operator]
         return self.added if active else None
 
 
 class Reading(NamedTuple):
-    """What was found about a model: why its own forward must run, or else what it is made of.
+    """The result of reading a live model.
 
     Fields:
+        unsupported_reason: why the fused forward cannot run, so that the own forward must; or None.
         layers: one for each module that computes layers.
-        modules: those outside the layers, by our names; None for one that the model lacks.
-        embedding_dropout_p, final_dropout_p: 0 in evaluation.
-        weighted: the linear layers and norms, each with its weight's shape in a new model.
+        modules: our name → module outside the layers, or None if the model does not have it.
+        embedding_dropout_p, final_dropout_p: dropout probabilities, 0 in evaluation.
+        weighted: (module, shape of its weight in a new model) for each linear layer and norm.
     """
 
     unsupported_reason: str | None
@@ -88,7 +89,7 @@ class Reading(NamedTuple):
     weighted: tuple[tuple[Any, torch.Size], ...] = ()
 
     def weight_difference(self) -> str | None:
-        """Why the kernels cannot take a weight as it now is, or None."""
+        """Why the kernels cannot take one of the current weights, or None."""
         for module, shape in self.weighted:
             difference = weight_difference(module, shape)
             if difference is not None:
@@ -97,14 +98,14 @@ class Reading(NamedTuple):
 
 
 class LiveEncoder:
-    """What :func:`fastenc.patch` keeps of one encoder; it never changes in a call but for what it remembers.
+    """What :func:`fastenc.patch` stores for one encoder. A call changes nothing in it except the cached last reading.
 
     Attributes:
-        config: the live configuration in our fields, as it was at patch time.
-        specs, rotary: each layer's description, and that of its angles.
-        module_of_layer: for each layer, which of a :class:`Reading`'s layers computes it.
-        output_class: what the model's own forward returns.
-        frozen: the weights that :func:`fastenc.freeze` packed or stacked.
+        config: the model's configuration at the time of patching.
+        specs, rotary: each layer's description and rotary angles.
+        module_of_layer: for each layer the index in ``Reading.layers`` of the module that computes it.
+        output_class: the class that the own forward returns.
+        frozen: the copies of the weights that :func:`fastenc.freeze` made.
     """
 
     def __init__(self, model: Any):
@@ -135,19 +136,22 @@ class LiveEncoder:
         return self.config.architecture
 
     def read(self, model: Any) -> Reading:
-        """Cheap, unless the model has changed since the last call."""
+        """Read the model. The last reading is returned if the model has not changed since."""
         last, values = self._last, vars(model.config)
         if last is not None and last[1] == values and last[0].is_current():
             return last[2]
         snapshot, values = Snapshot(model.modules()), copy.deepcopy(values)
         reason = self._configuration_difference(model)
         reason = reason or first_difference(model, self._expected, self._allowed)
-        reading = self._parts_of(model) if reason is None else Reading(reason)
+        reading = self._read_modules(model) if reason is None else Reading(reason)
         self._last = snapshot, values, reading
         return reading
 
     def _configuration_difference(self, model: Any) -> str | None:
-        """Whether the windows changed: of all values, transformers reads these from the configuration in each call."""
+        """How the attention windows in the configuration have changed, or None.
+
+        transformers reads them in each call. The other values are read only when a model is built.
+        """
         try:
             now = EncoderConfig.from_hf(model.config.to_dict())
             windows = [self.kind.layer(now, i).attention.window for i in range(len(self.specs))]
@@ -156,7 +160,8 @@ class LiveEncoder:
         same = windows == [spec.attention.window for spec in self.specs]
         return None if same else "its configuration names other windows"
 
-    def _parts_of(self, model: Any) -> Reading:
+    def _read_modules(self, model: Any) -> Reading:
+        """The reading of a model that has the modules of its class."""
         layers = []
         for index in sorted(set(self.module_of_layer)):
             modules = {
@@ -171,10 +176,10 @@ class LiveEncoder:
                 path = path.rpartition(".")[0]
                 module = model.get_submodule(path)
             if self._is_partly_training(module, path):
-                return Reading(f"a part of {path} is in training mode, and a part is not")
+                return Reading(f"some modules of {path} are in training mode, and others are not")
             dropout = self._dropout(model, index) if module.training else NO_DROPOUT
-            plain = {name: tuple(map(base_linear, some)) for name, some in modules.items()}
-            layers.append(LiveLayer(module, plain, dropout, _added(modules)))
+            without_lora = {name: tuple(map(base_linear, found)) for name, found in modules.items()}
+            layers.append(LiveLayer(module, without_lora, dropout, _added(modules)))
         outside = {
             name: _found(model, paths[0])
             for name, paths in self._names.items()
@@ -199,7 +204,7 @@ class LiveEncoder:
         return tuple(found)
 
     def _is_partly_training(self, layer: nn.Module, path: str) -> bool:
-        """Whether the modules of a layer are of two modes; a linear layer, which may have LoRA in it, has none."""
+        """Whether some modules of a layer are in training mode and others are not, except linear layers and LoRA."""
         inner = self._expected.get_submodule(path).named_modules()
         names = [name for name, module in inner if not isinstance(module, nn.Linear)]
         return len({layer.get_submodule(name).training for name in names}) > 1
@@ -224,25 +229,28 @@ class LiveEncoder:
         return self.__dict__ | {"_last": None}
 
     def __deepcopy__(self, memo: dict) -> "LiveEncoder":
-        """For a copy of the model, which has other modules."""
-        twin = object.__new__(LiveEncoder)
-        twin.__dict__ = self.__dict__ | {"_last": None, "frozen": copy.deepcopy(self.frozen, memo)}
-        return twin
+        """Copied with the model, whose copy has other modules: the cached reading is left out."""
+        new = object.__new__(LiveEncoder)
+        new.__dict__ = self.__dict__ | {"_last": None, "frozen": copy.deepcopy(self.frozen, memo)}
+        return new
 
 
 class FrozenOwner:
-    """What :class:`FrozenWeights` packs of a patched model."""
+    """Gives :class:`FrozenWeights` the weights of a patched model."""
 
     def __init__(self, model: Any, live: LiveEncoder):
         self._model, self._live = model, live
 
     def layer_weights(self) -> list[tuple[LayerWeights, LayerSpec]]:
-        """Raises: ValueError where the model takes its own forward."""
+        """(weights, description) of every module that computes layers.
+
+        Raises: ValueError if the model cannot run the fused forward.
+        """
         live, reading = self._live, self._live.read(self._model)
         if reading.unsupported_reason is not None:
             raise ValueError(
-                f"freeze is for the fused forward, and {type(self._model).__name__} takes its own: "
-                f"{reading.unsupported_reason}"
+                f"freeze needs a model that runs the fused forward, got {type(self._model).__name__}, which runs its "
+                f"own forward, because {reading.unsupported_reason}: undo that, or leave out freeze"
             )
         return [
             (layer.weights(), live.specs[live.module_of_layer.index(index)])
@@ -251,7 +259,7 @@ class FrozenOwner:
 
 
 def architecture_of(base: Any) -> Architecture | None:
-    """The architecture whose class in transformers ``base`` is, or None."""
+    """The architecture for transformers' class of ``base``, or None if it is not supported."""
     kind, architecture = type(base), ARCHITECTURES.get(base.config.model_type)
     if architecture is None or not kind.__module__.startswith("transformers."):
         return None
@@ -260,7 +268,7 @@ def architecture_of(base: Any) -> Architecture | None:
 
 
 def _found(model: Any, path: str) -> Any:
-    """The module, or None where the model has none (ELECTRA's projection of embeddings of the layers' width)."""
+    """The module at this path, or None if there is none (such as ELECTRA's projection between equal widths)."""
     try:
         return model.get_submodule(path)
     except AttributeError:

@@ -1,8 +1,8 @@
-"""Whether a live transformers model is still what its class and configuration make.
+"""Checks that a live transformers model is the same as a new model of its class with its configuration.
 
-The fused forward stands in for the class's code, so the model must not have been changed. It is compared once with a
-new model of the same class: classes of modules, their constants and buffers, hooks. That takes milliseconds. Later
-calls only check that nothing has changed since, which takes microseconds.
+The fused forward replaces the code of the class, so the modules must be unchanged. The model is compared once with a
+new model of the same class: classes of modules, constants, buffers, hooks. That takes milliseconds. Later calls only
+check that nothing has changed since then, which takes microseconds.
 """
 
 import copy
@@ -20,22 +20,22 @@ from fastenc.integrations.transformers import lora
 from fastenc.integrations.transformers.hooks import HOOKS, has_hooks
 from fastenc.nn.frozen_weights import FrozenWeights
 
-# Attributes that do not change what a module computes, or that the fused forward reads at every call. An embedding's
-# number of rows is its weight's.
+# Attributes that do not change what a module computes, or that the fused forward reads in every call. num_embeddings is
+# also the number of rows of an embedding's weight.
 READ_LIVE = {
     "training",
     "config",
     "generation_config",
     "gradient_checkpointing",
     "num_embeddings",
-    "_is_hf_initialized",  # a module that the user put in lacks it
+    "_is_hf_initialized",  # a module that the user has inserted does not have it
 }
-# What patch puts on the root.
+# Attributes that patch sets on the root.
 PATCHED = {"forward", "_replicate_for_data_parallel"}
 
 
 class _WithoutParameters(TorchFunctionMode):
-    """Parameters are made without memory; buffers, which are computed, have their values."""
+    """Inside, modules create parameters without memory; buffers, whose values are computed, have memory."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = dict(kwargs or {})
@@ -45,22 +45,25 @@ class _WithoutParameters(TorchFunctionMode):
 
 
 def new_of_same_class(model: Any) -> Any:
-    """What ``type(model)`` makes of the model's configuration, without memory for the parameters."""
-    with (
-        torch.device("cpu"),
-        _WithoutParameters(),
-    ):  # whichever device the caller makes its tensors on
+    """A new model of the same class and configuration, without memory for the parameters."""
+    # On the CPU, even if the caller has set another default device.
+    with torch.device("cpu"), _WithoutParameters():
         return _new(model, copy.deepcopy(model.config))
 
 
 def output_class(model: Any) -> type:
-    """The class of what the model's forward returns, found by calling a new model without values."""
+    """The class that the model's forward returns, found by calling a new model on the meta device."""
     config = copy.deepcopy(model.config)
     config.return_dict, config._attn_implementation = True, "eager"
     rope = getattr(config, "rope_parameters", None) or {}
-    for given in (rope, *rope.values()):  # one for all layers, or one for each kind of them
+    for given in (
+        rope,
+        *rope.values(),
+    ):  # one dictionary for all layers, or one for each kind of layer
         if isinstance(given, dict) and "rope_type" in given:
-            given["rope_type"] = "default"  # "dynamic" reads positions, which have no values here
+            given["rope_type"] = (
+                "default"  # "dynamic" reads position ids, which have no values on the meta device
+            )
     with torch.device("meta"), torch.no_grad():
         ids = torch.ones(1, 1, dtype=torch.long)
         return type(_new(model, config).eval()(input_ids=ids))
@@ -74,12 +77,12 @@ def _new(model: Any, config: Any) -> Any:
 
 
 class Allowed(NamedTuple):
-    """Where a live model may differ from a new one, by path.
+    """Paths of modules of a live model that may differ from those of a new one.
 
     Fields:
-        called: modules that are called as they are, whatever they have become.
-        linears: linear layers that may have LoRA added to them.
-        dropouts: dropout modules, whose probabilities are read from them.
+        called: modules that are called, not replaced, so that they may differ in any way.
+        linears: linear layers, which may have LoRA.
+        dropouts: dropout modules, whose probability may differ.
     """
 
     called: frozenset[str] = frozenset()
@@ -102,7 +105,7 @@ def first_difference(live: Any, expected: Any, allowed: Allowed, path: str = "")
         if kinds[0] == kinds[1]:
             kinds = [f"{type(one).__module__}.{type(one).__name__}" for one in (live, expected)]
         return f"{name} is a {kinds[0]}, not a {kinds[1]}"
-    # The root's own forward is fastenc's, and its hooks run around it.
+    # The root's forward is fastenc's. Hooks of the root run around it.
     if path and has_hooks(live):
         return f"{name} has hooks"
     read = READ_LIVE | {"p"} if path in allowed.dropouts else READ_LIVE
@@ -135,7 +138,7 @@ def _other_attribute(
             if key[0] != "_" and key not in read and not _same(value, expected[key]):
                 return key
         elif not (is_root and key in PATCHED) and callable(getattr(kind, key, None)):
-            return key  # it hides a method of the class
+            return key  # the attribute hides a method of the class
     return next((key for key in expected if key not in live and key not in READ_LIVE), None)
 
 
@@ -164,18 +167,18 @@ def _other_buffer(live: dict, expected: dict) -> str | None:
 
 
 def _same_values(live: Tensor, new: Tensor) -> bool:
-    """An accelerator is waited for; that is once after a change of the model."""
+    """Whether two buffers are equal. This waits for an accelerator, but only once after a change of the model."""
     if live.dtype != new.dtype or live.shape != new.shape:
         return False
     return live.is_meta or torch.equal(live, new.to(live.device))
 
 
 def weight_difference(module: Any, shape: torch.Size) -> str | None:
-    """What the kernels have against the weight or bias of a linear layer or a norm as they now are, or None. Read at
-    every call, so past ``nn.Module.__getattr__`` where that gives the same.
+    """Why the kernels cannot take the current weight or bias of a linear layer or a norm, or None.
 
-    Args:
-        shape: the weight's in a new model.
+    It is called in every forward, so it avoids ``nn.Module.__getattr__``, which is slow, where it can.
+
+    Args: shape: the shape of the weight in a new model.
     """
     weight = module._parameters.get("weight")
     if weight is None:
@@ -193,7 +196,10 @@ def weight_difference(module: Any, shape: torch.Size) -> str | None:
 
 
 class Snapshot:
-    """What modules were made of at one moment. It compares in loops that are not Python's."""
+    """The attributes, submodules, hooks and buffers of modules at one moment.
+
+    It is compared in every forward, so the comparison uses built-in functions instead of Python loops where it can.
+    """
 
     def __init__(self, modules: Iterable[nn.Module]):
         self._modules = [module for module in modules if not isinstance(module, FrozenWeights)]
@@ -203,9 +209,9 @@ class Snapshot:
         self._children = [module._modules for module in self._modules]
         self._children_then = [children.copy() for children in self._children]
         hooks = [getattr(module, name) for module in self._modules for name in HOOKS]
-        self._no_hooks = [some for some in hooks if not some]
-        self._hooks = [some for some in hooks if some]
-        self._hooks_then = [dict(some) for some in self._hooks]
+        self._no_hooks = [registered for registered in hooks if not registered]
+        self._hooks = [registered for registered in hooks if registered]
+        self._hooks_then = [dict(registered) for registered in self._hooks]
         self._buffers = [
             (module._buffers, key, buffer, _Contents(buffer))
             for module in self._modules
@@ -229,12 +235,12 @@ class Snapshot:
         except (
             RuntimeError,
             ValueError,
-        ):  # of an attribute that is a tensor, which has no truth value
+        ):  # an attribute is a tensor, whose comparison has no truth value
             return False
 
 
 class _Contents:
-    """A buffer's values; on an accelerator, where reading them would wait, the number of its changes."""
+    """The values of a buffer; on an accelerator, where reading them would wait, its version counter."""
 
     def __init__(self, buffer: Tensor):
         self._values = buffer.clone() if buffer.device.type == "cpu" else None

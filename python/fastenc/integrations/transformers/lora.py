@@ -1,4 +1,4 @@
-"""PEFT's LoRA on the linear layers of a live model, as an addition to a layer of ours."""
+"""PEFT's LoRA on the linear layers of a live model, in the form of this library's layer adaptations."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,12 +16,12 @@ def is_lora_linear(module: Any) -> bool:
 
 
 def base_linear(module: Any) -> Any:
-    """The linear layer itself, without what LoRA adds."""
+    """The linear layer without LoRA."""
     return module.base_layer if is_lora_linear(module) else module
 
 
 def unsupported_reason(module: Any) -> str | None:
-    """Why PEFT's layer computes more than W x + b + scaling B A dropout(x), or None."""
+    """Why PEFT's layer does not compute W x + b + scaling B A dropout(x), or None if it does."""
     if module.fan_in_fan_out:
         return "has transposed weights (fan_in_fan_out)"
     for name in _active(module):
@@ -33,27 +33,27 @@ def unsupported_reason(module: Any) -> str | None:
         if type(dropout) not in (nn.Dropout, nn.Identity):
             return f"has a {type(dropout).__name__} as its dropout"
     if any(has_hooks(inner) or "forward" in inner.__dict__ for inner in module.modules()):
-        return "has hooks or a forward of its own"
+        return "has hooks or a replaced forward"
     return None
 
 
 def _active(module: Any) -> list[str]:
-    """Names of the pairs of matrices that a call adds."""
+    """The names of the LoRA matrices that a call uses."""
     if module.disable_adapters or module.merged_adapters:
         return []
     return [name for name in module.active_adapters if name in module.lora_A]
 
 
 class LiveLowRank(nn.Module):
-    """What PEFT's layers add to one product of ours; their matrices are read at every call.
+    """The LoRA additions of PEFT's layers to one matrix product. The matrices are read in every call.
 
     Args:
-        modules: the linear layers that stand one above the other in the product, with or without LoRA.
+        modules: the linear layers whose weights are stacked in the product, with or without LoRA.
     """
 
     def __init__(self, modules: Sequence[Any]):
         super().__init__()
-        # Not as submodules: they belong to the live model.
+        # A tuple, so that they are not registered as submodules: they belong to the live model.
         self._linears = tuple(modules)
 
     def is_active(self) -> bool:

@@ -1,4 +1,4 @@
-"""The fused forward of transformers' masked-LM classes: a head over real tokens, or over labelled ones alone."""
+"""The fused forward of transformers' masked-LM classes. The head computes real tokens, or labelled tokens only."""
 
 import inspect
 from collections.abc import Callable
@@ -32,7 +32,7 @@ def is_masked_lm(model: Any, kind: Architecture) -> bool:
 
 
 class LiveHead:
-    """The masked-LM head of a live model."""
+    """What :func:`fastenc.patch` stores for the masked-LM head of a live model."""
 
     def __init__(self, model: Any, kind: Architecture):
         assert kind.lm_head is not None  # is_masked_lm() has seen it
@@ -42,7 +42,7 @@ class LiveHead:
         self._last: tuple[Snapshot, str | None] | None = None
 
     def unsupported_reason(self, model: Any) -> str | None:
-        """Why the model's own head must be called, or None."""
+        """Why the model's own head must run, or None."""
         reason = self._difference(model)
         if reason is not None:
             return reason
@@ -50,7 +50,7 @@ class LiveHead:
         found = (
             weight_difference(model.get_submodule(p), find(p).weight.shape) for p in self._linears
         )
-        return next((each for each in found if each is not None), None)
+        return next((reason for reason in found if reason is not None), None)
 
     def _difference(self, model: Any) -> str | None:
         last = self._last
@@ -58,7 +58,7 @@ class LiveHead:
             return last[1]
         inside = set(model.base_model.modules())
         snapshot = Snapshot([module for module in model.modules() if module not in inside])
-        # The encoder inside is compared by its own record.
+        # The encoder is compared by its LiveEncoder.
         encoder = frozenset({model.base_model_prefix})
         reason = first_difference(model, self._expected, Allowed(called=encoder))
         self._last = snapshot, reason
@@ -68,25 +68,25 @@ class LiveHead:
         return self.__dict__ | {"_last": None}
 
     def __deepcopy__(self, memo: dict) -> "LiveHead":
-        twin = object.__new__(LiveHead)
-        twin.__dict__ = self.__dict__ | {"_last": None}
-        return twin
+        new = object.__new__(LiveHead)
+        new.__dict__ = self.__dict__ | {"_last": None}
+        return new
 
 
 def call_reason(model: Any, arguments: dict) -> str | None:
-    """Why a call must take the model's own head, or None."""
+    """Why the model's own head must run for a call with these arguments, or None."""
     if has_hooks(model.base_model):
         return "the base model has hooks"
     if arguments.get("num_items_in_batch") is not None and _has_loss_function(type(model).forward):
         return "its loss is divided by num_items_in_batch"
     if getattr(model, "sparse_prediction", False) and arguments.get("labels") is not None:
-        return "with config.sparse_prediction it returns the logits of labelled tokens alone"
+        return "with config.sparse_prediction it returns the logits of labelled tokens only"
     return None
 
 
 @cache
 def _has_loss_function(forward: Callable) -> bool:
-    """Whether a class's forward calls ``loss_function``, which takes more than logits and labels."""
+    """Whether a class's forward calls ``loss_function``, which also takes num_items_in_batch."""
     return "loss_function" in inspect.unwrap(forward).__code__.co_names
 
 
@@ -99,7 +99,7 @@ def forward(
     metadata: BatchMetadata | None,
     labelled_logits_only: bool,
 ):
-    """Loss and logits as the class returns them; with ``labelled_logits_only`` and labels, the loss only."""
+    """Loss and logits in the class's output; with ``labelled_logits_only`` and labels, only the loss."""
     from transformers.modeling_outputs import MaskedLMOutput
 
     labels = arguments.pop("labels", None)
@@ -111,14 +111,14 @@ def forward(
     targets = None if labels is None else _of_real_tokens(labels, packed.batch)
     loss = logits = None
     if targets is not None and labelled_logits_only:
-        # Without metadata the transform runs on all rows: to count the labelled ones would wait for the device.
+        # Without metadata the transform runs on all rows, because counting the labelled ones would wait for the device.
         if metadata is not None:
             rows = (targets != -100).nonzero_static(size=metadata.labelled).flatten()
             hidden, targets = hidden.index_select(0, rows), targets[rows]
         transformed = _transform(model, live, hidden)
-        chosen = None if metadata is None else metadata.labelled
+        max_labels = None if metadata is None else metadata.labelled
         loss = linear_masked_cross_entropy(
-            transformed, weight, decoder.bias, targets, max_labels=chosen
+            transformed, weight, decoder.bias, targets, max_labels=max_labels
         )
         loss = _nan_without_labels(loss, targets)
     else:
@@ -134,7 +134,7 @@ def forward(
 
 
 def _transform(model: Any, live: LiveEncoder, hidden: Tensor) -> Tensor:
-    """LayerNorm(act(x W + b)); the norm may be missing."""
+    """LayerNorm(act(x W + b)), or without the norm if the head has none."""
     kind, config = live.kind, live.config
     dense, norm = _module(model, live, "dense"), _module(model, live, "norm")
     assert kind.lm_head is not None  # is_masked_lm() has seen it
@@ -156,11 +156,12 @@ def _of_real_tokens(labels: Tensor, batch: PackedBatch) -> Tensor:
     rows, length = batch.padded_shape
     if labels.numel() != rows * length:
         raise ValueError(
-            f"labels must have one value for each of the {rows} x {length} inputs, got shape {tuple(labels.shape)}"
+            f"labels must have one value for each of the {rows} x {length} tokens, got shape {tuple(labels.shape)}: "
+            "pad them as the inputs"
         )
     return labels.reshape(-1)[batch.indices]
 
 
 def _nan_without_labels(loss: Tensor, labels: Tensor) -> Tensor:
-    # As the class's own loss is without any label; a caller may rely on seeing that.
+    # Without any label the class's loss is NaN, and callers may rely on that.
     return torch.where((labels != -100).any(), loss, torch.nan)

@@ -1,4 +1,4 @@
-"""patch and unpatch: the fused forward replaces a live model's forward."""
+"""patch and unpatch: replace the forward of a live model by the fused forward, and restore it."""
 
 import functools
 import inspect
@@ -27,14 +27,15 @@ FROZEN = "fastenc_frozen"
 
 
 class _State:
-    """What a patched module remembers.
+    """The state of a patched module.
 
     Attributes:
-        fused: what is called in the place of the module's own forward.
-        previous: an instance's own forward that was there before.
-        encoder: the :class:`LiveEncoder`, on the module that is one.
-        head: the :class:`masked_lm.LiveHead`, on a module that has one.
-        said: reasons for the model's own forward that were already given.
+        fused: the function that is called instead of the module's own forward.
+        previous: a forward that the instance had as an attribute before it was patched, or None.
+        labelled_logits_only: see :func:`patch`.
+        encoder: the :class:`LiveEncoder`, if the module is an encoder.
+        head: the :class:`masked_lm.LiveHead`, if the module has a masked-LM head.
+        warned: the reasons for taking the own forward of which the user was warned.
     """
 
     def __init__(self, fused: Callable[..., Any], previous: Any):
@@ -43,16 +44,16 @@ class _State:
         self.labelled_logits_only = False
         self.encoder: Any = None
         self.head: Any = None
-        self.said: set[str] = set()
+        self.warned: set[str] = set()
 
 
-class _Told(NamedTuple):
-    """What a task model tells the encoder inside, for the length of one call.
+class _CallContext(NamedTuple):
+    """What a model with a head passes to its encoder during one call.
 
     Fields:
-        state: the encoder's.
-        mask, metadata: what it need not read again.
-        own_forward: whether it must take its own forward.
+        state: the encoder's state.
+        mask, metadata: the call's mask and its metadata, so that the encoder does not count again.
+        own_forward: whether the encoder must take its own forward.
     """
 
     state: _State
@@ -61,33 +62,38 @@ class _Told(NamedTuple):
     own_forward: bool
 
 
-_told: ContextVar[_Told | None] = ContextVar("told by the task model", default=None)
+_call_context: ContextVar[_CallContext | None] = ContextVar(
+    "call of the model with a head", default=None
+)
 
 
 def patch(model: Any, *, labelled_logits_only: bool = False) -> Any:
     """Accelerate a Hugging Face encoder in place, and return it.
 
-    Works on transformers' classes of the architectures in ``fastenc.models.architectures``: base models, models with a
-    task head (MaskedLM, SequenceClassification, TokenClassification, QuestionAnswering and any other that calls the
-    base model), sentence-transformers models over them and PEFT models with LoRA; in evaluation and in training.
-    Padding is removed before the embedding and put back after the last layer, where it holds 0; parameters,
-    ``state_dict`` keys and ``save_pretrained`` stay as they are, and weights are read at every call.
+    It supports transformers' classes of the architectures in ``fastenc.models.architectures``: base models, models with
+    a head (MaskedLM, SequenceClassification, TokenClassification, QuestionAnswering and others that call the base
+    model), sentence-transformers models with such an encoder, and PEFT models with LoRA, in evaluation and in training.
+    Padding is removed before the embeddings. After the last layer it is restored with the value 0. Parameters,
+    ``state_dict`` keys and ``save_pretrained`` do not change, and weights are read in every call.
 
-    A call that the fused forward does not cover takes the model's own, unchanged, and says so in a warning once for
-    each reason: attentions wanted, a mask that is not (batch, length), a row that starts with padding, a loss that
-    reads padding (labels on padding tokens; question answering, whose softmax runs over the padded length), modules,
-    constants or buffers that are not what the class and its configuration make, hooks inside the model, another dtype
-    or device than the kernels have, tracing, the transforms of ``torch.func``, a replica of ``DataParallel``; without a
-    warning, ``torch.compile``.
+    A call that the fused forward does not support runs the model's own forward, with a warning for each new reason:
 
-    On an accelerator a forward with an attention mask waits once for its sizes, unless the collator has noted them:
-    :class:`fastenc.DataCollatorWithSeqlens`.
+    - attentions are requested, the mask is not (batch, length), or a row starts with padding;
+    - the loss reads padding (labels on padding tokens; question answering, whose softmax is over the padded length);
+    - modules, constants or buffers differ from those that the class makes from its configuration, or have hooks;
+    - the kernels do not support the dtype or the device;
+    - the model is traced, inside a transform of ``torch.func``, or a replica of ``DataParallel``.
+
+    Under ``torch.compile`` the own forward runs without a warning.
+
+    On an accelerator, a forward with an attention mask waits once for the sizes of the batch, unless the collator has
+    counted them (:class:`fastenc.DataCollatorWithSeqlens`).
 
     Args:
-        model: a ``transformers.PreTrainedModel``, or a module over one (``SentenceTransformer``, ``PeftModel``).
-        labelled_logits_only: for a MaskedLM model called with labels, compute logits for labelled tokens only. The
-            loss is the same, ``logits`` is None: most of a training step's memory and much of its time is saved.
-    Raises: ValueError for another architecture, or a configuration that the fused forward does not compute.
+        model: a ``transformers.PreTrainedModel``, or a module with one (``SentenceTransformer``, ``PeftModel``).
+        labelled_logits_only: for a MaskedLM model called with labels: compute logits for labelled tokens only. The loss
+            is the same, and ``logits`` is None. That saves most of a training step's memory and much of its time.
+    Raises: ValueError for another architecture, or a configuration that the fused forward does not support.
     """
     top = _pretrained(model)
     kind = architecture_of(top.base_model)
@@ -101,7 +107,7 @@ def patch(model: Any, *, labelled_logits_only: bool = False) -> Any:
     has_head = masked_lm.is_masked_lm(top, kind)
     if labelled_logits_only and not has_head:
         raise ValueError(
-            f"labelled_logits_only is for {kind.class_prefix}ForMaskedLM, got {type(top).__name__}"
+            f"labelled_logits_only is for {kind.class_prefix}ForMaskedLM, got {type(top).__name__}: leave it out"
         )
     encoder = _encoder_of(top)
     if STATE not in encoder.__dict__:
@@ -118,7 +124,7 @@ def patch(model: Any, *, labelled_logits_only: bool = False) -> Any:
 
 
 def unpatch(model: Any) -> Any:
-    """Give a patched model its own forward back, and return it. A model that is not patched stays as it is."""
+    """Restore the own forward of a patched model, and return the model. A model that is not patched is unchanged."""
     top = _pretrained(model)
     for module in {id(m): m for m in (top, _encoder_of(top))}.values():
         state = module.__dict__.pop(STATE, None)
@@ -134,7 +140,8 @@ def unpatch(model: Any) -> Any:
 
 
 def owner_of_weights(module: Any) -> Any:
-    """What :func:`fastenc.freeze` packs the layers of: a patched module's record, or the module itself."""
+    """The object with the method ``layer_weights`` for :func:`fastenc.freeze`: for a patched module a
+    :class:`FrozenOwner`, else the module."""
     state = module.__dict__.get(STATE)
     if state is None or state.encoder is None:
         return module
@@ -142,7 +149,7 @@ def owner_of_weights(module: Any) -> Any:
 
 
 def _pretrained(model: Any) -> Any:
-    """The transformers model itself, or the one inside a model over it."""
+    """The transformers model: ``model``, or the one inside it."""
     pretrained = require("transformers", extra="transformers").PreTrainedModel
     if isinstance(model, pretrained):
         return model
@@ -166,12 +173,12 @@ def _install(module: Any, fused: Callable[..., Any]) -> _State:
     state = module.__dict__.get(STATE)
     if state is not None:
         return state
-    own = inspect.signature(module.forward)
+    signature = inspect.signature(module.forward)
     module.__dict__[STATE] = state = _State(fused, module.__dict__.get("forward"))
-    # With its module as an argument, so that the forward of a copy, or of what was pickled, has the copy.
+    # A partial with the module as an argument: in a copied or unpickled model it refers to the copy.
     forward = functools.partial(_forward, module)
     # The Trainer reads the signature to know the columns that the model takes.
-    forward.__signature__ = own  # type: ignore[attr-defined]
+    forward.__signature__ = signature  # type: ignore[attr-defined]
     module.forward = forward
     module._replicate_for_data_parallel = functools.partial(_replica, module)
     return state
@@ -186,19 +193,19 @@ def _replica(module: Any) -> Any:
 
 def _forward(module: Any, *args: Any, **kwargs: Any) -> Any:
     """The forward of a patched module."""
-    state, own = module.__dict__.get(STATE), type(module).forward
-    # Not a bound method, whose call torch.compile would look up on the module, where it finds this forward.
-    no_other = state is None or state.previous is None
-    plain = functools.partial(own, module) if no_other else state.previous
+    state, class_forward = module.__dict__.get(STATE), type(module).forward
+    # A partial and not a bound method: torch.compile would look a method up on the module and find this forward again.
+    no_previous = state is None or state.previous is None
+    plain = functools.partial(class_forward, module) if no_previous else state.previous
     is_replica = module.__dict__.get("_is_replica", False)
     if is_replica and state is not None:
         _warn_once(module, state, "it is a replica of DataParallel")
     if is_replica or torch.compiler.is_compiling():
         kwargs.pop(KEY, None)
         return plain(*args, **kwargs)
-    names = _positional(own)
+    names = _positional(class_forward)
     if state is None or len(args) > len(names) or not kwargs.keys().isdisjoint(names[: len(args)]):
-        return plain(*args, **kwargs)  # which refuses an argument too many, or given twice
+        return plain(*args, **kwargs)  # raises Python's error for too many or repeated arguments
     return state.fused(module, state, {**dict(zip(names, args, strict=False)), **kwargs}, plain)
 
 
@@ -209,14 +216,14 @@ def _positional(original) -> tuple[str, ...]:
 
 
 def _encoder_forward(encoder, state: _State, arguments: dict, plain):
-    live, told = state.encoder, _told.get()
-    told = told if told is not None and told.state is state else None
-    if told is not None and told.own_forward:
+    live, context = state.encoder, _call_context.get()
+    context = context if context is not None and context.state is state else None
+    if context is not None and context.own_forward:
         return plain(**arguments)
     reason, metadata, reading = base_model.inputs_reason(encoder, arguments), None, None
     if reason is None:
-        if told is not None and told.mask is arguments.get("attention_mask"):
-            metadata = told.metadata
+        if context is not None and context.mask is arguments.get("attention_mask"):
+            metadata = context.metadata
         else:
             metadata = take_metadata(arguments)
         reason, reading = _read(encoder, live, arguments, metadata)
@@ -232,7 +239,7 @@ def _encoder_forward(encoder, state: _State, arguments: dict, plain):
 def _read(
     encoder: Any, live: LiveEncoder, arguments: dict, metadata: BatchMetadata | None
 ) -> tuple[str | None, Reading | None]:
-    """(Why the encoder must take its own forward, None), or (None, what it is made of)."""
+    """(None, the reading of the encoder), or (why it must take its own forward, None)."""
     reason = base_model.arguments_reason(encoder, live, arguments, metadata)
     if reason is None:
         reading = live.read(encoder)
@@ -249,19 +256,21 @@ def _task_forward(model, state: _State, arguments: dict, plain):
 
 
 def _with_own_head(model, arguments: dict, metadata: BatchMetadata | None, plain):
+    """The model's own forward, whose encoder may run fused."""
     encoder = _encoder_of(model)
     state = encoder.__dict__.get(STATE)
-    if state is None:  # another encoder was put in
+    if state is None:  # the encoder was replaced by another module
         return plain(**arguments)
     reason = _loss_reads_padding(arguments, metadata)
     if reason is not None:
         _warn_once(encoder, state, reason)
     mask = arguments.get("attention_mask")
-    token = _told.set(_Told(state, mask, metadata, own_forward=reason is not None))
+    context = _CallContext(state, mask, metadata, own_forward=reason is not None)
+    token = _call_context.set(context)
     try:
         return plain(**arguments)
     finally:
-        _told.reset(token)
+        _call_context.reset(token)
 
 
 def _masked_lm_forward(model, state: _State, arguments: dict, plain):
@@ -275,24 +284,26 @@ def _masked_lm_forward(model, state: _State, arguments: dict, plain):
         _, reading = _read(encoder, live, inner, metadata)
         reason = state.head.unsupported_reason(model) or masked_lm.call_reason(model, arguments)
         if reading is not None and reason is None:
-            fewer = state.labelled_logits_only
-            return masked_lm.forward(model, encoder, live, reading, arguments, metadata, fewer)
+            only_labelled = state.labelled_logits_only
+            return masked_lm.forward(
+                model, encoder, live, reading, arguments, metadata, only_labelled
+            )
         if reason is not None:
             _warn_once(model, state, reason)
     return _with_own_head(model, arguments, metadata, plain)
 
 
 def _warn_once(model: Any, state: _State, reason: str) -> None:
-    """Say once a reason that a call takes the model's own forward."""
-    if reason not in state.said:
-        state.said.add(reason)
+    """Warn of a reason for taking the own forward, if the user was not warned of it before."""
+    if reason not in state.warned:
+        state.warned.add(reason)
         warnings.warn(
             f"fastenc: {type(model).__name__} takes its own forward, because {reason}", stacklevel=4
         )
 
 
 def _loss_reads_padding(arguments: dict, metadata: BatchMetadata | None) -> str | None:
-    """Whether the task's loss depends on what the model computes at padding, which the fused forward leaves out."""
+    """Why the loss needs results for padding tokens, which the fused forward does not compute, or None."""
     if metadata is None or not metadata.padding:
         return None
     if arguments.get("start_positions") is not None:

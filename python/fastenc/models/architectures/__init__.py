@@ -1,4 +1,4 @@
-"""The architectures, by config.json's model_type."""
+"""The supported architectures. Each file describes one family of models."""
 
 from typing import Any
 
@@ -47,7 +47,7 @@ ARCHITECTURES: dict[str, Architecture] = {
 
 
 def architecture_named(name: str | None) -> Architecture:
-    """Raises: ValueError listing the architectures that exist."""
+    """The architecture with this model_type. Raises: ValueError that lists the supported ones."""
     if name not in ARCHITECTURES:
         raise ValueError(
             f"model_type must be one of {sorted(ARCHITECTURES)}, got {name!r}: "
@@ -57,7 +57,7 @@ def architecture_named(name: str | None) -> Architecture:
 
 
 def present_config(values: dict[str, Any]) -> dict[str, Any]:
-    """The contents of a config.json in transformers' present names, where they are those of the hub's remote code."""
+    """The contents of a config.json in transformers' current names; those of the hub's remote code are converted."""
     for kind in ARCHITECTURES.values():
         model_type = values.get("model_type")
         if model_type is not None and model_type in (kind.name, kind.remote_name):

@@ -1,7 +1,8 @@
 """ALBERT: BERT with narrow embeddings and layers that share their weights. Source: Lan et al. 2019, arXiv:1909.11942.
 
-Layer i of L is computed by group floor(i G / L) of G; the layers of a group run one after another. transformers counts
-the groups' runs in ``num_hidden_layers``; here every inner layer is a layer.
+There are G groups of weights (``num_hidden_groups``), each with the weights of one or several inner layers. A run of a
+group computes its inner layers. ``num_hidden_layers`` in config.json is the number of runs L, and run i uses group
+floor(i G / L). EncoderConfig.num_layers counts the inner layers of all runs.
 """
 
 from collections.abc import Callable
@@ -25,7 +26,7 @@ class Albert(Bert):
     name = "albert"
     class_prefix = "Albert"
     prefix = "albert"
-    layers_path: ClassVar[str | None] = None  # a module computes several layers
+    layers_path: ClassVar[str | None] = None  # one module computes several layers
     config_names = {
         **BERT_CONFIG,
         "embedding_size": "embedding_size",
@@ -67,22 +68,21 @@ class Albert(Bert):
         return written
 
     def embedding_projection(self, config) -> bool:
-        return True  # also between equal widths
+        return True  # even if the widths are equal
 
     def layer_dropout(self, config) -> LayerDropout:
-        # transformers has a dropout module in its feed-forward layer, and does not call it.
+        # transformers has a dropout module in its feed-forward layer but does not call it.
         return LayerDropout(config.attention_dropout_p, config.hidden_dropout_p)
 
     def live_pooled(self, model: Any, hidden: Tensor) -> Tensor:
-        return model.pooler_activation(
-            model.pooler(hidden[:, 0])
-        )  # the pooler is a bare linear layer
+        # In transformers this pooler is a linear layer without slicing and activation.
+        return model.pooler_activation(model.pooler(hidden[:, 0]))
 
     def module_of_layer(self, config, number: int) -> int:
         inner = config.extra.get("inner_group_num", 1)
         runs = config.num_layers // inner
         groups = config.extra.get("num_hidden_groups", 1)
-        # In floating point, as transformers computes it, where the groups do not divide the layers.
+        # In floating point as in transformers, for a number of runs that the number of groups does not divide.
         group = int(number // inner / (runs / groups))
         return group * inner + number % inner
 
@@ -112,7 +112,7 @@ class Albert(Bert):
 
 
 def _in_groups(config, names_at: Callable[[str], dict[str, Any]]) -> dict[str, Any]:
-    """The names of every module that computes layers, from those of one module at a path."""
+    """The names for all modules that compute layers. ``names_at(path)`` gives those of one module."""
     inner = config.extra.get("inner_group_num", 1)
     count = config.extra.get("num_hidden_groups", 1) * inner
     paths = [

@@ -1,7 +1,7 @@
 """The encoders of BART (post-norm) and mBART (pre-norm). Sources: Lewis et al. 2019, arXiv:1910.13461; Liu et al. 2020,
 arXiv:2001.08210.
 
-The checkpoint of a whole BART is read as its encoder. A live one is ``model.get_encoder()``.
+From a checkpoint of a whole BART only the encoder is read. To patch a live model, use ``model.get_encoder()``.
 """
 
 import math
@@ -53,8 +53,8 @@ class Bart(Architecture):
     def check_supported(self, values: dict[str, Any]) -> None:
         if values.get("encoder_layerdrop"):
             raise ValueError(
-                f"config.json: encoder_layerdrop must be 0, got {values['encoder_layerdrop']}: this encoder never "
-                "skips a layer. Set it to 0; in evaluation that changes nothing"
+                f"config.json: encoder_layerdrop must be 0, because this encoder never skips a layer, got "
+                f"{values['encoder_layerdrop']}: set it to 0, which changes nothing in evaluation"
             )
 
     def write(self, config) -> dict[str, Any]:
@@ -88,11 +88,11 @@ class Bart(Architecture):
         }
 
     def modernised(self, tensors: dict[str, Tensor], config) -> dict[str, Tensor]:
-        """The encoder's, of a file of a whole BART or of its encoder alone."""
+        """The encoder's tensors, from a checkpoint of a whole BART or of its encoder."""
         found = {}
         for key, value in tensors.items():
             key = key.removeprefix("model.")
-            if key == "shared.weight":  # the decoder's table too, which files hold once
+            if key == "shared.weight":  # the word embeddings, shared with the decoder
                 key = TABLE
             if not key.startswith("decoder."):
                 found[key.removeprefix("encoder.")] = value
@@ -112,7 +112,7 @@ class MBart(Bart):
         for i in range(config.num_layers):
             path = f"layers.{i}"
             names[f"{path}.attention_norm"] = f"{path}.final_layer_norm"
-            # A layer ends with the norm that the next one begins with.
+            # The first norm of a layer is described as the last norm of the preceding layer (nn/layer_spec.py).
             names[f"{path}.out_norm"] = (
                 "layer_norm" if i == last else f"layers.{i + 1}.self_attn_layer_norm"
             )

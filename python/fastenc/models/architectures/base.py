@@ -1,7 +1,7 @@
-"""What every architecture file says: names of configuration values and weights, layer descriptions, heads, traps.
+"""The base class of the architecture files: names of configuration values and weights, layer descriptions, heads.
 
-Inside, every encoder has the same canonical modules, with q, k and v in one matrix. In a Hugging Face checkpoint a
-weight's name is its module's path, so one table serves both loading a file and finding the modules of a live model.
+All our encoders have the same modules, with q, k and v in one matrix. In a Hugging Face checkpoint a weight's name is
+the path of its module. So one table of names is used for loading a file and for finding the modules of a live model.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from fastenc.nn.rotary import RotarySpec
 if TYPE_CHECKING:
     from fastenc.models.config import EncoderConfig
 
-# A module of ours → the checkpoint's one, or several whose tensors stand one above the other in ours.
+# Name of our module → name in the checkpoint, or several names, whose tensors are stacked in ours.
 Names = dict[str, str | tuple[str, ...]]
 
 BERT_CONFIG = {
@@ -53,7 +53,7 @@ BERT_EMBEDDINGS: Names = {
 
 @dataclass(frozen=True)
 class Biases:
-    """Which linear layers and norms of an encoder have a bias."""
+    """Which linear layers and norms of an encoder have a bias; norm: those of the layers."""
 
     qkv: bool = True
     attention_out: bool = True
@@ -65,14 +65,16 @@ class Biases:
 
 @dataclass(frozen=True)
 class HeadSpec:
-    """The layer before a head's last linear layer: Norm(act(x W + b)). Norm, activation, weight or bias may be missing.
+    """A head: an optional dense layer Norm(act(x W + b)), and a last linear layer.
 
     Fields:
-        names: "dense", "norm" and "out" (or "decoder" and "bias") → the checkpoint's names, without the prefix.
-        activation: a name of the kernels, or "tanh"; None: the configuration's.
-        dense_bias: whether the dense layer has one.
-        dropout_before, dropout_after: whether dropout precedes the dense layer, and the last one.
-        pooler: the head reads the encoder's pooler in place of a token's vector.
+        names: module of the head ("dense", "norm", and "out" or "decoder" and "bias") → name in the checkpoint without
+            the prefix. A module that is not named does not exist.
+        activation: "gelu", "gelu_tanh", "silu", "relu" or "tanh"; None: the configuration's.
+        dense_bias: whether the dense layer has a bias.
+        dropout_before: whether dropout precedes the dense layer.
+        dropout_after: whether dropout precedes the last linear layer.
+        pooler: whether the head reads the encoder's pooler instead of a token's vector.
     """
 
     names: dict[str, str]
@@ -84,19 +86,22 @@ class HeadSpec:
 
 
 class Architecture:
-    """One family of encoders. Everything that its checkpoints decide is read from the configuration.
+    """The description of one family of encoders. Values that differ between its checkpoints come from config.json.
 
     Attributes:
-        name: config.json's model_type.
-        class_prefix: what precedes a model class's kind in the class names of transformers ("Bert").
-        remote_name: model_type in files of the hub's remote code, where that has another.
-        prefix: what precedes the encoder's names in a checkpoint with a head.
-        bare_class: transformers' class of the encoder alone, without ``class_prefix``.
-        live_path: where transformers' base model keeps the encoder, "" if it is the encoder itself.
-        config_names: our field → config.json's.
-        defaults: our fields that config.json may leave out.
+        name: model_type in config.json.
+        class_prefix: first part of the names of transformers' classes ("Bert").
+        remote_name: model_type in checkpoints of the hub's remote code, or None.
+        prefix: prefix of the encoder's weights in a checkpoint with a head.
+        bare_class: name of transformers' class of the encoder without head, without ``class_prefix``.
+        live_path: path of the encoder in transformers' base model, "" if the base model is the encoder.
+        config_names: field of EncoderConfig → key in config.json.
+        defaults: values of fields that config.json may leave out.
         new_config: fields of a new model that differ from EncoderConfig's defaults.
-        lm_head, classifier, token_classifier, question_answerer: the heads; None where the family has none.
+        has_pooler, has_token_types: whether the family has a pooler and token types.
+        positions_after_padding: whether positions count from the row after the padding token's (RoBERTa).
+        lm_head, classifier, token_classifier, question_answerer: the heads, or None if the family has no such head.
+        supported: key in config.json → the only value that is supported.
     """
 
     name: ClassVar[str]
@@ -126,20 +131,20 @@ class Architecture:
     # Configuration
 
     def present_config(self, values: dict[str, Any]) -> dict[str, Any]:
-        """A config.json of the hub's remote code in transformers' present names; any other as it is."""
+        """The values of config.json in transformers' current names; those of the hub's remote code are converted."""
         return values
 
     def check_supported(self, values: dict[str, Any]) -> None:
-        """Raises: ValueError for a variant that this encoder does not compute."""
+        """Raise ValueError for a config.json of a variant that is not supported."""
         for key, supported in self.supported.items():
             if values.get(key, supported) not in (supported, None):
                 raise ValueError(
-                    f"config.json: {key} must be {supported!r}, got {values[key]!r}: this encoder computes "
-                    "bidirectional attention, and no other variant of it"
+                    f"config.json: {key} must be {supported!r}, got {values[key]!r}: this variant of the architecture "
+                    "is not supported, take transformers for this model"
                 )
 
     def read(self, values: dict[str, Any]) -> dict[str, Any]:
-        """EncoderConfig's fields from the values of a config.json."""
+        """The fields of EncoderConfig from the values of a config.json."""
         fields = {
             ours: values[theirs] for ours, theirs in self.config_names.items() if theirs in values
         }
@@ -156,7 +161,7 @@ class Architecture:
         return fields
 
     def write(self, config: EncoderConfig) -> dict[str, Any]:
-        """The values of config.json that stand for EncoderConfig's fields."""
+        """The values of config.json for the fields of EncoderConfig."""
         written = {
             theirs: getattr(config, ours)
             for ours, theirs in self.config_names.items()
@@ -169,13 +174,13 @@ class Architecture:
         return written
 
     def padding_row(self, pad_token_id: int) -> int:
-        """The row of the position table that stands for padding, where positions count from it."""
+        """The position table's row for padding, if positions count from the row after it."""
         return pad_token_id
 
     # Description
 
     def layer(self, config: EncoderConfig, number: int) -> LayerSpec:
-        """Layer ``number``, from 0."""
+        """The description of layer ``number``, from 0."""
         head_dim = config.head_dim
         norm = NormSpec("layer", config.eps)
         return LayerSpec(
@@ -193,23 +198,23 @@ class Architecture:
         return Biases()
 
     def rotary(self, config: EncoderConfig, number: int) -> RotarySpec | None:
-        """The angles of layer ``number``'s queries and keys."""
+        """The rotary angles of layer ``number``, or None."""
         return None
 
     def relative_bias(self, config: EncoderConfig) -> RelativeBiasSpec | None:
-        """The bias by distance."""
+        """The buckets of the relative-position bias, or None without one."""
         return None
 
     def relative_biases(self, config: EncoderConfig) -> int:
-        """How many tables of it there are: one for all layers, or one a layer."""
+        """The number of tables of relative biases: 0, 1 (shared by all layers), or one for each layer."""
         return 0 if self.relative_bias(config) is None else 1
 
     def first_norm(self, config: EncoderConfig) -> bool:
-        """Whether the layers begin with a norm."""
+        """Whether the stack of layers begins with a norm."""
         return False
 
     def embedding_norm(self, config: EncoderConfig) -> NormSpec | None:
-        """The norm of the embeddings."""
+        """The norm after the embeddings, or None."""
         return NormSpec("layer", config.eps)
 
     def position_table(self, config: EncoderConfig) -> bool:
@@ -227,15 +232,15 @@ class Architecture:
         return config.hidden_dropout_p
 
     def final_dropout_p(self, config: EncoderConfig) -> float:
-        """Of the last layer's output."""
+        """The probability of dropout on the last layer's output."""
         return 0.0
 
     def live_pooled(self, model: Any, hidden: Tensor) -> Tensor:
-        """What a live base model's pooler makes of (batch, length, hidden_size)."""
+        """The result of a live base model's pooler for hidden states (batch, length, hidden_size)."""
         return model.pooler(hidden)
 
     def head(self, config: EncoderConfig, spec: HeadSpec) -> HeadSpec:
-        """A head as the configuration settles it."""
+        """A head with the values that the configuration sets."""
         return spec
 
     def decoder_bias(self, config: EncoderConfig) -> bool:
@@ -243,7 +248,7 @@ class Architecture:
         return True
 
     def classifier_pooling(self, config: EncoderConfig) -> str:
-        """What the head for sequences reads where there is no pooler: "cls" or "mean"."""
+        """The pooling for the classification head if there is no pooler: "cls" or "mean"."""
         return "cls"
 
     def token_classifier_dropout_p(self, config: EncoderConfig) -> float:
@@ -254,38 +259,37 @@ class Architecture:
         return config.hidden_dropout_p
 
     def module_of_layer(self, config: EncoderConfig, number: int) -> int:
-        """The module that computes layer ``number``: another's where layers share their weights."""
+        """The index of the module that computes layer ``number``; layers with shared weights have the same module."""
         return number
 
     # First weights
 
     def initial_std(self, config: EncoderConfig, name: str) -> float:
-        """Standard deviation of a weight; ``name`` is the last part of its module's ("qkv", "word", a head's "out")."""
+        """The standard deviation of a weight's initial values; ``name`` is its module's ("qkv", "word", "out", …)."""
         return config.initializer_range
 
     def initial_cutoff(self, config: EncoderConfig) -> float | None:
-        """Standard deviations at which the normal distribution of weights is cut; None: it is not."""
+        """The number of standard deviations at which initial values are truncated; None: they are not."""
         return None
 
     # Names
 
-    layers_path: ClassVar[str | None] = (
-        None  # where the checkpoint's layers are numbered, one for each of ours
-    )
+    # The path under which a checkpoint's layers are numbered; None if these are not our layers.
+    layers_path: ClassVar[str | None] = None
 
     def names(self, config: EncoderConfig) -> Names:
-        """The encoder's modules."""
+        """Name of a module of our encoder → its name in the checkpoint."""
         raise NotImplementedError
 
     def dropout_names(self, config: EncoderConfig) -> dict[str, str]:
-        """Where a live model keeps its dropout modules: "embeddings", "final" and the layers' ("layers.0.down") → path.
+        """Our name of a dropout ("embeddings", "final", "layers.0.down") → path of the module in a live model.
 
-        A module that is not named has the configuration's probability.
+        A dropout that is not named here has the configuration's probability.
         """
         return {}
 
     def modernised(self, tensors: dict[str, Tensor], config: EncoderConfig) -> dict[str, Tensor]:
-        """A checkpoint's tensors, without the prefix, under the present names of the family."""
+        """A checkpoint's tensors, whose names have no prefix, by transformers' current names."""
         return {
             key.replace("LayerNorm.gamma", "LayerNorm.weight").replace(
                 "LayerNorm.beta", "LayerNorm.bias"
@@ -294,11 +298,11 @@ class Architecture:
         }
 
     def written(self, tensors: dict[str, Tensor], config: EncoderConfig) -> dict[str, Tensor]:
-        """A checkpoint's tensors as transformers writes them, from those of :meth:`names`."""
+        """The tensors of a checkpoint by the names that transformers writes, from those by :meth:`names`."""
         return tensors
 
     def lora_targets(self, config: EncoderConfig) -> dict[str, tuple[str, ...]]:
-        """Linear layer of ours → names of the checkpoint's layers that it stands for, in their order."""
+        """Our linear layer → LoRA targets, the layers of the checkpoint that are stacked in it, in their order."""
         names = self.names(config)
         first = {name: names[f"layers.0.{name}"] for name in ("qkv", "up")}
         several = {"qkv": ("query", "key", "value"), "up": ("gate", "up")}
@@ -311,7 +315,7 @@ class Architecture:
 
 
 def dropouts_in_layers(count: int, path: str, names: dict[str, str]) -> dict[str, str]:
-    """:meth:`Architecture.dropout_names` of every layer, at ``path`` with {i} for the layer's number."""
+    """The entries of :meth:`Architecture.dropout_names` for all layers. ``path`` has {i} for the layer's number."""
     return {
         f"layers.{i}.{field}": f"{path}.{name}".format(i=i)
         for i in range(count)
@@ -320,7 +324,10 @@ def dropouts_in_layers(count: int, path: str, names: dict[str, str]) -> dict[str
 
 
 def in_layers(count: int, path: str, names: Names) -> Names:
-    """The names of every layer: ``path`` and the names may hold {i}, the layer's number, and {next}, the one after."""
+    """The entries of :meth:`Architecture.names` for all layers.
+
+    ``path`` and the names may have {i} for the layer's number and {next} for the following number.
+    """
     table: Names = {}
     for i in range(count):
         fill = lambda name, i=i: f"{path}.{name}".format(i=i, next=i + 1)

@@ -1,6 +1,6 @@
 """DistilBERT. Source: Sanh et al. 2019, arXiv:1910.01108.
 
-No token types, no pooler, and no dropout of the attention's output.
+It has no token types, no pooler, and no dropout on the attention sublayer's output.
 """
 
 from fastenc.models.architectures.base import (
@@ -52,7 +52,7 @@ class DistilBert(Architecture):
         return LayerDropout(config.attention_dropout_p, 0.0, 0.0, config.hidden_dropout_p)
 
     def token_classifier_dropout_p(self, config) -> float:
-        return config.hidden_dropout_p  # the classifier's setting is for sequences alone
+        return config.hidden_dropout_p  # classifier_dropout_p is for sequence classification only
 
     def question_answerer_dropout_p(self, config) -> float:
         return float(config.extra.get("qa_dropout", 0.1))

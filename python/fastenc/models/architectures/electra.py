@@ -1,4 +1,4 @@
-"""ELECTRA: BERT with embeddings of a width of their own. Source: Clark et al. 2020, arXiv:2003.10555."""
+"""ELECTRA: BERT whose embeddings may be narrower than the layers. Source: Clark et al. 2020, arXiv:2003.10555."""
 
 from fastenc.models.architectures.base import (
     BERT_CONFIG,

@@ -1,7 +1,7 @@
 """GTE's "new" encoders: NomicBERT's layers with GeGLU and biases. Source: Zhang et al. 2024, arXiv:2407.19669.
 
-Files of the hub's remote code (model_type "new") have ``attention.qkv_proj`` and ``mlp.up_gate_proj``, whose second
-half is the one that is activated, and angles that are scaled by "NTK", whatever the text's length.
+Checkpoints of the hub's remote code (model_type "new") have ``attention.qkv_proj``, ``mlp.up_gate_proj``, whose second
+half gets the activation, and rotary angles with "NTK" scaling, which does not depend on the text's length.
 """
 
 import re
@@ -24,7 +24,7 @@ HUB_LAYER = {
     "attn_ln": "post_attention_layernorm",
     "mlp_ln": "post_mlp_layernorm",
 }
-# The remote code's switches, and what this encoder computes.
+# The remote code's switches → the only supported value.
 REMOTE_SWITCHES = {
     "position_embedding_type": "rope",
     "layer_norm_type": "layer_norm",
@@ -65,8 +65,8 @@ class Gte(NomicBert):
                 raise ValueError(
                     f"config.json: {key} must be {computed!r}, got {values[key]!r}: take the remote code for this model"
                 )
-        gone = (*REMOTE_SWITCHES, "rope_theta", "rope_scaling", "auto_map")
-        found = {key: value for key, value in values.items() if key not in gone}
+        dropped = (*REMOTE_SWITCHES, "rope_theta", "rope_scaling", "auto_map")
+        found = {key: value for key, value in values.items() if key not in dropped}
         names = [name.removeprefix("New") for name in values.get("architectures") or []]
         return {
             **found,
@@ -93,8 +93,8 @@ class Gte(NomicBert):
             key = key.replace("lm_head.norm.", "lm_head.layer_norm.")
             in_layer = re.match(r"(layers\.\d+)\.(.+)\.(weight|bias)$", key)
             if in_layer and in_layer[2] == "attention.qkv_proj":
-                parts = zip("qkv", value.chunk(3), strict=True)
-                found |= {f"{in_layer[1]}.self_attn.{x}_proj.{in_layer[3]}": v for x, v in parts}
+                qkv = zip("qkv", value.chunk(3), strict=True)
+                found |= {f"{in_layer[1]}.self_attn.{x}_proj.{in_layer[3]}": v for x, v in qkv}
                 continue
             if in_layer and in_layer[2] == "mlp.up_gate_proj":
                 up, gate = value.chunk(2)
@@ -110,10 +110,10 @@ class Gte(NomicBert):
 
 
 def _rope_parameters(values: dict[str, Any]) -> dict[str, Any]:
-    """The remote code's angles in transformers' terms.
+    """transformers' rope_parameters for the remote code's rotary angles.
 
-    Its "ntk" of factor k has the frequencies 1 / ((k theta)^(2i/dim) k^(2/dim)), which is linear scaling by k^(2/dim)
-    with the base k theta. Source: Su 2023, https://kexue.fm/archives/9706, equation 6.
+    Its "ntk" scaling with factor k has the frequencies 1 / ((k theta)^(2i/dim) k^(2/dim)). That is linear scaling by
+    k^(2/dim) with the base k theta. Source: Su 2023, https://kexue.fm/archives/9706, equation 6.
     """
     theta, scaling = float(values.get("rope_theta", 10_000.0)), values.get("rope_scaling")
     if not scaling:

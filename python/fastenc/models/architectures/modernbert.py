@@ -1,7 +1,8 @@
-"""ModernBERT, and the checkpoints built on it. Source: Warner et al. 2024, arXiv:2412.13663.
+"""ModernBERT and models derived from it. Source: Warner et al. 2024, arXiv:2412.13663.
 
-Pre-norm without a first norm, gated, rotary; most layers see a window, every third one everything. Each value differs
-between checkpoints and is read from the configuration; older files name the angles and the layers' kinds otherwise.
+The layers are pre-norm without a first norm, with gated feed-forward and rotary positions. Most layers have an
+attention window; by default every third layer sees the whole sequence. All values are read from the configuration,
+because they differ between checkpoints. Older files have other keys for the rotary angles and the kinds of layers.
 """
 
 import math
@@ -29,7 +30,7 @@ from fastenc.nn.layer_spec import (
 from fastenc.nn.rotary import RotarySpec
 
 FULL, SLIDING = "full_attention", "sliding_attention"
-# Kind of layer → an older file's name of its theta, and the default.
+# Kind of layer → (key of its theta in older files, default).
 OLD_THETA = {FULL: ("global_rope_theta", 160_000.0), SLIDING: ("local_rope_theta", 10_000.0)}
 HEAD = {"dense": "head.dense", "norm": "head.norm"}
 
@@ -159,6 +160,6 @@ class ModernBert(Architecture):
 
 
 def _rope(values: dict[str, Any], kind: str) -> dict[str, Any]:
-    """The rope_parameters of a kind of layers; older files scale both kinds with one ``rope_scaling``."""
+    """The rope_parameters for a kind of layers. Older files have one ``rope_scaling`` for both kinds."""
     given = (values.get("rope_parameters") or {}).get(kind) or {}
     return {"rope_type": "default", **given, **(values.get("rope_scaling") or {})}

@@ -1,6 +1,6 @@
-"""MPNet: RoBERTa's embeddings without token types, and a bias by distance. Source: Song et al. 2020, arXiv:2004.09297.
+"""MPNet: RoBERTa without token types and with a relative bias. Source: Song et al. 2020, arXiv:2004.09297.
 
-transformers fixes the padding row of the position table, and the number of buckets that are used, in its code.
+The padding row of the position table and the number of buckets are constants in transformers' code.
 """
 
 from fastenc.models.architectures.base import (
@@ -14,7 +14,7 @@ from fastenc.models.architectures.roberta import Roberta
 from fastenc.nn.relative_bias import RelativeBiasSpec
 
 PADDING_ROW = 1
-UNUSED = ("type_vocab_size", "classifier_dropout_p")  # its heads have the layers' dropout
+UNUSED = ("type_vocab_size", "classifier_dropout_p")  # its heads use hidden_dropout_p
 
 
 class MPNet(Roberta):

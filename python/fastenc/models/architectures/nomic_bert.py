@@ -1,7 +1,8 @@
 """NomicBERT: BERT with rotary positions and SwiGLU, without biases in its linear layers.
 
-Source: Nussbaum et al. 2024, arXiv:2402.01613. Files of the hub's remote code (``n_embd``, ``attn.Wqkv``, ``mlp.fc11``)
-are read under these names and written in transformers' own; the version with a mixture of experts is refused.
+Source: Nussbaum et al. 2024, arXiv:2402.01613. Checkpoints of the hub's remote code (``n_embd``, ``attn.Wqkv``,
+``mlp.fc11``) are read too; checkpoints are written in transformers' names. The version with a mixture of experts is not
+supported.
 """
 
 import re
@@ -67,7 +68,7 @@ class NomicBert(Architecture):
         "max_positions": 2048,
     }
     new_config = {"activation": "silu"}
-    has_pooler = False  # but under the classifier
+    has_pooler = False  # only the classification head has one
     theta = 1000.0
     lm_head = HeadSpec(
         {
@@ -80,7 +81,7 @@ class NomicBert(Architecture):
     )
     classifier = HeadSpec({"out": "classifier"}, pooler=True)
     question_answerer = None
-    # Switches of the remote code that no dense model of the family turns.
+    # Switches of the remote code, which have these values in all dense models of the family.
     supported = Architecture.supported | {
         "activation_function": "swiglu",
         "prenorm": False,
@@ -98,7 +99,7 @@ class NomicBert(Architecture):
         super().check_supported(values)
         if values.get("num_experts") or values.get("moe_every_n_layers"):
             raise ValueError(
-                "config.json describes a mixture of experts, which is not computed here: take a dense model, such as "
+                "config.json must describe a dense model, got a mixture of experts: take another model, such as "
                 "nomic-embed-text-v1.5"
             )
         read_scaling(_rope(values), self.defaults["max_positions"])
@@ -110,10 +111,10 @@ class NomicBert(Architecture):
         if "n_embd" not in values:
             return values
         found = {HUB_CONFIG.get(key, key): value for key, value in values.items()}
-        found.pop("auto_map", None)  # else transformers would ask for the remote code
+        found.pop("auto_map", None)  # otherwise transformers would ask for the remote code
         rope = {"rope_type": "default", "rope_theta": found.pop("rotary_emb_base", self.theta)}
         if found.get("rotary_scaling_factor"):
-            # Texts longer than those of pretraining have the angles of transformers' "dynamic".
+            # For texts longer than the pretraining length the angles are those of transformers' "dynamic".
             rope |= {"rope_type": "dynamic", "factor": found.pop("rotary_scaling_factor")}
             found["max_position_embeddings"] = found.get("max_trained_positions", 2048)
         return {**found, "rope_parameters": rope}
@@ -165,8 +166,8 @@ class NomicBert(Architecture):
             key = key.replace("emb_ln.", "embeddings.LayerNorm.")
             in_layer = re.match(r"(layers\.\d+)\.(.+)\.(weight|bias)$", key)
             if in_layer and in_layer[2] == "attn.Wqkv":
-                parts = zip("qkv", value.chunk(3), strict=True)
-                found |= {f"{in_layer[1]}.self_attn.{x}_proj.{in_layer[3]}": v for x, v in parts}
+                qkv = zip("qkv", value.chunk(3), strict=True)
+                found |= {f"{in_layer[1]}.self_attn.{x}_proj.{in_layer[3]}": v for x, v in qkv}
                 continue
             if in_layer and in_layer[2] in HUB_LAYER:
                 key = f"{in_layer[1]}.{HUB_LAYER[in_layer[2]]}.{in_layer[3]}"

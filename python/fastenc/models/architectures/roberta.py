@@ -1,6 +1,6 @@
-"""RoBERTa, and the models that are RoBERTa under another name. Source: Liu et al. 2019, arXiv:1907.11692.
+"""RoBERTa, and models with its architecture under other names. Source: Liu et al. 2019, arXiv:1907.11692.
 
-Positions count from the row after the padding token's.
+A sequence's first token takes the row of the position table after the padding token's id.
 """
 
 from dataclasses import replace
@@ -38,7 +38,7 @@ class XlmRoberta(Roberta):
 
 
 class XlmRobertaXL(Roberta):
-    """XLM-RoBERTa in pre-norm: no norm of the embeddings, one after the last layer.
+    """XLM-RoBERTa with pre-norm layers: no norm after the embeddings, one after the last layer.
 
     Source: Goyal et al. 2021, arXiv:2105.00572.
     """
@@ -64,14 +64,14 @@ class XlmRobertaXL(Roberta):
         for i in range(config.num_layers):
             path = f"encoder.layer.{i}"
             names[f"layers.{i}.attention_norm"] = f"{path}.LayerNorm"
-            # A layer ends with the norm that the next one begins with.
+            # The first norm of a layer is described as the last norm of the preceding layer (nn/layer_spec.py).
             names[f"layers.{i}.out_norm"] = f"encoder.layer.{i + 1}.attention.self_attn_layer_norm"
         names[f"layers.{config.num_layers - 1}.out_norm"] = "encoder.LayerNorm"
         return names | {"first_norm": "encoder.layer.0.attention.self_attn_layer_norm"}
 
     def dropout_names(self, config) -> dict[str, str]:
         names = super().dropout_names(config)
-        # Nothing is dropped after the feed-forward layer.
+        # There is no dropout after the feed-forward sublayer.
         return {name: path for name, path in names.items() if not name.endswith(".down")}
 
 

@@ -1,4 +1,4 @@
-"""Rotary angles as config.json describes them (``rope_parameters``; in older files ``rope_scaling``)."""
+"""Rotary angles from config.json: ``rope_parameters``, in older files ``rope_scaling``."""
 
 import math
 from typing import Any
@@ -7,9 +7,13 @@ from fastenc.nn.rotary import LinearScaling, RotarySpec, YarnScaling
 
 
 def read_rotary(given: dict[str, Any], dim: int, theta: float, positions: int) -> RotarySpec:
-    """Args:
-        given: rope_parameters; theta: where they have none.
-        positions: the model's longest text.
+    """The description of rotary angles.
+
+    Args:
+        given: the rope_parameters.
+        dim: width of a head.
+        theta: base of the frequencies if ``given`` has none.
+        positions: the model's max_positions.
     Raises: ValueError as :func:`read_scaling`.
     """
     theta = float(given.get("rope_theta") or theta)
@@ -18,16 +22,17 @@ def read_rotary(given: dict[str, Any], dim: int, theta: float, positions: int) -
 
 
 def read_scaling(given: dict[str, Any], positions: int) -> LinearScaling | YarnScaling | None:
-    """How the frequencies are scaled; None for "default", and for "dynamic", whose texts within the positions have
-    unscaled angles.
+    """How the frequencies are scaled; None for rope_type "default" and "dynamic".
 
-    Raises: ValueError for another kind, or a factor that is none.
+    "dynamic" scales the angles of texts longer than the model's positions only.
+
+    Raises: ValueError for another rope_type, a partial rotation, or a wrong factor.
     """
     kind = _kind(given)
     if given.get("partial_rotary_factor") not in (None, 1, 1.0):
         raise ValueError(
-            f"config.json: partial_rotary_factor must be 1.0, got {given['partial_rotary_factor']!r}: heads are "
-            "rotated whole here"
+            f"config.json: partial_rotary_factor must be 1.0, got {given['partial_rotary_factor']!r}: take "
+            "transformers for this model"
         )
     if kind in ("default", "dynamic"):
         return None
@@ -60,10 +65,10 @@ def _kind(given: dict[str, Any]) -> str:
 
 
 def _amplitude(given: dict[str, Any], factor: float) -> float:
-    """Of YaRN's cosines and sines, as transformers forms it."""
+    """YaRN's factor of cosines and sines, computed as in transformers."""
     if given.get("attention_factor") is not None:
         return given["attention_factor"]
-    grown = lambda scale: 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0
+    mscale = lambda scale: 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0
     if given.get("mscale") and given.get("mscale_all_dim"):
-        return grown(given["mscale"]) / grown(given["mscale_all_dim"])
-    return grown(1.0)
+        return mscale(given["mscale"]) / mscale(given["mscale_all_dim"])
+    return mscale(1.0)

@@ -1,8 +1,8 @@
 """The encoders of T5 (v1.0 and v1.1, Flan), mT5 and umT5. Sources: Raffel et al. 2020, arXiv:1910.10683; Shazeer 2020,
 arXiv:2002.05202 (gated layers); Xue et al. 2021, arXiv:2010.11934 (mT5).
 
-Pre-norm with RMSNorm, no bias in any layer, scores that are not scaled, no position table. The checkpoint of a whole
-T5 is read as its encoder; the decoder's weights stay unread.
+The layers are pre-norm with RMSNorm and without biases. Attention scores are not scaled, and there is no position
+table. From a checkpoint of a whole T5 only the encoder is read.
 """
 
 from typing import Any
@@ -26,7 +26,7 @@ from fastenc.nn.layer_spec import (
 )
 from fastenc.nn.relative_bias import RelativeBiasSpec
 
-# Where texts are cut, without a table of positions: the length of pretraining.
+# There is no position table that limits the length. Texts are cut at the pretraining length.
 PRETRAINED_LENGTH = 512
 SHARED, IN_ENCODER = "shared.weight", "encoder.embed_tokens.weight"
 
@@ -65,7 +65,7 @@ class T5(Architecture):
         return fields
 
     def _feed_forward(self, values: dict[str, Any]) -> tuple[bool, str]:
-        """Whether the layer is gated, and its activation; "gated-gelu" stands for the approximation by tanh."""
+        """(whether the feed-forward layer is gated, its activation); "gated-gelu" means GELU's tanh form."""
         kind = values.get("feed_forward_proj", self.feed_forward_default)
         return kind.startswith("gated-"), (
             "gelu_new" if kind == "gated-gelu" else kind.removeprefix("gated-")
@@ -119,7 +119,7 @@ class T5(Architecture):
         }
         count, path = config.num_layers, "encoder.block.{i}.layer"
         names = in_layers(count, path, layer)
-        # A layer ends with the norm that the next one begins with.
+        # The first norm of a layer is described as the last norm of the preceding layer (nn/layer_spec.py).
         names |= {
             f"layers.{i}.out_norm": f"encoder.block.{i + 1}.layer.0.layer_norm"
             for i in range(count - 1)
@@ -146,7 +146,7 @@ class T5(Architecture):
         return {"embeddings": "encoder.dropout", "final": "encoder.dropout", **layers}
 
     def modernised(self, tensors: dict[str, Tensor], config) -> dict[str, Tensor]:
-        # The encoder's table is the decoder's, and most files hold it once.
+        # Encoder and decoder share the word embeddings; most files have them once.
         return {IN_ENCODER if key == SHARED else key: value for key, value in tensors.items()}
 
     def written(self, tensors: dict[str, Tensor], config) -> dict[str, Tensor]:
@@ -154,7 +154,7 @@ class T5(Architecture):
 
 
 class UMT5(T5):
-    """mT5 with a table of distances in every layer. Source: Chung et al. 2023, arXiv:2304.09151."""
+    """mT5 with a table of relative biases in every layer. Source: Chung et al. 2023, arXiv:2304.09151."""
 
     name = "umt5"
     class_prefix = "UMT5"
