@@ -151,7 +151,7 @@ def test_a_head_of_another_kind_is_an_error(tmp_path):
             dict(representation="biaffine"),
             "must be that of the checkpoint.s head, boundary, got biaffine",
         ),
-        (dict(max_span_words=5), "head has max_span_words 4, got 5"),
+        (dict(max_span_words=5), "max_span_words must be that of the checkpoint's head, 4, got 5"),
         (dict(label_names=["Z"]), r"head has the labels \['X'\], the data has \['Z'\]"),
     ):
         with pytest.raises(ValueError, match=message):
