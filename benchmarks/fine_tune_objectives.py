@@ -6,7 +6,9 @@ python -m benchmarks.fine_tune_objectives NAME=CHECKPOINT ... [--seeds 0 1 2]   
 scores the spread of the checkpoint's last hidden states on the dev set, before training: their mean distance from their
 mean, relative to their mean length. Near 0, every token has the same state.
 
-The discriminator of the committed results is checkpoint-00002100, and its random weights are the first, of
+The discriminator from MiniLM is what "python -m benchmarks.train_objectives electra" leaves; its control is MiniLM
+itself (fastenc.demo.checkpoint.minilm_folder). That from random weights is checkpoint-00002100, and its random weights
+are the first, of
 
 fastenc pretrain wikipedia_en/train.txt.gz --objective electra --tokenizer build/train_objectives --layers 2
     --hidden 128 --dropout 0 --block-size 64 --batch-size 32 --lr 2e-3 --warmup 0.1 --max-steps 3000 --eval-every 300
@@ -62,9 +64,9 @@ def main() -> None:
     named = [each.split("=", 1) for each in options.checkpoints]
     runs = (
         Run(f"{name}, seed {seed}", provider, SET.metric, one_run, (checkpoint, provider, seed))
+        for provider in (OURS, THEIRS)
         for seed in options.seeds
         for name, checkpoint in named
-        for provider in (OURS, THEIRS)
     )
     collect(RESULT, runs, None)
 
