@@ -298,7 +298,7 @@ def test_what_is_wrong_is_said(base, data, capsys):
     command = ("finetune", base, data / "texts.tsv", "-o", data / "out", "--layers")
     assert "layers must be mix, or left out, got '3'" in failure(capsys, *command, "3")
     said = failure(capsys, *command, "mix", "--adapt", "features")
-    assert "--layers mix needs every layer's output, and --adapt features keeps one" in said
+    assert "--layers mix needs every layer's output, but --adapt features stores one" in said
     said = failure(capsys, *command, "mix", "--task", "word-sense")
     assert "word-sense cannot train a weighted sum of layers: leave out --layers mix" in said
     assert not (data / "out").exists()
