@@ -105,7 +105,7 @@ def test_predict_reads_stdin_and_writes_stdout(models, tmp_path, monkeypatch, ca
     main(["predict", str(model), "-", "-o", "-"])
     assert capsys.readouterr().out == (tmp_path / "out.jsonl").read_text()
     for content, message in (
-        (b"", "stdin holds no text"),
+        (b"", "stdin must hold text"),
         (b"a\n\xff\n", "stdin, line 2: not UTF-8"),
     ):
         give(content)
