@@ -409,7 +409,7 @@ def test_sparse_prediction():
     patched = fastenc.patch(copy.deepcopy(theirs))
     call = {**example.padded, "labels": example.tokens}
     with torch.no_grad():
-        with pytest.warns(UserWarning, match="returns the logits of labelled tokens alone"):
+        with pytest.warns(UserWarning, match="returns the logits of labelled tokens only"):
             found = patched(**call)
         wanted = theirs(**call)
     torch.testing.assert_close(found.logits, wanted.logits, rtol=0, atol=1e-5)

@@ -151,7 +151,7 @@ def test_bad_input_is_named():
     with pytest.raises(ValueError, match=r"stride must be less than the 4 tokens .* got 4: give a"):
         encode([TEXT], chunks="mean", stride=4)
     for options in (dict(truncation="tail"), dict(chunks="mean", stride=1)):
-        with pytest.raises(ValueError, match="pairs of texts can only be cut at the end"):
+        with pytest.raises(ValueError, match="pairs of texts can only be truncated at the end"):
             encode([("a", "b")], **options)
     with pytest.raises(ValueError, match="beside 2 special tokens, got 2: give more"):
         encode([TEXT], max_length=2, chunks="mean", stride=0)
