@@ -327,10 +327,12 @@ def train_objectives(data: dict) -> str:
         "fewer steps of the same schedule: transformers' BertForMaskedLM, BertForPreTraining or ELECTRA, with "
         "SpanBERT's boundary head and DistilBERT's loss in plain PyTorch. mlm, span and distill train 2 layers of 128 "
         "(the student has 1) with 4,000 word pieces, and mlm+sop goes on from what mlm gave. Its pairs have 256 "
-        "tokens; one in five holds its article's title, which alone tells the order and would give 0.55. mlm+nsp and "
-        "electra go on from MiniLM's encoder (6 layers of 384), because 2 layers hardly learnt either in 800 and "
-        "2,000 steps. Their heads and ELECTRA's generator begin with random weights: in 100 steps the generator does "
-        "not reach the frequencies of tokens, so the tokens that it puts in are easy to detect. "
+        "tokens; one in five holds its article's title, which alone tells the order and would give 0.55, so its 800 "
+        "steps do not show that more than titles is learnt. The boundary term of span (sbo) comes below its guess; "
+        "that of the masked tokens is still at it after 1,200 steps. mlm+nsp and electra go on from MiniLM's encoder "
+        "(6 layers of 384), because 2 layers hardly learnt either in 800 and 2,000 steps. Their heads and ELECTRA's "
+        "generator begin with random weights: in 100 steps the generator does not reach the frequencies of tokens, so "
+        "the tokens that it puts in are easy to detect. "
         + picture(data, "train_objectives", "Held-out losses")
         + machine_line(data["machine"]),
         "\n".join(lines),
