@@ -37,8 +37,19 @@ void parallel_gemm(const Gemm& m) {
 
 void parallel_gemm(const GemmFewRows& m) {
   const int64_t columns = m.weight.count, tasks = (columns + kFewRowsColumns - 1) / kFewRowsColumns;
+  float* tiles = nullptr;
+#if FASTENC_X86
+  if (m.a_bf16 && has_bf16_tiles()) {
+    tiles = thread_scratch(amx_floats(m), Scratch::tiles);
+    avx512::pack_amx_rows(m, tiles);
+  }
+#endif
   torch::stable::parallel_for(0, tasks, 1, [&](int64_t begin, int64_t end) {
-    FASTENC_CALL(gemm_few_rows, m, begin * kFewRowsColumns, std::min(end * kFewRowsColumns, columns));
+    const int64_t left = begin * kFewRowsColumns, right = std::min(end * kFewRowsColumns, columns);
+#if FASTENC_X86
+    if (tiles) return avx512::gemm_amx(m, tiles, left, right);
+#endif
+    FASTENC_CALL(gemm_few_rows, m, left, right);
   });
 }
 

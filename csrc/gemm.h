@@ -41,6 +41,18 @@ FASTENC_FOR_EACH_ISA(
     // All rows of columns [left, right).
     void gemm_few_rows(const GemmFewRows&, int64_t left, int64_t right);)
 
+#if FASTENC_X86
+// The same of bfloat16 by AMX, where has_bf16_tiles().
+namespace avx512 {
+void pack_amx_rows(const GemmFewRows&, float* packed);  // amx_floats() floats
+void gemm_amx(const GemmFewRows&, const float* packed, int64_t left, int64_t right);
+}  // namespace avx512
+
+inline int64_t amx_floats(const GemmFewRows& m) {
+  return (m.rows + 15) / 16 * 16 * ((m.weight.depth + 31) / 32 * 16);
+}
+#endif
+
 // The threads share out the columns.
 void parallel_gemm(const Gemm&);
 void parallel_gemm(const GemmFewRows&);

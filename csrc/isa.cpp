@@ -6,6 +6,8 @@
 
 #if FASTENC_X86
 #include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 #endif
 
 namespace fastenc {
@@ -26,6 +28,26 @@ bool has_avx512_bf16() {
 #if FASTENC_X86
   unsigned a, b, c, d;
   return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 5 & 1);
+#else
+  return false;
+#endif
+}
+
+bool has_amx_bf16() {
+#if FASTENC_X86
+  unsigned a, b, c, d;
+  constexpr unsigned bf16 = 1u << 22, tile = 1u << 24;
+  return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d & bf16) && (d & tile);
+#else
+  return false;
+#endif
+}
+
+// Linux gives a process the memory that a thread's tiles take when it asks for it.
+bool may_use_tiles() {
+#if FASTENC_X86 && defined(SYS_arch_prctl)
+  constexpr int request_permission = 0x1023, tile_data = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+  return syscall(SYS_arch_prctl, request_permission, tile_data) == 0;
 #else
   return false;
 #endif
@@ -91,17 +113,16 @@ bool is_intel() {
 
 bool has_bf16_units() {
   if (std::getenv("FASTENC_ISA")) return false;  // it stands for a processor of that set alone
-#if FASTENC_X86
-  unsigned a, b, c, d;
-  const bool amx = __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d >> 22 & 1);
-  return runs_here(Isa::avx512) && (amx || has_avx512_bf16());
-#else
-  return false;
-#endif
+  return runs_here(Isa::avx512) && (has_amx_bf16() || has_avx512_bf16());
 }
 
 bool has_bf16_dot_products() {
   static const bool usable = has_bf16_units() && has_avx512_bf16();
+  return usable && isa() == Isa::avx512;
+}
+
+bool has_bf16_tiles() {
+  static const bool usable = has_bf16_units() && has_amx_bf16() && may_use_tiles();
   return usable && isa() == Isa::avx512;
 }
 

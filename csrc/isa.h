@@ -18,6 +18,8 @@ bool is_intel();
 bool has_bf16_units();
 // Whether the chosen set can use AVX512-BF16.
 bool has_bf16_dot_products();
+// Whether it can use AMX for bfloat16, which the operating system must grant.
+bool has_bf16_tiles();
 
 }  // namespace fastenc
 

@@ -7,7 +7,7 @@
 namespace fastenc {
 
 // What a buffer is for. Buffers of one thread that are in use at the same time must have different purposes.
-enum class Scratch { rows, weights, operands, layer, count };
+enum class Scratch { rows, weights, operands, tiles, layer, count };
 
 inline float* thread_scratch(int64_t floats, Scratch purpose = Scratch::rows) {
   constexpr int64_t line = 64;

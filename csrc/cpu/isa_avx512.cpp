@@ -1,6 +1,7 @@
 #if defined(__x86_64__)
-// avx512bf16 is for its intrinsics alone, which run where the processor has them; the compiler has no other use for it.
-#pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx2,fma")
+// avx512bf16 and amx are for their intrinsics alone, which run where the processor has them; the compiler has no other
+// use for them.
+#pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,amx-tile,amx-bf16,avx2,fma")
 #define FASTENC_ISA avx512
 #define FASTENC_VECTOR_BYTES 64
 #include "kernels.inc"

@@ -51,7 +51,16 @@ def test_products(shape, transposed, extra):
 
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize(
-    "shape", [(1, 1, 1), (5, 31, 4), (7, 33, 7), (20, 384, 100), (128, 100, 9)]
+    "shape",
+    [
+        (1, 1, 1),
+        (5, 31, 4),
+        (7, 33, 7),
+        (20, 384, 100),
+        (97, 64, 33),
+        (128, 100, 9),
+        (128, 1536, 48),
+    ],
 )
 def test_few_rows_in_bfloat16(shape, biased):
     rows, inner, columns = shape
