@@ -78,8 +78,10 @@ def machine() -> dict:
 
 
 def _processor() -> str:
-    limit = os.environ.get("FASTENC_ISA")  # of the instruction set: another processor's figures
-    return _processor_name() + (f" as {limit}" if limit else "")
+    if limit := os.environ.get("FASTENC_ISA"):  # it stands for another processor
+        return f"{_processor_name()} as {limit}"
+    # Processors with and without AMX have the same name, and bfloat16 at different speeds.
+    return _processor_name() + (" with AMX" if torch.cpu._is_amx_tile_supported() else "")
 
 
 def _processor_name() -> str:

@@ -530,6 +530,8 @@ def speed() -> str:
         ("inference, lengths of SST-2, float32", 0, "lengths of SST-2", "fastenc"),
         ("inference, lengths 10 to 256, float32", 0, "lengths 10 to 256", "fastenc"),
         ("inference, all 128 tokens, float32", 0, "all 128 tokens", "fastenc"),
+        ("inference, one text of 20 tokens, float32", 0, "one text of 20 tokens", "fastenc"),
+        ("inference, lengths 10 to 256, bfloat16", 0, "lengths 10 to 256", "fastenc bf16"),
         ("masked-LM training step, float32", 1, "6 x 384, batch 16 x 128", "fastenc"),
         (
             "masked-LM training step, bfloat16",
