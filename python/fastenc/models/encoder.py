@@ -269,7 +269,7 @@ class Encoder(PretrainedModel):
         dropouts = with_rng_states(dropouts, x.device)
         recomputes = self.gradient_checkpointing and torch.is_grad_enabled() and self.training
         # With gradient checkpointing a layer casts its weights again in the backward instead of keeping the copies.
-        cast = cast_weights(x, [] if recomputes else [module.weights() for module in modules])
+        cast = None if recomputes else cast_weights(x, (module.weights() for module in modules))
         last = self.config.num_layers - 1
         for number, spec in enumerate(self.specs):
             index = self.module_of_layer[number]
@@ -280,7 +280,7 @@ class Encoder(PretrainedModel):
                 state = checkpoint(self.layers[index], *call, use_reentrant=False)
             else:
                 of_layer = None if frozen is None else frozen[index]
-                state = self.layers[index](*call, of_layer, cast[index])
+                state = self.layers[index](*call, of_layer, None if cast is None else cast[index])
             # A pre-norm layer's output is the residual sum. The norm after it belongs to the next layer or ends the
             # stack.
             yield F.dropout(state.x, self._final_p()) if number == last else state.residual

@@ -1,6 +1,6 @@
 """Casts the weights of all layers to autocast's dtype in one call."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
@@ -10,26 +10,26 @@ from fastenc.nn.layer_spec import CastWeights, LayerWeights, stack_biases
 from fastenc.ops import _dispatch
 
 
-def cast_weights(x: Tensor, layers: Sequence[LayerWeights]) -> Sequence[CastWeights | None]:
+def cast_weights(x: Tensor, layers: Iterable[LayerWeights]) -> list[CastWeights] | None:
     """Copies of the weights that the fused sublayers multiply by, in autocast's dtype.
 
     One call casts all of them, because on a GPU each separate cast would be a kernel launch.
 
-    Args: x: the layers' input.
-    Returns: for each layer its copies. None for every layer outside autocast, if nothing requires a gradient, and if
-        the weights are sharded or have different dtypes.
+    Args: x: the layers' input. layers: the weights of each layer; outside autocast they are not read.
+    Returns: for each layer its copies. None outside autocast, if nothing requires a gradient, and if the weights are
+        sharded or have different dtypes.
     """
-    none = [None] * len(layers)
     dtype = _dispatch.autocast_dtype(x.device.type)
     if dtype is None or mode_reason() is not None:
-        return none
+        return None
+    layers = list(layers)
     tensors = [tensor for weights in layers for tensor in weights.tensors()]
     if not x.requires_grad and not any(tensor.requires_grad for tensor in tensors):
-        return none
+        return None
     if any(type(tensor) not in (Tensor, torch.nn.Parameter) for tensor in tensors):
-        return none
+        return None
     if len({tensor.dtype for tensor in tensors}) > 1 or tensors[0].dtype == dtype:
-        return none
+        return None
     copies: list[Tensor] = []
     sources: list[Tensor] = []
 

@@ -162,7 +162,7 @@ def run(
     dropouts = with_rng_states(dropouts, x.device)
     recomputes = torch.is_grad_enabled() and any(map(_recomputes, reading.layers))
     # With gradient checkpointing a layer casts its weights again in the backward instead of keeping the copies.
-    cast = cast_weights(x, [] if recomputes else weights)
+    cast = None if recomputes else cast_weights(x, weights)
     last = live.config.num_layers - 1
     for number, (index, spec) in enumerate(zip(live.module_of_layer, live.specs, strict=True)):
         layer = reading.layers[index]
@@ -170,7 +170,7 @@ def run(
         options: dict[str, Any] = {
             "adaptation": layer.adaptation(),
             "frozen": None if frozen is None else frozen[index],
-            "cast": None if recomputes else cast[index],
+            "cast": None if cast is None else cast[index],
         }
         if torch.is_grad_enabled() and _recomputes(layer):
             state = checkpoint(run_layer, *call, use_reentrant=False, **options)
