@@ -10,7 +10,7 @@ from fastenc.tasks import SequenceClassification
 from fastenc.train import TrainConfig, task_trainer
 from fastenc.train.log import read_log
 
-MAX_LENGTH, TRAINING, HELD_OUT = 64, 2600, 1000  # tokens of a text; numbers of texts
+MAX_LENGTH, TRAINING, HELD_OUT = 64, 1800, 1000  # tokens of a text; numbers of texts
 
 Pairs = list[tuple[str, str]]
 
