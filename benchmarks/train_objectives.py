@@ -68,7 +68,7 @@ STUDIES = {
     "mlm": Study(2500, 500),
     "mlm+nsp": Study(300, 30, learning_rate=3e-4, held_out=30, start="MiniLM"),
     "mlm+sop": Study(800, 80, learning_rate=1e-3, block_size=256, start="mlm"),
-    "span": Study(1200, 120),
+    "span": Study(1200, 120, learning_rate=1e-3, start="mlm"),
     "electra": Study(100, 10, learning_rate=3e-4, held_out=30, start="MiniLM"),
     "distill": Study(1000, 100),
 }
