@@ -10,7 +10,7 @@ from fastenc.objectives import token_ids
 from fastenc.train import NewModel, ObjectiveOptions, PretrainConfig, objective_trainer
 from fastenc.train.log import read_log
 
-STEPS = 600
+STEPS = 520
 NEW = NewModel(vocab_size=2000, layers=2, hidden=128, dropout=0.0)
 OBJECTIVE = ObjectiveOptions("mlm", block_size=64)
 
