@@ -17,7 +17,7 @@ class Products:
     def __init__(self, encoder: Encoder):
         linears = [
             linear
-            for layer in (encoder.layers[i] for i in encoder.module_of_layer)
+            for layer in (encoder.layers[i] for i in encoder.stack.module_of_layer)
             for linear in (layer.qkv, layer.attention_out, layer.up, layer.down)
         ]
         packed = {linear: pack_weight(linear.weight) for linear in set(linears)}

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fastenc.nn.layer import run_single_ops, start
+from fastenc.nn.layer_call import LayerCall
 from fastenc.nn.layer_spec import (
     NO_DROPOUT,
     AttentionInputs,
@@ -139,15 +140,15 @@ class Layer:
         bias = (values or self.values).get("relative_bias")
         return AttentionInputs(self.offsets, self.longest, table, bias)
 
-    def call(self, dropout: LayerDropout = NO_DROPOUT, values=None):
-        """The arguments of a way of running a layer."""
+    def call(self, dropout: LayerDropout = NO_DROPOUT, values=None, **rest) -> LayerCall:
+        """A call of the layer."""
         v = values or self.values
         state = start(v["x"], None, self.spec.out_norm)
-        return state, self.inputs(v), self.weights(v), self.spec, dropout
+        return LayerCall(state, self.inputs(v), self.weights(v), self.spec, dropout, **rest)
 
-    def run(self, run_layer=run_single_ops, dropout: LayerDropout = NO_DROPOUT, **options):
+    def run(self, run_layer=run_single_ops, dropout: LayerDropout = NO_DROPOUT, **rest):
         torch.manual_seed(7)
-        return self.results(run_layer(*self.call(dropout), **options))
+        return self.results(run_layer(self.call(dropout, **rest)))
 
     def results(self, state: LayerState) -> tuple[Tensor, ...]:
         """What a next layer reads, each tensor once."""
@@ -173,7 +174,7 @@ class Layer:
         return (y, total) if spec.pre_norm else (y,)
 
     def _norm(self, x, v, name):
-        if self.spec.out_norm.kind == "rms":
+        if self.spec.out_norm.norm_type == "rms":
             return F.rms_norm(x, (WIDTH,), v[name], EPS)
         return F.layer_norm(x, (WIDTH,), v[name], v.get(f"{name}_bias"), EPS)
 

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import fastenc
 from fastenc.integrations.transformers.live_model import new_of_same_class
-from fastenc.nn import cpu_inference
+from fastenc.nn.ways import cpu_inference
 from tests.helpers.extension import needs_cpp
 from tests.helpers.families import model, padded_batch
 from tests.helpers.patching import assert_same_outputs

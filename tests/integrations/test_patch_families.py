@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import fastenc
-from fastenc.integrations.transformers import base_model
+from fastenc.nn import stack
 from tests.helpers.extension import needs_cpp
 from tests.helpers.families import BY_NAME, ENCODERS, config, model, padded_batch
 from tests.helpers.patching import assert_same_gradients
@@ -58,9 +58,9 @@ def test_lora_of_peft(family):
 @pytest.mark.parametrize("checkpointing", [False, True], ids=["kept", "recomputed"])
 def test_training_without_dropout(family, checkpointing, monkeypatch):
     recomputed = []
-    checkpoint = base_model.checkpoint
+    checkpoint = stack.checkpoint
     counted = lambda *call, **options: (recomputed.append(1), checkpoint(*call, **options))[1]
-    monkeypatch.setattr(base_model, "checkpoint", counted)
+    monkeypatch.setattr(stack, "checkpoint", counted)
     settings = config(family).to_dict()
     off = {name: 0.0 for name, p in settings.items() if "dropout" in name and p is not None}
     theirs = model(family, **off).train()

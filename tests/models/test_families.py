@@ -283,7 +283,7 @@ def test_gradient_checkpointing_gives_the_same_gradients(family, tmp_path, monke
         recomputed.append(1),
         checkpoint.checkpoint(*call, **options),
     )[1]
-    monkeypatch.setattr("fastenc.models.encoder.checkpoint", counted)
+    monkeypatch.setattr("fastenc.nn.stack.checkpoint", counted)
     example, results = Example(family, "Model"), []
     for on in (False, True):
         ours.gradient_checkpointing = on

@@ -15,7 +15,7 @@ from fastenc.models import (
     SpanClassifier,
     TokenClassifier,
 )
-from fastenc.nn import fused_sublayers
+from fastenc.nn.ways import fused_sublayers
 from fastenc.objectives import OBJECTIVES, PACKINGS
 from fastenc.ops import _library
 from fastenc.packing import pack, pack_sequences

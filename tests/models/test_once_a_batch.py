@@ -10,8 +10,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import fastenc
 from fastenc.models import Encoder, EncoderConfig
 from fastenc.nn import cast_weights as casts
-from fastenc.nn.fused_sublayers import run_fused_sublayers
 from fastenc.nn.layer_spec import LayerDropout, with_rng_states
+from fastenc.nn.ways.fused_sublayers import run_fused_sublayers
 from fastenc.ops import attention, layer_norm
 from fastenc.ops.attention import sequence_bounds
 from fastenc.packing import pack_sequences
@@ -73,11 +73,7 @@ def test_casts_made_together_change_no_bit(subject, monkeypatch):
         m, call = SUBJECTS[subject]()
         if not together:
             none = lambda x, layers: None
-            for module in (
-                "fastenc.models.encoder",
-                "fastenc.integrations.transformers.base_model",
-            ):
-                monkeypatch.setattr(f"{module}.cast_weights", none)
+            monkeypatch.setattr("fastenc.nn.stack.cast_weights", none)
         train(m, call)
         found.append({name: p.grad for name, p in m.named_parameters() if p.grad is not None})
     assert found[0].keys() == found[1].keys() and len(found[0]) > 20
@@ -144,7 +140,7 @@ def test_every_mask_of_a_forward_is_another():
 def test_a_layer_draws_the_masks_that_it_is_given():
     layer = Layer(KINDS["bert"], (5, 3))
     (dropout,) = with_rng_states([LayerDropout(0.2, 0.2, 0.0, 0.2)], torch.device("cpu"))
-    once = lambda: gradients(layer.results(run_fused_sublayers(*layer.call(dropout))), layer.values)
+    once = lambda: gradients(layer.results(run_fused_sublayers(layer.call(dropout))), layer.values)
     first, second = once(), once()
     assert all(torch.equal(first[name], second[name]) for name in first)
 

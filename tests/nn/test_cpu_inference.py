@@ -3,9 +3,10 @@
 import pytest
 import torch
 
-from fastenc.nn import cpu_inference
-from fastenc.nn.cpu_inference import pack, run_cpu_inference, unsupported_reason
 from fastenc.nn.layer import run_single_ops
+from fastenc.nn.layer_call import Prepared
+from fastenc.nn.ways import cpu_inference
+from fastenc.nn.ways.cpu_inference import pack, run_cpu_inference, unsupported_reason
 from fastenc.ops import _gemm
 from fastenc.testing import assert_within_budget
 from tests.helpers.attention_cases import EDGE_LENGTHS
@@ -46,7 +47,7 @@ def check(layer, **options):
 @pytest.mark.parametrize("lengths", [MANY, (130, 7, 250)], ids=["many", "long"])
 def test_every_kind(name, frozen, dtype, lengths, emulated):
     layer = Layer(KINDS[name], lengths, dtype)
-    check(layer, packed=pack(layer.weights()) if frozen else None)
+    check(layer, prepared=Prepared(packed=pack(layer.weights()) if frozen else None))
 
 
 @EVERY_KIND
@@ -56,7 +57,7 @@ def test_every_kind(name, frozen, dtype, lengths, emulated):
 def test_few_rows(name, form, dtype, lengths, monkeypatch):
     monkeypatch.setattr(_gemm, "emulates_bfloat16", lambda: form == "emulated")
     layer = Layer(KINDS[name], lengths, dtype)
-    check(layer, packed=pack(layer.weights()) if form == "frozen" else None)
+    check(layer, prepared=Prepared(packed=pack(layer.weights()) if form == "frozen" else None))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
@@ -95,7 +96,7 @@ def test_agrees_with_single_ops(name):
 
 def reason(layer):
     with torch.no_grad():
-        return unsupported_reason(*layer.call())
+        return unsupported_reason(layer.call())
 
 
 def test_what_it_cannot_take_it_says(monkeypatch):
@@ -104,7 +105,7 @@ def test_what_it_cannot_take_it_says(monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     layer = Layer(KINDS["bert"], MANY)
     assert reason(layer) is None
-    assert unsupported_reason(*layer.call()) == "gradients are on"
+    assert unsupported_reason(layer.call()) == "gradients are on"
     assert "multiples of 16" in reason(Layer(kind(inner=40), MANY))
     assert "float64" in reason(Layer(KINDS["bert"], MANY, torch.float64))
     assert "multiplies bfloat16 faster" in reason(Layer(KINDS["bert"], MANY, torch.bfloat16))

@@ -8,10 +8,10 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from fastenc.models import Encoder, EncoderConfig
-from fastenc.nn import fused_sublayers
-from fastenc.nn.fused_sublayers import run_fused_sublayers
 from fastenc.nn.layer import run_single_ops
 from fastenc.nn.layer_spec import LayerDropout
+from fastenc.nn.ways import fused_sublayers
+from fastenc.nn.ways.fused_sublayers import run_fused_sublayers
 from fastenc.packing import pack_sequences
 from fastenc.testing import assert_within_budget
 from tests.helpers.attention_cases import EDGE_LENGTHS
@@ -188,7 +188,7 @@ def test_compiled_it_is_made_of_single_ops():
 
 
 def reason(layer):
-    return fused_sublayers.unsupported_reason(*layer.call())
+    return fused_sublayers.unsupported_reason(layer.call())
 
 
 def test_layers_that_the_kernels_do_not_cover_say_why():

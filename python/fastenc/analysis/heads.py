@@ -42,8 +42,8 @@ def visit_heads(
         )
 
     def measure(layer: int, x: Tensor, inputs: AttentionInputs) -> None:
-        spec = encoder.specs[layer].attention
-        qkv = encoder.layers[encoder.module_of_layer[layer]].qkv
+        spec = encoder.stack.layers[layer].attention
+        qkv = encoder.layers[encoder.stack.module_of_layer[layer]].qkv
         rows = 2 * spec.num_heads * spec.head_dim
         qk = linear(x, qkv.weight[:rows], None if qkv.bias is None else qkv.bias[:rows])
         q, k = qk.view(x.shape[0], 2, spec.num_heads, spec.head_dim).unbind(1)

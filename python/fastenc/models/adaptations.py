@@ -178,11 +178,11 @@ def check_new(model: Any, adaptation: Adaptation, name: str) -> None:
 
 def _check_prefix(encoder: Any) -> None:
     """Raise ValueError if attention depends on distances, which are not defined between a prefix and the tokens."""
-    if encoder.relative_bias_spec is not None or any(encoder.rotary):
+    if encoder.stack.relative_bias is not None or any(encoder.stack.rotary):
         reason = "its attention depends on the distance between tokens"
-    elif any(spec.attention.window != (-1, -1) for spec in encoder.specs):
+    elif any(spec.attention.window != (-1, -1) for spec in encoder.stack.layers):
         reason = "its attention has a window"
-    elif len(encoder.layers) != len(encoder.specs):
+    elif len(encoder.layers) != len(encoder.stack.layers):
         reason = "its layers share their weights"
     else:
         return

@@ -1,7 +1,7 @@
 """The encoder: embeddings and layers over packed tokens."""
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from fastenc.models.adaptation_state import AdaptationState
 from fastenc.models.architectures.base import Biases
@@ -19,35 +18,27 @@ from fastenc.models.pretrained import PretrainedModel
 from fastenc.models.sentence_files import SentenceSettings, read_settings, write_settings
 from fastenc.models.word_vectors import WordVectors, embed_words
 from fastenc.nn.adaptation import LayerAdaptation
-from fastenc.nn.cast_weights import cast_weights
 from fastenc.nn.embeddings import Embeddings, make_norm
 from fastenc.nn.evaluation_mode import trains
-from fastenc.nn.frozen_weights import FrozenLayer, FrozenWeights
-from fastenc.nn.layer import start
+from fastenc.nn.frozen_weights import FrozenWeights
+from fastenc.nn.layer_call import NOT_PREPARED, LayerCall, Prepared
 from fastenc.nn.layer_spec import (
     NO_DROPOUT,
     AttentionInputs,
-    CastWeights,
     LayerDropout,
     LayerSpec,
     LayerState,
     LayerWeights,
-    with_rng_states,
 )
-from fastenc.nn.layer_ways import run_layer, unsupported_reasons
 from fastenc.nn.pooling import LAST_LAYERS, pool, pool_layers
 from fastenc.nn.prepend import prepend_rows
-from fastenc.nn.relative_bias import layer_biases
-from fastenc.nn.rotary import rotary_table
 from fastenc.nn.scalar_mix import ScalarMix, add_weighted
-from fastenc.ops._attention_blocks import attention_blocks
-from fastenc.ops.attention import sequence_bounds
+from fastenc.nn.stack import Stack, VisitInput, run_stack, ways_of_layers
+from fastenc.nn.ways import run_layer
 from fastenc.packing import PackedBatch, check_cu_seqlens
 
 # Called with a state's number (0 for the embeddings' output) and the state, which it must not change.
 Visit = Callable[[int, Tensor], None]
-# Called with a layer's number (from 0), the input x of its attention, and the other inputs of its attention.
-VisitInput = Callable[[int, Tensor, AttentionInputs], None]
 
 
 @dataclass(frozen=True)
@@ -121,18 +112,11 @@ class EncoderLayer(nn.Module):
         inputs: AttentionInputs,
         spec: LayerSpec,
         dropout: LayerDropout | None = None,
-        frozen: FrozenLayer | None = None,
-        cast: CastWeights | None = None,
+        prepared: Prepared = NOT_PREPARED,
     ) -> LayerState:
+        dropout = self.dropout() if dropout is None else dropout
         return run_layer(
-            state,
-            inputs,
-            self.weights(),
-            spec,
-            self.dropout() if dropout is None else dropout,
-            adaptation=self.adapted(),
-            frozen=frozen,
-            cast=cast,
+            LayerCall(state, inputs, self.weights(), spec, dropout, self.adapted(), prepared)
         )
 
 
@@ -159,8 +143,7 @@ class Encoder(PretrainedModel):
     def __init__(self, config: EncoderConfig):
         super().__init__(config)
         kind, width = config.architecture, config.hidden_size
-        self.specs = [config.layer_spec(i) for i in range(config.num_layers)]
-        self.module_of_layer = [kind.module_of_layer(config, i) for i in range(config.num_layers)]
+        self.stack = kind.stack(config)
         biases = kind.biases(config)
         rows = config.max_positions + config.position_offset
         self.embeddings = Embeddings(
@@ -176,18 +159,14 @@ class Encoder(PretrainedModel):
             dropout_p=kind.embedding_dropout_p(config),
             projection=kind.embedding_projection(config),
         )
-        norm = self.specs[0].out_norm
+        norm = self.stack.layers[0].out_norm
         self.first_norm = make_norm(norm, width, biases.norm) if kind.first_norm(config) else None
         self.layers = nn.ModuleList(
-            EncoderLayer(config, self.specs[self.module_of_layer.index(i)], biases)
-            for i in range(max(self.module_of_layer) + 1)
+            EncoderLayer(config, self.stack.of_module(i), biases)
+            for i in range(max(self.stack.module_of_layer) + 1)
         )
-        self.rotary = [kind.rotary(config, i) for i in range(config.num_layers)]
-        angles_end = any(spec is not None and spec.bounded for spec in self.rotary)
-        self.bounded = self.embeddings.position is not None or angles_end
-        self.relative_bias_spec = kind.relative_bias(config)
         tables = kind.relative_biases(config)
-        buckets = 0 if self.relative_bias_spec is None else self.relative_bias_spec.num_buckets
+        buckets = 0 if self.stack.relative_bias is None else self.stack.relative_bias.num_buckets
         self.relative_biases = nn.ModuleList(
             nn.Embedding(buckets, config.num_heads) for _ in range(tables)
         )
@@ -245,7 +224,9 @@ class Encoder(PretrainedModel):
         kept: list[Tensor | None] = [None] * (self.config.num_layers + 1)
         weights = None if self.mix is None else self.mix.weights.unbind()
         weighted_sum: Tensor | None = None
-        for number, state in enumerate(self._states(x, cu_seqlens, max_seqlen, visit_input)):
+        stack = self._stack(self.frozen.current(self))
+        states = run_stack(x, cu_seqlens, max_seqlen, self.stack, stack, visit_input)
+        for number, state in enumerate(states):
             if number in wanted:
                 kept[number] = without_prompt(state)
             if visit is not None:
@@ -253,97 +234,33 @@ class Encoder(PretrainedModel):
             if weights is not None:
                 weighted_sum = add_weighted(weighted_sum, weights[number], without_prompt(state))
         last = without_prompt(state) if weighted_sum is None else weighted_sum
-        states = tuple(kept) if wanted else None
-        return EncoderOutput(last, states, self._pooled(last, batch), table)
+        return EncoderOutput(
+            last, tuple(kept) if wanted else None, self._pooled(last, batch), table
+        )
 
-    def _states(
-        self, x: Tensor, cu_seqlens: Tensor, max_seqlen: int, visit_input: VisitInput | None
-    ) -> Iterator[Tensor]:
-        """The embeddings' output and each layer's output, each (total_tokens, hidden_size)."""
-        state = self._first_state(x)
-        yield state.residual
-        inputs = self._inputs(x, cu_seqlens, max_seqlen)
-        frozen = self.frozen.current(self)
-        modules = self._modules_of_layers()
-        dropouts = [modules[i].dropout() for i in self.module_of_layer]
-        dropouts = with_rng_states(dropouts, x.device)
-        recomputes = self.gradient_checkpointing and torch.is_grad_enabled() and self.training
-        # With gradient checkpointing a layer casts its weights again in the backward instead of keeping the copies.
-        cast = None if recomputes else cast_weights(x, (module.weights() for module in modules))
-        last = self.config.num_layers - 1
-        for number, spec in enumerate(self.specs):
-            index = self.module_of_layer[number]
-            if visit_input is not None:
-                visit_input(number, state.x, inputs(number))
-            call = (state, inputs(number), spec, dropouts[number])
-            if recomputes:
-                state = checkpoint(self.layers[index], *call, use_reentrant=False)
-            else:
-                of_layer = None if frozen is None else frozen[index]
-                state = self.layers[index](*call, of_layer, None if cast is None else cast[index])
-            # A pre-norm layer's output is the residual sum. The norm after it belongs to the next layer or ends the
-            # stack.
-            yield F.dropout(state.x, self._final_p()) if number == last else state.residual
-
-    def _final_p(self) -> float:
-        return self.final_dropout_p if trains(self) else 0.0
-
-    def _first_state(self, x: Tensor) -> LayerState:
-        norm = self.first_norm
-        weights = None if norm is None else (norm.weight, getattr(norm, "bias", None))
-        return start(x, weights, self.specs[0].out_norm)
-
-    def _inputs(
-        self, x: Tensor, cu_seqlens: Tensor, max_seqlen: int
-    ) -> Callable[[int], AttentionInputs]:
-        """A function from a layer's number to the inputs of its attention; tensors are computed once for all layers."""
-        bias = layer_biases([*self.relative_biases.parameters()], self.relative_bias_spec)
-        bounds = sequence_bounds(x, cu_seqlens, max_seqlen)
-        blocks = attention_blocks(x, cu_seqlens, max_seqlen)
-        tables = {
-            spec: rotary_table(spec, max(self.config.max_positions, max_seqlen), x.device)
-            for spec in set(self.rotary)
-            if spec is not None
-        }
-
-        def of_layer(number: int) -> AttentionInputs:
-            spec = self.rotary[number]
-            table = None if spec is None else tables[spec]
-            return AttentionInputs(cu_seqlens, max_seqlen, table, bias(number), bounds, blocks)
-
-        return of_layer
+    def _stack(self, frozen: Sequence[Prepared] | None = None) -> Stack:
+        norm, modules = self.first_norm, self._modules_of_layers()
+        recomputes = self.gradient_checkpointing and self.training
+        return Stack(
+            modules,
+            None if norm is None else (norm.weight, getattr(norm, "bias", None)),
+            [*self.relative_biases.parameters()],
+            self.final_dropout_p if trains(self) else 0.0,
+            [recomputes] * len(modules),
+            frozen,
+        )
 
     def layer_ways(self, tokens: int = 512) -> list[Mapping[str, str | None]]:
-        """For each layer {way of running it: why a call now cannot take it, or None} (:mod:`fastenc.nn.layer_ways`).
+        """For each layer {way of running it: why a call now cannot take it, or None}.
 
-        The reasons depend on the current mode (training or evaluation, gradients or none) and on the batch's size.
-
-        Args: tokens: number of tokens of the batch, in sequences of 32.
+        See :func:`fastenc.nn.stack.ways_of_layers`.
         """
-        modules = self._modules_of_layers()
-        x = modules[0].down.weight.new_zeros((tokens, self.config.hidden_size))
-        length = min(32, self.config.max_positions)
-        offsets = torch.arange(0, tokens + 1, length, dtype=torch.int32, device=x.device)
-        inputs = self._inputs(x, offsets, length)
-        found = []
-        for number, spec in enumerate(self.specs):
-            layer = modules[self.module_of_layer[number]]
-            found.append(
-                unsupported_reasons(
-                    LayerState(x, x),
-                    inputs(number),
-                    layer.weights(),
-                    spec,
-                    layer.dropout(),
-                    adaptation=layer.adapted(),
-                )
-            )
-        return found
+        return ways_of_layers(self.config.hidden_size, tokens, self.stack, self._stack())
 
     def layer_weights(self) -> list[tuple[LayerWeights, LayerSpec]]:
         """(weights, description) of every module of ``layers``."""
         return [
-            (layer.weights(), self.specs[self.module_of_layer.index(i)])
+            (layer.weights(), self.stack.of_module(i))
             for i, layer in enumerate(self._modules_of_layers())
         ]
 
@@ -353,7 +270,8 @@ class Encoder(PretrainedModel):
     def _check_length(self, batch: PackedBatch) -> None:
         positions, taken = self.config.max_positions, self.adapted.first_position
         room = positions - taken
-        if batch.max_seqlen > room and self.bounded:
+        bounded = self.embeddings.position is not None or self.stack.has_bounded_angles
+        if bounded and batch.max_seqlen > room:
             prefix = f"{positions} positions less its prefix's {taken}"
             raise ValueError(
                 f"a sequence may have at most {room} tokens, the model's {prefix if taken else 'positions'}, "

@@ -5,8 +5,8 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from fastenc.nn.fused_sublayers import mode_reason
 from fastenc.nn.layer_spec import CastWeights, LayerWeights, stack_biases
+from fastenc.nn.ways.fused_sublayers import mode_reason
 from fastenc.ops import _dispatch
 
 

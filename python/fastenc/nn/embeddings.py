@@ -1,5 +1,9 @@
 """The embeddings of packed tokens: a sum of table rows, a norm, dropout, and an optional projection."""
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -10,6 +14,30 @@ from fastenc.nn.layer_norm import LayerNorm, RMSNorm
 from fastenc.nn.layer_spec import NormSpec
 from fastenc.ops import tied_embedding_layer_norm
 from fastenc.packing import PackedBatch
+
+
+@dataclass(frozen=True)
+class EmbeddingSpec:
+    """Embeddings: the norm after the sum of the tables' rows, or None, and the factor of the word embeddings."""
+
+    norm: NormSpec | None
+    scale: float = 1.0
+
+
+class EmbeddingTables(NamedTuple):
+    """The tables (rows, width), the norm's parameters (width,), and the projection, each None if there is none.
+
+    ``padding_idx``, ``position_padding_idx``: the rows of the word and position tables that get no gradient, or None.
+    """
+
+    word: Tensor
+    position: Tensor | None
+    token_type: Tensor | None
+    norm_weight: Tensor | None
+    norm_bias: Tensor | None
+    projection: Callable[[Tensor], Tensor] | None
+    padding_idx: int | None = None
+    position_padding_idx: int | None = None
 
 
 class Embeddings(nn.Module):
@@ -43,11 +71,11 @@ class Embeddings(nn.Module):
         projection: bool = False,
     ):
         super().__init__()
-        self.position_offset, self.scale, self.dropout_p = position_offset, scale, dropout_p
+        self.position_offset, self.dropout_p = position_offset, dropout_p
+        self.spec = EmbeddingSpec(norm, scale)
         self.word = nn.Embedding(vocab_size, width)
         self.position = nn.Embedding(positions, width) if positions else None
         self.token_type = nn.Embedding(token_types, width) if token_types else None
-        self.norm_spec = norm
         self.norm = None if norm is None else make_norm(norm, width, norm_bias)
         self.projection = nn.Linear(width, hidden_size) if projection else None
 
@@ -64,30 +92,17 @@ class Embeddings(nn.Module):
         Raises: ValueError for token ids outside the table.
         """
         types = batch.token_type_ids
-        type_table = None if self.token_type is None else self.token_type.weight
         if self.token_type is None or self.token_type.num_embeddings == 1:
             types = None
-        dropout_p = self.dropout_p if trains(self) else 0.0
-        if self._is_one_op():
-            assert isinstance(self.norm, LayerNorm)
-            x, table = tied_embedding_layer_norm(
-                batch.input_ids,
-                self.word.weight,
-                self.norm.weight,
-                self.norm.bias,
-                position_ids=None if self.position is None else batch.position_ids,
-                position=None if self.position is None else self.position.weight,
-                token_type_ids=types,
-                token_type=type_table,
-                position_offset=self.position_offset + first_position,
-                dropout_p=dropout_p,
-                eps=self.norm.eps,
-            )
-        else:
-            x, table = self._in_single_ops(batch, types, first_position), self.word.weight
-            x = F.dropout(x, dropout_p)
-        if self.projection is not None:
-            x = self.projection(x)
+        x, table = embed(
+            self.spec,
+            self._tables(),
+            batch.input_ids,
+            position_ids=None if self.position is None else batch.position_ids,
+            position_offset=self.position_offset + first_position,
+            token_type_ids=types,
+            dropout_p=self.dropout_p if trains(self) else 0.0,
+        )
         return x, table if tied_weight else None
 
     def normalised(self, rows: Tensor) -> Tensor:
@@ -95,33 +110,87 @@ class Embeddings(nn.Module):
 
         No position or token type is added. Returns: (rows, hidden_size).
         """
-        x = rows * self.scale
-        if self.norm is not None and self.norm_spec is not None:
-            x = normalise(x, self.norm.weight, getattr(self.norm, "bias", None), self.norm_spec)
+        x = _normalised(self.spec, self._tables(), rows * self.spec.scale)
         return x if self.projection is None else self.projection(x)
 
-    def _is_one_op(self) -> bool:
-        plain = self.norm_spec is not None and self.norm_spec.kind == "layer"
-        return plain and self.scale == 1.0
+    def _tables(self) -> EmbeddingTables:
+        return EmbeddingTables(
+            self.word.weight,
+            None if self.position is None else self.position.weight,
+            None if self.token_type is None else self.token_type.weight,
+            None if self.norm is None else self.norm.weight,
+            getattr(self.norm, "bias", None),
+            self.projection,
+        )
 
-    def _in_single_ops(
-        self, batch: PackedBatch, types: Tensor | None, first_position: int
-    ) -> Tensor:
-        check_ids(batch.input_ids, self.word.num_embeddings)
-        x = F.embedding(batch.input_ids, self.word.weight) * self.scale
-        if self.position is not None:
-            rows = batch.position_ids + (self.position_offset + first_position)
-            x = x + F.embedding(rows, self.position.weight)
-        if self.token_type is not None:
-            rows = torch.zeros_like(batch.input_ids) if types is None else types
-            x = x + F.embedding(rows, self.token_type.weight)
-        if self.norm is None or self.norm_spec is None:
-            return x
-        return normalise(x, self.norm.weight, getattr(self.norm, "bias", None), self.norm_spec)
+
+def embed(
+    spec: EmbeddingSpec,
+    tables: EmbeddingTables,
+    input_ids: Tensor,
+    *,
+    position_ids: Tensor | None = None,
+    position_offset: int = 0,
+    token_type_ids: Tensor | None = None,
+    inputs_embeds: Tensor | None = None,
+    dropout_p: float = 0.0,
+) -> tuple[Tensor, Tensor]:
+    """Norm(scale * word + position + token type), then dropout, then the projection.
+
+    Args:
+        input_ids, position_ids, token_type_ids: int64 (total_tokens,). Without token types, every token has type 0.
+        position_offset: added to position_ids.
+        inputs_embeds: (total_tokens, width), taken in place of the words' vectors, without the scale.
+    Returns: (total_tokens, hidden_size), and the word embeddings' weight for a tied decoder
+        (:func:`fastenc.ops.tied_embedding_layer_norm`).
+    Raises: ValueError for token ids outside the table.
+    """
+    t, norm = tables, spec.norm
+    used = [table for table in (t.word, t.position, t.token_type) if table is not None]
+    one_dtype = all(table.dtype == t.word.dtype for table in used)
+    one_op = one_dtype and spec.scale == 1.0 and inputs_embeds is None
+    if one_op and norm is not None and norm.norm_type == "layer" and t.norm_weight is not None:
+        x, tied_weight = tied_embedding_layer_norm(
+            input_ids,
+            t.word,
+            t.norm_weight,
+            t.norm_bias,
+            position_ids=position_ids,
+            position=t.position,
+            token_type_ids=token_type_ids,
+            token_type=t.token_type,
+            position_offset=position_offset,
+            padding_idx=t.padding_idx,
+            position_padding_idx=t.position_padding_idx,
+            dropout_p=dropout_p,
+            eps=norm.eps,
+        )
+    else:
+        tied_weight = t.word
+        x = inputs_embeds if inputs_embeds is not None else _words(spec, t, input_ids)
+        if t.position is not None and position_ids is not None:
+            rows = position_ids + position_offset
+            x = x + F.embedding(rows, t.position, t.position_padding_idx)
+        if t.token_type is not None:
+            types = torch.zeros_like(input_ids) if token_type_ids is None else token_type_ids
+            x = x + F.embedding(types, t.token_type)
+        x = F.dropout(_normalised(spec, t, x), dropout_p)
+    return (x if t.projection is None else t.projection(x)), tied_weight
+
+
+def _words(spec: EmbeddingSpec, tables: EmbeddingTables, input_ids: Tensor) -> Tensor:
+    check_ids(input_ids, tables.word.shape[0])
+    return F.embedding(input_ids, tables.word, tables.padding_idx) * spec.scale
+
+
+def _normalised(spec: EmbeddingSpec, tables: EmbeddingTables, x: Tensor) -> Tensor:
+    if spec.norm is None or tables.norm_weight is None:
+        return x
+    return normalise(x, tables.norm_weight, tables.norm_bias, spec.norm)
 
 
 def make_norm(spec: NormSpec, width: int, bias: bool) -> LayerNorm | RMSNorm:
-    if spec.kind == "rms":
+    if spec.norm_type == "rms":
         return RMSNorm(width, eps=spec.eps)
     return LayerNorm(width, eps=spec.eps, bias=bias)
 

@@ -8,15 +8,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from fastenc.nn.cpu_inference import PackedWeights, pack, packing_reason, weights_reason
-from fastenc.nn.layer_spec import LayerWeights, stacked
-
-# A layer's packed weights, or its stacked weights if it does not run on packed ones, as on a GPU.
-FrozenLayer = PackedWeights | LayerWeights
+from fastenc.nn.layer_call import Prepared
+from fastenc.nn.layer_spec import stacked
+from fastenc.nn.ways.cpu_inference import pack, packing_reason, weights_reason
 
 # Layers that are frozen during one call of a function such as encode(): id of the FrozenWeights → layers. Other threads
 # do not see them.
-_during_call: ContextVar[dict[int, list[FrozenLayer]] | None] = ContextVar(
+_during_call: ContextVar[dict[int, list[Prepared]] | None] = ContextVar(
     "frozen weights of a call", default=None
 )
 
@@ -30,7 +28,7 @@ class FrozenWeights(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self._layers: list[FrozenLayer] | None = None
+        self._layers: list[Prepared] | None = None
 
     def freeze(self, owner: Any) -> None:
         self._layers = frozen_layers(owner)
@@ -38,7 +36,7 @@ class FrozenWeights(nn.Module):
     def drop(self) -> None:
         self._layers = None
 
-    def current(self, owner: Any) -> list[FrozenLayer] | None:
+    def current(self, owner: Any) -> list[Prepared] | None:
         """The frozen layers that this call may use, one for each module of ``owner.layer_weights()``; None: none."""
         if torch.compiler.is_compiling():
             return None
@@ -85,7 +83,7 @@ class FrozenWeights(nn.Module):
         return FrozenWeights, ()
 
 
-def frozen_layers(owner: Any) -> list[FrozenLayer]:
+def frozen_layers(owner: Any) -> list[Prepared]:
     """The packed weights of every layer, or its stacked weights if it does not run on packed ones.
 
     Args:
@@ -93,8 +91,8 @@ def frozen_layers(owner: Any) -> list[FrozenLayer]:
     """
     with torch.no_grad():
         return [
-            stacked(weights)
+            Prepared(stacked=stacked(weights))
             if weights_reason(weights, spec) or packing_reason(weights)
-            else pack(weights)
+            else Prepared(packed=pack(weights))
             for weights, spec in owner.layer_weights()
         ]

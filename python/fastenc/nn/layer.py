@@ -1,13 +1,16 @@
 """One encoder layer in single ops. This defines what all other ways of running a layer must compute."""
 
 import math
+from dataclasses import fields, is_dataclass
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from fastenc.nn.adaptation import Bottleneck, LayerAdaptation
+from fastenc.nn.layer_call import LayerCall
 from fastenc.nn.layer_spec import (
     AttentionInputs,
     AttentionSpec,
@@ -24,19 +27,19 @@ from fastenc.nn.prepend import prepend_rows
 from fastenc.ops import _dispatch, attention, bias_gelu, bias_glu, layer_norm, rms_norm
 from fastenc.ops._gemm import linear
 
+# The features of a call that single ops compute.
+TAKES = frozenset(
+    {"window", "rotary", "relative_bias", "pre_norm", "norm_type=rms", "gated", "adaptation"}
+    | {f"activation={name}" for name in ("gelu_tanh", "silu", "relu")}
+    | {f"{name}_dropout" for name in ("attention", "attention_out", "inner", "down")}
+)
+
 # Inference on a CPU computes the layer after attention in blocks of this many rows, because larger intermediate results
 # would be allocated on newly mapped pages in every call.
 ROWS_AT_ONCE = 2048
 
 
-def run_single_ops(
-    state: LayerState,
-    inputs: AttentionInputs,
-    weights: LayerWeights,
-    spec: LayerSpec,
-    dropout: LayerDropout,
-    adaptation: LayerAdaptation | None = None,
-) -> LayerState:
+def run_single_ops(call: LayerCall) -> LayerState:
     """One layer of any description, with an adaptation's additions.
 
         post-norm: h = Norm(x + Attention(x)),      y = Norm(h + FFN(h))
@@ -46,11 +49,12 @@ def run_single_ops(
         autocast's dtype.
     Source: Vaswani et al. 2017, arXiv:1706.03762 (post-norm); Xiong et al. 2020, arXiv:2002.04745 (pre-norm).
     """
-    state = in_autocast_dtype(state)
+    spec, dropout, added = call.spec, call.dropout, call.adaptation or LayerAdaptation()
+    weights, state = call.prepared.stacked or call.weights, in_autocast_dtype(call.state)
     if torch.compiler.is_compiling():
-        spec, dropout = _with_used_floats(spec, dropout)
-    added = adaptation or LayerAdaptation()
-    attended = _attend(state.x, inputs, weights, spec.attention, dropout, added)
+        _use_floats(spec)
+        _use_floats(dropout)
+    attended = _attend(state.x, call.inputs, weights, spec.attention, dropout, added)
     blocks = 1
     plain = not (torch.is_grad_enabled() or torch.compiler.is_compiling())
     if plain and attended.device.type == "cpu":
@@ -64,20 +68,21 @@ def run_single_ops(
     return LayerState(x, torch.cat([block.residual for block in states]) if spec.pre_norm else x)
 
 
-def _with_used_floats(spec: LayerSpec, dropout: LayerDropout) -> tuple[LayerSpec, LayerDropout]:
-    """The same description and dropout, with every float used once.
+def _use_floats(description: Any) -> None:
+    """Use every float of a description once.
 
     torch.compile makes a float an input of its graph where the float is first used. It fails if that is inside an
     autograd.Function and a second one uses the float again. So all floats are used here, outside of them.
     """
-    used = lambda norm: NormSpec(norm.kind, norm.eps + 0.0)
-    heads = spec.attention
-    attention = AttentionSpec(heads.num_heads, heads.head_dim, heads.scale + 0.0, heads.window)
-    norms = used(spec.attention_norm), used(spec.out_norm)
-    copy = LayerSpec(attention, spec.feed_forward, *norms, spec.pre_norm)
-    p = dropout
-    rates = p.attention + 0.0, p.attention_out + 0.0, p.inner + 0.0, p.down + 0.0
-    return copy, LayerDropout(*rates, p.rng_states)
+    named = (
+        (f.name for f in fields(description)) if is_dataclass(description) else description._fields
+    )
+    for name in named:
+        value = getattr(description, name)
+        if isinstance(value, float):
+            value + 0.0
+        elif is_dataclass(value):
+            _use_floats(value)
 
 
 def in_autocast_dtype(state: LayerState) -> LayerState:
@@ -97,7 +102,7 @@ def start(x: Tensor, norm: tuple[Tensor, Tensor | None] | None, spec: NormSpec) 
 
 
 def normalise(x: Tensor, weight: Tensor, bias: Tensor | None, spec: NormSpec) -> Tensor:
-    if spec.kind == "rms":
+    if spec.norm_type == "rms":
         return rms_norm(x, weight, eps=spec.eps)
     return layer_norm(x, weight, bias, eps=spec.eps)
 
@@ -231,7 +236,7 @@ def _end_sublayer(
         biased = y if x_bias is None else y + x_bias.to(y.dtype)
         y = bottleneck(F.dropout(biased, dropout_p)).to(residual.dtype)
         x_bias, dropout_p = None, 0.0
-    function = rms_norm if norm.kind == "rms" else partial(layer_norm, bias=bias)
+    function = rms_norm if norm.norm_type == "rms" else partial(layer_norm, bias=bias)
     ended = function(
         y,
         weight,

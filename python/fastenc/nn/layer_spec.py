@@ -1,19 +1,21 @@
 """The description of one transformer encoder layer, its weights, and the inputs of a call.
 
-All ways of running a layer (:mod:`fastenc.nn.layer_ways`) read only these; none knows the name of an architecture.
+All ways of running a layer (:mod:`fastenc.nn.ways`) read only these; none knows the name of an architecture. A field
+with a default is a feature: a way that does not name it refuses the layers that use it (:mod:`fastenc.nn.features`).
 
 Post-norm and pre-norm layers run as the same program, in which each sublayer ends with a norm. They differ in what the
 next sublayer's output is added to: the norm's output (post-norm) or the norm's input (pre-norm). Therefore a pre-norm
 layer's norms are shifted by one: its ``out_norm`` is the first norm of the following layer, or the stack's last norm.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from fastenc.nn.features import features_of, size
 from fastenc.ops import _checks
 from fastenc.ops._attention_blocks import AttentionBlocks
 
@@ -32,10 +34,10 @@ ACTIVATIONS: dict[str, str] = {
 
 @dataclass(frozen=True)
 class NormSpec:
-    """LayerNorm (kind "layer") or RMSNorm (kind "rms"). The weights show whether it has a bias."""
+    """LayerNorm (norm_type "layer") or RMSNorm (norm_type "rms"). The weights show whether it has a bias."""
 
-    kind: str = "layer"
-    eps: float = 1e-12
+    norm_type: str = "layer"
+    eps: float = size(default=1e-12)
 
 
 @dataclass(frozen=True)
@@ -69,13 +71,23 @@ class FeedForwardSpec:
 
 @dataclass(frozen=True)
 class LayerSpec:
-    """One layer. ``pre_norm``: a sublayer's output is added to the preceding norm's input, not to its output."""
+    """One layer.
+
+    Fields:
+        pre_norm: a sublayer's output is added to the preceding norm's input, not to its output.
+        features: the names of all fields, also of the descriptions inside, that have another value than the default.
+    """
 
     attention: AttentionSpec
     feed_forward: FeedForwardSpec
     attention_norm: NormSpec
     out_norm: NormSpec
     pre_norm: bool = False
+    features: frozenset[str] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "features", frozenset())
+        object.__setattr__(self, "features", features_of(self))
 
 
 class LayerWeights(NamedTuple):
@@ -131,13 +143,18 @@ class LayerDropout(NamedTuple):
     down: float = 0.0
     rng_states: tuple[Tensor | None, ...] = (None, None, None)
 
+    def probabilities(self) -> dict[str, float]:
+        """Name → probability of each dropout that is on."""
+        names = (name for name in self._fields if name != "rng_states")
+        return {name: getattr(self, name) for name in names if getattr(self, name)}
+
 
 NO_DROPOUT = LayerDropout()
 
 
 def with_rng_states(dropouts: Sequence[LayerDropout], device: torch.device) -> list[LayerDropout]:
     """The layers' dropout with random states, which one call of the generator (one launch on a GPU) makes for all."""
-    if not any(p > 0 for dropout in dropouts for p in dropout[:4]):
+    if not any(dropout.probabilities() for dropout in dropouts):
         return list(dropouts)
     states = _checks.draw_rng_states(device, 3 * len(dropouts))
     return [
@@ -198,9 +215,3 @@ def stacked(weights: LayerWeights) -> LayerWeights:
         up_weights=(stack(w.up_weights),),
         up_biases=(stack_biases(w.up_biases, w.up_weights),),
     )
-
-
-# The signature of every way of running a layer.
-RunLayer = Callable[
-    [LayerState, AttentionInputs, LayerWeights, LayerSpec, LayerDropout], LayerState
-]

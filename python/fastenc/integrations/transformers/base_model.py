@@ -6,23 +6,14 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from fastenc.integrations.transformers.batch_metadata import BatchMetadata
 from fastenc.integrations.transformers.hooks import has_global_hooks
 from fastenc.integrations.transformers.live_embeddings import embed
-from fastenc.integrations.transformers.live_encoder import LiveEncoder, LiveLayer, Reading
-from fastenc.nn.cast_weights import cast_weights
-from fastenc.nn.layer import start
-from fastenc.nn.layer_spec import AttentionInputs, LayerState, with_rng_states
-from fastenc.nn.layer_ways import run_layer
-from fastenc.nn.relative_bias import layer_biases
-from fastenc.nn.rotary import rotary_table
+from fastenc.integrations.transformers.live_encoder import LiveEncoder, Reading
+from fastenc.nn.stack import run_stack
 from fastenc.ops import _dispatch, unpack
-from fastenc.ops._attention_blocks import attention_blocks
-from fastenc.ops.attention import sequence_bounds
 from fastenc.packing import PackedBatch, check_cu_seqlens, pack
 
 INPUTS = ("input_ids", "attention_mask", "token_type_ids", "position_ids", "inputs_embeds")
@@ -113,9 +104,9 @@ def arguments_reason(
         # Heads and poolers read the first token of a row. If that is padding, only the padded computation has a vector.
         return "a row starts with padding"
     positions = live.config.max_positions
-    if inputs.shape[1] > positions and any(spec and spec.bounded for spec in live.rotary):
+    if inputs.shape[1] > positions and live.stack.has_bounded_angles:
         return f"rotary angles of more than {positions} tokens depend on the batch"
-    if _reads_distances(live):
+    if live.stack.reads_distances:
         if metadata is not None and metadata.gaps:
             return "a row has padding between tokens"
         if arguments.get("position_ids") is not None:
@@ -150,37 +141,15 @@ def run(
     batch = pack(ids, mask, total_tokens=total, max_seqlen=longest)
     check_cu_seqlens(batch.cu_seqlens, batch.total_tokens, batch.max_seqlen)
     x, tied_weight = embed(live, reading, arguments, batch)
-    kept: list[Tensor | None] = [x if 0 in wanted else None]
     dtype = _stream_dtype(x)
-    state, attention_inputs = (
-        _first_state(live, reading, x),
-        _attention_inputs(live, reading, batch, x),
-    )
-    frozen = live.frozen.current(model)
-    weights = [layer.weights() for layer in reading.layers]
-    dropouts = [reading.layers[index].dropout for index in live.module_of_layer]
-    dropouts = with_rng_states(dropouts, x.device)
-    recomputes = torch.is_grad_enabled() and any(map(_recomputes, reading.layers))
-    # With gradient checkpointing a layer casts its weights again in the backward instead of keeping the copies.
-    cast = None if recomputes else cast_weights(x, weights)
-    last = live.config.num_layers - 1
-    for number, (index, spec) in enumerate(zip(live.module_of_layer, live.specs, strict=True)):
-        layer = reading.layers[index]
-        call = (state, attention_inputs(number), weights[index], spec, dropouts[number])
-        options: dict[str, Any] = {
-            "adaptation": layer.adaptation(),
-            "frozen": None if frozen is None else frozen[index],
-            "cast": None if cast is None else cast[index],
-        }
-        if torch.is_grad_enabled() and _recomputes(layer):
-            state = checkpoint(run_layer, *call, use_reentrant=False, **options)
-        else:
-            state = run_layer(*call, **options)
-        # A pre-norm layer's output is the residual sum. The norm after it belongs to the next layer or ends the stack.
-        if number < last:
-            kept.append(state.residual.to(dtype) if number + 1 in wanted else None)
-    x = F.dropout(state.x, reading.final_dropout_p).to(dtype)
-    return PackedRun(x, (*kept, x if last + 1 in wanted else None), batch, tied_weight)
+    stack = reading.stack(live.frozen.current(model))
+    kept: list[Tensor | None] = []
+    states = run_stack(x, batch.cu_seqlens, batch.max_seqlen, live.stack, stack)
+    for number, state in enumerate(states):
+        # The embeddings' output has the own forward's dtype already.
+        kept.append(None if number not in wanted else state.to(dtype) if number else state)
+    last = state.to(dtype) if kept[-1] is None else kept[-1]
+    return PackedRun(last, tuple(kept), batch, tied_weight)
 
 
 def output(
@@ -258,48 +227,6 @@ def inputs_of(arguments: dict) -> Any:
             f"{name} must be {shape}, got shape {tuple(value.shape)}: add a batch dimension"
         )
     return value
-
-
-def _reads_distances(live: LiveEncoder) -> bool:
-    """Whether attention depends on the distance between tokens, which padding between them would change."""
-    return (
-        live.kind.relative_bias(live.config) is not None
-        or any(spec is not None for spec in live.rotary)
-        or any(spec.attention.window != (-1, -1) for spec in live.specs)
-    )
-
-
-def _recomputes(layer: LiveLayer) -> bool:
-    return layer.module.training and getattr(layer.module, "gradient_checkpointing", False)
-
-
-def _first_state(live: LiveEncoder, reading: Reading, x: Tensor) -> LayerState:
-    norm = reading.modules.get("first_norm")
-    weights = None if norm is None else (norm.weight, getattr(norm, "bias", None))
-    return start(x, weights, live.specs[0].out_norm)
-
-
-def _attention_inputs(
-    live: LiveEncoder, reading: Reading, batch: PackedBatch, x: Tensor
-) -> Callable[[int], AttentionInputs]:
-    """A function from a layer's number to the inputs of its attention; tensors are computed once for all layers."""
-    kind, config = live.kind, live.config
-    bounds = sequence_bounds(x, batch.cu_seqlens, batch.max_seqlen)
-    blocks = attention_blocks(x, batch.cu_seqlens, batch.max_seqlen)
-    biases = [
-        reading.modules[f"relative_biases.{i}"].weight for i in range(kind.relative_biases(config))
-    ]
-    bias = layer_biases(biases, kind.relative_bias(config))
-    positions = max(config.max_positions, batch.max_seqlen)
-
-    def of_layer(number: int) -> AttentionInputs:
-        rotary = live.rotary[number]
-        table = None if rotary is None else rotary_table(rotary, positions, batch.cu_seqlens.device)
-        return AttentionInputs(
-            batch.cu_seqlens, batch.max_seqlen, table, bias(number), bounds, blocks
-        )
-
-    return of_layer
 
 
 def _stream_dtype(x: Tensor) -> torch.dtype:

@@ -4,12 +4,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from fastenc.integrations.transformers.live_encoder import LiveEncoder, Reading
-from fastenc.nn.layer import normalise
-from fastenc.ops import tied_embedding_layer_norm
+from fastenc.nn.embeddings import EmbeddingTables
+from fastenc.nn.embeddings import embed as embed_tokens
 from fastenc.packing import PackedBatch
 
 
@@ -30,41 +29,27 @@ def embed(
         )
     if token_type is not None and arguments.get("token_type_ids") is not None:
         types = take(arguments["token_type_ids"])
+    # The weights are used and not the modules, because BART's modules scale and shift.
+    tables = EmbeddingTables(
+        word.weight,
+        None if position is None else position.weight,
+        None if token_type is None else token_type.weight,
+        None if norm is None else norm.weight,
+        getattr(norm, "bias", None),
+        module("projection"),
+        word.padding_idx,
+        None if position is None else position.padding_idx,
+    )
     inputs_embeds = arguments.get("inputs_embeds")
-    spec, scale = live.kind.embedding_norm(live.config), live.kind.embedding_scale(live.config)
-    tables = [table.weight for table in (word, position, token_type) if table is not None]
-    one_dtype = all(table.dtype == word.weight.dtype for table in tables)
-    one_op = inputs_embeds is None and scale == 1.0 and one_dtype
-    if one_op and spec is not None and spec.kind == "layer":
-        x, tied_weight = tied_embedding_layer_norm(
-            batch.input_ids,
-            word.weight,
-            norm.weight,
-            norm.bias,
-            position_ids=positions,
-            position=None if position is None else position.weight,
-            token_type_ids=types,
-            token_type=None if token_type is None else token_type.weight,
-            padding_idx=word.padding_idx,
-            position_padding_idx=None if position is None else position.padding_idx,
-            dropout_p=reading.embedding_dropout_p,
-            eps=spec.eps,
-        )
-    else:
-        tied_weight = word.weight
-        # The weights are used and not the modules, because BART's modules scale and shift.
-        look_up = lambda table, rows: F.embedding(rows, table.weight, table.padding_idx)
-        ids = batch.input_ids
-        x = look_up(word, ids) * scale if inputs_embeds is None else take(inputs_embeds)
-        if token_type is not None:
-            x = x + look_up(token_type, torch.zeros_like(ids) if types is None else types)
-        if position is not None:
-            x = x + look_up(position, positions)
-        if spec is not None:
-            x = normalise(x, norm.weight, getattr(norm, "bias", None), spec)
-        x = F.dropout(x, reading.embedding_dropout_p)
-    projection = module("projection")
-    return (x if projection is None else projection(x)), tied_weight
+    return embed_tokens(
+        live.embeddings,
+        tables,
+        batch.input_ids,
+        position_ids=positions,
+        token_type_ids=types,
+        inputs_embeds=None if inputs_embeds is None else take(inputs_embeds),
+        dropout_p=reading.embedding_dropout_p,
+    )
 
 
 def _positions(

@@ -2,12 +2,12 @@
 
 import copy
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fastenc.integrations.transformers.live_model import (
     Allowed,
@@ -21,8 +21,19 @@ from fastenc.integrations.transformers.lora import LiveLowRank, base_linear, is_
 from fastenc.models.architectures import ARCHITECTURES, Architecture
 from fastenc.models.config import EncoderConfig
 from fastenc.nn.adaptation import LayerAdaptation
+from fastenc.nn.embeddings import EmbeddingSpec
 from fastenc.nn.frozen_weights import FrozenWeights
-from fastenc.nn.layer_spec import NO_DROPOUT, LayerDropout, LayerSpec, LayerWeights
+from fastenc.nn.layer_call import NOT_PREPARED, LayerCall, Prepared
+from fastenc.nn.layer_spec import (
+    NO_DROPOUT,
+    AttentionInputs,
+    LayerDropout,
+    LayerSpec,
+    LayerState,
+    LayerWeights,
+)
+from fastenc.nn.stack import Stack
+from fastenc.nn.ways import run_layer
 
 LINEARS = ("qkv", "attention_out", "up", "down")
 POOLER = "pooler"
@@ -35,13 +46,13 @@ class LiveLayer:
     Fields:
         module: transformers' module of the layer.
         modules: our name of a module → transformers' modules, whose weights are stacked.
-        dropout: the dropout probabilities, 0 in evaluation.
+        dropouts: the dropout probabilities, 0 in evaluation.
         added: the additions of PEFT's LoRA, active or not, or None without LoRA.
     """
 
     module: nn.Module
     modules: dict[str, tuple[Any, ...]]
-    dropout: LayerDropout
+    dropouts: LayerDropout
     added: LayerAdaptation | None
 
     def weights(self) -> LayerWeights:
@@ -63,11 +74,30 @@ class LiveLayer:
             getattr(out_norm, "bias", None),
         )
 
-    def adaptation(self) -> LayerAdaptation | None:
+    def dropout(self) -> LayerDropout:
+        return self.dropouts
+
+    def recomputes(self) -> bool:
+        """Whether the backward computes the layer again (gradient checkpointing)."""
+        return self.module.training and getattr(self.module, "gradient_checkpointing", False)
+
+    def adapted(self) -> LayerAdaptation | None:
         if self.added is None:
             return None
         active = any(added.is_active() for added in self.added.low_rank.values())  # type: ignore[operator]
         return self.added if active else None
+
+    def __call__(
+        self,
+        state: LayerState,
+        inputs: AttentionInputs,
+        spec: LayerSpec,
+        dropout: LayerDropout,
+        prepared: Prepared = NOT_PREPARED,
+    ) -> LayerState:
+        return run_layer(
+            LayerCall(state, inputs, self.weights(), spec, dropout, self.adapted(), prepared)
+        )
 
 
 class Reading(NamedTuple):
@@ -88,6 +118,20 @@ class Reading(NamedTuple):
     final_dropout_p: float = 0.0
     weighted: tuple[tuple[Any, torch.Size], ...] = ()
 
+    def stack(self, frozen: Sequence[Prepared] | None) -> Stack:
+        """The layers and what they share, for one call."""
+        norm, tables = self.modules.get("first_norm"), list[Tensor]()
+        while (table := self.modules.get(f"relative_biases.{len(tables)}")) is not None:
+            tables.append(table.weight)
+        return Stack(
+            self.layers,
+            None if norm is None else (norm.weight, getattr(norm, "bias", None)),
+            tables,
+            self.final_dropout_p,
+            [layer.recomputes() for layer in self.layers],
+            frozen,
+        )
+
     def weight_difference(self) -> str | None:
         """Why the kernels cannot take one of the current weights, or None."""
         for module, shape in self.weighted:
@@ -102,24 +146,25 @@ class LiveEncoder:
 
     Attributes:
         config: the model's configuration at the time of patching.
-        specs, rotary: each layer's description and rotary angles.
-        module_of_layer: for each layer the index in ``Reading.layers`` of the module that computes it.
+        embeddings: the description of the embeddings.
+        stack: the description of the layers; a module's index is the one in ``Reading.layers``.
         output_class: the class that the own forward returns.
         frozen: the copies of the weights that :func:`fastenc.freeze` made.
     """
 
     def __init__(self, model: Any):
         self.config = EncoderConfig.from_hf(model.config.to_dict())
-        kind, count = self.config.architecture, self.config.num_layers
-        self.specs = [kind.layer(self.config, i) for i in range(count)]
-        self.rotary = [kind.rotary(self.config, i) for i in range(count)]
-        self.module_of_layer = [kind.module_of_layer(self.config, i) for i in range(count)]
+        kind = self.config.architecture
+        self.stack = kind.stack(self.config)
+        self.embeddings = EmbeddingSpec(
+            kind.embedding_norm(self.config), kind.embedding_scale(self.config)
+        )
         self.frozen = FrozenWeights()
         self._names = {ours: _several(theirs) for ours, theirs in kind.names(self.config).items()}
         self._dropouts = kind.dropout_names(self.config)
         linears = [
             self._names[f"layers.{index}.{name}"]
-            for index in set(self.module_of_layer)
+            for index in set(self.stack.module_of_layer)
             for name in LINEARS
         ]
         self._allowed = Allowed(
@@ -154,16 +199,18 @@ class LiveEncoder:
         """
         try:
             now = EncoderConfig.from_hf(model.config.to_dict())
-            windows = [self.kind.layer(now, i).attention.window for i in range(len(self.specs))]
+            windows = [
+                self.kind.layer(now, i).attention.window for i in range(len(self.stack.layers))
+            ]
         except (ValueError, LookupError) as error:
             return f"its configuration was changed: {error}"
-        same = windows == [spec.attention.window for spec in self.specs]
+        same = windows == [spec.attention.window for spec in self.stack.layers]
         return None if same else "its configuration names other windows"
 
     def _read_modules(self, model: Any) -> Reading:
         """The reading of a model that has the modules of its class."""
         layers = []
-        for index in sorted(set(self.module_of_layer)):
+        for index in sorted(set(self.stack.module_of_layer)):
             modules = {
                 name: tuple(map(model.get_submodule, self._names[f"layers.{index}.{name}"]))
                 for name in (*LINEARS, "attention_norm", "out_norm")
@@ -189,7 +236,7 @@ class LiveEncoder:
             model, "embeddings", self.kind.embedding_dropout_p(self.config)
         )
         final = self._dropout_p(model, "final", self.kind.final_dropout_p(self.config))
-        if 1.0 in (embeddings, final, *(p for layer in layers for p in layer.dropout)):
+        if 1.0 in (embeddings, final, *(p for layer in layers for p in layer.dropouts)):
             return Reading("a probability of dropout is 1")
         return Reading(None, tuple(layers), outside, embeddings, final, self._weighted(model))
 
@@ -253,7 +300,7 @@ class FrozenOwner:
                 f"own forward, because {reading.unsupported_reason}: undo that, or leave out freeze"
             )
         return [
-            (layer.weights(), live.specs[live.module_of_layer.index(index)])
+            (layer.weights(), live.stack.of_module(index))
             for index, layer in enumerate(reading.layers)
         ]
 

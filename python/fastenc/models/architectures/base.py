@@ -21,6 +21,7 @@ from fastenc.nn.layer_spec import (
 )
 from fastenc.nn.relative_bias import RelativeBiasSpec
 from fastenc.nn.rotary import RotarySpec
+from fastenc.nn.stack import StackSpec
 
 if TYPE_CHECKING:
     from fastenc.models.config import EncoderConfig
@@ -178,6 +179,17 @@ class Architecture:
         return pad_token_id
 
     # Description
+
+    def stack(self, config: EncoderConfig) -> StackSpec:
+        """The description of all layers."""
+        numbers = range(config.num_layers)
+        return StackSpec(
+            tuple(self.layer(config, i) for i in numbers),
+            tuple(self.module_of_layer(config, i) for i in numbers),
+            tuple(self.rotary(config, i) for i in numbers),
+            self.relative_bias(config),
+            config.max_positions,
+        )
 
     def layer(self, config: EncoderConfig, number: int) -> LayerSpec:
         """The description of layer ``number``, from 0."""

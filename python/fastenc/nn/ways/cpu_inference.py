@@ -5,15 +5,12 @@ call, into memory that the thread reuses, so a changed weight is always seen. :f
 the user's promise that they do not change. With few rows, each weight is read once, and not packed unless it is frozen.
 """
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
+from fastenc.nn.layer_call import LayerCall, PackedWeights
 from fastenc.nn.layer_spec import (
-    NO_DROPOUT,
     AttentionInputs,
-    LayerDropout,
     LayerSpec,
     LayerState,
     LayerWeights,
@@ -31,15 +28,6 @@ MIN_ROWS_PER_THREAD = 16
 MIN_SEQUENCES_PER_THREAD = 4
 
 
-class PackedWeights(NamedTuple):
-    """A layer's weights, each packed by :func:`fastenc.ops._gemm.pack_weight`."""
-
-    qkv: Tensor
-    attention_out: Tensor
-    up: Tensor
-    down: Tensor
-
-
 def pack(weights: LayerWeights) -> PackedWeights:
     w = weights
     return PackedWeights(
@@ -50,24 +38,23 @@ def pack(weights: LayerWeights) -> PackedWeights:
     )
 
 
-def unsupported_reason(
-    state: LayerState,
-    inputs: AttentionInputs,
-    weights: LayerWeights,
-    spec: LayerSpec,
-    dropout: LayerDropout,
-) -> str | None:
+# The features of a call that these ops compute.
+TAKES = frozenset(
+    {"window", "rotary", "relative_bias", "pre_norm", "norm_type=rms", "gated"}
+    | {f"activation={name}" for name in ("gelu_tanh", "silu", "relu")}
+)
+
+
+def unsupported_reason(call: LayerCall) -> str | None:
     """Why the layer cannot run in these two ops, or None."""
-    x = state.x
+    x, weights = call.state.x, call.weights
     if torch.compiler.is_compiling():
         return "torch.compile sees through single ops only"
     if torch.is_grad_enabled():
         return "gradients are on"
-    if dropout != NO_DROPOUT:
-        return "dropout is on"
     if _dispatch.autocast_dtype(x.device.type):
         return "autocast is on"
-    reason = weights_reason(weights, spec)
+    reason = weights_reason(weights, call.spec)
     if reason is None and not _has_few_rows(x):
         reason = packing_reason(weights)
     if reason is not None:
@@ -104,8 +91,8 @@ def weights_reason(weights: LayerWeights, spec: LayerSpec) -> str | None:
         return "widths must be multiples of 16"
     if spec.attention.head_dim > 128:
         return f"head_dim must be at most 128, it is {spec.attention.head_dim}"
-    if spec.attention_norm.kind != spec.out_norm.kind:
-        kinds = f"{spec.attention_norm.kind!r} and {spec.out_norm.kind!r}"
+    if spec.attention_norm.norm_type != spec.out_norm.norm_type:
+        kinds = f"{spec.attention_norm.norm_type!r} and {spec.out_norm.norm_type!r}"
         return f"both norms must be of one kind, they are {kinds}"
     if any(tensor.dtype != weight.dtype for tensor in weights.tensors() if tensor.dim() == 2):
         return "its weights must have one dtype, they have several"
@@ -116,20 +103,10 @@ def packed_is_faster() -> bool:
     return _gemm.has_vectors()
 
 
-def run_cpu_inference(
-    state: LayerState,
-    inputs: AttentionInputs,
-    weights: LayerWeights,
-    spec: LayerSpec,
-    dropout: LayerDropout,
-    packed: PackedWeights | None = None,
-) -> LayerState:
-    """:func:`fastenc.nn.layer.run_single_ops` without gradients.
-
-    Args: packed: the packed weights, if they were packed before.
-    """
-    w, a, f = weights, spec.attention, spec.feed_forward
-    x = state.x
+def run_cpu_inference(call: LayerCall) -> LayerState:
+    """:func:`fastenc.nn.layer.run_single_ops` without gradients."""
+    state, inputs, spec, packed = call.state, call.inputs, call.spec, call.prepared.packed
+    x, w, a, f = state.x, call.prepared.stacked or call.weights, spec.attention, spec.feed_forward
     take = lambda name, plain: [getattr(packed, name)] if packed is not None else list(plain)
     check_cu_seqlens(inputs.cu_seqlens, x.shape[0], inputs.max_seqlen)
     few_rows = _has_few_rows(x)
@@ -170,7 +147,7 @@ def run_cpu_inference(
         _encoder_layer.ACTIVATIONS[f.activation],
         f.gated,
         spec.pre_norm,
-        spec.attention_norm.kind == "rms",
+        spec.attention_norm.norm_type == "rms",
         spec.attention_norm.eps,
         spec.out_norm.eps,
     )

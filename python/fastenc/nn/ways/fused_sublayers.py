@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fastenc.nn.layer import drop, in_autocast_dtype
+from fastenc.nn.layer_call import LayerCall
 from fastenc.nn.layer_spec import (
     AttentionInputs,
     AttentionSpec,
@@ -19,7 +20,6 @@ from fastenc.nn.layer_spec import (
     LayerDropout,
     LayerSpec,
     LayerState,
-    LayerWeights,
     NormSpec,
     stack,
     stack_biases,
@@ -30,20 +30,21 @@ from fastenc.ops._gemm import gemm
 from fastenc.ops.bias_glu import ACTIVATIONS as GLU_ACTIVATIONS
 from fastenc.packing import check_cu_seqlens
 
+# The features of a call that these nodes compute.
+TAKES = frozenset(
+    {"window", "rotary", "relative_bias", "pre_norm", "norm_type=rms", "gated"}
+    | {f"activation={name}" for name in ("gelu_tanh", "silu", "relu")}
+    | {f"{name}_dropout" for name in ("attention", "attention_out", "inner", "down")}
+)
 
-def unsupported_reason(
-    state: LayerState,
-    inputs: AttentionInputs,
-    weights: LayerWeights,
-    spec: LayerSpec,
-    dropout: LayerDropout,
-) -> str | None:
+
+def unsupported_reason(call: LayerCall) -> str | None:
     """Why the layer cannot run as fused autograd nodes, or None."""
-    x = state.x
-    given = (x, state.residual, inputs.relative_bias, *weights.tensors())
+    x, inputs = call.state.x, call.inputs
+    given = (x, call.state.residual, inputs.relative_bias, *call.weights.tensors())
     if not any(tensor is not None and tensor.requires_grad for tensor in given):
         return "nothing requires a gradient"
-    return mode_reason() or shape_reason(x, spec)
+    return mode_reason() or shape_reason(x, call.spec)
 
 
 def mode_reason() -> str | None:
@@ -72,20 +73,15 @@ def shape_reason(x: Tensor, spec: LayerSpec) -> str | None:
     return None
 
 
-def run_fused_sublayers(
-    state: LayerState,
-    inputs: AttentionInputs,
-    weights: LayerWeights,
-    spec: LayerSpec,
-    dropout: LayerDropout,
-    cast: CastWeights | None = None,
-) -> LayerState:
-    """:func:`fastenc.nn.layer.run_single_ops` with two autograd nodes. The same generator gives the same dropout masks.
-
-    Args: cast: copies of the weights in autocast's dtype; None: the weights are cast here.
-    """
-    state = in_autocast_dtype(state)
-    w, x = weights, state.x
+def run_fused_sublayers(call: LayerCall) -> LayerState:
+    """:func:`fastenc.nn.layer.run_single_ops` with two autograd nodes, and with the same dropout masks."""
+    state, inputs, spec, dropout = (
+        in_autocast_dtype(call.state),
+        call.inputs,
+        call.spec,
+        call.dropout,
+    )
+    x, w, cast = state.x, call.prepared.stacked or call.weights, call.prepared.cast
     _checks.check_device("encoder_layer", "cu_seqlens", inputs.cu_seqlens, x)
     check_cu_seqlens(inputs.cu_seqlens, x.shape[0], inputs.max_seqlen)
     h = _Attention.apply(
@@ -373,7 +369,7 @@ def _norm_forward(projected, residual, x_bias, weight, bias, norm, dropout):
     rng_state, dropout_p = dropout
     y, h, mean, rstd = torch.ops.fastenc.layer_norm_fwd(
         projected, residual, x_bias, weight, bias, rng_state, dropout_p, spec.eps,
-        spec.kind == "rms", True,
+        spec.norm_type == "rms", True,
     )  # fmt: skip
     return (y, h) if pre_norm else y, (h, mean, rstd, weight, rng_state)
 
@@ -389,7 +385,7 @@ def _norm_backward(dy, dsum, saved, ctx, needs):
     spec, _ = ctx.norm
     dy = torch.zeros_like(h) if dy is None else dy
     dh, dx, dweight, dbias, dx_bias = torch.ops.fastenc.layer_norm_bwd(
-        dy, dsum, h, mean, rstd, weight, rng_state, ctx.dropout_p, spec.kind == "rms",
+        dy, dsum, h, mean, rstd, weight, rng_state, ctx.dropout_p, spec.norm_type == "rms",
         needs_weight or needs_bias, needs_x_bias,
     )  # fmt: skip
     parameters = (

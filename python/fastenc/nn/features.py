@@ -1,0 +1,42 @@
+"""The features of a layer's description: what a way of running the layer has to name before it may take the layer."""
+
+from dataclasses import MISSING, field, fields, is_dataclass
+from typing import Any
+
+
+def size(**options: Any) -> Any:
+    """A dataclass field that every way reads, so that no value of it is a feature."""
+    return field(metadata={"size": True}, **options)
+
+
+def features_of(description: Any) -> frozenset[str]:
+    """The names of all fields whose value is not the default, in this description and those inside it.
+
+    A field without a default is a size or a description. A text is named with its value: "activation=relu". So a field
+    that is added to a description is a feature as soon as a layer uses it, and the ways that do not know it decline.
+
+    Args: description: a dataclass.
+    """
+    found: set[str] = set()
+    for each in fields(description):
+        value = getattr(description, each.name)
+        if is_dataclass(value):
+            found |= features_of(value)
+        elif each.default is not MISSING and not each.metadata.get("size"):
+            found |= _named(each.name, value, each.default)
+    return frozenset(found)
+
+
+def given_fields(values: Any, ignored: frozenset[str] = frozenset()) -> frozenset[str]:
+    """The names of a NamedTuple's fields that have a default and another value, except ``ignored`` ones."""
+    return frozenset(
+        name
+        for name, default in values._field_defaults.items()
+        if name not in ignored and getattr(values, name) is not default
+    )
+
+
+def _named(name: str, value: Any, default: Any) -> set[str]:
+    if value == default:
+        return set()
+    return {f"{name}={value}" if isinstance(value, str) else name}

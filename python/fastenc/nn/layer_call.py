@@ -1,0 +1,70 @@
+"""One call of a layer: all that a way of running it reads."""
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+from fastenc.nn.adaptation import LayerAdaptation
+from fastenc.nn.features import given_fields
+from fastenc.nn.layer_spec import (
+    NO_DROPOUT,
+    AttentionInputs,
+    CastWeights,
+    LayerDropout,
+    LayerSpec,
+    LayerState,
+    LayerWeights,
+)
+
+# Tables made from the sequences' lengths. They spare a kernel work and change no result.
+DERIVED_INPUTS = frozenset({"bounds", "blocks"})
+
+
+class PackedWeights(NamedTuple):
+    """A layer's weights, each packed by :func:`fastenc.ops._gemm.pack_weight`."""
+
+    qkv: Tensor
+    attention_out: Tensor
+    up: Tensor
+    down: Tensor
+
+
+class Prepared(NamedTuple):
+    """Copies of a layer's weights in the forms that the ways read; a form that was not made is None.
+
+    Fields:
+        packed: for CPU inference.
+        stacked: q, k and v in one tensor, and a gated ``up`` in one tensor, for ways that read plain weights.
+        cast: in autocast's dtype, for the fused sublayers.
+    """
+
+    packed: PackedWeights | None = None
+    stacked: LayerWeights | None = None
+    cast: CastWeights | None = None
+
+
+NOT_PREPARED = Prepared()
+
+
+class LayerCall(NamedTuple):
+    """The arguments of one layer.
+
+    Fields:
+        adaptation: what :mod:`fastenc.adapt` adds to the layer, or None.
+        prepared: copies of the weights that were made before (:func:`fastenc.freeze`, ``cast_weights``).
+    """
+
+    state: LayerState
+    inputs: AttentionInputs
+    weights: LayerWeights
+    spec: LayerSpec
+    dropout: LayerDropout = NO_DROPOUT
+    adaptation: LayerAdaptation | None = None
+    prepared: Prepared = NOT_PREPARED
+
+    def features(self) -> frozenset[str]:
+        """The names of everything in this call that a way must know in order to take it."""
+        rates = {f"{name}_dropout" for name in self.dropout.probabilities()}
+        added = {"adaptation"} if self.adaptation is not None else set()
+        inputs = given_fields(self.inputs, DERIVED_INPUTS)
+        return self.spec.features | inputs | given_fields(self.weights) | rates | added

@@ -1,0 +1,204 @@
+"""The stack of layers: its description, and the one loop that runs it for our encoders and for patched models."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from fastenc.nn.adaptation import LayerAdaptation
+from fastenc.nn.cast_weights import cast_weights
+from fastenc.nn.layer import start
+from fastenc.nn.layer_call import NOT_PREPARED, LayerCall, Prepared
+from fastenc.nn.layer_spec import (
+    AttentionInputs,
+    LayerDropout,
+    LayerSpec,
+    LayerState,
+    LayerWeights,
+    with_rng_states,
+)
+from fastenc.nn.relative_bias import RelativeBiasSpec, layer_biases
+from fastenc.nn.rotary import RotarySpec, rotary_table
+from fastenc.nn.ways import unsupported_reasons
+from fastenc.ops._attention_blocks import attention_blocks
+from fastenc.ops.attention import sequence_bounds
+
+# Called with a layer's number (from 0), the input x of its attention, and the other inputs of its attention.
+VisitInput = Callable[[int, Tensor, AttentionInputs], None]
+
+
+@dataclass(frozen=True)
+class StackSpec:
+    """The layers of an encoder, and what they share.
+
+    Fields:
+        layers: the description of each layer.
+        module_of_layer: for each layer the index of the module that computes it; layers with shared weights have the
+            same module.
+        rotary: the rotary angles of each layer, or None.
+        relative_bias: the buckets of the relative biases, or None without biases.
+        max_positions: the number of tokens of the longest text that the checkpoint was made for.
+    """
+
+    layers: tuple[LayerSpec, ...]
+    module_of_layer: tuple[int, ...]
+    rotary: tuple[RotarySpec | None, ...]
+    relative_bias: RelativeBiasSpec | None
+    max_positions: int
+
+    @property
+    def has_bounded_angles(self) -> bool:
+        """Whether rotary angles beyond ``max_positions`` would depend on the batch."""
+        return any(spec is not None and spec.bounded for spec in self.rotary)
+
+    @property
+    def reads_distances(self) -> bool:
+        """Whether attention depends on the distance between tokens, which a gap between them would change."""
+        return (
+            self.relative_bias is not None
+            or any(spec is not None for spec in self.rotary)
+            or any(spec.attention.window != (-1, -1) for spec in self.layers)
+        )
+
+    def of_module(self, index: int) -> LayerSpec:
+        """The description of the first layer that this module computes."""
+        return self.layers[self.module_of_layer.index(index)]
+
+
+class StackLayer(Protocol):
+    """A module that computes layers: ours, or the reader of a live transformers layer."""
+
+    def weights(self) -> LayerWeights: ...
+
+    def dropout(self) -> LayerDropout:
+        """The probabilities of dropout, 0 in evaluation."""
+        ...
+
+    def adapted(self) -> LayerAdaptation | None:
+        """What is added to the layer, or None."""
+        ...
+
+    def __call__(
+        self,
+        state: LayerState,
+        inputs: AttentionInputs,
+        spec: LayerSpec,
+        dropout: LayerDropout,
+        prepared: Prepared = NOT_PREPARED,
+    ) -> LayerState: ...
+
+
+class Stack(NamedTuple):
+    """The modules and tensors of a model that one call of its stack reads.
+
+    Fields:
+        layers: the modules that compute layers.
+        first_norm: weight and bias of the norm before the first layer, or None without it.
+        relative_biases: one table (num_buckets, num_heads) for all layers, or one for each layer.
+        final_dropout_p: the probability of dropout on the last layer's output, 0 in evaluation.
+        recomputed: for each of ``layers`` whether the backward computes it again (gradient checkpointing).
+        frozen: for each of ``layers`` the copies that :func:`fastenc.freeze` made, or None.
+    """
+
+    layers: Sequence[StackLayer]
+    first_norm: tuple[Tensor, Tensor | None] | None
+    relative_biases: Sequence[Tensor]
+    final_dropout_p: float
+    recomputed: Sequence[bool]
+    frozen: Sequence[Prepared] | None
+
+
+def run_stack(
+    x: Tensor,
+    cu_seqlens: Tensor,
+    max_seqlen: int,
+    spec: StackSpec,
+    stack: Stack,
+    visit_input: VisitInput | None = None,
+) -> Iterator[Tensor]:
+    """The states x_0 = x, ..., x_L of the stack, each (total_tokens, hidden_size).
+
+        x_i = Layer_i(x_{i-1})
+
+    Args:
+        x: (total_tokens, hidden_size), the embeddings' output.
+        visit_input: called before each layer.
+    """
+    state = start(x, stack.first_norm, spec.layers[0].out_norm)
+    yield state.residual
+    inputs = attention_inputs(x, cu_seqlens, max_seqlen, spec, stack.relative_biases)
+    dropouts = with_rng_states([stack.layers[i].dropout() for i in spec.module_of_layer], x.device)
+    recomputed = [each and torch.is_grad_enabled() for each in stack.recomputed]
+    # A layer that is computed again casts its weights again in the backward instead of keeping the copies.
+    casts = (
+        None if any(recomputed) else cast_weights(x, (layer.weights() for layer in stack.layers))
+    )
+    last = len(spec.layers) - 1
+    for number, (index, layer_spec) in enumerate(
+        zip(spec.module_of_layer, spec.layers, strict=True)
+    ):
+        of_layer, layer = inputs(number), stack.layers[index]
+        if visit_input is not None:
+            visit_input(number, state.x, of_layer)
+        call = (state, of_layer, layer_spec, dropouts[number])
+        if recomputed[index]:
+            state = checkpoint(layer, *call, use_reentrant=False)
+        elif stack.frozen is not None:
+            state = layer(*call, stack.frozen[index])
+        else:
+            state = layer(*call, NOT_PREPARED if casts is None else Prepared(cast=casts[index]))
+        # A pre-norm layer's output is the residual sum. The norm after it belongs to the next layer or ends the stack.
+        yield state.residual if number < last else F.dropout(state.x, stack.final_dropout_p)
+
+
+def attention_inputs(
+    x: Tensor,
+    cu_seqlens: Tensor,
+    max_seqlen: int,
+    spec: StackSpec,
+    relative_biases: Sequence[Tensor],
+) -> Callable[[int], AttentionInputs]:
+    """A function from a layer's number to the inputs of its attention; tensors are computed once for all layers."""
+    bounds = sequence_bounds(x, cu_seqlens, max_seqlen)
+    blocks = attention_blocks(x, cu_seqlens, max_seqlen)
+    bias = layer_biases(relative_biases, spec.relative_bias)
+    positions = max(spec.max_positions, max_seqlen)
+    tables = {
+        rotary: rotary_table(rotary, positions, x.device)
+        for rotary in set(spec.rotary)
+        if rotary is not None
+    }
+
+    def of_layer(number: int) -> AttentionInputs:
+        rotary = spec.rotary[number]
+        table = None if rotary is None else tables[rotary]
+        return AttentionInputs(cu_seqlens, max_seqlen, table, bias(number), bounds, blocks)
+
+    return of_layer
+
+
+def ways_of_layers(
+    hidden_size: int, tokens: int, spec: StackSpec, stack: Stack
+) -> list[Mapping[str, str | None]]:
+    """For each layer {way of running it: why a call now cannot take it, or None} (:mod:`fastenc.nn.ways`).
+
+    The reasons depend on the current mode (training or evaluation, gradients or none) and on the batch's size.
+
+    Args: tokens: number of tokens of the batch, in sequences of 32.
+    """
+    x = stack.layers[0].weights().down_weight.new_zeros((tokens, hidden_size))
+    length = min(32, spec.max_positions)
+    offsets = torch.arange(0, tokens + 1, length, dtype=torch.int32, device=x.device)
+    inputs = attention_inputs(x, offsets, length, spec, stack.relative_biases)
+    found = []
+    for number, (index, layer_spec) in enumerate(
+        zip(spec.module_of_layer, spec.layers, strict=True)
+    ):
+        layer = stack.layers[index]
+        arguments = (LayerState(x, x), inputs(number), layer.weights(), layer_spec)
+        found.append(unsupported_reasons(LayerCall(*arguments, layer.dropout(), layer.adapted())))
+    return found

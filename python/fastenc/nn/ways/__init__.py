@@ -1,0 +1,44 @@
+"""The ways of running a layer, in the order in which they are tried."""
+
+from collections.abc import Mapping
+
+from fastenc.nn import layer
+from fastenc.nn.layer_call import LayerCall
+from fastenc.nn.layer_spec import LayerState
+from fastenc.nn.ways import cpu_inference, fused_sublayers
+from fastenc.nn.ways.way import Way
+
+# The functions are looked up in every call, so that a test can replace one of them.
+WAYS = (
+    Way(
+        "fused sublayers",
+        fused_sublayers.TAKES,
+        lambda call: fused_sublayers.unsupported_reason(call),
+        fused_sublayers.run_fused_sublayers,
+    ),
+    Way(
+        "CPU inference",
+        cpu_inference.TAKES,
+        lambda call: cpu_inference.unsupported_reason(call),
+        cpu_inference.run_cpu_inference,
+    ),
+    Way("single ops", layer.TAKES, lambda call: None, layer.run_single_ops),
+)
+
+
+def run_layer(call: LayerCall) -> LayerState:
+    """Run one layer in the first way that can take the call.
+
+    Raises: ValueError if no way can.
+    """
+    for way in WAYS:
+        if way.unsupported_reason(call) is None:
+            return way.run(call)
+    raise ValueError(
+        f"no way of running a layer takes this one: {way.name} would, but {way.unsupported_reason(call)}"
+    )
+
+
+def unsupported_reasons(call: LayerCall) -> Mapping[str, str | None]:
+    """{way of running the layer: why it cannot take the call, or None}, in the order in which they are tried."""
+    return {way.name: way.unsupported_reason(call) for way in WAYS}

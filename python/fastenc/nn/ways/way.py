@@ -1,0 +1,30 @@
+"""A way of running a layer."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from fastenc.nn.layer_call import LayerCall
+from fastenc.nn.layer_spec import LayerState
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way of running a layer, closed by default: it refuses every feature of a call that it does not name.
+
+    Fields:
+        takes: the features (:meth:`fastenc.nn.layer_call.LayerCall.features`) that ``run`` computes.
+        reason: why ``run`` cannot take a call of these features, or None.
+    """
+
+    name: str
+    takes: frozenset[str]
+    reason: Callable[[LayerCall], str | None]
+    run: Callable[[LayerCall], LayerState]
+
+    def unsupported_reason(self, call: LayerCall) -> str | None:
+        """Why this way cannot take the call, or None."""
+        reason = self.reason(call)
+        if reason is not None:
+            return reason
+        unknown = call.features() - self.takes
+        return f"it does not compute {', '.join(sorted(unknown))}" if unknown else None

@@ -1,0 +1,110 @@
+"""The ways of running a layer are closed: what one does not name it refuses, whatever is added to a description."""
+
+from collections import namedtuple
+from dataclasses import dataclass, fields, replace
+
+import pytest
+import torch
+
+from fastenc.nn.layer_spec import (
+    AttentionSpec,
+    FeedForwardSpec,
+    LayerSpec,
+    NormSpec,
+)
+from fastenc.nn.ways import WAYS, run_layer
+from tests.helpers.layers import KINDS, Layer
+
+
+@dataclass(frozen=True)
+class InventedAttention(AttentionSpec):
+    sinks: bool = False
+
+
+@dataclass(frozen=True)
+class InventedFeedForward(FeedForwardSpec):
+    routing: str = "dense"
+
+
+@dataclass(frozen=True)
+class InventedNorm(NormSpec):
+    shift: float = 0.0
+
+
+@dataclass(frozen=True)
+class InventedLayer(LayerSpec):
+    convolution: int = 0
+
+
+CALL = Layer(KINDS["bert"]).call()
+SPEC = CALL.spec
+
+
+def values_of(description):
+    return {
+        field.name: getattr(description, field.name) for field in fields(description) if field.init
+    }
+
+
+def described(part, kind, **value):
+    """The call whose layer has this part (None: itself) as another class with one more field."""
+    if part is None:
+        return CALL._replace(spec=kind(**values_of(SPEC), **value))
+    changed = kind(**values_of(getattr(SPEC, part)), **value)
+    return CALL._replace(spec=replace(SPEC, **{part: changed}))
+
+
+def extended(field, name, value):
+    """The call in which a NamedTuple has one more field, whose default is None."""
+    values = getattr(CALL, field)
+    kind = type(values)
+    methods = {
+        each: vars(kind)[each] for each in ("tensors", "probabilities") if each in vars(kind)
+    }
+    base = namedtuple(kind.__name__, (*kind._fields, name), defaults=(None,))
+    return CALL._replace(**{field: type(kind.__name__, (base,), methods)(*values, value)})
+
+
+ONE = torch.ones(1)
+# Feature → (a call that uses it, a call whose types know it and that does not use it).
+INVENTED = {
+    "sinks": [described("attention", InventedAttention, sinks=used) for used in (True, False)],
+    "routing=experts": [
+        described("feed_forward", InventedFeedForward, routing=used)
+        for used in ("experts", "dense")
+    ],
+    "shift": [described("out_norm", InventedNorm, shift=used) for used in (1.0, 0.0)],
+    "convolution": [described(None, InventedLayer, convolution=used) for used in (3, 0)],
+    "global_tokens": [extended("inputs", "global_tokens", used) for used in (ONE, None)],
+    "q_norm_weight": [extended("weights", "q_norm_weight", used) for used in (ONE, None)],
+    "sink_dropout": [extended("dropout", "sink", used) for used in (0.1, None)],
+}
+for part, value in (("out_norm", {"norm_type": "power"}), ("feed_forward", {"activation": "mish"})):
+    changed = replace(SPEC, **{part: replace(getattr(SPEC, part), **value)})
+    INVENTED["=".join(*value.items())] = [CALL._replace(spec=changed), CALL]
+
+
+@pytest.mark.parametrize("grad", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize("name", INVENTED)
+def test_every_way_refuses_a_feature_that_it_does_not_name(name, grad):
+    call, _ = INVENTED[name]
+    with torch.set_grad_enabled(grad):
+        for way in WAYS:
+            reason = way.unsupported_reason(call)
+            assert reason == way.reason(call) or reason == f"it does not compute {name}"
+            assert reason is not None
+        with pytest.raises(ValueError, match=f"it does not compute {name}"):
+            run_layer(call)
+
+
+@pytest.mark.parametrize("name", INVENTED)
+def test_a_field_that_is_not_used_is_no_feature(name):
+    _, call = INVENTED[name]
+    assert torch.equal(run_layer(call).x, run_layer(CALL).x)
+
+
+@pytest.mark.parametrize("name", ["sinks", "global_tokens"])
+def test_compiled_layers_refuse_it_too(name):
+    compiled = torch.compile(lambda call: run_layer(call).x, backend="eager")
+    with torch.no_grad(), pytest.raises(Exception, match=f"it does not compute {name}"):
+        compiled(INVENTED[name][0])
