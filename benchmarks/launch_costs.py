@@ -31,6 +31,7 @@ from fastenc.kernels import (
     rotary,
 )
 from fastenc.kernels import run as launches
+from fastenc.kernels.attention_call import self_attention_call
 
 from benchmarks import _stub_driver  # noqa: F401
 
@@ -82,7 +83,7 @@ def calls(tokens: int) -> Iterator[tuple[str, Callable]]:
     for name, longest in (("short ", 128), ("", 512)):
         if name and tokens > longest:
             continue
-        call = (offsets, None, RNG, *[None] * 7, longest, longest, 0.1, 0.125, -1, -1)
+        call = self_attention_call(offsets, longest, scale=0.125, dropout_p=0.1, rng_state=RNG)
         out, lse = attention.attention_forward(q, k, v, *call)
         yield (
             f"{name}attention forward",

@@ -2,6 +2,7 @@ import warnings
 
 import pytest
 import torch
+from fastenc.kernels.attention_call import self_attention_call
 
 from fastenc.ops import _dispatch, attention, cross_attention
 from fastenc.testing import assert_within_budget
@@ -140,12 +141,12 @@ def test_long_sequences_keep_no_square_of_the_length():
 @needs_cpp
 def test_registration_passes_opcheck():
     qkv, cu_seqlens, rng_state = torch.randn(10, 3, 2, 16), offsets_of((4, 6)), torch.tensor([3, 4])
-    tensors, numbers = (rng_state, *[None] * 7), (6, 6, 0.1, 0.25, -1, -1)
-    call = (*qkv.unbind(1), cu_seqlens, None, *tensors, *numbers)
-    torch.library.opcheck(torch.ops.fastenc.attention_fwd.default, call)
+    call = self_attention_call(cu_seqlens, 6, scale=0.25, dropout_p=0.1, rng_state=rng_state)
+    one_qkv = (*qkv.unbind(1), *call)
+    torch.library.opcheck(torch.ops.fastenc.attention_fwd.default, one_qkv)
     k, v = torch.randn(2, 7, 2, 16)
-    separate = (qkv[:, 0], k, v, cu_seqlens, offsets_of((0, 7)), *tensors, 6, 7, *numbers[2:])
-    for arguments, one_tensor in ((call, True), (separate, False)):
+    separate = (qkv[:, 0], k, v, *call._replace(cu_seqlens_k=offsets_of((0, 7)), max_seqlen_k=7))
+    for arguments, one_tensor in ((one_qkv, True), (separate, False)):
         out, lse = torch.ops.fastenc.attention_fwd(*arguments)
         gradients = (torch.randn(10, 2, 16), torch.randn(2, 10))
         torch.library.opcheck(
@@ -203,14 +204,7 @@ def test_a_direct_call_of_the_op_is_guarded_too():
     with pytest.raises(RuntimeError, match="longer than max_seqlen"):
         torch.ops.fastenc.attention_fwd(
             *torch.zeros(3, 6, 2, 16),
-            torch.tensor([0, 6]).int(),
-            *[None] * 9,
-            3,
-            3,
-            0.0,
-            1.0,
-            -1,
-            -1,
+            *self_attention_call(torch.tensor([0, 6]).int(), 3, scale=1.0),
         )
 
 

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from fastenc.kernels.attention_call import self_attention_call
 
 from fastenc.ops import attention, cross_attention
 from fastenc.testing import assert_within_budget
@@ -247,10 +248,20 @@ def test_registration_passes_opcheck():
     inputs = inputs_of(case, 2, 16)
     (qkv,) = inputs.qkv
     rotary = torch.randn(6, 8)
-    biases = (inputs.slopes, inputs.relative, inputs.key_bias)
-    tensors = (inputs.cu_seqlens[0], None, None, *biases, rotary, None, None, None)
-    call = [x if x is None else x.detach() for x in (*qkv.unbind(1), *tensors)]
-    call += [6, 6, 0.0, 0.25, *case.window]
+    call = (
+        *qkv.detach().unbind(1),
+        *self_attention_call(
+            inputs.cu_seqlens[0],
+            6,
+            scale=0.25,
+            alibi_slopes=inputs.slopes,
+            relative_bias=inputs.relative.detach(),
+            key_bias=inputs.key_bias,
+            rotary=rotary,
+            window_left=case.window[0],
+            window_right=case.window[1],
+        ),
+    )
     torch.library.opcheck(torch.ops.fastenc.attention_fwd.default, call)
     out, lse = torch.ops.fastenc.attention_fwd(*call)
     torch.library.opcheck(

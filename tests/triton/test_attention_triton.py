@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from fastenc.kernels.attention_call import self_attention_call
 
 from fastenc.ops import attention
 from fastenc.ops._attention_blocks import AttentionBlocks
@@ -114,25 +115,15 @@ def test_the_bias_gradient_is_the_sum_of_the_gradients(
     qkv, cu_seqlens = qkv.detach().to(triton_target.device), cu_seqlens.to(triton_target.device)
     rng_state = torch.tensor([3, 4], device=qkv.device) if dropout_p else None
     table = torch.randn(longest, dim, device=qkv.device)
-    numbers = (longest, longest, dropout_p, dim**-0.5, -1, -1)
+    plain = self_attention_call(
+        cu_seqlens, longest, scale=dim**-0.5, dropout_p=dropout_p, rng_state=rng_state
+    )
     for rotary in (None, table):
-        call = (
-            *qkv.unbind(1),
-            cu_seqlens,
-            None,
-            rng_state,
-            None,
-            None,
-            None,
-            rotary,
-            None,
-            None,
-            None,
-        )
-        out, lse = torch.ops.fastenc.attention_fwd(*call, *numbers)
+        call = (*qkv.unbind(1), *plain._replace(rotary=rotary))
+        out, lse = torch.ops.fastenc.attention_fwd(*call)
         dout = torch.randn_like(out)
         backward = lambda out=out, lse=lse, dout=dout, call=call: torch.ops.fastenc.attention_bwd(
-            dout, None, out, lse, *call, *numbers, True, False, True
+            dout, None, out, lse, *call, True, False, True
         )
         atomic = backward()
         with deterministic():

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 import torch
+from fastenc.kernels.attention_call import self_attention_call
 
 from tests.helpers import ROOT
 
@@ -129,6 +130,6 @@ def test_offsets_that_do_not_fit_are_asserted_when_debugging(
     q = torch.randn(70, 1, 16, dtype=dtype)
     offsets = torch.tensor(offsets, dtype=torch.int32)
     longest = longest if dtype == torch.float16 else min(longest, 32) if longest < 40 else longest
-    call = (offsets, *[None] * 9, longest, longest, 0.0, 0.25, -1, -1)
+    call = self_attention_call(offsets, longest, scale=0.25)
     with pytest.raises(Exception, match=message):
         attention.attention_forward(q, q, q, *call)

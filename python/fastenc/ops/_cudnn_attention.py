@@ -1,13 +1,15 @@
 """Attention by cuDNN over packed sequences, through PyTorch. Only impl="cudnn" takes it: a peer and a fallback."""
 
-from typing import Any
-
 import torch
 from torch import Tensor
+
+from fastenc.kernels.attention_call import AttentionCall
 
 # PyTorch's ops. torch.nn.attention.varlen has them as a backend that is switched off.
 FORWARD = torch.ops.aten._cudnn_attention_forward.default
 BACKWARD = torch.ops.aten._cudnn_attention_backward.default
+# Fields of a call that cuDNN does not take.
+NOT_TAKEN = ("alibi_slopes", "relative_bias", "key_bias", "rotary", "rng_state")
 # The last version of PyTorch whose backward can mistake head_dim for max_seqlen. It then writes past a buffer if
 # max_seqlen is larger (https://github.com/pytorch/pytorch/pull/186142).
 LAST_WITH_SHORT_GRADIENTS = (2, 13)
@@ -17,24 +19,23 @@ def cudnn_attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    cu_seqlens: Tensor,
-    max_seqlen: int,
-    dropout_p: float,
-    scale: float,
-    others: dict[str, Any],
+    call: AttentionCall,
+    return_lse: bool,
 ) -> Tensor:
     """Attention of q, k and v (total_tokens, num_heads, head_dim), in float16 or bfloat16; differentiable.
 
-    Args: others: name → value of the arguments that cuDNN does not take; None or False if they were not given.
     Returns: (total_tokens, num_heads, head_dim), dtype of q.
     Raises: ValueError saying why cuDNN cannot take the call.
     """
     wants_grad = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
-    given = [name for name, value in others.items() if value is not None and value is not False]
-    reason = _unsupported_reason(q, max_seqlen, wants_grad, given)
+    given = ["window_size"] * ((call.window_left, call.window_right) != (-1, -1))
+    given += [name for name in NOT_TAKEN if getattr(call, name) is not None]
+    given += ["return_lse"] * return_lse
+    reason = _unsupported_reason(q, call.max_seqlen_q, wants_grad, given)
     if reason is not None:
         raise ValueError(f"attention: impl='cudnn' cannot take this call: {reason}")
-    return _CudnnAttention.apply(q, k, v, cu_seqlens, max_seqlen, dropout_p, scale, wants_grad)
+    numbers = (call.cu_seqlens_q, call.max_seqlen_q, call.dropout_p, call.scale)
+    return _CudnnAttention.apply(q, k, v, *numbers, wants_grad)
 
 
 def _unsupported_reason(

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fastenc.kernels.attention_call import TENSORS, AttentionCall, self_attention_call
 from fastenc.ops import _checks
 from fastenc.ops._attention_blocks import AttentionBlocks, check_blocks
 from fastenc.ops._cudnn_attention import cudnn_attention
@@ -31,6 +32,8 @@ from fastenc.ops.rotary import check_table
 from fastenc.packing import check_cu_seqlens
 from fastenc.reference import attention as reference
 from fastenc.reference.rotary import rotary as rotate_reference
+
+FIELDS, RELATIVE_BIAS = len(AttentionCall._fields), AttentionCall._fields.index("relative_bias")
 
 declare("attention", "cpp", "triton", "cudnn")
 declare("cross_attention", "cpp", "triton")
@@ -113,19 +116,25 @@ def attention(
         )
     _checks.check_device("attention", "cu_seqlens", cu_seqlens, qkv)
     check_cu_seqlens(cu_seqlens, qkv.shape[0], max_seqlen)
-    return _attend(
-        "attention",
-        (qkv,),
-        (cu_seqlens, None),
-        (max_seqlen, max_seqlen),
-        dropout_p,
-        softmax_scale,
-        window_size,
-        (alibi_slopes, relative_bias, key_bias),
-        (rotary, bounds, blocks, rng_state),
-        return_lse,
-        impl,
+    _checks.check_window("attention", window_size)
+    call = self_attention_call(
+        cu_seqlens,
+        max_seqlen,
+        scale=qkv.shape[3] ** -0.5 if softmax_scale is None else softmax_scale,
+        dropout_p=dropout_p,
+        rng_state=rng_state,
+        alibi_slopes=alibi_slopes,
+        relative_bias=relative_bias,
+        key_bias=key_bias,
+        rotary=rotary,
+        bounds=bounds,
+        window_left=window_size[0],
+        window_right=window_size[1],
     )
+    if blocks is not None:
+        check_blocks("attention", blocks, qkv)
+        call = call._replace(all_blocks=blocks.all_blocks, long_blocks=blocks.long_blocks)
+    return _attend("attention", (qkv,), call, return_lse, impl)
 
 
 def cross_attention(
@@ -185,49 +194,39 @@ def cross_attention(
             "cross_attention: cu_seqlens_q and cu_seqlens_k must have one entry for each sequence, got "
             f"{cu_seqlens_q.shape[0]} and {cu_seqlens_k.shape[0]}: give a sequence without keys length 0"
         )
-    return _attend(
-        "cross_attention",
-        (q, k, v),
-        (cu_seqlens_q, None if cu_seqlens_k is cu_seqlens_q else cu_seqlens_k),
-        (max_seqlen_q, max_seqlen_k),
-        dropout_p,
-        softmax_scale,
-        window_size,
-        (alibi_slopes, relative_bias, key_bias),
-        (None, None, None, None),
-        return_lse,
-        impl,
+    _checks.check_window("cross_attention", window_size)
+    call = self_attention_call(
+        cu_seqlens_q,
+        max_seqlen_q,
+        scale=q.shape[2] ** -0.5 if softmax_scale is None else softmax_scale,
+        dropout_p=dropout_p,
+        cu_seqlens_k=None if cu_seqlens_k is cu_seqlens_q else cu_seqlens_k,
+        max_seqlen_k=max_seqlen_k,
+        alibi_slopes=alibi_slopes,
+        relative_bias=relative_bias,
+        key_bias=key_bias,
+        window_left=window_size[0],
+        window_right=window_size[1],
     )
+    return _attend("cross_attention", (q, k, v), call, return_lse, impl)
 
 
 def _attend(
     op: str,
     qkv: tuple[Tensor, ...],  # one tensor that holds all three, or three
-    cu_seqlens: tuple[
-        Tensor, Tensor | None
-    ],  # the queries' and the keys', None if they are the same
-    max_seqlens: tuple[int, int],
-    dropout_p: float,
-    softmax_scale: float | None,
-    window_size: tuple[int, int],
-    biases: tuple[Tensor | None, Tensor | None, Tensor | None],
-    shared: tuple[Tensor | None, Tensor | None, AttentionBlocks | None, Tensor | None],
+    call: AttentionCall,
     return_lse: bool,
     impl: str,
 ) -> Any:
     q, k, v = _split(qkv)
-    rotary, bounds, blocks, rng_state = shared
     heads, head_dim = q.shape[1:]
-    _checks.check_dropout(op, dropout_p)
-    _checks.check_window(op, window_size)
-    _checks.check_relative_bias(op, biases[1], q)
-    _check_biases(op, biases[0], biases[2], heads, k)
-    if rotary is not None:
-        check_table(op, "rotary", rotary, q, max_seqlens[0])
-    if bounds is not None:
-        _check_bounds(op, bounds, q)
-    if blocks is not None:
-        check_blocks(op, blocks, q)
+    _checks.check_dropout(op, call.dropout_p)
+    _checks.check_relative_bias(op, call.relative_bias, q)
+    _check_biases(op, call.alibi_slopes, call.key_bias, heads, k)
+    if call.rotary is not None:
+        check_table(op, "rotary", call.rotary, q, call.max_seqlen_q)
+    if call.bounds is not None:
+        _check_bounds(op, call.bounds, q)
     cpp_limit = triton_limit = None
     if head_dim % 16 or not 0 < head_dim <= 128:
         cpp_limit = f"head_dim must be a multiple of 16 up to 128, got {head_dim}"
@@ -241,51 +240,46 @@ def _attend(
         triton_limit=triton_limit,
         reference_cost="whose time and memory grow with the square of the longest sequence",
     )
-    scale = head_dim**-0.5 if softmax_scale is None else softmax_scale
     if chosen == "cudnn":
-        others = {
-            "window_size": None if window_size == (-1, -1) else window_size,
-            "alibi_slopes": biases[0],
-            "relative_bias": biases[1],
-            "key_bias": biases[2],
-            "rotary": rotary,
-            "rng_state": rng_state,
-            "return_lse": return_lse,
-        }
-        return cudnn_attention(q, k, v, cu_seqlens[0], max_seqlens[0], dropout_p, scale, others)
-    rng_state = _checks.mask_rng_state(op, rng_state, dropout_p, q)
+        return cudnn_attention(q, k, v, call, return_lse)
+    call = call._replace(rng_state=_checks.mask_rng_state(op, call.rng_state, call.dropout_p, q))
     if chosen == "reference":
-        if rotary is not None:
-            q, k = (rotate_reference(x, rotary, cu_seqlens[0]) for x in (q, k))
-        out, lse = reference.attention(
-            q,
-            k,
-            v,
-            cu_seqlens[0],
-            cu_seqlens[0] if cu_seqlens[1] is None else cu_seqlens[1],
-            max_seqlens[0],
-            max_seqlens[1],
-            dropout_p=dropout_p,
-            rng_state=rng_state,
-            softmax_scale=scale,
-            window_size=window_size,
-            alibi_slopes=biases[0],
-            relative_bias=biases[1],
-            key_bias=biases[2],
-        )
+        out, lse = _reference(q, k, v, call)
         return (out, lse) if return_lse else out
-    alibi_slopes, relative_bias, key_bias = (x if x is None else x.float() for x in biases)
-    biases = (alibi_slopes, relative_bias, key_bias)
-    tensors = (*cu_seqlens, rng_state, *biases, rotary, bounds, *(blocks or (None, None)))
-    numbers = (*max_seqlens, dropout_p, scale, *window_size)
+    alibi_slopes, relative_bias, key_bias = (
+        x if x is None else x.float()
+        for x in (call.alibi_slopes, call.relative_bias, call.key_bias)
+    )
+    call = call._replace(alibi_slopes=alibi_slopes, relative_bias=relative_bias, key_bias=key_bias)
     wants_grad = torch.is_grad_enabled() and any(
         x is not None and x.requires_grad for x in (*qkv, relative_bias)
     )
     if wants_grad:
-        out, lse = _Attention.apply(*tensors, *numbers, *qkv)
+        out, lse = _Attention.apply(*call, *qkv)
     else:
-        out, lse = torch.ops.fastenc.attention_fwd(q, k, v, *tensors, *numbers)
+        out, lse = torch.ops.fastenc.attention_fwd(q, k, v, *call)
     return (out, lse) if return_lse else out
+
+
+def _reference(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> tuple[Tensor, Tensor]:
+    if call.rotary is not None:
+        q, k = (rotate_reference(x, call.rotary, call.cu_seqlens_q) for x in (q, k))
+    return reference.attention(
+        q,
+        k,
+        v,
+        call.cu_seqlens_q,
+        call.cu_seqlens_q if call.cu_seqlens_k is None else call.cu_seqlens_k,
+        call.max_seqlen_q,
+        call.max_seqlen_k,
+        dropout_p=call.dropout_p,
+        rng_state=call.rng_state,
+        softmax_scale=call.scale,
+        window_size=(call.window_left, call.window_right),
+        alibi_slopes=call.alibi_slopes,
+        relative_bias=call.relative_bias,
+        key_bias=call.key_bias,
+    )
 
 
 def sequence_bounds(x: Tensor, cu_seqlens: Tensor, max_seqlen: int) -> Tensor | None:
@@ -348,15 +342,15 @@ def _split(qkv: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
 
 
 class _Attention(torch.autograd.Function):
-    """Arguments: the schema's ten tensors and six numbers in its order, then one qkv or q, k and v."""
+    """Arguments: the fields of an AttentionCall, then one qkv or q, k and v."""
 
     @staticmethod
     def forward(ctx, *arguments):
-        tensors, numbers, qkv = arguments[:10], arguments[10:16], arguments[16:]
-        out, lse = torch.ops.fastenc.attention_fwd(*_split(qkv), *tensors, *numbers)
+        call, qkv = AttentionCall(*arguments[:FIELDS]), arguments[FIELDS:]
+        out, lse = torch.ops.fastenc.attention_fwd(*_split(qkv), *call)
         # The backward computes the probabilities again.
-        ctx.save_for_backward(out, lse, *tensors, *qkv)
-        ctx.numbers = numbers
+        ctx.save_for_backward(out, lse, *call.tensors(), *qkv)
+        ctx.call = call.without_tensors()
         ctx.set_materialize_grads(False)
         return out, lse
 
@@ -364,24 +358,23 @@ class _Attention(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx, dout, dlse):
         out, lse, *rest = ctx.saved_tensors
-        tensors, qkv = rest[:10], rest[10:]
-        wants_relative_bias = ctx.needs_input_grad[4]
+        call, qkv = ctx.call.with_tensors(rest[:TENSORS]), rest[TENSORS:]
+        wants_relative_bias = ctx.needs_input_grad[RELATIVE_BIAS]
         *grads, drelative_bias, _ = torch.ops.fastenc.attention_bwd(
             torch.zeros_like(out) if dout is None else dout,
             dlse,
             out,
             lse,
             *_split(qkv),
-            *tensors,
-            *ctx.numbers,
+            *call,
             len(qkv) == 1,
             wants_relative_bias,
             False,
         )
-        unused = [None] * 16
+        of_call = [None] * FIELDS
         if wants_relative_bias:
-            unused[4] = drelative_bias
-        return (*unused, *grads[: len(qkv)])
+            of_call[RELATIVE_BIAS] = drelative_bias
+        return (*of_call, *grads[: len(qkv)])
 
 
 define(
@@ -401,8 +394,9 @@ def _fake_forward(q, *call):
     return q.new_empty(q.shape), q.new_empty((q.shape[1], q.shape[0]), dtype=torch.float32)
 
 
-def _fake_backward(dout, dlse, out, lse, q, k, v, *call):
-    relative_bias, (packed, wants_relative_bias, wants_bias) = call[4], call[-3:]
+def _fake_backward(dout, dlse, out, lse, q, k, v, *rest):
+    relative_bias = AttentionCall(*rest[:FIELDS]).relative_bias
+    packed, wants_relative_bias, wants_bias = rest[FIELDS:]
     if packed:
         grads = (q.new_empty((q.shape[0], 3, *q.shape[1:])), q.new_empty(0), q.new_empty(0))
     else:

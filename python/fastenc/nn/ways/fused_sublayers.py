@@ -27,6 +27,7 @@ from fastenc.nn.layer_spec import (
 from fastenc.ops import _checks, _dispatch
 from fastenc.ops._column_sum import column_sum
 from fastenc.ops._gemm import gemm
+from fastenc.ops.attention import TENSORS, self_attention_call
 from fastenc.ops.bias_glu import ACTIVATIONS as GLU_ACTIVATIONS
 from fastenc.packing import check_cu_seqlens
 
@@ -170,21 +171,23 @@ class _Attention(torch.autograd.Function):
         qkv = qkv.view(x.shape[0], 3, spec.num_heads, spec.head_dim)
         rng_state, dropout_p = _mask(x, dropout.attention, dropout.rng_states[0])
         bias = None if relative_bias is None else relative_bias.float()
-        tensors = (
+        all_blocks, long_blocks = inputs.blocks or (None, None)
+        call = self_attention_call(
             inputs.cu_seqlens,
-            None,
-            rng_state,
-            None,
-            bias,
-            None,
-            inputs.rotary,
-            inputs.bounds,
-            *(inputs.blocks or (None, None)),
+            inputs.max_seqlen,
+            scale=spec.scale,
+            dropout_p=dropout_p,
+            rng_state=rng_state,
+            relative_bias=bias,
+            rotary=inputs.rotary,
+            bounds=inputs.bounds,
+            all_blocks=all_blocks,
+            long_blocks=long_blocks,
+            window_left=spec.window[0],
+            window_right=spec.window[1],
         )
         ctx.bias_dtype = None if relative_bias is None else relative_bias.dtype
-        longest = inputs.max_seqlen
-        ctx.attention = (longest, longest, dropout_p, spec.scale, *spec.window)
-        attended, lse = torch.ops.fastenc.attention_fwd(*qkv.unbind(1), *tensors, *ctx.attention)
+        attended, lse = torch.ops.fastenc.attention_fwd(*qkv.unbind(1), *call)
         projected = gemm(attended.flatten(1), out_weight.t())
         out_dropout = _mask(x, dropout.attention_out, dropout.rng_states[1])
         ctx.norm, ctx.dropout_p = norm, out_dropout[1]
@@ -200,10 +203,10 @@ class _Attention(torch.autograd.Function):
             qkv if needs_attention else None,
             attended if needs_out or needs_attention else None,
             lse if needs_attention else None,
-            *(tensors if needs_attention else ()),
+            *(call.tensors() if needs_attention else ()),
             *saved,
         )
-        ctx.count = len(tensors) if needs_attention else 0
+        ctx.call = call.without_tensors() if needs_attention else None
         ctx.set_materialize_grads(False)
         return results
 
@@ -211,7 +214,8 @@ class _Attention(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx, dy: Tensor | None, dsum: Tensor | None = None):
         x, qkv_weight, out_weight, qkv, attended, lse, *rest = ctx.saved_tensors
-        tensors, saved = rest[: ctx.count], rest[ctx.count :]
+        of_call = 0 if ctx.call is None else TENSORS
+        tensors, saved = rest[:of_call], rest[of_call:]
         needs = ctx.needs_input_grad
         needs_x, needs_qkv, needs_qkv_bias, needs_out = needs[0], needs[2], needs[3], needs[4]
         needs_relative_bias = needs[8]
@@ -228,8 +232,7 @@ class _Attention(torch.autograd.Function):
                     attended,
                     lse,
                     *qkv.unbind(1),
-                    *tensors,
-                    *ctx.attention,
+                    *ctx.call.with_tensors(tensors),
                     True,
                     needs_relative_bias,
                     needs_qkv_bias,
