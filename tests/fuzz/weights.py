@@ -2,11 +2,13 @@
 
 import io
 import threading
+from contextlib import suppress
 from random import Random
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 import fastenc
 from fastenc.integrations.transformers.patching import FROZEN
@@ -209,6 +211,35 @@ def frozen_and_thawed(model: nn.Module, rng: Random) -> None:
         thaw(model)
 
 
+def frozen_and_stepped(model: nn.Module, rng: Random) -> None:
+    """A frozen model sees the step after a call with gradients, whichever forward the call took."""
+    ids, mask = torch.randint(5, 97, (4, 12)), torch.ones(4, 12, dtype=torch.long)
+    mask[0, :5] = 0  # a row that starts with padding
+    by_function = rng.random() < 0.3
+    with suppress(ValueError):  # some edits leave a model that cannot be frozen
+        if any(FROZEN in m._modules for m in model.modules()):
+            fastenc.freeze(model)
+    with torch.no_grad():
+        model(input_ids=ids)
+    batch: dict[str, Any] = {"input_ids": ids, "attention_mask": mask}
+    names, parameters = zip(*model.named_parameters(), strict=True)
+
+    def loss(values: tuple[Tensor, ...]) -> Tensor:
+        given = dict(zip(names, values, strict=True))
+        return functional_call(model, given, (), batch)[0].square().mean()
+
+    if by_function:
+        detached = tuple(p.detach() for p in parameters)
+        gradients = torch.func.grad(loss)(detached)
+    else:
+        output = model(**batch)[0].square().mean()
+        gradients = torch.autograd.grad(output, parameters, allow_unused=True)
+    with torch.no_grad():
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            if gradient is not None:
+                parameter.sub_(gradient / (1 + gradient.norm()))
+
+
 EDITS: dict[str, Edit] = {
     edit.__name__: edit
     for edit in (
@@ -233,6 +264,7 @@ EDITS: dict[str, Edit] = {
         from_vector,
         initialised,
         frozen_and_thawed,
+        frozen_and_stepped,
     )
 }
 

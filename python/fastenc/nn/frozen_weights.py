@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.autograd import forward_ad
 
 from fastenc.nn.layer_call import Prepared
 from fastenc.nn.layer_spec import stacked
@@ -36,12 +37,18 @@ class FrozenWeights(nn.Module):
     def drop(self) -> None:
         self._layers = None
 
+    def drop_in_call_with_gradients(self) -> None:
+        """Drop the copies if this call computes gradients: the optimizer's step after it changes the weights.
+
+        Every call of the encoder must come here, whichever forward runs.
+        """
+        if torch.is_grad_enabled() or forward_ad._current_level >= 0:
+            self.drop()
+
     def current(self, owner: Any) -> list[Prepared] | None:
         """The frozen layers that this call may use, one for each module of ``owner.layer_weights()``; None: none."""
-        if torch.compiler.is_compiling():
-            return None
-        if torch.is_grad_enabled():
-            self.drop()
+        self.drop_in_call_with_gradients()
+        if torch.is_grad_enabled() or torch.compiler.is_compiling():
             return None
         of_call = (_during_call.get() or {}).get(id(self))
         return self._layers if of_call is None else of_call

@@ -197,6 +197,8 @@ def _forward(module: Any, *args: Any, **kwargs: Any) -> Any:
     # A partial and not a bound method: torch.compile would look a method up on the module and find this forward again.
     no_previous = state is None or state.previous is None
     plain = functools.partial(class_forward, module) if no_previous else state.previous
+    if state is not None and state.encoder is not None:
+        state.encoder.frozen.drop_in_call_with_gradients()
     is_replica = module.__dict__.get("_is_replica", False)
     if is_replica and state is not None:
         _warn_once(module, state, "it is a replica of DataParallel")

@@ -1,0 +1,122 @@
+"""A call with gradients ends fastenc.freeze, whichever forward it takes: the step after it changes the weights."""
+
+import copy
+import warnings
+
+import pytest
+import torch
+from torch.func import functional_call
+
+import fastenc
+from fastenc.models import Encoder
+from tests.helpers.checkpoints import packed, save
+from tests.helpers.extension import needs_cpp
+from tests.helpers.families import ENCODERS, FAMILIES, model, padded_batch
+from tests.helpers.patching import assert_same_outputs
+
+pytestmark = needs_cpp
+
+
+def loss_of(output):
+    return output[0].square().mean()
+
+
+def stepped(parameters, gradients=None):
+    gradients = [p.grad for p in parameters] if gradients is None else gradients
+    with torch.no_grad():
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            if gradient is not None:
+                parameter.sub_(gradient, alpha=0.5)
+
+
+def step(call):
+    """A step of SGD in evaluation mode, after ``call(model, batch)``."""
+
+    def take(m, batch):
+        m.zero_grad()
+        loss_of(call(m, batch)).backward()
+        stepped(list(m.parameters()))
+
+    return take
+
+
+def left_padded(m, batch):
+    return m(**{name: value.flip(1) for name, value in batch.items()})
+
+
+def with_attentions(m, batch):
+    m.set_attn_implementation("eager")
+    return m(**batch, output_attentions=True)
+
+
+def with_a_mask_of_four_dimensions(m, batch):
+    mask = batch["attention_mask"].bool()
+    return m(**batch | {"attention_mask": mask[:, None, None].expand(-1, 1, mask.shape[1], -1)})
+
+
+def compiled(m, batch):
+    return torch.compile(m, backend="eager")(**batch)
+
+
+def by_function(m, batch):
+    parameters = {name: p.detach() for name, p in m.named_parameters()}
+    loss = lambda parameters: loss_of(functional_call(m, parameters, (), batch))
+    stepped(list(m.parameters()), torch.func.grad(loss)(parameters).values())
+
+
+STEPS = {
+    "left padding": step(left_padded),
+    "attentions": step(with_attentions),
+    "torch.func": by_function,
+}
+BERTS_STEPS = STEPS | {
+    "a 4-D mask": step(with_a_mask_of_four_dimensions),
+    "torch.compile": step(compiled),
+}
+CASES = [
+    *((family, "Model", name) for family in ENCODERS if family != "bert" for name in STEPS),
+    *((family, "ForMaskedLM", "left padding") for family in FAMILIES),
+    *(("bert", "Model", name) for name in BERTS_STEPS),
+]
+
+
+@pytest.mark.parametrize("family, task, name", CASES)
+def test_a_step_by_the_own_forward_shows_in_a_frozen_model(family, task, name):
+    theirs = model(family, task)
+    ours = fastenc.freeze(fastenc.patch(copy.deepcopy(theirs)))
+    batch = padded_batch(family, (12, 30, 7))
+    with torch.no_grad():
+        before = ours(**batch)[0]
+    for m in (theirs, ours):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            BERTS_STEPS[name](m, batch)
+    with torch.no_grad():
+        found, expected = ours(**batch), theirs(**batch)
+    assert (found[0] - before).abs().max() > 0.01
+    assert_same_outputs(found, expected, batch["attention_mask"])
+
+
+def test_a_compiled_step_shows_in_a_frozen_encoder(tmp_path):
+    encoder = Encoder.from_pretrained(save(model("bert"), tmp_path))
+    batch = packed(padded_batch("bert"))
+    with torch.no_grad():
+        encoder(batch)
+        fastenc.freeze(encoder)
+    hidden = torch.compile(encoder, backend="eager")(batch).last_hidden_state
+    hidden.square().mean().backward()
+    stepped(list(encoder.parameters()))
+    with torch.no_grad():
+        found = encoder(batch).last_hidden_state
+        fastenc.unfreeze(encoder)
+        assert torch.equal(found, encoder(batch).last_hidden_state)
+        assert (found - hidden).abs().max() > 0.01
+
+
+def test_inference_by_the_own_forward_does_not_end_it():
+    ours = fastenc.freeze(fastenc.patch(model("bert")))
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        left_padded(ours, padded_batch("bert"))
+        compiled(ours, padded_batch("bert"))
+    assert ours.fastenc_frozen._layers is not None
