@@ -1,5 +1,7 @@
 """Static vectors against gensim's readers and answers, numpy, and sentence-transformers' StaticEmbedding."""
 
+import zlib
+
 import numpy as np
 import pytest
 import torch
@@ -19,7 +21,10 @@ from fastenc.analysis import (
 )
 from fastenc.data import train_tokenizer
 from fastenc.models import Encoder
+from fastenc.models.word_vectors import WordVectors
+from tests.helpers.commands import run
 from tests.helpers.families import model
+from tests.helpers.training_run import small_model, word_tokenizer
 
 WORDS = ["the", "king", "queen", "man", "woman", "Zürich", "new york", "of"]
 
@@ -240,3 +245,72 @@ def test_neighbours_of_a_word_in_its_sentences(encoder):
         assert occurrence.static == static.neighbours(sentence[position], 2)
     with pytest.raises(ValueError, match=r"index must be from 0 to 3 in the sentence .* got 9"):
         compare_neighbours(encoder, [(pool[0], 9)], pool, static)
+
+
+class RandomVectors:
+    """An encoder whose vectors are random, but always the same for the same sentence."""
+
+    def __init__(self, width, seed):
+        self.width, self.seed = width, seed
+
+    def embed_words(self, sentences, *, layers, show_progress):
+        rows, offsets = [], [0]
+        for sentence in sentences:
+            rng = np.random.default_rng([self.seed, zlib.crc32(" ".join(sentence).encode())])
+            rows.append(rng.standard_normal((len(sentence), self.width)))
+            offsets.append(offsets[-1] + len(sentence))
+        return WordVectors(torch.from_numpy(np.concatenate(rows)), torch.tensor(offsets))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_frequent_words_do_not_displace_the_nearest_words(seed):
+    """Random texts in which a few words are most of the text, against the enumeration of every use."""
+    rng = np.random.default_rng(seed)
+    size, count = int(rng.integers(2, 30)), int(rng.integers(1, 9))
+    frequencies = rng.dirichlet(np.full(size, 0.05 if seed % 2 else 1.0))
+    pool = [
+        [f"w{i}" for i in rng.choice(size, p=frequencies, size=rng.integers(1, 30))]
+        for _ in range(rng.integers(5, 400))
+    ]
+    words = [word for sentence in pool for word in sentence]
+    common = max(set(words), key=words.count)
+    asked = [(sentence, sentence.index(common)) for sentence in pool if common in sentence][:3]
+    encoder = RandomVectors(4, seed)
+    names = sorted(set(words))
+    static = StaticVectors.of(
+        [*names, *names], torch.from_numpy(rng.standard_normal((2 * len(names), 4)))
+    )
+    every = encoder.embed_words(pool, layers=(-1,), show_progress=False).vectors.numpy()
+    for found, (sentence, position) in zip(
+        compare_neighbours(encoder, asked, pool, static, count), asked, strict=True
+    ):
+        vector = encoder.embed_words([sentence], layers=(-1,), show_progress=False).vectors[
+            position
+        ]
+        cosines = cosine_similarity(vector[None].numpy(), every)[0]
+        best = {
+            name: max(c for c, w in zip(cosines, words, strict=True) if w == name) for name in names
+        }
+        expected = sorted(set(names) - {common}, key=lambda name: -best[name])[:count]
+        assert [each.word for each in found.contextual] == expected
+        np.testing.assert_allclose(
+            [each.cosine for each in found.contextual],
+            [best[w] for w in expected],
+            rtol=1e-4,
+            atol=1e-6,
+        )
+        # The second vector of a word in a file is not used.
+        first = [each.word for each in found.static]
+        assert len(set(first)) == len(first) == min(count, len(names) - 1)
+
+
+def test_five_neighbours_of_the_most_frequent_word(tmp_path):
+    """As the command prints them, of a word with more uses than there were candidates."""
+    sentences = [f"the bank of {name} pays the bank" for name in ["ada", "berlin", "cork"] * 133]
+    (tmp_path / "texts.txt").write_text("\n".join(sentences))
+    small_model("mlm", word_tokenizer()).save_pretrained(tmp_path / "model")
+    printed = run("neighbours", tmp_path / "model", tmp_path / "texts.txt", "--word", "bank")
+    lines = [line for line in printed.splitlines() if "in the sentence:" in line]
+    assert len(lines) == 10
+    for line in lines:
+        assert len(set(line.split(":")[1].split(", "))) == 5

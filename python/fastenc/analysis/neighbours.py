@@ -6,6 +6,10 @@ A contextual vector can distinguish the senses of a word, a static vector cannot
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
 from fastenc.analysis.static_vectors import Neighbour, StaticVectors
 
 
@@ -80,20 +84,51 @@ def compare_neighbours(
             )
     embed = lambda texts: encoder.embed_words(texts, layers=layers, show_progress=False)
     queries = embed([sentence for sentence, _ in occurrences])
+    names = [sentence[index].lower() for sentence, index in occurrences]
     words = [word.lower() for sentence in pool for word in sentence]
-    candidates = StaticVectors.of(words, embed(pool).vectors)
-    found = []
-    for number, (sentence, index) in enumerate(occurrences):
-        word = sentence[index].lower()
-        vector = queries[number][index][None]
-        contextual: list[Neighbour] = []
-        # Several occurrences of one word are often neighbours, but each word is listed once.
-        for each in candidates.nearest(vector, 50 * count, [[word]])[0]:
-            if len(contextual) < count and each.word not in {other.word for other in contextual}:
-                contextual.append(each)
-        of_static = static.neighbours(word, count) if word in static else []
-        found.append(Occurrence(list(sentence), index, contextual, of_static))
-    return found
+    of_queries = [queries[number][index] for number, (_, index) in enumerate(occurrences)]
+    contextual = _nearest_words(of_queries, names, words, embed(pool).vectors, count)
+    return [
+        Occurrence(
+            list(sentence), index, nearest, static.neighbours(word, count) if word in static else []
+        )
+        for (sentence, index), word, nearest in zip(occurrences, names, contextual, strict=True)
+    ]
+
+
+def _nearest_words(
+    queries: Sequence[Tensor],
+    own: Sequence[str],
+    words: Sequence[str],
+    vectors: Tensor,
+    count: int,
+) -> list[list[Neighbour]]:
+    """The words with the highest cosine similarities, best first. A word's cosine is that of its most similar use.
+
+    A word may be used thousands of times, so each word's uses are reduced to one before the best words are chosen.
+
+    Args:
+        queries: vectors of width ``vectors.shape[1]``.
+        own: each query's own word, which is left out.
+        words: the word of each row of ``vectors``.
+    """
+    if not queries:
+        return []
+    names = sorted(set(words))
+    number = {word: i for i, word in enumerate(names)}
+    of_row = torch.tensor([number[word] for word in words], dtype=torch.long)
+    unit = F.normalize(torch.stack(list(queries)).float(), dim=1)
+    cosines = unit @ F.normalize(vectors.float(), dim=1).T
+    best = torch.full((len(unit), len(names)), -torch.inf)
+    best.scatter_reduce_(1, of_row.expand_as(cosines), cosines, "amax")
+    for row, word in enumerate(own):
+        if word in number:
+            best[row, number[word]] = -torch.inf
+    values, chosen = best.topk(min(count, len(names)), dim=1)
+    return [
+        [Neighbour(names[i], v) for i, v in zip(indices, cosine, strict=True) if v > -torch.inf]
+        for indices, cosine in zip(chosen.tolist(), values.tolist(), strict=True)
+    ]
 
 
 def in_brackets(use: Occurrence, around: int = 8) -> str:
@@ -105,5 +140,5 @@ def in_brackets(use: Occurrence, around: int = 8) -> str:
 
 def listed(use: Occurrence) -> tuple[str, str]:
     """The contextual and the static neighbours as texts."""
-    words = lambda neighbours: ", ".join(each.word for each in neighbours) or "(has no vector)"
-    return words(use.contextual), words(use.static)
+    words = lambda neighbours: ", ".join(each.word for each in neighbours)
+    return words(use.contextual) or "(no other word)", words(use.static) or "(has no vector)"

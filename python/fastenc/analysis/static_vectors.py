@@ -36,8 +36,8 @@ class StaticVectors:
     def __init__(self, words: Sequence[str], rows: Rows, name: str = "vectors"):
         self.words, self.name = list(words), name
         self.index: dict[str, int] = {}
-        for i, word in enumerate(self.words):
-            self.index.setdefault(word, i)
+        repeated = [i for i, word in enumerate(self.words) if self.index.setdefault(word, i) != i]
+        self._repeated = torch.tensor(repeated, dtype=torch.long)
         self._rows = rows
 
     @classmethod
@@ -81,6 +81,8 @@ class StaticVectors:
         best, indices = torch.empty(len(unit), 0), torch.empty(len(unit), 0, dtype=torch.long)
         for start, block in self.blocks():
             cosines = unit @ F.normalize(block, dim=1).T
+            repeated = self._repeated - start
+            cosines[:, repeated[(repeated >= 0) & (repeated < len(block))]] = -torch.inf
             of_block = start + torch.arange(len(block)).expand(len(unit), -1)
             candidates = torch.cat((best, cosines), 1)
             best, chosen = candidates.topk(min(most, candidates.shape[1]), dim=1)
@@ -88,7 +90,11 @@ class StaticVectors:
         found = []
         for query, (values, rows) in enumerate(zip(best.tolist(), indices.tolist(), strict=True)):
             excluded = set(leave_out[query]) if leave_out else set()
-            named = (Neighbour(self.words[row], v) for row, v in zip(rows, values, strict=True))
+            named = (
+                Neighbour(self.words[row], value)
+                for row, value in zip(rows, values, strict=True)
+                if value > -torch.inf
+            )
             found.append([each for each in named if each.word not in excluded][:count])
         return found
 
