@@ -413,6 +413,25 @@ def results(folder: Path) -> Path:
     return folder
 
 
+def test_the_headline_names_both_orders_where_both_are_measured(tmp_path, monkeypatch):
+    def write(name, cases):
+        machine = {"device": "Some CPU", "threads": 2}
+        (tmp_path / "cpu" / f"{name}.json").write_text(
+            json.dumps({"machine": machine, "cases": cases})
+        )
+
+    monkeypatch.setattr(tables, "RESULTS", tmp_path)
+    (tmp_path / "cpu").mkdir()
+    rows = {"fastenc": {"median_ms": 10.0, "speedup": 6.0}}
+    write("mlm_step", {"6 x 384, batch 16 x 128": rows})
+    write("encoder", {"lengths of SST-2": rows})
+    assert "6.0 times as fast as Hugging Face" in tables.headline()
+    assert "sorted" not in tables.headline()
+    write("encoder", {"lengths of SST-2": rows | {tables.SORTED: {"median_ms": 25.0}}})
+    assert "6.0 times as fast" in tables.headline()
+    assert "2.5 times as fast as on texts sorted by length" in tables.headline()
+
+
 def test_tables_say_of_every_provider_what_there_is(tmp_path, monkeypatch):
     monkeypatch.setattr(tables, "RESULTS", results(tmp_path / "results"))
     text = tables.tables()
