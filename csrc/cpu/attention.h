@@ -246,10 +246,11 @@ static void attention_forward_task(const Attention& a, const AttentionTask& task
     fold_all<max>(partial, rows, row_max);
     for (int64_t r = 0; r < rows; ++r) {
       float* p = scores + r * stride;
-      const Vec top = splat(row_max[r] == -__builtin_inff() ? 0.f : row_max[r] * kLog2E);  // avoids inf - inf
+      const Vec top = splat(row_max[r] == -__builtin_inff() ? 0.f : row_max[r]);  // avoids inf - inf
       Vec row_sum{};
       for (int64_t j = 0; j < padded; j += kLanes) {
-        const Vec e = exp2_of_negative(load(p + j) * kLog2E - top);
+        // The difference first: s * log2(e) is rounded, by more than the difference where the scores are large.
+        const Vec e = exp2_of_negative((load(p + j) - top) * kLog2E);
         row_sum += e;
         store(p + j, e);
       }

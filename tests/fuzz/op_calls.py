@@ -104,15 +104,36 @@ def bias_glu(rng: Random) -> Call:
     return Call(ops.bias_glu, arguments, by_reference(ops.bias_glu))
 
 
-def biases_of(rng: Random, heads: int, keys: int) -> dict[str, Any]:
-    if rng.random() < 0.5:
+def biases_of(rng: Random, heads: int, q: Tensor, k: Tensor) -> dict[str, Any]:
+    chance = rng.random()
+    if chance < 0.15:
+        return extreme_scores(rng, q, k)
+    if chance < 0.5:
         return {}
+    keys = len(k)
     reach = rng.randint(0, 9)
     return {
         "window_size": rng.choice(((-1, -1), (2, 3), (0, 0), (-1, 4))),
         "alibi_slopes": maybe(rng, torch.rand(heads)),
         "relative_bias": maybe(rng, torch.randn(heads, 2 * reach + 1)),
         "key_bias": maybe(rng, torch.randn(keys)),
+    }
+
+
+def extreme_scores(rng: Random, q: Tensor, k: Tensor) -> dict[str, Any]:
+    """Fills q and k so that the scores are large, exact in float32, and often equal; further arguments of the call."""
+    magnitude = rng.choice((2.0**20, -(2.0**40), 2.0**60))
+    step = max(1.0, 4 * abs(magnitude) * torch.finfo(torch.float32).eps)
+    q.zero_()[..., 0], k.zero_()[..., 0] = 4 * magnitude, 1
+    q[..., 1], k[..., 1] = 4 * step, torch.randint(-3, 4, k.shape[:2]).to(k.dtype)
+    lowest = torch.full(
+        (len(k),), torch.finfo(torch.float32).min
+    )  # of every key: then all of them are equal
+    some = torch.where(torch.rand(len(k)) < 0.5, lowest, 0.0)
+    return {
+        "softmax_scale": 0.25,
+        "window_size": rng.choice(((-1, -1), (2, 3))),
+        "key_bias": rng.choice((None, lowest, some)),
     }
 
 
@@ -125,8 +146,9 @@ def attention(rng: Random) -> Call:
         "max_seqlen": max(lengths, default=0) + rng.randint(0, 3),
         "dropout_p": rng.choice((0.0, 0.0, 0.2)),
         "softmax_scale": rng.choice((None, 0.3)),
-        **biases_of(rng, heads, sum(lengths)),
     }
+    q, k, _ = arguments["qkv"].unbind(1)
+    arguments |= biases_of(rng, heads, q, k)
     op = ops.attention
     return Call(op, arguments, by_reference(op), leaves=("qkv", "relative_bias"))
 
@@ -145,8 +167,8 @@ def cross_attention(rng: Random) -> Call:
         "max_seqlen_q": max(queries, default=0),
         "max_seqlen_k": max(keys, default=0) + rng.randint(0, 3),
         "dropout_p": rng.choice((0.0, 0.0, 0.2)),
-        **biases_of(rng, heads, sum(keys)),
     }
+    arguments |= biases_of(rng, heads, arguments["q"], arguments["k"])
     op = ops.cross_attention
     return Call(op, arguments, by_reference(op), leaves=("q", "k", "v", "relative_bias"))
 

@@ -151,6 +151,29 @@ def inputs_of(case: Case, heads: int, dim: int, dtype=torch.float32, device="cpu
     )
 
 
+def with_extreme_scores(inputs: Inputs, magnitude: float) -> Inputs:
+    """The same with scores of about ``magnitude`` that are exact in float32, at a head_dim of 16, and often equal; the
+    bias of a hidden key is the dtype's lowest number instead of -inf."""
+    packed_qkv = len(inputs.qkv) == 1
+    q, k, v = (x.detach() for x in (inputs.qkv[0].unbind(1) if packed_qkv else inputs.qkv))
+    step = max(1.0, 4 * abs(magnitude) * torch.finfo(torch.float32).eps)
+    draw = lambda like: torch.randint(-3, 4, like.shape, device=like.device).to(like.dtype)
+    q, k = torch.zeros_like(q), torch.zeros_like(k)
+    q[..., 0], q[..., 1] = 4 * magnitude, 4 * step  # times 1 / 4, the softmax scale
+    k[..., 0], k[..., 1] = 1, draw(k[..., 1])
+    qkv = (torch.stack([q, k, v], dim=1),) if packed_qkv else (q, k, v)
+    relative, slopes, key_bias = inputs.relative, inputs.slopes, inputs.key_bias
+    lowest = torch.finfo(q.dtype).min
+    return inputs._replace(
+        qkv=tuple(x.requires_grad_() for x in qkv),
+        relative=None if relative is None else (step * draw(relative)).requires_grad_(),
+        slopes=None if slopes is None else torch.full_like(slopes, step),
+        key_bias=None
+        if key_bias is None
+        else torch.where(key_bias.isinf(), lowest, step * draw(key_bias)),
+    )
+
+
 def run(case: Case, inputs: Inputs, **options):
     """The public function on a case."""
     function = attention if case.lengths_k is None else cross_attention

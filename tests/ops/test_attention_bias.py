@@ -11,11 +11,13 @@ from tests.helpers.attention_cases import (
     Case,
     inputs_of,
     offsets_of,
+    plain,
     rounding_of,
     run,
     run_peer,
     run_reference,
     small_call,
+    with_extreme_scores,
 )
 from tests.helpers.extension import needs_cpp
 
@@ -87,6 +89,54 @@ def check_cpp(case, dim, dtype):
     ]
     for index, values in enumerate(zip(*grads, strict=True)):
         assert_within_budget(*values, f"gradient {index}", rounded=rounding_of(lse))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("name", [*CASES, "full", "cross without biases"])
+def test_extreme_scores_give_torchs_numbers(instruction_set, name, dtype):
+    """In float64. The scores are exact, so the softmax of their differences is as exact as that of small ones."""
+    more = {"full": Case((70, 0, 3)), "cross without biases": Case((66, 3), (9, 140))}
+    case = (CASES | more)[name]
+    for magnitude in (2.0**12, -(2.0**20), 2.0**40, -(2.0**66)):
+        inputs = with_extreme_scores(inputs_of(case, 2, 16, dtype), magnitude)
+        exact_inputs = inputs.to(torch.float64)
+        results = []
+        for y, leaves in (
+            (run(case, inputs, impl="cpp"), inputs.leaves()),
+            (run_peer(case, exact_inputs), exact_inputs.leaves()),
+        ):
+            dout = torch.linspace(-1, 1, y.numel()).view(y.shape).to(dtype).to(y.dtype)
+            grads = (
+                torch.autograd.grad(y, leaves, dout, allow_unused=True, materialize_grads=True)
+                if y.requires_grad  # not without any key
+                else [torch.zeros_like(leaf) for leaf in leaves]
+            )
+            results.append([y, *grads])
+        tolerance = 1e-5 if dtype == torch.float32 else 1e-2
+        for ours, exact in zip(*results, strict=True):
+            size = max(1.0, float(exact.detach().abs().max())) if exact.numel() else 1.0
+            torch.testing.assert_close(
+                ours.double() / size,
+                exact / size,
+                rtol=0,
+                atol=tolerance,
+                msg=lambda m, at=magnitude: f"scores of {at:g}: {m}",
+            )
+
+
+@pytest.mark.parametrize("few_rows", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+def test_extreme_scores_in_a_layers_inference(instruction_set, dtype, few_rows):
+    """The layer's product with an identity leaves queries, keys and values as they are."""
+    case = Case((40, 3), window=(9, 20))
+    for magnitude in (2.0**20, -(2.0**66)):
+        (qkv,) = with_extreme_scores(inputs_of(case, 1, 16, dtype), magnitude).qkv
+        attended = torch.ops.fastenc.encoder_layer_attention(
+            *(qkv.detach().flatten(1), [torch.eye(48, dtype=dtype)], None, False, few_rows),
+            *(offsets_of(case.lengths_q), 40, 1, 16, 0.25, None, None, *case.window),
+        )
+        exact = plain(qkv.detach().double(), case.lengths_q, window=case.window)
+        torch.testing.assert_close(attended.double(), exact.flatten(1), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(
