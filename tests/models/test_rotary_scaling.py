@@ -6,6 +6,7 @@ import warnings
 
 import pytest
 import torch
+import transformers
 
 import fastenc
 from fastenc.models import Encoder
@@ -14,7 +15,7 @@ from fastenc.nn.rotary import LinearScaling
 from fastenc.packing import pack_sequences
 from tests.helpers.checkpoints import close, packed, save
 from tests.helpers.extension import needs_cpp
-from tests.helpers.families import model, padded_batch
+from tests.helpers.families import config, model, padded_batch
 
 THETA = 1000.0
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 10}
@@ -54,6 +55,26 @@ def test_a_ramp_without_width_and_one_between_pairs():
         assert torch.equal(
             read_rotary(given, 16, THETA, 40).scaling.frequencies(16, THETA), theirs.inv_freq
         )
+
+
+@needs_cpp
+def test_modernberts_ramp_is_rounded_as_transformers_rounds_it(tmp_path):
+    """transformers does not read ``truncate`` in the dictionary of a kind of layers."""
+    settings = config("modernbert")
+    longer = {"rope_theta": THETA, "original_max_position_embeddings": 16, "truncate": False}
+    inside = YARN | longer
+    plain = {"rope_type": "default", "rope_theta": THETA}
+    settings.rope_parameters = {"full_attention": inside, "sliding_attention": plain}
+    torch.manual_seed(0)
+    theirs, batch = transformers.ModernBertModel(settings).eval(), padded_batch("modernbert")
+    mask = batch["attention_mask"].bool()
+    with torch.no_grad():
+        expected = theirs(**batch).last_hidden_state[mask]
+        close(
+            Encoder.from_pretrained(save(theirs, tmp_path))(packed(batch)).last_hidden_state,
+            expected,
+        )
+        close(fastenc.patch(theirs)(**batch).last_hidden_state[mask], expected)
 
 
 @ROTARY

@@ -161,5 +161,7 @@ class ModernBert(Architecture):
 
 def _rope(values: dict[str, Any], kind: str) -> dict[str, Any]:
     """The rope_parameters for a kind of layers. Older files have one ``rope_scaling`` for both kinds."""
-    given = (values.get("rope_parameters") or {}).get(kind) or {}
-    return {"rope_type": "default", **given, **(values.get("rope_scaling") or {})}
+    rope = values.get("rope_parameters") or {}
+    given = {**(rope.get(kind) or {"rope_type": "default"}), **(values.get("rope_scaling") or {})}
+    # transformers reads this key beside the kinds of layers, not inside them.
+    return {**given, "truncate": rope.get("truncate", True)}

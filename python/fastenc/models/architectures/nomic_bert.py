@@ -176,4 +176,11 @@ class NomicBert(Architecture):
 
 
 def _rope(values: dict[str, Any]) -> dict[str, Any]:
-    return values.get("rope_scaling") or values.get("rope_parameters") or {}
+    """The rope_parameters. As in transformers, the values beside them complete them or have precedence."""
+    given = values.get("rope_scaling") or values.get("rope_parameters") or {}
+    beside = lambda key: {key: values[key]} if values.get(key) is not None else {}
+    return {
+        **beside("partial_rotary_factor"),
+        **given,
+        **beside("original_max_position_embeddings"),
+    }
