@@ -9,6 +9,7 @@ __version__ = "0.1.0"
 _LAZY = {
     "patch": "fastenc.integrations.transformers",
     "unpatch": "fastenc.integrations.transformers",
+    "encoder_of": "fastenc.integrations.transformers",
     "register_attention": "fastenc.integrations.transformers",
     "DataCollatorWithSeqlens": "fastenc.integrations.transformers",
     "Encoder": "fastenc.models",
@@ -31,6 +32,7 @@ __all__ = [
     "__version__",
     "compile_inference",
     "compile_training",
+    "encoder_of",
     "freeze",
     "models",
     "nn",

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fastenc.analysis.states import batches_of, inner_tokens
 from fastenc.nn.evaluation_mode import evaluation_mode
-from fastenc.nn.layer_spec import AttentionInputs
+from fastenc.nn.layer_spec import AttentionInputs, stack, stack_biases
 from fastenc.ops import head_statistics, rotary
 from fastenc.ops._gemm import linear
 from fastenc.ops.head_statistics import NAMES, HeadStatistics
@@ -41,11 +41,17 @@ def visit_heads(
             "the weights first (fastenc.adapt.merge_adaptation)"
         )
 
+    weights = encoder.layer_weights()
+
     def measure(layer: int, x: Tensor, inputs: AttentionInputs) -> None:
         spec = encoder.stack.layers[layer].attention
-        qkv = encoder.layers[encoder.stack.module_of_layer[layer]].qkv
+        of_layer, _ = weights[encoder.stack.module_of_layer[layer]]
+        weight, bias = (
+            stack(of_layer.qkv_weights),
+            stack_biases(of_layer.qkv_biases, of_layer.qkv_weights),
+        )
         rows = 2 * spec.num_heads * spec.head_dim
-        qk = linear(x, qkv.weight[:rows], None if qkv.bias is None else qkv.bias[:rows])
+        qk = linear(x, weight[:rows], None if bias is None else bias[:rows])
         q, k = qk.view(x.shape[0], 2, spec.num_heads, spec.head_dim).unbind(1)
         cu_seqlens, max_seqlen = inputs.cu_seqlens, inputs.max_seqlen
         if inputs.rotary is not None:

@@ -1,6 +1,5 @@
 """The embeddings of a live model for the real tokens of a padded batch."""
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,8 +18,9 @@ def embed(
     assert batch.padded_shape is not None and batch.indices is not None  # pack() sets them
     shape, indices = batch.padded_shape, batch.indices
     take = lambda padded: padded.expand(*shape, *padded.shape[2:]).flatten(0, 1)[indices]
-    module: Callable[[str], Any] = lambda name: reading.modules.get(f"embeddings.{name}")
-    word, position, token_type, norm = map(module, ("word", "position", "token_type", "norm"))
+    position, token_type = (
+        reading.modules.get(f"embeddings.{name}") for name in ("position", "token_type")
+    )
     positions = types = None
     if position is not None:
         given = arguments.get("position_ids")
@@ -29,26 +29,34 @@ def embed(
         )
     if token_type is not None and arguments.get("token_type_ids") is not None:
         types = take(arguments["token_type_ids"])
-    # The weights are used and not the modules, because BART's modules scale and shift.
-    tables = EmbeddingTables(
-        word.weight,
-        None if position is None else position.weight,
-        None if token_type is None else token_type.weight,
-        None if norm is None else norm.weight,
-        getattr(norm, "bias", None),
-        module("projection"),
-        word.padding_idx,
-        None if position is None else position.padding_idx,
-    )
     inputs_embeds = arguments.get("inputs_embeds")
     return embed_tokens(
         live.embeddings,
-        tables,
+        tables_of(reading),
         batch.input_ids,
         position_ids=positions,
         token_type_ids=types,
         inputs_embeds=None if inputs_embeds is None else take(inputs_embeds),
         dropout_p=reading.embedding_dropout_p,
+    )
+
+
+def tables_of(reading: Reading) -> EmbeddingTables:
+    """The tables of a live model; its modules are not called, because BART's scale and shift."""
+    names = ("word", "position", "token_type", "norm", "projection")
+    word, position, token_type, norm, projection = (
+        reading.modules.get(f"embeddings.{name}") for name in names
+    )
+    assert word is not None  # every architecture names it
+    return EmbeddingTables(
+        word.weight,
+        None if position is None else position.weight,
+        None if token_type is None else token_type.weight,
+        None if norm is None else norm.weight,
+        getattr(norm, "bias", None),
+        projection,
+        word.padding_idx,
+        None if position is None else position.padding_idx,
     )
 
 

@@ -19,6 +19,7 @@ from fastenc.integrations.transformers.live_encoder import (
     Reading,
     architecture_of,
 )
+from fastenc.integrations.transformers.patched_encoder import PatchedEncoder, backend_of
 from fastenc.models.architectures import ARCHITECTURES
 from fastenc.ops import _flops  # noqa: F401  (so that a patched model's FLOPs are counted)
 
@@ -137,6 +138,27 @@ def unpatch(model: Any) -> Any:
             if state.previous is not None:
                 module.forward = state.previous
     return model
+
+
+def encoder_of(model: Any, tokenizer: Any = None) -> PatchedEncoder:
+    """The encoder of a patched model as an :class:`fastenc.Encoder`, which shares its weights.
+
+    So ``encode``, ``embed_words``, packed batches and :mod:`fastenc.analysis` work on a model of transformers.
+
+    Args:
+        model: a model that :func:`fastenc.patch` has patched.
+        tokenizer: transformers' fast tokenizer or a ``tokenizers.Tokenizer``; needed for calls with texts.
+    Raises: ValueError for a model that is not patched.
+    """
+    encoder = _encoder_of(_pretrained(model))
+    state = encoder.__dict__.get(STATE)
+    if state is None or state.encoder is None:
+        raise ValueError(
+            f"encoder_of needs a patched model, got {type(model).__name__}: call fastenc.patch(model) first"
+        )
+    return PatchedEncoder(
+        encoder, state.encoder, None if tokenizer is None else backend_of(tokenizer)
+    )
 
 
 def owner_of_weights(module: Any) -> Any:
