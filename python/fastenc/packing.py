@@ -274,6 +274,15 @@ def pack(
     )
 
 
+def length_sorted_batches(lengths: Sequence[int], batch_size: int) -> list[list[int]]:
+    """The indices of the sequences in batches of similar length, the longest first.
+
+    Args: lengths: number of tokens of each sequence. batch_size: sequences in a batch; the last batch may have fewer.
+    """
+    order = sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True)
+    return [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
+
+
 def pack_sequences(
     sequences: Sequence[Sequence[int]], token_type_ids: Sequence[Sequence[int]] | None = None
 ) -> PackedBatch:

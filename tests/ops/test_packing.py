@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fastenc import ops, packing
-from fastenc.packing import PackedBatch, pack_sequences
+from fastenc.packing import PackedBatch, length_sorted_batches, pack_sequences
 from tests.helpers.extension import needs_cpp
 from tests.helpers.packing import batch_of, check_both_ways
 
@@ -167,3 +167,12 @@ def test_positions_that_start_elsewhere_move_no_row():
     moved = replace(batch, position_ids=batch.position_ids + 1000)
     values = torch.randn(5, 3)
     assert torch.equal(ops.unpack(values, moved), ops.unpack(values, batch))
+
+
+def test_length_sorted_batches_hold_every_sequence_once():
+    lengths = [3, 9, 1, 9, 4]
+    batches = length_sorted_batches(lengths, 2)
+    assert [len(chosen) for chosen in batches] == [2, 2, 1]
+    assert sorted(index for chosen in batches for index in chosen) == [0, 1, 2, 3, 4]
+    assert [lengths[index] for chosen in batches for index in chosen] == [9, 9, 4, 3, 1]
+    assert length_sorted_batches([], 2) == []

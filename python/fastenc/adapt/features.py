@@ -4,7 +4,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import accumulate
@@ -20,8 +20,9 @@ from fastenc._progress import progress_bar
 from fastenc.models.adaptations import encoder_of
 from fastenc.models.encoder import Encoder
 from fastenc.models.pretrained import PretrainedModel
+from fastenc.nn.evaluation_mode import evaluation_mode
 from fastenc.nn.pooling import pool
-from fastenc.packing import PackedBatch
+from fastenc.packing import PackedBatch, length_sorted_batches
 
 MANIFEST, VECTORS = "manifest.json", "vectors"
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -147,20 +148,20 @@ def cache_features(
     target = Path(folder) / hashlib.sha256(json.dumps(values).encode()).hexdigest()[:16]
     if not target.exists():
         shards = _shards(rows, SHARD_BYTES // (encoder.config.hidden_size * dtype.itemsize))
-        batches = [(s, chosen) for s in shards for chosen in _batches(s, inputs.tokens, batch_size)]
+        batches = [
+            (shard, [shard[index] for index in chosen])
+            for shard in shards
+            for chosen in length_sorted_batches([inputs.tokens[i] for i in shard], batch_size)
+        ]
         bar = progress_bar(batches, "features", "batch", show_progress)
 
         def compute(chosen: list[int]) -> Tensor:
             batch = collate([examples[index] for index in chosen])["batch"]
             return _outputs(encoder, batch, per_token, autocast_dtype).to(dtype)
 
-        was_training = encoder.training
-        encoder.eval()
-        try:
+        with evaluation_mode(encoder):
             values["shards"] = [len(shard) for shard in shards]
             _write(target, json.dumps(values, indent=1), bar, rows, compute)
-        finally:
-            encoder.train(was_training)
     return FeatureCache(target, rows, per_token)
 
 
@@ -204,12 +205,6 @@ def _shards(rows: Sequence[int], limit: int) -> list[range]:
             first, held = index, 0
         held += count
     return [*shards, range(first, len(rows))]
-
-
-def _batches(shard: range, tokens: Sequence[int], batch_size: int) -> Iterator[list[int]]:
-    """Batches of examples with similar lengths, which bounds the memory of a batch."""
-    order = sorted(shard, key=tokens.__getitem__)
-    return (order[start : start + batch_size] for start in range(0, len(order), batch_size))
 
 
 @torch.inference_mode()

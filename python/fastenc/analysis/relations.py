@@ -12,8 +12,9 @@ from torch import Tensor
 from fastenc.analysis.heads import visit_heads
 from fastenc.data.columns import numbered_blocks
 from fastenc.models.tokenizers import ids_and_starts, special_tokens, tokenizer_for_words
+from fastenc.nn.evaluation_mode import evaluation_mode
 from fastenc.ops.head_statistics import HeadStatistics
-from fastenc.packing import pack_sequences
+from fastenc.packing import length_sorted_batches, pack_sequences
 
 FORM, UPOS, HEAD, RELATION = 1, 3, 6, 7  # columns of CoNLL-U, from 0
 DIRECTIONS = ("dependent to head", "head to dependent")
@@ -113,24 +114,23 @@ def score_relations(
         ids, starts = ids_and_starts(encoding, len(tree.words), special.unk)
         if 0 < len(ids) <= encoder.positions - 2:
             encoded.append((tree, [special.cls, *ids, special.sep], starts))
-    encoded.sort(key=lambda each: len(each[1]), reverse=True)
     shape = (encoder.config.num_layers, encoder.config.num_heads)
     found: dict[tuple[str, str], RelationScores] = {}
     device = encoder.embeddings.word.weight.device
-    encoder.eval()
-    for begin in range(0, len(encoded), batch_size):
-        chosen = encoded[begin : begin + batch_size]
-        batch = pack_sequences([ids for _, ids, _ in chosen]).to(device)
-        strongest = torch.empty((*shape, batch.total_tokens), dtype=torch.int32)
+    with evaluation_mode(encoder):
+        for indices in length_sorted_batches([len(ids) for _, ids, _ in encoded], batch_size):
+            chosen = [encoded[index] for index in indices]
+            batch = pack_sequences([ids for _, ids, _ in chosen]).to(device)
+            strongest = torch.empty((*shape, batch.total_tokens), dtype=torch.int32)
 
-        def keep(layer: int, statistics: HeadStatistics, into: Tensor = strongest) -> None:
-            into[layer] = statistics.strongest.T.cpu()
+            def keep(layer: int, statistics: HeadStatistics, into: Tensor = strongest) -> None:
+                into[layer] = statistics.strongest.T.cpu()
 
-        visit_heads(encoder, batch, keep, skip_ends=True)
-        offset = 0
-        for tree, ids, starts in chosen:
-            _count(tree, starts, strongest[..., offset : offset + len(ids)], found)
-            offset += len(ids)
+            visit_heads(encoder, batch, keep, skip_ends=True)
+            offset = 0
+            for tree, ids, starts in chosen:
+                _count(tree, starts, strongest[..., offset : offset + len(ids)], found)
+                offset += len(ids)
     return found
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from fastenc._progress import progress_bar
 from fastenc.models.word_vectors import resolve_layers, visit_states
 from fastenc.nn.evaluation_mode import evaluation_mode
-from fastenc.packing import PackedBatch, pack_sequences
+from fastenc.packing import PackedBatch, length_sorted_batches, pack_sequences
 
 TEXTS_AT_ONCE = 4096  # number of texts that are tokenised and sorted by length together
 Visit = Callable[[int, Tensor, PackedBatch, list[int]], None]
@@ -78,9 +78,7 @@ def _token_batches(
     rest, first = iter(texts), 0
     while together := list(islice(rest, TEXTS_AT_ONCE)):
         ids = [encoding.ids for encoding in copy.encode_batch_fast(together)]
-        order = sorted(range(len(ids)), key=lambda index: len(ids[index]), reverse=True)
-        for start in range(0, len(order), batch_size):
-            chosen = order[start : start + batch_size]
+        for chosen in length_sorted_batches([len(each) for each in ids], batch_size):
             yield [first + index for index in chosen], [ids[index] for index in chosen]
         first += len(together)
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from fastenc._extras import require
 from fastenc._files import write_atomically
 from fastenc.models.tokenizers import special_tokens
+from fastenc.nn.evaluation_mode import evaluation_mode
 from fastenc.packing import pack_sequences
 
 WEIGHT = "embedding.weight"
@@ -122,12 +123,13 @@ def distill_static(
             "the texts must have tokens, got none: give a sample of the texts that the model will encode"
         )
     device = encoder.embeddings.word.weight.device
-    encoder.eval()
     blocks = []
-    for start in range(0, size, batch_size):
-        tokens = range(start, min(start + batch_size, size))
-        batch = pack_sequences([[special.cls, token, special.sep] for token in tokens]).to(device)
-        blocks.append(encoder.pooled_vectors(batch, "mean").float().cpu())
+    with evaluation_mode(encoder):
+        for start in range(0, size, batch_size):
+            tokens = range(start, min(start + batch_size, size))
+            sequences = [[special.cls, token, special.sep] for token in tokens]
+            batch = pack_sequences(sequences).to(device)
+            blocks.append(encoder.pooled_vectors(batch, "mean").float().cpu())
     vectors = torch.cat(blocks)
     vectors -= vectors.mean(0)
     if components is not None:

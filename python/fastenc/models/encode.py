@@ -11,7 +11,7 @@ from fastenc._transfer import send
 from fastenc.models.sentence_files import SentenceSettings
 from fastenc.nn.evaluation_mode import without_dropout
 from fastenc.nn.pooling import check_pooling
-from fastenc.packing import pack_sequences
+from fastenc.packing import length_sorted_batches, pack_sequences
 
 
 @torch.inference_mode()
@@ -60,18 +60,17 @@ def encode(
         if not isinstance(text, str):
             raise ValueError(f"encode takes texts, got {text!r} as text {index}: leave it out")
     ids = tokenize(listed, encoder.tokenizer, encoder.max_tokens)
-    order = sorted(range(len(ids)), key=lambda index: len(ids[index]), reverse=True)
-    starts = range(0, len(order), batch_size)
-    if show_progress is None and len(starts) <= 10:
+    batches = length_sorted_batches([len(each) for each in ids], batch_size)
+    if show_progress is None and len(batches) <= 10:
         show_progress = False
     weight = encoder.embeddings.word.weight
     vectors = [weight.new_empty((0, encoder.config.hidden_size))]
-    with without_dropout(), encoder.frozen.during_call(encoder, calls=len(starts)):
-        for start in progress_bar(starts, "encode", "batch", show_progress):
-            chosen = order[start : start + batch_size]
+    with without_dropout(), encoder.frozen.during_call(encoder, calls=len(batches)):
+        for chosen in progress_bar(batches, "encode", "batch", show_progress):
             batch = pack_sequences([ids[index] for index in chosen]).to(weight.device)
             pooled = encoder.pooled_vectors(batch, pooling)
             vectors.append(F.normalize(pooled, dim=1) if normalize else pooled)
+    order = [index for chosen in batches for index in chosen]
     given_order = torch.tensor(order, dtype=torch.long).argsort()
     result = torch.cat(vectors).index_select(0, send(given_order, weight.device))
     result = result[0] if single else result

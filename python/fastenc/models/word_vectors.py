@@ -17,8 +17,9 @@ from fastenc._transfer import send
 from fastenc.models.tokenizers import ids_and_starts, special_tokens, tokenizer_for_words
 from fastenc.models.windows import cut_windows
 from fastenc.nn import ScalarMix
+from fastenc.nn.evaluation_mode import evaluation_mode
 from fastenc.ops import segment_pool
-from fastenc.packing import PackedBatch, pack_sequences
+from fastenc.packing import PackedBatch, length_sorted_batches, pack_sequences
 
 LAYERS = (-4, -3, -2, -1)
 COMBINATIONS = ("mean", "sum", "concat", "last")
@@ -306,14 +307,12 @@ def _batches(
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """For each batch (indices of its words among the words of all sentences, their vectors)."""
     device = encoder.embeddings.word.weight.device
-    was_training = encoder.training
-    encoder.eval()
-    try:
+    with evaluation_mode(encoder):
         windows = _windows(sentences, encoder.tokenizer, encoder.positions)
         for chunk in progress_bar(windows, "embed words", "chunk", show_progress):
-            chunk.sort(key=lambda window: len(window.input_ids), reverse=True)
-            for start in range(0, len(chunk), batch_size):
-                chosen = chunk[start : start + batch_size]
+            lengths = [len(window.input_ids) for window in chunk]
+            for indices in length_sorted_batches(lengths, batch_size):
+                chosen = [chunk[index] for index in indices]
                 batch = pack_sequences([window.input_ids for window in chosen])
                 values = pool(encoder, batch.to(device), chosen)
                 rows = [
@@ -322,8 +321,6 @@ def _batches(
                     for row in range(window.first_row, window.first_row + len(window.bounds) - 1)
                 ]
                 yield torch.tensor(rows), values
-    finally:
-        encoder.train(was_training)
 
 
 def _windows(

@@ -12,11 +12,10 @@ from torch import Tensor
 from fastenc._options import option
 from fastenc._progress import progress_bar
 from fastenc._transfer import send_arguments
-from fastenc.data import BatchSampler
 from fastenc.models.pretrained import PretrainedModel
 from fastenc.nn.evaluation_mode import evaluation_mode
 from fastenc.objectives.loss_terms import labelled_items
-from fastenc.packing import PackedBatch
+from fastenc.packing import PackedBatch, length_sorted_batches
 from fastenc.tasks.report import Report
 
 QUOTING = (
@@ -293,11 +292,9 @@ def run(
     results: list[Any] = [None] * len(examples)
     total, items = torch.zeros((), dtype=torch.float64, device=device), 0
     outputs = []
-    order = sorted(range(len(examples)), key=lambda i: len(examples[i].input_ids), reverse=True)
-    batches = list(BatchSampler(order, batch_size, shuffle=False).epoch(0)) if order else []
+    batches = length_sorted_batches([len(each.input_ids) for each in examples], batch_size)
     with evaluation_mode(model):
-        for indices in progress_bar(batches, "predicting", "batch", show_progress):
-            chosen = [order[i] for i in indices]
+        for chosen in progress_bar(batches, "predicting", "batch", show_progress):
             arguments = collate([examples[i] for i in chosen])
             counts = logits_of(arguments)
             if fill is not None:

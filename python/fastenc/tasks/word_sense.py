@@ -22,6 +22,8 @@ from fastenc.data.senses import (
 from fastenc.data.writers import json_lines, table_lines
 from fastenc.models.sense_model import SenseInventory, WordSenseModel, nearest
 from fastenc.models.word_vectors import LAYERS, resolve_layers
+from fastenc.nn.evaluation_mode import evaluation_mode
+from fastenc.packing import length_sorted_batches
 from fastenc.tasks.base import Task
 
 
@@ -281,11 +283,10 @@ def _vectors(
 ) -> Iterator[tuple[list[int], Tensor]]:
     """(indices of targets, their vectors: float32 (targets, candidates, hidden_size)) of each batch."""
     device = next(model.parameters()).device
-    model.eval()
-    order = sorted(examples, key=lambda example: len(example.input_ids), reverse=True)
-    starts = range(0, len(order), batch_size)
-    for start in progress_bar(starts, "senses", "batch", show_progress):
-        chosen = order[start : start + batch_size]
-        arguments = send_arguments(collate_senses(chosen), device)
-        logits = model(**arguments, candidates=candidates).logits
-        yield [index for example in chosen for index in example.targets], logits.float().cpu()
+    batches = length_sorted_batches([len(each.input_ids) for each in examples], batch_size)
+    with evaluation_mode(model):
+        for indices in progress_bar(batches, "senses", "batch", show_progress):
+            chosen = [examples[index] for index in indices]
+            arguments = send_arguments(collate_senses(chosen), device)
+            logits = model(**arguments, candidates=candidates).logits
+            yield [index for example in chosen for index in example.targets], logits.float().cpu()
