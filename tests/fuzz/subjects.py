@@ -3,7 +3,16 @@
 from functools import partial
 from random import Random
 
-from tests.fuzz import batches, broken_calls, checkpoints, rope, surgery, valid_calls, weights
+from tests.fuzz import (
+    batches,
+    broken_calls,
+    checkpoints,
+    layouts,
+    rope,
+    surgery,
+    valid_calls,
+    weights,
+)
 from tests.fuzz.op_calls import CALLS
 from tests.fuzz.trials import Subject
 
@@ -21,6 +30,7 @@ BROKEN: dict[str, Subject] = {f"broken/{op}": partial(_broken, op) for op in CAL
 OTHERS: dict[str, Subject] = {
     "batches": batches.check,
     "checkpoints": checkpoints.check,
+    "layouts": layouts.check,
     "rope": rope.check,
     "surgery": surgery.check,
     "weights": weights.check,

@@ -171,9 +171,10 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
         )
         raise ValueError(f"{folder} has no {WEIGHTS}: {remedy}")
     tensors: dict[str, Tensor] = {}
+    file_of: dict[str, Path] = {}
     for file in files:
         try:
-            tensors.update(load_file(file))
+            found = load_file(file)
         except FileNotFoundError:
             raise ValueError(
                 f"the checkpoint is incomplete: {file} is named by {INDEX} but missing"
@@ -182,7 +183,20 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
             raise ValueError(
                 f"{file} is corrupt or incomplete ({error}): download or write it again"
             ) from error
+        for name in tensors.keys() & found.keys():
+            if not same(tensors[name], found[name]):
+                raise ValueError(
+                    f"{name} must have one value, got different ones in {file_of[name]} and {file}: write the "
+                    "checkpoint again"
+                )
+        tensors |= found
+        file_of |= dict.fromkeys(found, file)
     return tensors
+
+
+def same(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors of a checkpoint have the same dtype, shape and values."""
+    return a.dtype == b.dtype and torch.equal(a, b)
 
 
 def weights_file(folder: Path) -> Path:

@@ -127,7 +127,7 @@ class PretrainedModel(nn.Module):
     ) -> Model:
         """The model that a config.json's ``values`` describe, with the folder's weights."""
         config = EncoderConfig.from_hf(values)
-        tensors = _under_present_names(config, checkpoint.read_tensors(folder))
+        tensors = _by_current_names(config, checkpoint.read_tensors(folder), folder)
         _check_depth(config, tensors, folder)
         try:
             with torch.device("meta"):
@@ -337,12 +337,27 @@ def architecture_of(hf_config: dict[str, Any]) -> str:
     return "Model" if name == kind.bare_class else name
 
 
-def _under_present_names(config: EncoderConfig, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """A checkpoint's tensors by transformers' current names, without the prefix."""
+def _by_current_names(
+    config: EncoderConfig, tensors: dict[str, Tensor], folder: Path
+) -> dict[str, Tensor]:
+    """A checkpoint's tensors by transformers' current names, without the prefix.
+
+    Raises: ValueError if two of them are the same weight of the model and differ.
+    """
     kind = config.architecture
     prefix = f"{kind.prefix}." if kind.prefix else ""
-    plain = {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
-    return kind.modernised(plain, config)
+    found: dict[str, Tensor] = {}
+    stored_as: dict[str, str] = {}
+    for stored, tensor in tensors.items():
+        for name, value in kind.renamed(stored.removeprefix(prefix), tensor).items():
+            differs = name in found and not checkpoint.same(found[name], value)
+            if differs and not name.endswith(BUFFERS):
+                raise ValueError(
+                    f"{checkpoint.weights_file(folder)}: {stored_as[name]} and {stored} are the same weight of the "
+                    "model, got different values: remove one of them"
+                )
+            found[name], stored_as[name] = value, stored
+    return found
 
 
 def _check_depth(config: EncoderConfig, tensors: dict[str, Tensor], folder: Path) -> None:

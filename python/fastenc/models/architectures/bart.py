@@ -87,16 +87,12 @@ class Bart(Architecture):
             **in_layers(config.num_layers, "layers.{i}", layer),
         }
 
-    def modernised(self, tensors: dict[str, Tensor], config) -> dict[str, Tensor]:
-        """The encoder's tensors, from a checkpoint of a whole BART or of its encoder."""
-        found = {}
-        for key, value in tensors.items():
-            key = key.removeprefix("model.")
-            if key == "shared.weight":  # the word embeddings, shared with the decoder
-                key = TABLE
-            if not key.startswith("decoder."):
-                found[key.removeprefix("encoder.")] = value
-        return found
+    def renamed(self, name: str, tensor: Tensor) -> dict[str, Tensor]:
+        """From a checkpoint of a whole BART or of its encoder."""
+        name = name.removeprefix("model.")
+        if name == "shared.weight":  # the word embeddings, shared with the decoder
+            name = TABLE
+        return {} if name.startswith("decoder.") else {name.removeprefix("encoder."): tensor}
 
 
 class MBart(Bart):

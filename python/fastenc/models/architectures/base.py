@@ -300,14 +300,14 @@ class Architecture:
         """
         return {}
 
-    def modernised(self, tensors: dict[str, Tensor], config: EncoderConfig) -> dict[str, Tensor]:
-        """A checkpoint's tensors, whose names have no prefix, by transformers' current names."""
-        return {
-            key.replace("LayerNorm.gamma", "LayerNorm.weight").replace(
-                "LayerNorm.beta", "LayerNorm.bias"
-            ): value
-            for key, value in tensors.items()
-        }
+    def renamed(self, name: str, tensor: Tensor) -> dict[str, Tensor]:
+        """A checkpoint's tensor by transformers' current names.
+
+        Args: name: its name in the file, without the prefix.
+        Returns: usually one entry; several if the file stacks weights, none if the encoder does not read the tensor.
+        """
+        name = name.replace("LayerNorm.gamma", "LayerNorm.weight")
+        return {name.replace("LayerNorm.beta", "LayerNorm.bias"): tensor}
 
     def written(self, tensors: dict[str, Tensor], config: EncoderConfig) -> dict[str, Tensor]:
         """The tensors of a checkpoint by the names that transformers writes, from those by :meth:`names`."""
@@ -324,6 +324,16 @@ class Architecture:
             "up": several["up"] if isinstance(first["up"], tuple) else ("up",),
             "down": ("down",),
         }
+
+
+def split_rows(name: str, tensor: Tensor, count: int) -> tuple[Tensor, ...]:
+    """The tensors that a checkpoint stacks in one. Raises: ValueError if its rows cannot be divided."""
+    if not tensor.dim() or tensor.shape[0] % count:
+        raise ValueError(
+            f"{name} must be {count} stacked tensors of as many rows, got shape {tuple(tensor.shape)}: is the "
+            "checkpoint damaged?"
+        )
+    return tensor.chunk(count) if tensor.shape[0] else (tensor,) * count
 
 
 def dropouts_in_layers(count: int, path: str, names: dict[str, str]) -> dict[str, str]:

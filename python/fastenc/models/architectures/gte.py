@@ -14,6 +14,7 @@ from fastenc.models.architectures.base import (
     Biases,
     HeadSpec,
     dropouts_in_layers,
+    split_rows,
 )
 from fastenc.models.architectures.nomic_bert import NomicBert
 from fastenc.nn.layer_spec import LayerDropout
@@ -86,27 +87,22 @@ class Gte(NomicBert):
         inner = dropouts_in_layers(config.num_layers, "layers.{i}", {"inner": "mlp.dropout"})
         return {**super().dropout_names(config), **inner}
 
-    def modernised(self, tensors: dict[str, Tensor], config) -> dict[str, Tensor]:
-        found: dict[str, Tensor] = {}
-        for key, value in tensors.items():
-            key = key.removeprefix("new.").replace("encoder.layer.", "layers.")
-            key = key.replace("lm_head.norm.", "lm_head.layer_norm.")
-            in_layer = re.match(r"(layers\.\d+)\.(.+)\.(weight|bias)$", key)
-            if in_layer and in_layer[2] == "attention.qkv_proj":
-                qkv = zip("qkv", value.chunk(3), strict=True)
-                found |= {f"{in_layer[1]}.self_attn.{x}_proj.{in_layer[3]}": v for x, v in qkv}
-                continue
-            if in_layer and in_layer[2] == "mlp.up_gate_proj":
-                up, gate = value.chunk(2)
-                found |= {
-                    f"{in_layer[1]}.mlp.up_proj.{in_layer[3]}": up,
-                    f"{in_layer[1]}.mlp.gate_proj.{in_layer[3]}": gate,
-                }
-                continue
-            if in_layer and in_layer[2] in HUB_LAYER:
-                key = f"{in_layer[1]}.{HUB_LAYER[in_layer[2]]}.{in_layer[3]}"
-            found[key] = value
-        return found
+    def renamed(self, name: str, tensor: Tensor) -> dict[str, Tensor]:
+        name = name.removeprefix("new.").replace("encoder.layer.", "layers.")
+        name = name.replace("lm_head.norm.", "lm_head.layer_norm.")
+        in_layer = re.match(r"(layers\.\d+)\.(.+)\.(weight|bias)$", name)
+        if in_layer and in_layer[2] == "attention.qkv_proj":
+            qkv = zip("qkv", split_rows(name, tensor, 3), strict=True)
+            return {f"{in_layer[1]}.self_attn.{x}_proj.{in_layer[3]}": v for x, v in qkv}
+        if in_layer and in_layer[2] == "mlp.up_gate_proj":
+            up, gate = split_rows(name, tensor, 2)
+            return {
+                f"{in_layer[1]}.mlp.up_proj.{in_layer[3]}": up,
+                f"{in_layer[1]}.mlp.gate_proj.{in_layer[3]}": gate,
+            }
+        if in_layer and in_layer[2] in HUB_LAYER:
+            name = f"{in_layer[1]}.{HUB_LAYER[in_layer[2]]}.{in_layer[3]}"
+        return {name: tensor}
 
 
 def _rope_parameters(values: dict[str, Any]) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from fastenc.models.architectures.base import (
     Names,
     dropouts_in_layers,
     in_layers,
+    split_rows,
 )
 from fastenc.models.architectures.rotary import read_rotary, read_scaling
 from fastenc.nn.layer_spec import (
@@ -159,20 +160,16 @@ class NomicBert(Architecture):
         del names["embeddings.position"]
         return {**names, "pooler": "pooler.dense"}
 
-    def modernised(self, tensors: dict[str, Tensor], config) -> dict[str, Tensor]:
-        found: dict[str, Tensor] = {}
-        for key, value in tensors.items():
-            key = key.removeprefix("bert.").removeprefix("encoder.")
-            key = key.replace("emb_ln.", "embeddings.LayerNorm.")
-            in_layer = re.match(r"(layers\.\d+)\.(.+)\.(weight|bias)$", key)
-            if in_layer and in_layer[2] == "attn.Wqkv":
-                qkv = zip("qkv", value.chunk(3), strict=True)
-                found |= {f"{in_layer[1]}.self_attn.{x}_proj.{in_layer[3]}": v for x, v in qkv}
-                continue
-            if in_layer and in_layer[2] in HUB_LAYER:
-                key = f"{in_layer[1]}.{HUB_LAYER[in_layer[2]]}.{in_layer[3]}"
-            found[key] = value
-        return found
+    def renamed(self, name: str, tensor: Tensor) -> dict[str, Tensor]:
+        name = name.removeprefix("bert.").removeprefix("encoder.")
+        name = name.replace("emb_ln.", "embeddings.LayerNorm.")
+        in_layer = re.match(r"(layers\.\d+)\.(.+)\.(weight|bias)$", name)
+        if in_layer and in_layer[2] == "attn.Wqkv":
+            qkv = zip("qkv", split_rows(name, tensor, 3), strict=True)
+            return {f"{in_layer[1]}.self_attn.{x}_proj.{in_layer[3]}": v for x, v in qkv}
+        if in_layer and in_layer[2] in HUB_LAYER:
+            name = f"{in_layer[1]}.{HUB_LAYER[in_layer[2]]}.{in_layer[3]}"
+        return {name: tensor}
 
 
 def _rope(values: dict[str, Any]) -> dict[str, Any]:

@@ -145,9 +145,9 @@ class T5(Architecture):
         # transformers uses this module after the last layer too.
         return {"embeddings": "encoder.dropout", "final": "encoder.dropout", **layers}
 
-    def modernised(self, tensors: dict[str, Tensor], config) -> dict[str, Tensor]:
+    def renamed(self, name: str, tensor: Tensor) -> dict[str, Tensor]:
         # Encoder and decoder share the word embeddings; most files have them once.
-        return {IN_ENCODER if key == SHARED else key: value for key, value in tensors.items()}
+        return {IN_ENCODER if name == SHARED else name: tensor}
 
     def written(self, tensors: dict[str, Tensor], config) -> dict[str, Tensor]:
         return {SHARED if key == IN_ENCODER else key: value for key, value in tensors.items()}
