@@ -1,12 +1,16 @@
 """What users' data and options have that cannot be meant, and what a command says about the data it read."""
 
+import gzip
 import json
 import re
 import warnings
 
+import numpy as np
 import pytest
 
 from fastenc.cli import main
+from fastenc.demo.checkpoint import minilm_folder
+from fastenc.models import Encoder, QuestionAnswerer, SentenceEmbedder
 from fastenc.tasks import SpanNer
 from tests.helpers.commands import failure, run
 from tests.helpers.training_run import small_model, word_tokenizer
@@ -144,3 +148,50 @@ def test_counts_are_whole_numbers_under_names_that_say_what_they_are(base, tmp_p
         *("--inner-tag-column", 3, "-o", tmp_path / "run", "--max-steps", 1),
     )
     assert "entities inside others 3 " in output and "3.0" not in output.split("best:")[1]
+
+
+def test_a_cut_file_of_questions_is_named_by_every_command(base, tmp_path, capsys):
+    cut = tmp_path / "squad.json.gz"
+    cut.write_bytes(gzip.compress(json.dumps({"data": [{"paragraphs": []}] * 99}).encode())[:-9])
+    head = QuestionAnswerer.from_pretrained(base)
+    head.save_pretrained(tmp_path / "qa")
+    for command in (
+        ("finetune", base, cut, "--task", "question-answering", "-o", tmp_path / "run"),
+        ("evaluate", tmp_path / "qa", cut),
+        ("predict", tmp_path / "qa", cut, "-o", tmp_path / "answers.json"),
+    ):
+        assert "squad.json.gz: damaged or not gzip" in failure(capsys, *command)
+
+
+def test_a_folder_without_a_head_is_named(tmp_path, capsys):
+    SentenceEmbedder.from_pretrained(minilm_folder()).save_pretrained(tmp_path / "mini")
+    data = table(tmp_path / "t.tsv", ROWS)
+    (tmp_path / "t.txt").write_text("a text\n")
+    for command in (
+        ("evaluate", tmp_path / "mini", data),
+        ("predict", tmp_path / "mini", data, "-o", tmp_path / "p.tsv"),
+        ("predict", tmp_path / "mini", tmp_path / "t.txt", "-o", tmp_path / "p.tsv"),
+    ):
+        text = failure(capsys, *command)
+        assert "mini has no fine-tuned head" in text
+        assert "fine-tune it first with fastenc finetune" in text and "fastenc embed" in text
+    pairs = table(tmp_path / "pairs.tsv", [("a", "b")], ("sentence1", "sentence2"))
+    run("predict", tmp_path / "mini", pairs, "-o", tmp_path / "p.tsv")
+
+
+@pytest.mark.parametrize("option", ["--batch-size", "--layers"])
+def test_a_number_of_twenty_digits_is_refused(option, base, tmp_path, capsys):
+    (tmp_path / "t.txt").write_text("a text\n")
+    command = ("embed", base, tmp_path / "t.txt", "--words", "-o", tmp_path / "v.npy")
+    text = failure(capsys, *command, option, "9" * 20)
+    assert f"fastenc: {option} must be less than 2^63, got {'9' * 20}: give less" in text
+
+
+def test_words_of_a_model_with_fewer_layers_than_the_default(base, tmp_path):
+    (tmp_path / "t.txt").write_text("the cat\n")
+    run("embed", base, tmp_path / "t.txt", "--words", "-o", tmp_path / "v.npy")
+    encoder = Encoder.from_pretrained(base)
+    states = range(encoder.config.num_layers + 1)
+    assert len(states) < 4
+    expected = encoder.embed_words([["the", "cat"]], layers=list(states)).vectors
+    np.testing.assert_allclose(np.load(tmp_path / "v.npy"), expected, rtol=1e-6)

@@ -193,6 +193,22 @@ def test_other_files_and_questions_without_room_are_errors(tmp_path, tokenizer):
         question_windows([ask("Bernoulli numbers"), invisible], tokenizer, max_length=48, stride=12)
 
 
+@pytest.mark.parametrize("keep", [0, 1, 5, 15, 40, 0.5, -9, -8, -1])
+def test_a_cut_or_damaged_gzip_file_is_named(tmp_path, keep):
+    """Cut anywhere: in the header, in the content, in the checksum."""
+    content = gzip.compress(squad_file(tmp_path / "whole.json").read_bytes())
+    end = int(len(content) * keep) if isinstance(keep, float) else keep
+    cut = tmp_path / "train.json.gz"
+    cut.write_bytes(content[:end])
+    with pytest.raises(ValueError, match=r"train.json.gz(: | is not SQuAD|.*damaged or not gzip)"):
+        read_questions(cut)
+    damaged = bytearray(content)
+    damaged[len(content) // 2] ^= 255
+    cut.write_bytes(bytes(damaged))
+    with pytest.raises(ValueError, match=r"train.json.gz"):
+        read_questions(cut)
+
+
 def test_a_malformed_question_of_a_table_is_named_by_its_line(tmp_path):
     row = {"id": "q1", "question": "Who ?", "context": "Ada wrote it ."}
     answers = [{"text": [text], "answer_start": [0]} for text in ("Ada", "Bob")]

@@ -128,3 +128,7 @@ def test_vectors_as_arrays_and_their_similarity(base):
         encoder.similarity([1.0, 2.0], vectors)
     with pytest.raises(ValueError, match="encode takes texts, got None as text 1"):
         encoder.encode(["a", None])
+    with pytest.raises(
+        ValueError, match=r"half a surrogate pair, '\\ud83d', at character 2 of tex"
+    ):
+        encoder.encode(["a", "b \ud83d"])

@@ -1,5 +1,6 @@
 import errno
 import json
+import math
 import os
 from pathlib import Path
 
@@ -311,7 +312,12 @@ def test_decay_groups_are_transformers(tmp_path):
 def test_bad_settings_are_named(tmp_path):
     for options, message in (
         (dict(batch_size=0), "batch_size must be at least 1, got 0"),
-        (dict(learning_rate=0.0), "learning_rate must be positive, got 0.0"),
+        (dict(learning_rate=0.0), "learning_rate must be positive and finite, got 0.0"),
+        (dict(learning_rate=math.inf), "learning_rate must be positive and finite, got inf"),
+        (dict(learning_rate=math.nan), "learning_rate must be positive and finite, got nan"),
+        (dict(weight_decay=math.nan), "weight_decay must be finite and not negative, got nan"),
+        (dict(max_grad_norm=-1.0), "max_grad_norm must be finite and not negative, got -1.0"),
+        (dict(adam_eps=math.inf), "adam_eps must be finite and not negative, got inf"),
         (dict(warmup=2.0), r"warmup must be a share of the steps in \[0, 1\], got 2.0"),
         (dict(precision="fp8"), "precision must be one of .* got 'fp8'"),
     ):

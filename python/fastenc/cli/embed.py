@@ -10,7 +10,6 @@ from fastenc.cli.options import Command
 from fastenc.cli.outputs import DEVICE, check_suffix, device_named, write
 from fastenc.data.columns import iterate_words
 from fastenc.models import Encoder
-from fastenc.models.word_vectors import LAYERS
 from fastenc.tasks.base import QUOTING
 from fastenc.tasks.embedding_file import embed_file
 
@@ -49,8 +48,9 @@ class Embed(Command):
     )
     words: bool = option(False, "Compute a vector for each word instead of each text.")
     layers: tuple[int, ...] = option(
-        LAYERS,
-        "With --words, a layer to combine; repeat it for several. 0 is the embeddings' output, -1 the last layer.",
+        (),
+        "With --words, a layer to combine; repeat it for several. 0 is the embeddings' output, -1 the last layer. "
+        "Default: the last four, or all of a model with fewer.",
     )
     combine: str = option(
         "mean", "With --words, how the layers are combined: mean, sum, concat or last."
@@ -100,7 +100,7 @@ class Embed(Command):
         model = Encoder.from_pretrained(self.model).to(device_named(self.device))
         found = model.embed_words(
             sentences,
-            layers=self.layers,
+            layers=self.layers or None,
             combine=self.combine,
             subwords=self.subwords,
             batch_size=self.batch_size,

@@ -10,6 +10,7 @@ from fastenc.cli.options import Command
 from fastenc.cli.outputs import DEVICE, check_suffix, device_named, format_metrics, write
 from fastenc.cli.task_options import all_task_options
 from fastenc.tasks import task_of_model
+from fastenc.tasks.registry import columns_for
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +45,8 @@ class Evaluate(Command):
         model = task.load(self.model).to(device)
         if "max_length" in self.task_options:
             task.check_max_length(model)
-        data = task.read(self.inputs, model)
+        with columns_for(self.model):
+            data = task.read(self.inputs, model)
         examples = task.encode(data, model)
         metrics = task.evaluate(model, data, examples, self.batch_size, show_progress=None)
         if self.output is not None:

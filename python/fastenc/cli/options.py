@@ -142,12 +142,22 @@ def parse(name: str, kind: type[Command], arguments: Sequence[str]) -> Command:
     presets = check_values(kind.presets({**stored, **given}), known, "the recipe")
     given = {k: tuple(v) if isinstance(v, list) else v for k, v in given.items()}
     values = override(kind, override(kind, presets, stored), given)
+    _check_sizes(values, options)
     if missing := [o for o in options if o.default is MISSING and o.name not in values]:
         raise ValueError(
             f"fastenc {name} needs {' and '.join(_title(option) for option in missing)}: fastenc {name} --help "
             "explains"
         )
     return build(kind, values)
+
+
+def _check_sizes(values: dict[str, Any], options: Iterable[Option]) -> None:
+    """Raises: ValueError for a whole number that does not fit in 64 bits."""
+    for option in options:
+        value = values.get(option.name)
+        for each in value if isinstance(value, tuple) else (value,):
+            if isinstance(each, int) and not -(2**63) <= each < 2**63:
+                raise ValueError(f"{_title(option)} must be less than 2^63, got {each}: give less")
 
 
 def override(kind: type[Command], values: dict[str, Any], others: dict[str, Any]) -> dict[str, Any]:

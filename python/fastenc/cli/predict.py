@@ -11,6 +11,7 @@ from fastenc.cli.options import Command
 from fastenc.cli.outputs import DEVICE, check_suffix, device_named
 from fastenc.cli.task_options import prediction_options
 from fastenc.tasks import predict_file, task_of_model
+from fastenc.tasks.registry import columns_for
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,15 +70,16 @@ class Predict(Command):
             if to_stdout:
                 output = Path(folder, "stdout.jsonl")
             try:
-                number = predict_file(
-                    task,
-                    model,
-                    inputs,
-                    output,
-                    self.batch_size,
-                    resume=self.resume,
-                    model_name=self.model,
-                )
+                with columns_for(self.model):
+                    number = predict_file(
+                        task,
+                        model,
+                        inputs,
+                        output,
+                        self.batch_size,
+                        resume=self.resume,
+                        model_name=self.model,
+                    )
             except ValueError as error:
                 raise ValueError(
                     str(error).replace(inputs, "stdin" if from_stdin else inputs)

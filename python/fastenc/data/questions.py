@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -186,6 +187,8 @@ def _squad_rows(path: Path, answers: bool) -> Iterator[tuple[str, Question]]:
                         f"{path}, question {name!r}",
                         Question(name, row["question"], paragraph["context"], found),
                     )
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise ValueError(f"{path}: damaged or not gzip ({error}): copy the file again") from error
     except (KeyError, TypeError, json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ValueError(
             f"{path} is not SQuAD's JSON, data / paragraphs / qas ({type(error).__name__}: {error}): "

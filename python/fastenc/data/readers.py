@@ -21,6 +21,10 @@ QUOTINGS = ("csv", "none")
 QUOTED = re.compile(r'"(?:[^"]|"")*""(?:[^"]|"")*"')
 
 
+class MissingColumn(ValueError):
+    """A table, or a text file, does not have a column that is to be read."""
+
+
 @dataclass(frozen=True)
 class LabelledData:
     """Texts or pairs of texts with their labels.
@@ -259,7 +263,7 @@ def numbered_rows(
     elif kind == ".jsonl":
         rows = _json_lines(Path(path))
     elif kind == ".txt":
-        raise ValueError(
+        raise MissingColumn(
             f"{path}: a text file has no columns: give {', '.join(TABLES)} or a data set"
         )
     else:
@@ -268,7 +272,7 @@ def numbered_rows(
     for where, row in rows:
         missing = [name for name in columns if name not in row]
         if missing:
-            raise ValueError(
+            raise MissingColumn(
                 f"{where}: there must be a column {missing[0]!r}, got {list(row)}: name one of these columns"
             )
         empty = False

@@ -59,6 +59,11 @@ def encode(
     for index, text in enumerate(listed):
         if not isinstance(text, str):
             raise ValueError(f"encode takes texts, got {text!r} as text {index}: leave it out")
+        if (character := lone_surrogate(text)) is not None:
+            raise ValueError(
+                f"encode takes texts that can be written as UTF-8, got half a surrogate pair, "
+                f"{text[character]!r}, at character {character} of text {index}: remove it"
+            )
     ids = tokenize(listed, encoder.tokenizer, encoder.max_tokens)
     batches = length_sorted_batches([len(each) for each in ids], batch_size)
     if show_progress is None and len(batches) <= 10:
@@ -75,6 +80,15 @@ def encode(
     result = torch.cat(vectors).index_select(0, send(given_order, weight.device))
     result = result[0] if single else result
     return result.float().cpu().numpy() if convert_to_numpy else result
+
+
+def lone_surrogate(text: str) -> int | None:
+    """The index of the first half of a surrogate pair, which no encoding of Unicode can hold; None: there is none."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        return error.start
+    return None
 
 
 def tokenize(texts: list[str], tokenizer, max_length: int) -> list[list[int]]:

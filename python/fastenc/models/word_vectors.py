@@ -66,7 +66,7 @@ def embed_words(
     encoder: Any,
     sentences: Iterable[Sequence[str] | str],
     *,
-    layers: Sequence[int] = LAYERS,
+    layers: Sequence[int] | None = None,
     combine: str | ScalarMix = "mean",
     subwords: str = "mean",
     batch_size: int = 32,
@@ -87,7 +87,7 @@ def embed_words(
         sentences: lists of words; a str is split at white space. An iterable that is not a list is iterated twice, so
             it can stream a file of any size; an iterator is converted to a list.
         layers: numbers of the states: 0 is the embeddings' output, 1 the first layer's output; negative numbers count
-            from the last.
+            from the last. None: the last four states, or all states of a model with fewer.
         combine: "mean", "sum" or "concat" of the layers, "last" (only the last entry of ``layers``), or a
             :class:`fastenc.nn.ScalarMix` with a weight for each layer.
         subwords: pooling of a word's tokens: "first", "last" or "mean".
@@ -101,7 +101,8 @@ def embed_words(
         and if the result does not fit into memory or on the disk.
     Source: Devlin et al. 2018, arXiv:1810.04805 (section 5.3).
     """
-    taken = resolve_layers(layers, encoder.config.num_layers)
+    depth = encoder.config.num_layers
+    taken = resolve_layers(LAYERS[-(depth + 1) :] if layers is None else layers, depth)
     _check_options(encoder, taken, combine, subwords, batch_size, out)
     if isinstance(sentences, Iterator):
         sentences = list(sentences)

@@ -1,9 +1,12 @@
 """The tasks by name, and the task of a checkpoint."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from fastenc.data.readers import MissingColumn
 from fastenc.models import checkpoint
 from fastenc.tasks.base import Task
 from fastenc.tasks.classification import SequenceClassification
@@ -45,9 +48,29 @@ def task_of(model_name: str | Path) -> type[Task]:
             return task
     head = (values.get("architectures") or ["no head"])[0]
     raise ValueError(
-        f"{model_name} must have the head of a task, got {head}: fine-tune it first with fastenc finetune "
-        f"{model_name} --task {'|'.join(TASKS)}"
+        f"{model_name} must have the head of a task, got {head}: {_fine_tune_first(model_name)}"
     )
+
+
+def _fine_tune_first(model_name: str | Path) -> str:
+    return f"fine-tune it first with fastenc finetune {model_name} --task {'|'.join(TASKS)}"
+
+
+@contextmanager
+def columns_for(model_name: str | Path) -> Iterator[None]:
+    """A context in which data for a checkpoint are read. If a column is missing and the checkpoint was not fine-tuned
+    for a task, the error says so: a sentence-transformers folder has a task, the similarity of pairs, but no head.
+    """
+    try:
+        yield
+    except MissingColumn as error:
+        if checkpoint.read_config(checkpoint.resolve(model_name)).get("task_options"):
+            raise
+        raise ValueError(
+            f"{model_name} has no fine-tuned head. It gives vectors of texts, so only the similarity of pairs of texts "
+            f"can be predicted, but {error}; or write the vectors with fastenc embed; or, for another task, "
+            f"{_fine_tune_first(model_name)}"
+        ) from error
 
 
 def make_task(task: type[Task], options: dict[str, Any]) -> Task:

@@ -145,9 +145,9 @@ class TrainConfig:
         for name in ("log_every", "keep_checkpoints"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}: give more")
-        if self.learning_rate is not None and not self.learning_rate > 0:
+        if self.learning_rate is not None and not 0 < self.learning_rate < math.inf:
             raise ValueError(
-                f"learning_rate must be positive, got {self.learning_rate}: leave it out for the default"
+                f"learning_rate must be positive and finite, got {self.learning_rate}: leave it out for the default"
             )
         if not 0 <= self.warmup <= 1:
             raise ValueError(f"warmup must be a share of the steps in [0, 1], got {self.warmup}")
@@ -157,11 +157,11 @@ class TrainConfig:
             raise ValueError(f"betas must be two numbers in [0, 1), got {self.betas}")
         if not 0 < self.layer_decay <= 1:
             raise ValueError(f"layer_decay must be in (0, 1], got {self.layer_decay}")
-        if self.weight_decay < 0 or self.max_grad_norm < 0:
-            raise ValueError(
-                "weight_decay and max_grad_norm must not be negative, "
-                f"got {self.weight_decay} and {self.max_grad_norm}"
-            )
+        for name in ("weight_decay", "max_grad_norm", "adam_eps"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(
+                    f"{name} must be finite and not negative, got {getattr(self, name)}: give another number"
+                )
         if self.precision not in PRECISIONS:
             raise ValueError(f"precision must be one of {PRECISIONS}, got {self.precision!r}")
         if self.parallel not in PARALLEL:
