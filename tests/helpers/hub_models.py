@@ -1,0 +1,74 @@
+"""Stand-ins for the hub's models that the documents name: the same classes, small, with random weights, offline."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from fastenc.demo.checkpoint import minilm_folder
+
+SMALL = {"num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 2}
+SMALL |= {"intermediate_size": 64, "vocab_size": 30522, "pad_token_id": 0}
+ENTITIES = ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]
+RELATIONS = ["contradiction", "neutral", "entailment"]
+
+
+def local_folders(folder: Path, code: str) -> dict[str, Path]:
+    """{name on the hub: a folder}, of the names in the code; the folders that do not exist are made."""
+    found = {}
+    for name, make in MODELS.items():
+        if f'"{name}"' in code:
+            found[name] = folder / name.replace("/", "--")
+            if not found[name].exists():
+                make(found[name])
+    if HUB_NAME in code:
+        found[HUB_NAME] = minilm_folder()
+    return found
+
+
+def _model(name: str, labels: list[str] | None = None, **changes) -> Callable[[Path], None]:
+    def make(folder: Path) -> None:
+        import transformers
+
+        torch.manual_seed(0)
+        cls = getattr(transformers, name)
+        names = {} if labels is None else {"id2label": dict(enumerate(labels))}
+        if labels is not None:
+            names["label2id"] = {label: number for number, label in enumerate(labels)}
+        cls(cls.config_class(**SMALL | changes, **names)).save_pretrained(folder)
+        transformers.AutoTokenizer.from_pretrained(minilm_folder()).save_pretrained(folder)
+
+    return make
+
+
+def _gliner(folder: Path) -> None:
+    """GLiNER's bi-encoder: one encoder for texts, one for the names of the types."""
+    from gliner import GLiNER
+
+    torch.manual_seed(0)
+    text, labels = folder / "text", folder / "labels"
+    _model("ModernBertModel", **MODERNBERT)(text)
+    _model("BertModel")(labels)
+    sizes = {"model_name": str(text), "labels_encoder": str(labels), "hidden_size": 32}
+    config = {"model_type": "gliner_bi_encoder_span", "max_len": 64, "max_width": 4} | sizes
+    GLiNER.from_config(config, resize_token_embeddings=False).save_pretrained(folder)
+
+
+HUB_NAME = "sentence-transformers/all-MiniLM-L6-v2"
+MODERNBERT = {"cls_token_id": 101, "sep_token_id": 102, "bos_token_id": 101, "eos_token_id": 102}
+MODELS: dict[str, Callable[[Path], None]] = {
+    "distilbert/distilbert-base-uncased-finetuned-sst-2-english": _model(
+        "DistilBertForSequenceClassification",
+        ["NEGATIVE", "POSITIVE"],
+        n_layers=2,
+        dim=32,
+        n_heads=2,
+        hidden_dim=64,
+    ),
+    "dslim/bert-base-NER": _model("BertForTokenClassification", ENTITIES),
+    "FacebookAI/roberta-large-mnli": _model("RobertaForSequenceClassification", RELATIONS),
+    "google-bert/bert-base-uncased": _model("BertForMaskedLM"),
+    "cross-encoder/ms-marco-MiniLM-L6-v2": _model("BertForSequenceClassification", ["LABEL_0"]),
+    "naver/splade-v3": _model("BertForMaskedLM"),
+    "knowledgator/modern-gliner-bi-base-v1.0": _gliner,
+}
