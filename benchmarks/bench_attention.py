@@ -445,7 +445,7 @@ def attention_problems(
         for probability in p:
             for length in (512, 128, 256, 64, 32):
                 lengths = [length] * (TOKENS // length)
-                yield lambda: attention_problem(lengths, 12, dim, dtype, probability, **options)
+                yield partial(attention_problem, lengths, 12, dim, dtype, probability, **options)
 
 
 def attention_options(dtype: torch.dtype) -> dict:

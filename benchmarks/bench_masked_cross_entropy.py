@@ -70,42 +70,44 @@ def liger(module):
 
 
 def measure_time(rows: int, vocabulary: int) -> dict:
-    cases = {}
-    for dtype in (torch.float32, torch.bfloat16):
-        logits, labels = inputs(rows, vocabulary, dtype)
-        chosen = labels != -100
-        wide = logits.detach()[chosen].double().requires_grad_()
-        truth, exact = step(F.cross_entropy, wide, labels[chosen])
-        tolerance = 1e-6 if dtype == torch.float32 else 1e-2
+    dtypes = (torch.float32, torch.bfloat16)
+    return {dtype_name(dtype): measure_dtype(rows, vocabulary, dtype) for dtype in dtypes}
 
-        def check(_, result):
-            loss, gradient = result
-            error = (gradient[chosen].double() - exact).abs().max() / exact.abs().max()
-            ignored = gradient[~chosen].count_nonzero().item()
-            wrong = not error < tolerance or not abs(loss - truth) < 10 * tolerance or ignored
-            return f"loss {loss}, relative gradient error {error:.2g}" if wrong else None
 
-        losses: dict = dict(LOSSES)
-        if ON_GPU:
-            losses["torch.compile"] = compiled(F.cross_entropy)
-            losses["liger-kernel"] = peer("liger_kernel.transformers.functional", liger)
-        calls = {}
-        for name, loss_of in losses.items():
-            # Liger writes the gradient over its logits: it has a copy of its own.
-            own = logits.detach().clone().requires_grad_() if name == "liger-kernel" else logits
-            calls[name] = (
-                loss_of
-                if isinstance(loss_of, str)
-                else lambda loss_of=loss_of, own=own: step(loss_of, own, labels)
-            )
-        cases[dtype_name(dtype)] = compare(
-            calls,
-            baseline="F.cross_entropy",
-            check=check,
-            work=work(int(chosen.sum()), rows, vocabulary, dtype),
-            seconds=2 if ON_GPU else 10,
+def measure_dtype(rows: int, vocabulary: int, dtype: torch.dtype) -> dict:
+    logits, labels = inputs(rows, vocabulary, dtype)
+    chosen = labels != -100
+    wide = logits.detach()[chosen].double().requires_grad_()
+    truth, exact = step(F.cross_entropy, wide, labels[chosen])
+    tolerance = 1e-6 if dtype == torch.float32 else 1e-2
+
+    def check(_, result):
+        loss, gradient = result
+        error = (gradient[chosen].double() - exact).abs().max() / exact.abs().max()
+        ignored = gradient[~chosen].count_nonzero().item()
+        wrong = not error < tolerance or not abs(loss - truth) < 10 * tolerance or ignored
+        return f"loss {loss}, relative gradient error {error:.2g}" if wrong else None
+
+    losses: dict = dict(LOSSES)
+    if ON_GPU:
+        losses["torch.compile"] = compiled(F.cross_entropy)
+        losses["liger-kernel"] = peer("liger_kernel.transformers.functional", liger)
+    calls = {}
+    for name, loss_of in losses.items():
+        # Liger writes the gradient over its logits: it has a copy of its own.
+        own = logits.detach().clone().requires_grad_() if name == "liger-kernel" else logits
+        calls[name] = (
+            loss_of
+            if isinstance(loss_of, str)
+            else lambda loss_of=loss_of, own=own: step(loss_of, own, labels)
         )
-    return cases
+    return compare(
+        calls,
+        baseline="F.cross_entropy",
+        check=check,
+        work=work(int(chosen.sum()), rows, vocabulary, dtype),
+        seconds=2 if ON_GPU else 10,
+    )
 
 
 def measure_memory(provider: str) -> dict:

@@ -44,7 +44,7 @@ from fastenc.kernels.attention_tile import (
 )
 from fastenc.kernels.column_sum import column_sum
 from fastenc.kernels.dropout import is_kept, load_rng, row_keys, spread
-from fastenc.kernels.launch import architecture, tunable
+from fastenc.kernels.launch import tunable, warp_groups
 from fastenc.kernels.rotary import rotary as rotated
 from fastenc.kernels.rotary import rotate_into
 from fastenc.kernels.run import run
@@ -568,7 +568,7 @@ def _config(kernel: str, max_seqlen: int, arguments: dict) -> dict:
         arguments["D"],
         _precision(arguments),
         _biased(arguments),
-        architecture(arguments["q_ptr"].device) == "sm_90",
+        warp_groups(arguments["q_ptr"].device),
         like=arguments["q_ptr"],
         max_seqlen=max_seqlen,
         dropout=arguments["threshold"] > 0,

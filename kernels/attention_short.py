@@ -34,7 +34,7 @@ from fastenc.kernels.attention_tile import (
     store_sums,
 )
 from fastenc.kernels.dropout import is_kept, load_rng, row_keys, spread
-from fastenc.kernels.launch import architecture, tunable
+from fastenc.kernels.launch import tunable, warp_groups
 from fastenc.kernels.run import run
 from torch import Tensor
 
@@ -347,7 +347,7 @@ def _config(max_seqlen: int, backward: bool, arguments: dict) -> dict:
         arguments["D"],
         min(max_seqlen, LONGEST),
         backward,
-        architecture(arguments["q_ptr"].device) == "sm_90",
+        warp_groups(arguments["q_ptr"].device),
         like=arguments["q_ptr"],
         dropout=arguments["threshold"] > 0,
     )

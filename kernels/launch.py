@@ -11,6 +11,7 @@ and pass ``like=x`` where it is called, x being a tensor of the launch.
 
 import inspect
 import json
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache, lru_cache
@@ -32,6 +33,16 @@ def architecture(device: torch.device) -> str | None:
         return None
     major, minor = torch.cuda.get_device_capability(device)
     return f"sm_{major}{minor}"
+
+
+@cache
+def warp_groups(device: torch.device) -> bool:
+    """Whether rules choose tiles for matrix instructions of four warps (wgmma). FASTENC_WARP_GROUPS=0 or 1 decides.
+
+    Those of sm_100 (tcgen05) are of four warps too. Which rules are faster there is not measured yet.
+    """
+    choice = os.environ.get("FASTENC_WARP_GROUPS")
+    return architecture(device) == "sm_90" if choice is None else choice != "0"
 
 
 @cache

@@ -133,3 +133,95 @@ def test_offsets_that_do_not_fit_are_asserted_when_debugging(
     call = self_attention_call(offsets, longest, scale=0.25)
     with pytest.raises(Exception, match=message):
         attention.attention_forward(q, q, q, *call)
+
+
+@pytest.mark.parametrize(
+    "version,plain", [("3.5.1", True), ("3.6.0", False), ("3.9.0+git1", False), ("3.10.0", True)]
+)
+def test_a_launcher_of_an_unknown_triton_is_not_called_directly(version, plain, monkeypatch):
+    from fastenc.kernels import run
+
+    monkeypatch.delenv("FASTENC_PLAIN_LAUNCH", raising=False)
+    assert run.launches_are_plain(version) is plain
+    monkeypatch.setenv("FASTENC_PLAIN_LAUNCH", "1")
+    assert run.launches_are_plain(version)
+
+
+PLAIN = """
+import torch
+from benchmarks._stub_driver import _Launcher
+from fastenc.kernels import run
+from fastenc.kernels.column_sum import column_sum
+
+for _ in range(2):
+    column_sum(torch.randn(65, 64))
+print(len(_Launcher.last), _Launcher.last[7] is not None, len(list(run.signatures())))
+"""
+
+
+def test_launches_can_be_tritons_own(monkeypatch):
+    monkeypatch.setenv("FASTENC_PLAIN_LAUNCH", "1")
+    assert run_compiled("-c", PLAIN).stdout.split()[1:] == ["True", "0"]
+
+
+LOOK_UP_KEY = """
+import random
+import torch
+from benchmarks import _stub_driver
+from triton.runtime.jit import JITFunction
+from fastenc.kernels import column_sum, layer_norm, run
+from fastenc.kernels.attention import _attention_fwd_kernel
+
+class Kernel:
+    metadata = packed_metadata = function = None
+    def run(self, *arguments):
+        Kernel.started = self
+    def launch_metadata(self, *arguments):
+        pass
+    def __getitem__(self, grid):
+        return self.run
+
+def compile(self, key, signature, device, constexprs, options, attrs, warmup):
+    return self.device_caches[device][0].setdefault(key, Kernel())
+
+JITFunction._do_compile = compile
+JITFunction._pack_args = lambda self, backend, kwargs, bound, specialization, options: (options, None, None, None)
+draw = random.Random(0)
+dtypes = [torch.bfloat16, torch.float16, torch.float32, torch.int32]
+stores = {dtype: torch.zeros(4096, dtype=dtype) for dtype in dtypes}
+numbers = [1, 16, 17, 32, 2**31, 2**31 + 16, -16]
+
+def value(kernel, name, first):
+    if name.endswith("_ptr"):
+        if not first and draw.random() < 0.1:
+            return None
+        return stores[draw.choice(dtypes)][draw.choice([0, 0, 0, 8, 16, 1, 3, 4]):][:draw.choice([0, 1, 64])]
+    if kernel.params[kernel.arg_names.index(name)].is_constexpr:
+        return draw.choice([True, False, 16, 32, 64, "ieee", "tf32"])
+    if name in ("scale", "eps", "drop_scale"):
+        return draw.choice([0.1, 1.0, 0.0])
+    return draw.choice(numbers)
+
+wrong, known = 0, 0
+for kernel in (column_sum._column_sum_kernel, layer_norm._layer_norm_fwd_kernel, _attention_fwd_kernel):
+    names, calls = kernel.arg_names, []
+    for _ in range(300):
+        arguments = dict(draw.choice(calls)) if calls and draw.random() < 0.9 else {}
+        for name in [draw.choice(names)] if arguments else names:
+            arguments[name] = value(kernel, name, name == names[0])
+        calls.append(arguments)
+        launch = {"num_warps": draw.choice([4, 8])}
+        compiled = lambda: sum(len(s.compiled) for s in run.signatures())
+        before = compiled()
+        run.run(kernel, (1, 2), **arguments, **launch)
+        known += compiled() == before
+        mine = Kernel.started
+        wrong += mine is not kernel.run(**arguments, **launch, grid=(1,), warmup=True, enable_fp_fusion=True)
+print(wrong, known)
+"""
+
+
+def test_the_look_up_key_tells_apart_what_triton_does():
+    """Random arguments, most of them one step from an earlier call; nothing is compiled."""
+    wrong, known = map(int, run_compiled("-c", LOOK_UP_KEY).stdout.split())
+    assert wrong == 0 and known > 50

@@ -92,7 +92,7 @@ def misfits(binaries: dict[str, dict], capability: int) -> dict[str, dict]:
     tight = "backward_relative" + "|backward_kv .*precision=tf32" * (capability in (80, 89))
     for name, binary in binaries.items():
         stack = STACK[capability] + OLDER_TRITON
-        if re.match("layer_norm width=(640|6144|7168|8192) itemsize=\d backward=True", name):
+        if re.match(r"layer_norm width=(640|6144|7168|8192) itemsize=\d backward=True", name):
             stack = WIDEST_NORMS + OLDER_TRITON
         elif name.startswith("crf") and name.endswith("_bwd_kernel"):
             stack = CRF_BACKWARD + OLDER_TRITON

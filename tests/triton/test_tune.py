@@ -1,6 +1,9 @@
 """The tuner and the tables it fills: on interpreted kernels, with a clock that prefers what the test wants."""
 
 import json
+import multiprocessing
+import time
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 
 import pytest
@@ -257,6 +260,34 @@ def test_every_problem_can_be_made(monkeypatch, dtype):
     made = [make() for make in tune.problems(dtype)]
     assert {m.op for m in made} == SMALL.keys() - {"attention_short"}
     assert {m.inputs[0].dtype for m in made} == {dtype}
+
+
+def shape_of(problem):
+    """What tells a problem from others: the op, and what its function was made with."""
+    cells = zip(problem.run.__code__.co_freevars, problem.run.__closure__ or (), strict=True)
+    values = {name: getattr(c.cell_contents, "max_seqlen", c.cell_contents) for name, c in cells}
+    return (
+        problem.op,
+        [tuple(x.shape) for x in problem.inputs],
+        {name: v for name, v in values.items() if isinstance(v, (int, float, tuple))},
+    )
+
+
+def test_problems_are_the_same_one_by_one_and_listed_first():
+    """The tuner lists them, so that other processes know them by number."""
+    problems = lambda: bench_attention.tuned(torch.bfloat16)
+    one_by_one = [shape_of(make()) for make in problems()]
+    assert [shape_of(make()) for make in list(problems())] == one_by_one
+    assert len({str(shape) for shape in one_by_one}) == len(one_by_one)
+
+
+def test_processes_that_compile_end_with_the_tuner():
+    pool = ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"))
+    begun = pool.submit(time.sleep, 600)
+    while not begun.running():
+        time.sleep(0.01)
+    tune.terminate(pool)
+    assert not multiprocessing.active_children()
 
 
 def test_one_dtype_is_tuned_unless_another_is_named(tables, monkeypatch):
