@@ -30,7 +30,7 @@ from fastenc.models.architectures import ARCHITECTURES
 from fastenc.models.pretrained import PretrainedModel
 from fastenc.packing import pack_sequences
 from tests.helpers.adaptations import disturb
-from tests.helpers.checkpoints import packed, save
+from tests.helpers.checkpoints import close, packed, save
 from tests.helpers.extension import needs_cpp
 from tests.helpers.families import (
     ANSWERERS,
@@ -414,3 +414,33 @@ def test_sparse_prediction():
         wanted = theirs(**call)
     torch.testing.assert_close(found.logits, wanted.logits, rtol=0, atol=1e-5)
     torch.testing.assert_close(found.loss, wanted.loss, rtol=0, atol=1e-5)
+
+
+AGREEING = {"dense_act_fn": "gelu_pytorch_tanh", "is_gated_act": True}
+
+
+@pytest.mark.parametrize("family", ["t5-gated", "mt5", "umt5"])
+@pytest.mark.parametrize(
+    ("changes", "wrong"),
+    [
+        (AGREEING, None),
+        ({"dense_act_fn": "gelu_new"}, None),
+        ({"dense_act_fn": "gelu"}, "dense_act_fn"),
+        ({"dense_act_fn": "relu"}, "dense_act_fn"),
+        ({"is_gated_act": False}, "is_gated_act"),
+    ],
+    ids=str,
+)
+def test_t5s_feed_forward_layer_is_described_twice(family, changes, wrong, tmp_path):
+    """transformers computes with ``dense_act_fn`` and ``is_gated_act``, whatever feed_forward_proj says."""
+    theirs, batch = model(family, **changes), padded_batch(family)
+    folder = save(theirs, tmp_path)
+    if wrong is None:
+        with torch.no_grad():
+            found = Encoder.from_pretrained(folder)(packed(batch)).last_hidden_state
+            expected = theirs(**batch).last_hidden_state
+        close(found, expected[batch["attention_mask"].bool()])
+        return
+    for load in (Encoder.from_pretrained, lambda folder: fastenc.patch(theirs)):
+        with pytest.raises(ValueError, match=rf"{wrong} must agree with feed_forward_proj"):
+            load(folder)

@@ -58,6 +58,22 @@ class T5(Architecture):
     layers_path = "encoder.block"
     supported = {"is_decoder": False}
 
+    def check_supported(self, values: dict[str, Any]) -> None:
+        super().check_supported(values)
+        # transformers writes the meaning of feed_forward_proj into two more keys, and computes with these.
+        gated, activation = self._feed_forward(values)
+        named = values.get("dense_act_fn", activation)
+        for key, agrees in {
+            "is_gated_act": values.get("is_gated_act", gated) is gated,
+            "dense_act_fn": ACTIVATIONS.get(named, named)
+            == ACTIVATIONS.get(activation, activation),
+        }.items():
+            if not agrees:
+                raise ValueError(
+                    f"config.json: {key} must agree with feed_forward_proj, got {values[key]!r} and "
+                    f"{values.get('feed_forward_proj', self.feed_forward_default)!r}: correct the wrong one"
+                )
+
     def read(self, values: dict[str, Any]) -> dict[str, Any]:
         fields = super().read(values)
         _, fields["activation"] = self._feed_forward(values)
