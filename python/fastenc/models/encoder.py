@@ -163,7 +163,7 @@ class Encoder(PretrainedModel):
         self.first_norm = make_norm(norm, width, biases.norm) if kind.first_norm(config) else None
         self.layers = nn.ModuleList(
             EncoderLayer(config, self.stack.of_module(i), biases)
-            for i in range(max(self.stack.module_of_layer) + 1)
+            for i in range(kind.layer_modules(config))
         )
         tables = kind.relative_biases(config)
         buckets = 0 if self.stack.relative_bias is None else self.stack.relative_bias.num_buckets

@@ -65,8 +65,9 @@ class StackSpec:
         )
 
     def of_module(self, index: int) -> LayerSpec:
-        """The description of the first layer that this module computes."""
-        return self.layers[self.module_of_layer.index(index)]
+        """The description of the first layer that this module computes, or of layer 0 if it computes none."""
+        used = self.module_of_layer
+        return self.layers[used.index(index) if index in used else 0]
 
 
 class StackLayer(Protocol):

@@ -164,7 +164,7 @@ class LiveEncoder:
         self._dropouts = kind.dropout_names(self.config)
         linears = [
             self._names[f"layers.{index}.{name}"]
-            for index in set(self.stack.module_of_layer)
+            for index in range(kind.layer_modules(self.config))
             for name in LINEARS
         ]
         self._allowed = Allowed(
@@ -210,7 +210,7 @@ class LiveEncoder:
     def _read_modules(self, model: Any) -> Reading:
         """The reading of a model that has the modules of its class."""
         layers = []
-        for index in sorted(set(self.stack.module_of_layer)):
+        for index in range(self.kind.layer_modules(self.config)):
             modules = {
                 name: tuple(map(model.get_submodule, self._names[f"layers.{index}.{name}"]))
                 for name in (*LINEARS, "attention_norm", "out_norm")

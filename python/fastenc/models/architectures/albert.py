@@ -86,6 +86,12 @@ class Albert(Bert):
         group = int(number // inner / (runs / groups))
         return group * inner + number % inner
 
+    def layer_modules(self, config) -> int:
+        inner, groups = (
+            config.extra.get(key, 1) for key in ("inner_group_num", "num_hidden_groups")
+        )
+        return groups * inner
+
     def names(self, config) -> Names:
         layer: Names = {
             "qkv": ("attention.query", "attention.key", "attention.value"),
@@ -98,7 +104,7 @@ class Albert(Bert):
         return {
             **BERT_EMBEDDINGS,
             "embeddings.projection": "encoder.embedding_hidden_mapping_in",
-            **_in_groups(config, lambda path: in_layers(1, path, layer)),
+            **self._in_groups(config, lambda path: in_layers(1, path, layer)),
             "pooler": "pooler",
         }
 
@@ -107,19 +113,18 @@ class Albert(Bert):
             "attention": "attention.attention_dropout",
             "attention_out": "attention.output_dropout",
         }
-        layers = _in_groups(config, lambda path: dropouts_in_layers(1, path, names))
+        layers = self._in_groups(config, lambda path: dropouts_in_layers(1, path, names))
         return {"embeddings": "embeddings.dropout", **layers}
 
-
-def _in_groups(config, names_at: Callable[[str], dict[str, Any]]) -> dict[str, Any]:
-    """The names for all modules that compute layers. ``names_at(path)`` gives those of one module."""
-    inner = config.extra.get("inner_group_num", 1)
-    count = config.extra.get("num_hidden_groups", 1) * inner
-    paths = [
-        f"encoder.albert_layer_groups.{i // inner}.albert_layers.{i % inner}" for i in range(count)
-    ]
-    return {
-        name.replace("layers.0.", f"layers.{i}.", 1): theirs
-        for i, path in enumerate(paths)
-        for name, theirs in names_at(path).items()
-    }
+    def _in_groups(self, config, names_at: Callable[[str], dict[str, Any]]) -> dict[str, Any]:
+        """The names for all modules that compute layers. ``names_at(path)`` gives those of one module."""
+        inner = config.extra.get("inner_group_num", 1)
+        paths = [
+            f"encoder.albert_layer_groups.{i // inner}.albert_layers.{i % inner}"
+            for i in range(self.layer_modules(config))
+        ]
+        return {
+            name.replace("layers.0.", f"layers.{i}.", 1): theirs
+            for i, path in enumerate(paths)
+            for name, theirs in names_at(path).items()
+        }

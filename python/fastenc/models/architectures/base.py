@@ -274,6 +274,10 @@ class Architecture:
         """The index of the module that computes layer ``number``; layers with shared weights have the same module."""
         return number
 
+    def layer_modules(self, config: EncoderConfig) -> int:
+        """The number of modules that compute layers. A checkpoint may have some that no layer uses."""
+        return config.num_layers
+
     # First weights
 
     def initial_std(self, config: EncoderConfig, name: str) -> float:
