@@ -26,7 +26,8 @@ def _argument(u, KIND: tl.constexpr):
     if KIND == SILU:
         z = u
     elif KIND == GELU_TANH:
-        z = 1.5957691216057308 * u * (1.0 + 0.044715 * u * u)
+        # Beyond |u| = 10 the gate is 0 or 1 in float32, and u * u would overflow.
+        z = 1.5957691216057308 * u * (1.0 + 0.044715 * tl.minimum(u * u, 100.0))
     else:
         # Beyond |u| = 6 the gate is 0 or 1, and the polynomial would turn.
         s = tl.minimum(u * u, 36.0)
@@ -40,7 +41,7 @@ def _argument_slope(u, KIND: tl.constexpr):
     if KIND == SILU:
         dz = tl.full(u.shape, 1.0, tl.float32)
     elif KIND == GELU_TANH:
-        dz = 1.5957691216057308 * (1.0 + 3.0 * 0.044715 * u * u)
+        dz = 1.5957691216057308 * (1.0 + 3.0 * 0.044715 * tl.minimum(u * u, 100.0))
     else:
         s = tl.minimum(u * u, 36.0)
         dz = 7.0 * -6.0934406e-5 + s * (9.0 * 2.2252639e-6)

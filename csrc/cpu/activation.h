@@ -28,7 +28,7 @@ FASTENC_INLINE Vec erf(Vec x) {
 
 FASTENC_INLINE Vec normal_cdf(Vec u) { return erf(u * 0.70710678118654752f) * 0.5f + 0.5f; }
 
-// e^-z, where the gate is s(z).
+// e^-z, where the gate is s(z). It overflows to infinity, so that the gate of the lowest number is 0.
 template <Activation kind>
 FASTENC_INLINE Vec exp_minus_argument(Vec u) {
   if constexpr (kind == Activation::silu) return exp(-u);
@@ -54,10 +54,11 @@ FASTENC_INLINE Slope activate_with_slope(Vec u) {
   }
   if constexpr (kind == Activation::relu) return {u < 0.f ? Vec{} : u, u > 0.f ? splat(1.f) : Vec{}};
   const Vec e = exp_minus_argument<kind>(u);
-  const Vec gate = splat(1.f) / (e + 1.f);  // and 1 - gate = e * gate without cancellation
-  Vec from_gate = u * gate * (e * gate);
-  if constexpr (kind == Activation::gelu_tanh)
-    from_gate *= 1.5957691216057308f * (u * u * (3.f * 0.044715f) + 1.f);
+  const Vec gate = splat(1.f) / (e + 1.f);
+  // 1 - gate without cancellation; where e is infinite the product is NaN, and min gives 1.
+  Vec from_gate = u * gate * min(e * gate, splat(1.f));
+  if constexpr (kind == Activation::gelu_tanh)  // far out from_gate is 0, which an infinite factor would spoil
+    from_gate *= 1.5957691216057308f * (min(u * u, splat(1e4f)) * (3.f * 0.044715f) + 1.f);
   return {u * gate, gate + from_gate};
 }
 

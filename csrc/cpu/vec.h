@@ -155,9 +155,9 @@ FASTENC_INLINE Vec fold_rows(const Vec* rows) {
 }
 
 // e^x to about one unit in the last place (Cephes' polynomial after Cody-Waite reduction). Below
-// -87.3 the result is 0; above 88 it saturates at e^88. NaN stays NaN.
+// -87.3 the result is 0, from 88.4 on infinity. NaN stays NaN.
 FASTENC_INLINE Vec exp(Vec x) {
-  const Vec low = splat(-87.3f), high = splat(88.f);
+  const Vec low = splat(-87.3f), high = splat(89.f);  // of 89, n is 128: the exponent of infinity
   Vec t = x < low ? low : (x > high ? high : x);
   const float round_to_int = 12582912.f;  // 1.5 * 2^23: adding it rounds to an integer
   Vec shifted = t * 1.44269504088896341f + round_to_int;

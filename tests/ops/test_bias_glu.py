@@ -34,12 +34,14 @@ def test_values_and_gradients_keep_the_budget(instruction_set, rows, width, dtyp
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_tails_are_exact(instruction_set, activation):
-    u = torch.tensor([-1e4, -60.0, 0.0, 60.0, 1e4])
+    lowest = torch.finfo(torch.float32).min
+    u = torch.tensor([lowest, -3e19, -1e4, -60.0, 0.0, 60.0, 1e4, 3e19])
     x = torch.cat([u, torch.full_like(u, 3.0)]).requires_grad_()
     y = bias_glu(x, activation=activation)
-    torch.testing.assert_close(y, 3 * TORCHS[activation](u), rtol=1e-6, atol=1e-6)
+    exact = 3 * TORCHS[activation](u.double()).float()
+    torch.testing.assert_close(y, exact, rtol=1e-6, atol=1e-6)
     (dx,) = torch.autograd.grad(y.sum(), x)
-    torch.testing.assert_close(dx[:5], torch.tensor([0, 0, 1.5, 3, 3]), rtol=0, atol=1e-6)
+    torch.testing.assert_close(dx[:8], 1.5 + 1.5 * u.sign(), rtol=0, atol=1e-6)
     x = torch.tensor([[float("nan"), 1.0, 1.0, 1.0]])
     y = bias_glu(x, activation=activation)[0]
     assert y[0].isnan() and y[1].isfinite()

@@ -13,7 +13,10 @@ def gelu(u: Tensor) -> Tensor:
 
 
 def gelu_tanh(u: Tensor) -> Tensor:
-    return 0.5 * u * (1 + torch.tanh(math.sqrt(2 / math.pi) * (u + 0.044715 * u**3)))
+    bounded = u.clamp(
+        -100, 100
+    )  # tanh is 1 there; the slope of an infinite cube would be 0 * infinity
+    return 0.5 * u * (1 + torch.tanh(math.sqrt(2 / math.pi) * (bounded + 0.044715 * bounded**3)))
 
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
