@@ -128,16 +128,7 @@ def _embedding_layer_norm_fwd_kernel(
         )
         sums += h
         row_chunks = row_chunks + (h,)  # noqa: RUF005
-    mean = tl.sum(sums, 1)[:, None] * (1.0 / WIDTH)
-    squares = tl.zeros([ROWS, CHUNK], tl.float32)
-    for c in tl.static_range(CHUNKS):
-        column = (tl.arange(0, CHUNK) + c * CHUNK)[None, :]
-        deviation = row_chunks[c] - mean
-        if not WHOLE:
-            deviation = tl.where(column < WIDTH, deviation, 0.0)
-        squares += deviation * deviation
-    variance = tl.sum(squares, 1)[:, None] * (1.0 / WIDTH)
-    rstd = tl.div_rn(1.0, tl.sqrt_rn(variance + eps))  # its error would be the whole row's
+    mean, rstd = layer_norm.row_statistics(row_chunks, sums, eps, WIDTH, CHUNK, CHUNKS, False)
     for c in tl.static_range(CHUNKS):
         column = tl.zeros([ROWS, 1], tl.int32) + (tl.arange(0, CHUNK) + c * CHUNK)[None, :]
         mask = inside if WHOLE else inside & (column < WIDTH)

@@ -31,6 +31,44 @@ from fastenc.kernels.run import run
 from torch import Tensor
 
 
+@triton.jit
+def row_statistics(
+    row_chunks,
+    sums,
+    eps,
+    WIDTH: tl.constexpr,
+    CHUNK: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    RMS: tl.constexpr,
+):
+    """(mean, rstd), both (rows, 1), of rows in registers; sums: of their chunks.
+
+    The mean has the sum's rounding error: equal elements would deviate from it, and a small eps would make that large.
+    The mean of the deviations is that error. It corrects the mean, and the variance as E[d^2] - E[d]^2.
+    Source: Chan, Golub and LeVeque 1983, "Algorithms for computing the sample variance".
+    """
+    mean = tl.sum(sums, 1)[:, None] * (1.0 / WIDTH)
+    if RMS:
+        mean = mean * 0.0
+    deviations = tl.zeros_like(sums)
+    squares = tl.zeros_like(sums)
+    for c in tl.static_range(CHUNKS):
+        column = (tl.arange(0, CHUNK) + c * CHUNK)[None, :]
+        deviation = row_chunks[c] - mean
+        if CHUNK * CHUNKS != WIDTH:
+            deviation = tl.where(column < WIDTH, deviation, 0.0)
+        deviations += deviation
+        squares += deviation * deviation
+    variance = tl.sum(squares, 1)[:, None] * (1.0 / WIDTH)
+    if not RMS:
+        error = tl.sum(deviations, 1)[:, None] * (1.0 / WIDTH)
+        mean += error
+        # Of a variance that has overflowed the error may too.
+        corrected = tl.maximum(variance - error * error, 0.0)
+        variance = tl.where(variance < float("inf"), corrected, variance)
+    return mean, tl.div_rn(1.0, tl.sqrt_rn(variance + eps))  # rstd's error would be the whole row's
+
+
 @triton.jit(do_not_specialize=["rows", "threshold"])
 def _layer_norm_fwd_kernel(
     x_ptr,  # (rows, width)
@@ -85,18 +123,7 @@ def _layer_norm_fwd_kernel(
             h = rounded.to(tl.float32)
         sums += h  # 0 past the width
         row_chunks = row_chunks + (h,)  # noqa: RUF005  (Triton has no unpacking here)
-    mean = tl.sum(sums, 1)[:, None] * (1.0 / WIDTH)
-    if RMS:
-        mean = mean * 0.0
-    squares = tl.zeros([ROWS, CHUNK], tl.float32)
-    for c in tl.static_range(CHUNKS):
-        column = (tl.arange(0, CHUNK) + c * CHUNK)[None, :]
-        deviation = row_chunks[c] - mean
-        if not WHOLE:
-            deviation = tl.where(column < WIDTH, deviation, 0.0)
-        squares += deviation * deviation
-    variance = tl.sum(squares, 1)[:, None] * (1.0 / WIDTH)
-    rstd = tl.div_rn(1.0, tl.sqrt_rn(variance + eps))  # its error would be the whole row's
+    mean, rstd = row_statistics(row_chunks, sums, eps, WIDTH, CHUNK, CHUNKS, RMS)
     for c in tl.static_range(CHUNKS):
         column = tl.zeros([ROWS, 1], tl.int32) + (tl.arange(0, CHUNK) + c * CHUNK)[None, :]
         mask = inside if WHOLE else inside & (column < WIDTH)

@@ -1,10 +1,11 @@
 // One row at a time, in cache: h is formed once into scratch, then two passes over it for exact
-// statistics. The last width % kLanes columns go through zero-filled vectors.
+// statistics. The last width % kLanes columns go through vectors filled with 0, or with the mean.
 
-// Sum over a row's columns of term(column, count), in four sums: additions to a single one would wait for each other.
+// Sum over a row's columns of term(column, count), a Vec or Moments, in four sums: additions to a single one would wait
+// for each other.
 template <class Term>
-FASTENC_INLINE Vec sum_of_columns(int64_t width, Term term) {
-  Vec sums[4] = {};
+FASTENC_INLINE auto sum_of_columns(int64_t width, Term term) {
+  decltype(term(0, kLanes)) sums[4] = {};
   int64_t c = 0;
   for (; c + 4 * kLanes <= width; c += 4 * kLanes)
 #pragma GCC unroll 4
@@ -14,19 +15,32 @@ FASTENC_INLINE Vec sum_of_columns(int64_t width, Term term) {
   return (sums[0] + sums[1]) + (sums[2] + sums[3]);
 }
 
+// Sums of deviations and of their squares.
+struct Moments {
+  Vec first, second;
+};
+FASTENC_INLINE Moments operator+(Moments a, Moments b) { return {a.first + b.first, a.second + b.second}; }
+FASTENC_INLINE void operator+=(Moments& a, Moments b) { a = a + b; }
+
 struct RowStatistics {
   float mean, rstd;
 };
 
-// Of a row in scratch whose sum is known.
+// Of a row in scratch whose sum is known. The mean has the sum's rounding error: equal elements would deviate from it,
+// and a small eps would make that large. The mean of the deviations is that error. It corrects the mean, and the
+// variance as E[d^2] - E[d]^2 (Chan, Golub and LeVeque 1983, "Algorithms for computing the sample variance").
 FASTENC_INLINE RowStatistics row_statistics(const float* h, Vec sums, int64_t width, float eps, bool rms) {
   const float mean = rms ? 0.f : sum(sums) / (float)width;
-  auto squared = [&](int64_t c, int n) __attribute__((always_inline)) {
+  auto moments = [&](int64_t c, int n) __attribute__((always_inline)) {
     const Vec d = load_n(h + c, n, mean) - mean;
-    return d * d;
+    return Moments{d, d * d};
   };
-  const Vec squares = sum_of_columns(width, squared);
-  return {mean, 1.f / __builtin_sqrtf(sum(squares) / (float)width + eps)};
+  const Moments sums_of_deviations = sum_of_columns(width, moments);
+  const float square = sum(sums_of_deviations.second) / (float)width;
+  if (rms) return {0.f, 1.f / __builtin_sqrtf(square + eps)};
+  const float error = sum(sums_of_deviations.first) / (float)width;
+  const double variance = square - (double)error * error;  // double: an error of 1e20 would overflow
+  return {mean + error, 1.f / __builtin_sqrtf((variance < 0. ? 0.f : (float)variance) + eps)};
 }
 
 FASTENC_INLINE Vec normalised(

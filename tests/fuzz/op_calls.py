@@ -68,7 +68,7 @@ def maybe(rng: Random, value: Any) -> Any:
 
 
 def norm(op: Callable[..., Any], rng: Random) -> Call:
-    shape = [rng.randint(0, 9) for _ in range(rng.randint(0, 2))] + [rng.choice(WIDTHS)]
+    shape = [rng.randint(0, 9) for _ in range(rng.randint(0, 2))] + [rng.choice((*WIDTHS, 1000))]
     dtype = dtype_of(rng)
     draw = lambda *sizes: laid_out(rng, torch.randn(sizes).to(dtype))
     arguments = {
@@ -81,13 +81,24 @@ def norm(op: Callable[..., Any], rng: Random) -> Call:
     }
     if op is ops.layer_norm:
         arguments["bias"] = maybe(rng, draw(shape[-1]))
+        if rng.random() < 0.2:  # rows of one value, whose rounding a small eps would show
+            x = torch.full_like(arguments["x"], rng.choice((0.1, -37.3, 12345.678)))
+            arguments |= {"x": x, "residual": None, "x_bias": None, "eps": 1e-12}
     return Call(op, arguments, by_reference(op))
+
+
+def pre_activations(rng: Random, width: int, dtype: torch.dtype) -> Tensor:
+    """Some of them the lowest numbers, of which every activation is 0."""
+    x = 3 * torch.randn(rng.randint(0, 9), width)
+    if rng.random() < 0.3:
+        x[torch.rand(x.shape) < 0.2] = rng.choice((torch.finfo(dtype).min, -1e30, -3e19))
+    return laid_out(rng, x.to(dtype))
 
 
 def bias_gelu(rng: Random) -> Call:
     dtype, width = dtype_of(rng), rng.choice(WIDTHS)
     arguments = {
-        "x": laid_out(rng, 3 * torch.randn(rng.randint(0, 9), width).to(dtype)),
+        "x": pre_activations(rng, width, dtype),
         "bias": maybe(rng, torch.randn(width).to(dtype)),
         "approximate": rng.choice(("none", "tanh")),
     }
@@ -95,10 +106,11 @@ def bias_gelu(rng: Random) -> Call:
 
 
 def bias_glu(rng: Random) -> Call:
-    dtype, width = dtype_of(rng), 2 * rng.choice(WIDTHS)
+    dtype, width = dtype_of(rng), rng.choice(WIDTHS)
+    gate = pre_activations(rng, width, dtype)
     arguments = {
-        "x": laid_out(rng, 3 * torch.randn(rng.randint(0, 9), width).to(dtype)),
-        "bias": maybe(rng, torch.randn(width).to(dtype)),
+        "x": laid_out(rng, torch.cat([gate, 3 * torch.randn(gate.shape).to(dtype)], dim=1)),
+        "bias": maybe(rng, torch.randn(2 * width).to(dtype)),
         "activation": rng.choice(("gelu", "silu")),
     }
     return Call(ops.bias_glu, arguments, by_reference(ops.bias_glu))

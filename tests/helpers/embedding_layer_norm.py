@@ -67,3 +67,12 @@ def check_tied_budget(dtype, impl, device="cpu"):
         for loss, table in ((ours, word), (twice, word), (truth, wide["word"]))
     ]
     assert_within_budget(*grads, "dword")
+
+
+def check_constant_rows(impl, device):
+    """Tokens whose elements are equal have no deviation, whatever the rounding of their sum."""
+    word = torch.tensor([0.1, 1.0, -37.3, 12345.678])[:, None].repeat(1, 768).to(device)
+    ids = torch.arange(4, device=device)
+    bias = torch.randn(768, device=device)
+    y = embedding_layer_norm(ids, word, torch.ones_like(bias), bias, eps=1e-12, impl=impl)
+    assert torch.equal(y, bias.expand(4, 768))

@@ -55,3 +55,30 @@ def check_residual_sum(op, impl, device, dtype, rows, width):
     truth = with_gradients(plain_results(**truth_in), truth_in)
     for what, *three in zip(("y", "h", *names), ours, theirs, truth, strict=True):
         assert_within_budget(*three, f"{dtype} {what}")
+
+
+def check_offset_rows(impl, device, width):
+    """Rows of one value, and rows with a mean far above their deviations, against plain PyTorch and float64.
+
+    A mean that is off by its sum's rounding error gives the first up to 0.43 at this eps, where 0 is right.
+    """
+    eps = 1e-12
+    constant = torch.tensor([1.0, 0.1, -37.3, 1e-4, 12345.678, 3e8]).to(device)
+    same = constant[:, None].repeat(1, width)
+    with torch.no_grad():
+        assert not layer_norm(same, eps=eps, impl=impl).any()
+    offsets = torch.tensor([30.0, -1e3, 1e5, 7e6], device=device)
+    x = (offsets[:, None] + torch.randn(4, width, device=device)).requires_grad_()
+    weight = torch.randn(width, device=device)
+    dy = torch.randn(4, width, device=device)
+    exact_x = x.detach().double().requires_grad_()
+    three = []
+    for y, leaf in (
+        (layer_norm(x, weight, eps=eps, impl=impl), x),
+        (F.layer_norm(x, (width,), weight, None, eps), x),
+        (F.layer_norm(exact_x, (width,), weight.double(), None, eps), exact_x),
+    ):
+        three.append((y, torch.autograd.grad(y, leaf, dy.to(y.dtype))[0]))
+    for what, *results in zip(("y", "dx"), *three, strict=True):
+        for offset, *row in zip(offsets.tolist(), *results, strict=True):
+            assert_within_budget(*row, f"{what} around {offset:g}")

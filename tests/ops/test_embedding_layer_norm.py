@@ -5,6 +5,7 @@ import torch.nn.functional as F
 from fastenc.ops import embedding_layer_norm, tied_embedding_layer_norm
 from tests.helpers.embedding_layer_norm import (
     check_budget,
+    check_constant_rows,
     check_tied_budget,
     decoded,
     inputs,
@@ -22,6 +23,11 @@ def test_values_and_every_gradient_keep_the_budget(
     instruction_set, tokens, vocabulary, width, dtype
 ):
     check_budget(dtype, "cpp", tokens, vocabulary, width)
+
+
+@pytest.mark.parametrize("impl", ["cpp", "reference"])
+def test_constant_rows_give_the_bias(instruction_set, impl):
+    check_constant_rows(impl, "cpu")
 
 
 @pytest.mark.parametrize("impl", ["cpp", "reference"])

@@ -7,7 +7,15 @@ from fastenc.ops import layer_norm, rms_norm
 from fastenc.reference import layer_norm as reference
 from fastenc.testing import assert_within_budget
 from tests.helpers.extension import needs_cpp
-from tests.helpers.layer_norm import NAMES, check_residual_sum, gradients, inputs, plain, wide
+from tests.helpers.layer_norm import (
+    NAMES,
+    check_offset_rows,
+    check_residual_sum,
+    gradients,
+    inputs,
+    plain,
+    wide,
+)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
@@ -61,6 +69,21 @@ def test_dropout_mask_and_gradients_are_the_references(instruction_set, op):
         results.append((y, *alone, *both, *torch.autograd.grad(both, (x, residual), (dy, dh))))
     for ours, theirs in zip(*results, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("width", [37, 768, 1000])
+def test_rows_with_a_large_mean_keep_the_budget(instruction_set, width):
+    check_offset_rows("cpp", "cpu", width)
+
+
+@pytest.mark.parametrize("width", [37, 768])
+def test_the_reference_of_rows_with_a_large_mean_keeps_the_budget(width):
+    check_offset_rows("reference", "cpu", width)
+
+
+@pytest.mark.parametrize("impl", ["cpp", "reference"])
+def test_a_variance_that_overflows_gives_zeros(instruction_set, impl):
+    assert not layer_norm(1e30 * torch.randn(3, 768), impl=impl).any()
 
 
 def test_dropout_has_the_asked_rate_and_mean():

@@ -4,7 +4,12 @@ import pytest
 import torch
 
 from fastenc.ops import embedding_layer_norm
-from tests.helpers.embedding_layer_norm import check_budget, check_tied_budget, inputs
+from tests.helpers.embedding_layer_norm import (
+    check_budget,
+    check_constant_rows,
+    check_tied_budget,
+    inputs,
+)
 
 
 # 200 tokens of one type are more than three windows of the backward; 5 ids of 150 tokens end anywhere in one.
@@ -14,6 +19,10 @@ from tests.helpers.embedding_layer_norm import check_budget, check_tied_budget, 
 def test_values_and_every_gradient_keep_the_budget(triton_target, tokens, vocabulary, width):
     for dtype in triton_target.dtypes:
         check_budget(dtype, triton_target.impl, tokens, vocabulary, width, triton_target.device)
+
+
+def test_constant_rows_give_the_bias(triton_target):
+    check_constant_rows(triton_target.impl, triton_target.device)
 
 
 def test_dropout_mask_padding_and_gradients_are_the_references(triton_target):

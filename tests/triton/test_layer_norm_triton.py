@@ -7,7 +7,15 @@ import torch.nn.functional as F
 from fastenc.ops import layer_norm, rms_norm
 from fastenc.reference import layer_norm as reference
 from fastenc.testing import assert_within_budget
-from tests.helpers.layer_norm import NAMES, check_residual_sum, gradients, inputs, plain, wide
+from tests.helpers.layer_norm import (
+    NAMES,
+    check_offset_rows,
+    check_residual_sum,
+    gradients,
+    inputs,
+    plain,
+    wide,
+)
 
 
 def on(device, values):
@@ -31,6 +39,11 @@ def test_layer_norm_and_every_gradient_keep_the_budget(triton_target, rows, widt
         )
         for name in NAMES:
             assert_within_budget(ours[name], theirs[name], truth[name], f"{dtype} d{name}")
+
+
+@pytest.mark.parametrize("width", [768, 1000])
+def test_rows_with_a_large_mean_keep_the_budget(triton_target, width):
+    check_offset_rows(triton_target.impl, triton_target.device, width)
 
 
 def test_rms_norm_and_a_norm_without_parameters_keep_the_budget(triton_target):

@@ -25,6 +25,7 @@ def layer_norm(
 ) -> Any:
     h = _pre_norm(x, residual, x_bias, dropout_p, rng_state)
     centred = h - h.mean(-1, keepdim=True)
+    centred = centred - centred.mean(-1, keepdim=True)  # the first mean's rounding error
     y = centred * torch.rsqrt(centred.square().mean(-1, keepdim=True) + eps)
     y = _affine(y, weight, bias, x.dtype)
     return (y, h.to(x.dtype)) if return_residual_sum else y
