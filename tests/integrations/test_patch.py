@@ -457,6 +457,36 @@ def test_return_dict_of_none_is_the_configurations(family):
     assert type(a) is type(b) and len(a) == len(b)
 
 
+def assert_same_tuples(found, expected, real):
+    assert type(found) is type(expected) and len(found) == len(expected)
+    for a, b in zip(found, expected, strict=True):
+        if torch.is_tensor(b):
+            padded = b.shape[:2] == real.shape
+            torch.testing.assert_close(
+                *((t[real] if padded else t) for t in (a, b)), rtol=0, atol=1e-5
+            )
+        elif b is None:
+            assert a is None
+        else:
+            assert_same_tuples(a, b, real)
+
+
+@pytest.mark.parametrize(
+    "family, task",
+    [*((family, "Model") for family in ENCODERS), *with_heads("mpnet", "bert", "modernbert")],
+)
+@pytest.mark.parametrize("states", [False, True])
+def test_tuples_have_the_entries_of_the_models_own(family, task, states):
+    theirs = task_model(family, task)
+    if getattr(theirs, "pooler", None) is not None:
+        theirs = type(theirs)(theirs.config, add_pooling_layer=False).eval()
+    ours, batch = fastenc.patch(copy.deepcopy(theirs)), padded_batch(family)
+    options = dict(return_dict=False, output_hidden_states=states)
+    with torch.no_grad():
+        found, expected = (m(**batch, **options) for m in (ours, theirs))
+    assert_same_tuples(found, expected, batch["attention_mask"].bool())
+
+
 @pytest.mark.parametrize("task", ["Model", "ForMaskedLM", "ForSequenceClassification"])
 def test_inputs_without_a_batch_dimension_are_refused(task):
     ours = fastenc.patch(model("bert", task))

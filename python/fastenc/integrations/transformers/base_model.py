@@ -164,7 +164,12 @@ def output(
     if states is not None:
         fields["hidden_states"] = states
     result = live.output_class(**fields)
-    return result.to_tuple() if switch(model, arguments, "return_dict") is False else result
+    if switch(model, arguments, "return_dict") is not False:
+        return result
+    if _takes_flag(type(model).forward, "return_dict") and "pooler_output" not in fields:
+        # MPNet keeps the pooler's place in the tuple, and its heads take the states from behind it.
+        return hidden, None, *result.to_tuple()[1:]
+    return result.to_tuple()
 
 
 def padded_states(
@@ -200,7 +205,7 @@ def switch(model: Any, arguments: dict, name: str) -> Any:
 
 @cache
 def _takes_flag(forward: Callable, name: str) -> bool:
-    """Whether a forward has the switch as a parameter, as MPNet's has.
+    """Whether a forward has the switch as a parameter, as only MPNet's has.
 
     Then None means the configuration's value, and any other value is a flag. In other forwards a decorator handles the
     switch: None means off, and for hidden states numbers select some of them.
