@@ -53,7 +53,7 @@ def models(name, dtype=torch.float32):
 
 
 @EVERY_MODEL
-@pytest.mark.parametrize("padding", ["right", "left", "none"])
+@pytest.mark.parametrize("padding", ["right", "left", "both", "holes", "none"])
 def test_padded_batches(name, padding):
     ours, theirs = models(name)
     batch = padded_batch("roberta", (5, 17, 1, 30) if padding != "none" else (12, 12))
@@ -61,6 +61,10 @@ def test_padded_batches(name, padding):
     if padding == "left":
         batch = {key: value.flip(1) for key, value in batch.items()}
         mask = batch["attention_mask"]
+    if padding in ("both", "holes"):
+        mask[1, :2] = mask[3, :3] = 0
+    if padding == "holes":  # one is wider than ModernBERT's window
+        mask[1, 5:7] = mask[3, 8:20] = mask[3, 23] = 0
     if padding == "none":
         del batch["attention_mask"]
     results = []

@@ -12,16 +12,20 @@ NAME = "fastenc"
 
 
 class _Sequences(NamedTuple):
-    """The sequences of real tokens in a padded batch.
+    """The sequences of a padded batch: of each row, the tokens from its first to its last real one.
+
+    Padding between them stays, because a window counts it. The bias hides it.
 
     Fields:
         indices: int64 (total_tokens,), indices in the flattened batch; None if all tokens are real.
         cu_seqlens, max_seqlen: as in :func:`fastenc.ops.attention`.
+        key_bias: float32 (total_tokens,), -inf for padding between real tokens and 0 for these; None without any.
     """
 
     indices: Tensor | None
     cu_seqlens: Tensor
     max_seqlen: int
+    key_bias: Tensor | None = None
 
 
 def register_attention() -> None:
@@ -88,7 +92,7 @@ def attention_forward(
         query: (batch, num_heads, length, head_dim).
         key, value: (batch, num_key_value_heads, length, head_dim).
         attention_mask: the result of :func:`padding_mask`.
-        sliding_window: a token sees sliding_window - 1 real tokens on each side.
+        sliding_window: a token sees the positions up to sliding_window - 1 away on each side.
     Returns: (batch, length, num_heads, head_dim), 0 for padding tokens; and None instead of the probabilities.
     Raises: ValueError for a call that the kernel does not support.
     """
@@ -124,7 +128,10 @@ def attention_forward(
         dropout_p=dropout,
         softmax_scale=scaling,
         window_size=(window, window),
+        key_bias=sequences.key_bias,
     )
+    if sequences.key_bias is not None:
+        out = out.masked_fill(sequences.key_bias.isinf()[:, None, None], 0)
     if sequences.indices is not None:
         padded = out.new_zeros(batch * length, *out.shape[1:])
         out = padded.index_copy(0, sequences.indices, out)
@@ -155,10 +162,18 @@ def _sequences(mask: Tensor | None, batch: int, length: int, device: torch.devic
     # Every layer of a forward gets the same mask. Counting waits for an accelerator, so the mask keeps the result.
     sequences = getattr(mask, "_fastenc_sequences", None)
     if sequences is None:
-        lengths = mask.sum(1, dtype=torch.int32)
+        real = mask.bool()
+        before, count = real.cumsum(1), real.sum(1, keepdim=True)
+        kept = real | ((before > 0) & (before < count))
+        lengths = kept.sum(1, dtype=torch.int32)
         offsets = nn.functional.pad(lengths.cumsum(0, dtype=torch.int32), (1, 0))
-        total, longest = torch.stack([offsets[-1], lengths.max()]).tolist()
-        indices = mask.flatten().nonzero_static(size=total).flatten()
-        sequences = _Sequences(indices, offsets, longest)
+        gaps = (kept & ~real).sum()
+        total, longest, hidden = torch.stack([offsets[-1], lengths.max(), gaps]).tolist()
+        indices = kept.flatten().nonzero_static(size=total).flatten()
+        key_bias = None
+        if hidden:
+            is_hidden = ~real.flatten()[indices]
+            key_bias = torch.zeros(total, device=device).masked_fill(is_hidden, -torch.inf)
+        sequences = _Sequences(indices, offsets, longest, key_bias)
         mask._fastenc_sequences = sequences  # type: ignore[attr-defined]
     return sequences
