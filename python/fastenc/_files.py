@@ -1,4 +1,5 @@
-"""Atomic writes of files and folders: a reader finds the old content or the new one, never an incomplete one."""
+"""Atomic writes of files and folders: a reader finds the old content or the new one, never an incomplete one.
+Locks of files, so that two processes do not write the same one."""
 
 import glob
 import os
@@ -6,6 +7,12 @@ import shutil
 import socket
 from collections.abc import Callable
 from pathlib import Path, PurePath
+from typing import IO
+
+try:
+    import fcntl
+except ImportError:  # Windows has no such locks: there nothing is locked
+    fcntl = None  # type: ignore[assignment]
 
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
@@ -22,6 +29,29 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def open_locked(path: Path) -> IO[bytes]:
+    """A file that is open for reading and writing without a buffer and locked for this process. It is made if it does
+    not exist.
+
+    The operating system releases the lock when the file is closed or the process ends for any reason.
+    Raises: BlockingIOError if it is locked.
+    """
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        file = os.fdopen(descriptor, "r+b", buffering=0)
+        if fcntl is None:
+            return file
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Another process may have renamed or removed the file after it was opened here and before it was locked.
+            if path.exists() and os.path.samestat(os.fstat(descriptor), path.stat()):
+                return file
+        except BaseException:
+            file.close()
+            raise
+        file.close()
 
 
 def member(folder: Path, name: str, listed_in: Path) -> Path:

@@ -1,15 +1,22 @@
 """The vectors of whole files: those of ``encode``, whatever the parts, and after a kill."""
 
+import errno
 import json
+import os
+import re
+import sys
 
-import numpy
+import numpy as np
 import pytest
 import torch
+from pyarrow import parquet
 from safetensors.torch import load_file
 
+from fastenc import _progress
+from fastenc.cli import main
 from fastenc.models import Encoder
-from fastenc.tasks import embedding_file
-from fastenc.tasks.embedding_file import embed_file
+from fastenc.tasks import embedding_file, parts_file
+from fastenc.tasks.embedding_file import Embedded, embed_file
 from tests.helpers.commands import failure, run
 from tests.helpers.training_run import documents, small_model, word_tokenizer
 
@@ -24,48 +31,235 @@ def base(tmp_path_factory):
     return folder
 
 
+@pytest.fixture(autouse=True)
+def small_parts(monkeypatch):
+    """Parts of one batch, each of which is kept at once."""
+    monkeypatch.setattr(embedding_file, "BATCHES_AT_ONCE", 1)
+    monkeypatch.setattr(parts_file, "SECONDS", 0.0)
+
+
 def vectors_of(path):
+    if path.suffix == ".parquet":
+        return torch.tensor(parquet.read_table(path)["embedding"].to_pylist())
     if path.suffix == ".npy":
-        return torch.from_numpy(numpy.load(path))
+        return torch.from_numpy(np.load(path))
     return load_file(path)["embeddings"]
 
 
-@pytest.mark.parametrize("suffix", [".npy", ".safetensors"])
-def test_parts_make_the_vectors_of_encode(suffix, base, tmp_path, monkeypatch):
-    monkeypatch.setattr(embedding_file, "PART", 7)
+@pytest.mark.parametrize("suffix", [".npy", ".safetensors", ".parquet"])
+@pytest.mark.parametrize("store_as", ["float32", "float16"])
+def test_parts_make_the_vectors_of_encode(suffix, store_as, base, tmp_path):
     expected = Encoder.from_pretrained(base).encode(TEXTS)
-    run("embed", base, base / "texts.txt", "-o", tmp_path / f"v{suffix}")
-    torch.testing.assert_close(vectors_of(tmp_path / f"v{suffix}"), expected, rtol=1e-5, atol=1e-6)
+    command = ("embed", base, base / "texts.txt", "-o", tmp_path / f"v{suffix}")
+    run(*command, "--batch-size", 7, "--store-as", store_as)
+    found = vectors_of(tmp_path / f"v{suffix}")
+    assert suffix == ".parquet" or found.dtype == getattr(torch, store_as)
+    exact = (
+        {"rtol": 1e-5, "atol": 1e-6} if store_as == "float32" else {"rtol": 2**-10, "atol": 1e-6}
+    )
+    torch.testing.assert_close(found.float(), expected, **exact)
     assert [path.name for path in tmp_path.iterdir()] == [f"v{suffix}"]
 
 
-def test_a_killed_run_goes_on_where_it_was(base, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(embedding_file, "PART", 7)
-    encoder, output = Encoder.from_pretrained(base), tmp_path / "v.npy"
-    embed_file(encoder, base / "texts.txt", tmp_path / "whole.npy")
-    real, calls = encoder.encode, []
+class Encoding:
+    """Counts the texts of each call of an encoder's ``encode``, and raises ``error`` in one call."""
 
-    def encode(texts, **options):
-        calls.append(len(texts))
-        if len(calls) == 3:
-            raise KeyboardInterrupt
-        return real(texts, **options)
+    def __init__(self, encoder, stop_at, error=KeyboardInterrupt):
+        self.encoder, self.stop_at, self.error = encoder, stop_at, error
+        self.real, self.calls = encoder.encode, []
+        encoder.encode = self.encode
 
-    encoder.encode = encode
-    with pytest.raises(KeyboardInterrupt):
-        embed_file(encoder, base / "texts.txt", output)
+    def encode(self, texts, **options):
+        self.calls.append(len(texts))
+        if len(self.calls) == self.stop_at:
+            raise self.error
+        return self.real(texts, **options)
+
+
+@pytest.mark.parametrize("suffix", [".npy", ".safetensors", ".parquet"])
+def test_an_interrupted_run_says_what_it_keeps_and_goes_on_there(
+    suffix, base, tmp_path, monkeypatch
+):
+    """What was finished is kept by Ctrl-C, also if no time to keep it had come."""
+    monkeypatch.setattr(parts_file, "SECONDS", 1e9)
+    encoder, output = Encoder.from_pretrained(base), tmp_path / f"v{suffix}"
+    options = {"batch_size": 7}
+    embed_file(encoder, base / "texts.txt", tmp_path / f"whole{suffix}", **options)
+    encoding = Encoding(encoder, stop_at=3)
+    message = (
+        r"interrupted; 14 finished texts are kept in .*v\..*\.part: run the same again with resu"
+    )
+    with pytest.raises(KeyboardInterrupt, match=message):
+        embed_file(encoder, base / "texts.txt", output, **options)
     assert not output.exists()
-    with pytest.raises(
-        ValueError, match=r"v.npy.part belongs to a run that did not finish: resume it"
-    ):
-        embed_file(encoder, base / "texts.txt", output)
-    with pytest.raises(ValueError, match="begun with options="):
-        embed_file(encoder, base / "texts.txt", output, resume=True, pooling="cls")
-    calls.clear()
-    calls.extend([0] * 3)
-    assert embed_file(encoder, base / "texts.txt", output, resume=True) == (25, 32)
-    assert calls[3:] == [7, 4], "the first two parts are not computed again"
+    message = (
+        r"part belongs to a run that did not finish, with 14 texts: continue it with resume=True"
+    )
+    with pytest.raises(ValueError, match=message):
+        embed_file(encoder, base / "texts.txt", output, **options)
+    for other in ({"pooling": "cls"}, {"store_as": "float16"}, {"batch_size": 8}):
+        with pytest.raises(ValueError, match="begun with options="):
+            embed_file(encoder, base / "texts.txt", output, resume=True, **{**options, **other})
+    encoding.calls.clear()
+    encoding.stop_at = None
+    found = embed_file(encoder, base / "texts.txt", output, resume=True, **options)
+    assert found == Embedded(25, 32)
+    assert encoding.calls == [7, 4], "the first two parts are not computed again"
+    assert output.read_bytes() == (tmp_path / f"whole{suffix}").read_bytes()
+    assert not list(tmp_path.glob("*.part*"))
+
+
+def test_the_command_names_its_option_when_it_is_interrupted(base, tmp_path, monkeypatch, capsys):
+    encode, calls = Encoder.encode, []
+
+    def interrupted(self, texts, **options):
+        calls.append(texts)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return encode(self, texts, **options)
+
+    monkeypatch.setattr(Encoder, "encode", interrupted)
+    command = ("embed", base, base / "texts.txt", "-o", tmp_path / "v.npy", "--batch-size", 7)
+    with pytest.raises(SystemExit) as ended:
+        main([str(argument) for argument in command])
+    assert ended.value.code == 130
+    text = capsys.readouterr().err
+    assert "fastenc: interrupted; 7 finished texts are kept in" in text
+    assert "run the same again with --resume to continue after them" in text
+    run(*command, "--resume")
+
+
+def test_a_full_disk_keeps_what_was_finished(base, tmp_path, monkeypatch):
+    encoder, output = Encoder.from_pretrained(base), tmp_path / "v.npy"
+    embed_file(encoder, base / "texts.txt", tmp_path / "whole.npy", batch_size=7)
+    room = {}
+    opened = parts_file.open_locked
+
+    def open_on_a_small_disk(path):
+        file = opened(path)
+
+        class Small(type(file)):
+            def write(self, data):
+                if self.tell() + len(data) <= room["bytes"]:
+                    return super().write(data)
+                if self.tell() < room["bytes"]:
+                    return super().write(data[: room["bytes"] - self.tell()])
+                raise OSError(errno.ENOSPC, "No space left on device")
+
+        descriptor = os.dup(file.fileno())
+        file.close()
+        return Small(descriptor, "r+b")
+
+    monkeypatch.setattr(parts_file, "open_locked", open_on_a_small_disk)
+    for room["bytes"], finished in ((2000, 14), (2700, 14), (3000, 21)):
+        message = (
+            rf"v.npy.part could not be written .*No space left on device.*; {finished} finished"
+        )
+        with pytest.raises(OSError, match=message):
+            embed_file(encoder, base / "texts.txt", output, batch_size=7, resume=True)
+    room["bytes"] = 10**6
+    embed_file(encoder, base / "texts.txt", output, batch_size=7, resume=True)
     assert output.read_bytes() == (tmp_path / "whole.npy").read_bytes()
+
+
+def test_two_runs_do_not_write_one_file(base, tmp_path):
+    output = tmp_path / "v.npy"
+    settings = {"model": "m"}
+    with parts_file.PartsFile(output, "texts", settings, False) as file:
+        file.append([b"one"], 1)
+        for resume in (False, True):
+            other = parts_file.PartsFile(output, "texts", settings, resume)
+            with pytest.raises(ValueError, match=r"v.npy is being written by another run"), other:
+                pass
+        file.append([b"two"], 1)
+    assert output.read_bytes() == b"onetwo"
+    assert [path.name for path in tmp_path.iterdir()] == ["v.npy"]
+
+
+ROWS = [
+    {"id": i, "sentence": text, "score": i / 2 if i % 3 else None} for i, text in enumerate(TEXTS)
+]
+
+
+@pytest.fixture
+def rows(tmp_path):
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    return tmp_path / "rows.jsonl"
+
+
+def test_a_parquet_file_has_all_columns_of_the_input(base, rows, tmp_path):
+    encoder = Encoder.from_pretrained(base)
+    embed_file(encoder, rows, tmp_path / "v.parquet", batch_size=7, store_as="float16")
+    table = parquet.read_table(tmp_path / "v.parquet")
+    assert table.drop(["embedding"]).to_pylist() == ROWS
+    assert str(table.schema.field("embedding").type) == "fixed_size_list<element: halffloat>[32]"
+    embed_file(encoder, rows, tmp_path / "v.npy", batch_size=7, store_as="float16")
+    assert np.array_equal(np.stack(table["embedding"].to_numpy()), np.load(tmp_path / "v.npy"))
+    (tmp_path / "t.tsv").write_text("id\tsentence\n007\ta text\n")
+    embed_file(encoder, tmp_path / "t.tsv", tmp_path / "t.parquet")
+    row = parquet.read_table(tmp_path / "t.parquet").to_pylist()[0]
+    assert (row["id"], row["sentence"], len(row["embedding"])) == ("007", "a text", 32)
+
+
+@pytest.mark.parametrize(
+    "extra, message",
+    [
+        ({"embedding": 1}, "the input must not have a column 'embedding', which the vectors get"),
+        ({"score": "high"}, "column 'score' must hold values of one type for a .parquet file"),
+    ],
+)
+def test_rows_that_a_parquet_file_cannot_hold(extra, message, base, rows, tmp_path):
+    rows.write_text(rows.read_text() + json.dumps({"id": 9, "sentence": "a", **extra}) + "\n")
+    encoder = Encoder.from_pretrained(base)
+    encoding = Encoding(encoder, stop_at=1)
+    with pytest.raises(ValueError, match=message):
+        embed_file(encoder, rows, tmp_path / "v.parquet")
+    assert not encoding.calls and not list(tmp_path.glob("v.parquet*"))
+
+
+def test_a_parquet_file_needs_its_extra_before_any_work(base, tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    text = failure(capsys, "embed", tmp_path / "none", base / "texts.txt", "-o", "v.parquet")
+    assert "pip install 'fastenc[parquet]'" in text
+
+
+@pytest.mark.parametrize("suffix", [".npy", ".safetensors"])
+def test_ids_are_beside_the_vectors(suffix, base, rows, tmp_path):
+    printed = run("embed", base, rows, "-o", tmp_path / f"v{suffix}")
+    assert f"ids in {tmp_path}/v.ids.txt" in printed
+    assert (tmp_path / "v.ids.txt").read_text().splitlines() == [str(row["id"]) for row in ROWS]
+    for bad in (None, "two\nlines", 1.5):
+        rows.write_text(json.dumps({**ROWS[0], "id": bad}) + "\n")
+        with pytest.raises(
+            ValueError, match=r"rows.jsonl, line 1: column 'id' must hold a text on"
+        ):
+            embed_file(Encoder.from_pretrained(base), rows, tmp_path / f"v{suffix}")
+
+
+def test_a_vector_beyond_float16_is_named(base, tmp_path):
+    encoder = Encoder.from_pretrained(base)
+    (tmp_path / "t.txt").write_text("a text\nanother\n")
+    real = encoder.encode
+    encoder.encode = lambda texts, **options: real(texts, **options) * torch.tensor([[1.0], [1e6]])
+    with pytest.raises(
+        ValueError, match=r"store_as must be float32 .*: text 2 has a number beyond"
+    ):
+        embed_file(encoder, tmp_path / "t.txt", tmp_path / "v.npy", store_as="float16")
+    embed_file(encoder, tmp_path / "t.txt", tmp_path / "v.npy")
+
+
+def test_without_a_terminal_a_line_says_how_far_it_is(base, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(_progress, "LINE_SECONDS", 0.0)
+    embed_file(Encoder.from_pretrained(base), base / "texts.txt", tmp_path / "v.npy", batch_size=10)
+    lines = capsys.readouterr().err.splitlines()
+    pattern = r"embedding: (10|20|25) of 25 texts, [\d,]+\.\d texts/s, \d:\d\d:\d\d left"
+    assert len(lines) == 3 and all(re.fullmatch(pattern, line) for line in lines), lines
+
+
+def test_the_time_that_is_left_counts_this_runs_texts_only():
+    counter = _progress.Counter("embedding", "texts", total=4000, done=1000)
+    counter.add(1000)
+    assert counter.line(500.0) == "embedding: 2,000 of 4,000 texts, 2.0 texts/s, 0:16:40 left"
 
 
 def test_a_run_that_fails_before_its_first_part_leaves_nothing(base, tmp_path, capsys):
@@ -107,7 +301,7 @@ def test_quoted_values_are_noticed_and_an_option_decides(base, tmp_path, capsys)
     assert json.loads((tmp_path / "p.jsonl").read_text().splitlines()[0])["sentence"] == (
         'the "cat" sat'
     )
-    pretrain = ("pretrain", table, "--column", "sentence", "-o", tmp_path / "x")
+    pretrain = ("pretrain", table, "--text", "sentence", "-o", tmp_path / "x")
     assert "give --quoting csv" in failure(capsys, *pretrain)
 
 

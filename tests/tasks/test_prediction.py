@@ -7,7 +7,7 @@ import torch
 
 from fastenc.data import train_tokenizer
 from fastenc.models import EncoderConfig, SequenceClassifier, TokenClassifier
-from fastenc.tasks import SequenceClassification, TokenClassification, prediction
+from fastenc.tasks import SequenceClassification, TokenClassification, parts_file, prediction
 from fastenc.tasks.prediction import predict_file
 
 TEXTS = [f"{'a good film ' * (i % 5)}number {i}" for i in range(23)]
@@ -16,6 +16,7 @@ TEXTS = [f"{'a good film ' * (i % 5)}number {i}" for i in range(23)]
 @pytest.fixture
 def small_parts(monkeypatch):
     monkeypatch.setattr(prediction, "PART", 5)
+    monkeypatch.setattr(parts_file, "SECONDS", 0.0)
 
 
 @pytest.fixture
@@ -119,7 +120,9 @@ def test_a_killed_run_goes_on_where_it_was(small_parts, inputs, tmp_path, monkey
         predict_file(task, model, inputs, output)
     with open(tmp_path / "o.tsv.part", "a") as file:
         file.write("half a line")  # appended, and killed before it was counted
-    with pytest.raises(ValueError, match="did not finish: resume it"):
+    with pytest.raises(
+        ValueError, match="did not finish, with 10 items: continue it with resume=True"
+    ):
         predict_file(task, model, inputs, output)
     with pytest.raises(ValueError, match="begun with task="):
         predict_file(SequenceClassification(max_length=9), model, inputs, output, resume=True)

@@ -75,6 +75,10 @@ def run(arguments: Sequence[str]) -> None:
         kind.from_arguments(name, rest).run()
     except ValueError as error:
         raise ValueError(in_options_words(str(error), options_of(kind))) from error
+    except (OSError, KeyboardInterrupt) as error:
+        if len(error.args) == 1 and isinstance(error.args[0], str):
+            error.args = (in_options_words(error.args[0], options_of(kind)),)
+        raise
 
 
 def command_named(name: str) -> type[Command]:

@@ -45,7 +45,7 @@ class Tokenizer(Command):
     texts: tuple[str, ...] = argument(TEXTS, default=())
     output: Path = option(REQUIRED, "Folder for the tokenizer.", "-o")
     language: tuple[str, ...] = option((), LANGUAGE)
-    column: str | None = option(None, COLUMN)
+    text: str | None = option(None, COLUMN, "-t")
     quoting: str | None = option(None, QUOTING)
     kind: str = option("wordpiece", "Kind of tokenizer: wordpiece, bpe (byte-level) or unigram.")
     vocab_size: int = option(16000, "Vocabulary size.")
@@ -62,8 +62,7 @@ class Tokenizer(Command):
     def run(self) -> None:
         files = _files(self.texts, self.language)
         documents = {
-            language: FileTexts(paths, self.column, self.quoting)
-            for language, paths in files.items()
+            language: FileTexts(paths, self.text, self.quoting) for language, paths in files.items()
         }
         lowercase = self.lowercase
         if self.language:
@@ -100,13 +99,13 @@ class Tokens(Command):
         "Folders with a tokenizer.json, of a tokenizer or a model."
     )
     language: tuple[str, ...] = option((), LANGUAGE)
-    column: str | None = option(None, COLUMN)
+    text: str | None = option(None, COLUMN, "-t")
     output: Path = option(Path("tokens"), "Folder for tokens.json and tokens.png.", "-o")
 
     def run(self) -> None:
         if not self.language:
             raise ValueError("tokens are counted by language: give --language name=file, got none")
-        documents = read_languages(language_files(list(self.language)), self.column)
+        documents = read_languages(language_files(list(self.language)), self.text)
         results: dict[str, dict[str, Fertility]] = {}
         for folder in self.tokenizers:
             loaded = load_tokenizer(folder)
@@ -159,7 +158,7 @@ class Prepare(Command):
     output: Path = option(REQUIRED, "Folder for the store.", "-o")
     tokenizer: str = option(REQUIRED, "Folder with a tokenizer.json.")
     language: tuple[str, ...] = option((), LANGUAGE)
-    column: str | None = option(None, COLUMN)
+    text: str | None = option(None, COLUMN, "-t")
     quoting: str | None = option(None, QUOTING)
     processes: int = option(1, "Number of processes that tokenise.")
     shard_characters: int = option(
@@ -172,7 +171,7 @@ class Prepare(Command):
         store = write_store(
             self.output,
             {
-                language: FileTexts(paths, self.column, self.quoting)
+                language: FileTexts(paths, self.text, self.quoting)
                 for language, paths in files.items()
             },
             load_tokenizer(self.tokenizer),
@@ -208,7 +207,7 @@ class Clean(Command):
         "-o",
     )
     language: tuple[str, ...] = option((), LANGUAGE)
-    column: str | None = option(None, COLUMN)
+    text: str | None = option(None, COLUMN, "-t")
     quoting: str | None = option(None, QUOTING)
     steps: str = option("gopher,c4,fineweb,exact,near", "Steps to run, separated by commas.")
     english: bool = option(
@@ -234,7 +233,7 @@ class Clean(Command):
             "steps": self.steps.split(","),
             "english": self.english,
             "bad_words": sorted({word for word in bad if word}),
-            "column": self.column,
+            "column": self.text,
             "quoting": self.quoting,
         }
         if self.script is not None:

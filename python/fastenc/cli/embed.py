@@ -11,10 +11,10 @@ from fastenc.cli.outputs import DEVICE, check_suffix, device_named, write
 from fastenc.data.columns import iterate_words
 from fastenc.models import Encoder
 from fastenc.tasks.base import QUOTING
-from fastenc.tasks.embedding_file import embed_file
+from fastenc.tasks.embedding_file import OUTPUTS, embed_file
 
 # Options that have no effect on the vectors of the other kind.
-OF_TEXTS = ("column", "pooling", "normalize", "quoting", "resume")
+OF_TEXTS = ("text", "store_as", "pooling", "normalize", "quoting", "resume")
 OF_WORDS = ("layers", "combine", "subwords")
 
 
@@ -22,8 +22,12 @@ OF_WORDS = ("layers", "combine", "subwords")
 class Embed(Command):
     """Compute a vector for each text, or for each word of the texts.
 
-    The vectors are float32, in the order of the texts. Files may be of any size: 10,000 texts at a time are read and
-    embedded. Finished parts are stored beside the output, so that --resume continues after the last one.
+    The vectors are in the order of the texts. A .parquet file has them in the column "embedding", beside all columns
+    of the input. If a table has a column "id", NAME.ids.txt beside a .npy or .safetensors file has the id of each
+    vector.
+
+    Files may be of any size. Finished vectors are kept beside the output every few seconds, so that --resume continues
+    after them.
 
     With --words there is a vector for each word of each text in a .npy file. NAME.offsets.npy beside it has the index
     of each text's first word. Words are read from files in columns (.conll, .conllu). The lines of a .txt file are cut
@@ -31,13 +35,15 @@ class Embed(Command):
 
     Examples:
     fastenc embed sentence-transformers/all-MiniLM-L6-v2 texts.txt -o vectors.npy
+    fastenc embed sentence-transformers/all-MiniLM-L6-v2 stsb.tsv -t sentence1 -o vectors.parquet --store-as float16
     fastenc embed sentence-transformers/all-MiniLM-L6-v2 texts.txt -o words.npy --words --layers -1 --layers -2
     """
 
     model: str = argument("Checkpoint folder, or name on the hub.")
     inputs: str = argument("Texts: .txt with a text on each line, .tsv, .csv or .jsonl (also .gz).")
-    output: Path = option(REQUIRED, "File to write: .safetensors or .npy.", "-o")
-    column: str = option("sentence", "Column of the text in a table.")
+    output: Path = option(REQUIRED, "File to write: .safetensors, .npy or .parquet.", "-o")
+    text: str = option("sentence", "Column of the text in a table.", "-t")
+    store_as: str = option("float32", "Number type of the vectors in the file: float32 or float16.")
     pooling: str | None = option(
         None,
         "How a text's token vectors become one: mean, cls, max or last-four (mean of the last four layers). Default: "
@@ -61,27 +67,31 @@ class Embed(Command):
     batch_size: int = option(32, "Number of sequences in a batch.")
     device: str | None = option(None, DEVICE)
     quoting: str | None = option(None, QUOTING)
-    resume: bool = option(False, "Continue a killed run after its last finished part.")
+    resume: bool = option(False, "Continue an unfinished run after what it has kept.")
 
     def run(self) -> None:
         self._check_options()
         if self.words:
             return self._embed_words()
-        check_suffix(self.output, (".safetensors", ".npy"))
+        check_suffix(self.output, OUTPUTS)
+        if self.output.suffix == ".parquet":
+            require("pyarrow", extra="parquet")
         model = Encoder.from_pretrained(self.model).to(device_named(self.device))
-        number, width = embed_file(
+        written = embed_file(
             model,
             self.inputs,
             self.output,
-            self.column,
+            self.text,
+            store_as=self.store_as,
+            batch_size=self.batch_size,
             resume=self.resume,
             model_name=self.model,
             quoting=self.quoting,
-            batch_size=self.batch_size,
             pooling=self.pooling,
             normalize=self.normalize,
         )
-        print(f"{number} vectors of {width} numbers in {self.output}")
+        ids = f", ids in {written.ids}" if written.ids else ""
+        print(f"{written.number} vectors of {written.width} numbers in {self.output}{ids}")
 
     def _check_options(self) -> None:
         """Raises: ValueError for an option that would have no effect."""
@@ -90,7 +100,7 @@ class Embed(Command):
             if name in (OF_TEXTS if self.words else OF_WORDS):
                 kinds = ("texts", "words") if self.words else ("words (--words)", "texts")
                 raise ValueError(
-                    f"--{name} is for the vectors of {kinds[0]}, not of {kinds[1]}: leave it out"
+                    f"--{name.replace('_', '-')} is for the vectors of {kinds[0]}, not of {kinds[1]}: leave it out"
                 )
 
     def _embed_words(self) -> None:

@@ -181,8 +181,10 @@ def build(kind: Any, values: dict[str, Any]) -> Any:
 
 
 def in_options_words(text: str, options: Iterable[Option]) -> str:
-    """An error message in which names of fields are replaced by names of options, such as --batch-size."""
+    """An error message in which names of fields are replaced by names of options, such as --batch-size, and arguments
+    of Python by options: resume=True by --resume."""
     names = {option.name: _title(option) for option in options}
+    text = re.sub(r"\b(\w+)=True\b", lambda found: names.get(found[1], found[0]), text)
     return re.sub(r"^\w+(?= must\b)|\b\w+_\w+\b", lambda found: names.get(found[0], found[0]), text)
 
 

@@ -25,8 +25,8 @@ class Predict(Command):
     with offsets and candidates (.jsonl). sentence-embedding: the cosine similarity of each pair of texts; `fastenc
     embed` writes the vectors. word-sense: the sense of each word and its score (.tsv, .jsonl).
 
-    Files may be of any size: 10,000 items at a time are read, encoded and predicted. Finished parts are stored beside
-    the output, so that --resume continues after the last one. Questions are all read at once.
+    Files may be of any size: 1,000 items at a time are read, encoded and predicted. What is finished is kept beside the
+    output every few seconds, so that --resume continues after it. Questions are all read at once.
 
     Examples:
     fastenc predict runs/sst2 new.tsv -o labels.tsv
@@ -46,7 +46,7 @@ class Predict(Command):
     )
     batch_size: int = option(32, "Number of sequences in a batch.")
     device: str | None = option(None, DEVICE)
-    resume: bool = option(False, "Continue a killed run after its last finished part.")
+    resume: bool = option(False, "Continue an unfinished run after what it has kept.")
     task_options: dict[str, Any] = options_listed_by(prediction_options)
 
     def run(self) -> None:

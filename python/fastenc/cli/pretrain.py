@@ -62,7 +62,7 @@ class Pretrain(Command):
         None,
         "Held-out texts. Default: one in twenty documents, or the store's held-out examples.",
     )
-    column: str | None = option(None, "Column of the text in a table. Default: text.")
+    text: str | None = option(None, "Column of the text in a table. Default: text.", "-t")
     quoting: str | None = option(None, QUOTING)
     from_: str | None = option(
         None,
@@ -99,8 +99,8 @@ class Pretrain(Command):
 
     def _run(self, found: Path | None) -> None:
         store = _store(self.train)
-        documents = [] if store else _documents(self.train, self.column, self.quoting)
-        dev = None if self.dev is None else _documents([self.dev], self.column, self.quoting)
+        documents = [] if store else _documents(self.train, self.text, self.quoting)
+        dev = None if self.dev is None else _documents([self.dev], self.text, self.quoting)
         model = self._model(found, store, documents)
         if store:
             store.check_tokenizer(

@@ -195,6 +195,22 @@ def iterate_inputs(
         yield texts if len(columns) > 1 else texts[0]
 
 
+def input_rows(
+    path: str | Path, column: str = "sentence", quoting: str | None = None
+) -> Iterator[tuple[str, Row]]:
+    """(file and line for error messages, row with all columns) of each text of :func:`read_inputs`.
+
+    The lines of a ``.txt`` file are rows with this column alone.
+    """
+    if kind_of(path) == ".txt":
+        for number, line in enumerate(iterate_inputs(path), start=1):
+            yield f"{path}, line {number}", {column: line}
+        return
+    for where, row in numbered_rows(path, [column], quoting):
+        text_of(row, column, where)
+        yield where, row
+
+
 def in_parts(items: Iterable[Any], size: int) -> Iterator[list[Any]]:
     """Lists of ``size`` consecutive items; the last list may be shorter."""
     rest = iter(items)

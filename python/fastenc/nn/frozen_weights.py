@@ -59,7 +59,8 @@ class FrozenWeights(nn.Module):
 
         A single call would not gain from it, because it packs the weights once anyway.
         """
-        if calls < 2 or self._layers is not None:
+        frozen_already = self._layers is not None or id(self) in (_during_call.get() or {})
+        if calls < 2 or frozen_already:
             yield
             return
         token = _during_call.set({**(_during_call.get() or {}), id(self): frozen_layers(owner)})

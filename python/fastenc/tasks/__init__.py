@@ -4,6 +4,7 @@ from fastenc.tasks.base import Task
 from fastenc.tasks.classification import (
     SequenceClassification,
 )
+from fastenc.tasks.embedding_file import embed_file
 from fastenc.tasks.masked_lm import evaluate_masked_lm
 from fastenc.tasks.prediction import predict_file
 from fastenc.tasks.predictor import Predictor, predictor
@@ -27,6 +28,7 @@ __all__ = [
     "Task",
     "TokenClassification",
     "WordSense",
+    "embed_file",
     "evaluate_masked_lm",
     "make_task",
     "predict_file",

@@ -2,79 +2,146 @@
 
 import json
 import os
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from fastenc._files import write_atomically
+from fastenc._files import open_locked, write_atomically
+
+SECONDS = 3.0  # after which finished items are kept
 
 
 class PartsFile:
-    """Appends finished parts to ``output``.part and counts them in ``output``.part.json. A context manager.
+    """Appends finished parts to ``output``.part and counts their items in ``output``.part.json. A context manager.
 
-    When the context ends without an error, .part is renamed to ``output``.
+    What a killed run had appended is kept up to its last ``SECONDS``; what a run had appended that ends with an error
+    or by Ctrl-C is kept completely. When the context ends without an error, .part is renamed to ``output``. Other
+    processes cannot use the same file in the meantime.
 
     Args:
+        items: what is counted, such as "texts".
         settings: JSON values that must be the same in a resumed run.
-        resume: continue a killed run after its last finished part; if there is none, start.
+        resume: continue an unfinished run after its last kept part; if there is none, start.
     Attributes:
-        parts: number of finished parts.
-    Raises: ValueError if there is an unfinished run and ``resume`` is False, or if it had other settings.
+        done: number of items in the finished parts.
+    Raises: ValueError if another process writes the file, if there is an unfinished run and ``resume`` is False, or if
+        that run had other settings. OSError with what is kept if the disk is full.
     """
 
-    def __init__(self, output: Path, settings: dict[str, Any], resume: bool):
-        self.output = output
+    def __init__(self, output: Path, items: str, settings: dict[str, Any], resume: bool):
+        self.output, self.done = output, 0
+        self._items, self._resume = items, resume
+        self._settings = json.loads(json.dumps(settings))
         self._written = output.with_name(f"{output.name}.part")
         self._progress = output.with_name(f"{output.name}.part.json")
-        self._done = self._read_progress(json.loads(json.dumps(settings)), resume)
-
-    @property
-    def parts(self) -> int:
-        return self._done["parts"]
+        self._bytes = self._kept = 0
+        self._converted = False
 
     def __enter__(self) -> "PartsFile":
         self.output.parent.mkdir(parents=True, exist_ok=True)
-        self._file = open(self._written, "r+b" if self._written.exists() else "w+b")
-        # A killed run may have appended a part that it did not count: that part is written again.
-        self._file.truncate(self._done["bytes"])
-        self._file.seek(self._done["bytes"])
+        try:
+            self._file = open_locked(self._written)
+        except BlockingIOError:
+            raise ValueError(
+                f"{self.output} is being written by another run: wait for it, or give another output"
+            ) from None
+        try:
+            self._read_progress()
+            # A killed run may have appended a part that it did not count: that part is written again.
+            self._file.truncate(self._bytes)
+            self._file.seek(self._bytes)
+        except BaseException:
+            self._file.close()
+            raise
+        self._kept_at = time.monotonic()
         return self
 
-    def __exit__(self, kind: object, *error: object) -> None:
-        self._file.close()
-        if kind is None:
-            self._progress.unlink(missing_ok=True)
-            os.replace(self._written, self.output)
-        elif not self.parts:
-            self._written.unlink(missing_ok=True)
+    def __exit__(self, kind: Any, error: Any, trace: object) -> None:
+        try:
+            if kind is None:
+                self._finish()
+                return
+            with suppress(OSError):  # then what was kept before is kept
+                self._keep()
+            if not self._kept:
+                self._written.unlink(missing_ok=True)
+        finally:
+            self._file.close()
+        if issubclass(kind, KeyboardInterrupt) and not error.args:
+            raise KeyboardInterrupt(f"interrupted; {self._what_is_kept()}") from error
 
-    def append(self, part: Iterable[bytes]) -> None:
-        """Add a part, given in pieces. It is on the disk when this returns."""
-        for piece in part:
-            self._file.write(piece)
-        self._file.flush()
+    def append(self, part: Iterable[bytes], items: int) -> None:
+        """Add a part, given in pieces, with this number of items."""
+        try:
+            for piece in part:
+                rest = memoryview(piece)
+                while rest:
+                    rest = rest[self._file.write(rest) :]
+            self._bytes, self.done = self._file.tell(), self.done + items
+            if time.monotonic() - self._kept_at >= SECONDS:
+                self._keep()
+        except OSError as error:
+            with suppress(OSError):
+                self._keep()
+            raise OSError(
+                f"{self._written} could not be written ({error}); {self._what_is_kept()}"
+            ) from error
+
+    def convert(self, write: Callable[[Path, Path], object]) -> None:
+        """Write ``output`` from the finished parts by ``write(parts, output)``, instead of renaming them."""
+        self._keep()
+        write_atomically(self.output, lambda path: write(self._written, path))
+        self._converted = True
+
+    def _finish(self) -> None:
         os.fsync(self._file.fileno())
-        self._done = {**self._done, "parts": self.parts + 1, "bytes": self._file.tell()}
-        text = json.dumps(self._done)
-        write_atomically(self._progress, lambda path: path.write_text(text))
+        self._progress.unlink(missing_ok=True)
+        if self._converted:
+            self._written.unlink()
+        else:
+            os.replace(self._written, self.output)
 
-    def _read_progress(self, settings: dict[str, Any], resume: bool) -> dict[str, Any]:
-        """The progress of an earlier run: {"settings", "parts", "bytes"}; no parts if there is none."""
-        if not (self._written.exists() and self._progress.exists()):
-            self._progress.unlink(missing_ok=True)
-            return {"settings": settings, "parts": 0, "bytes": 0}
-        done = json.loads(self._progress.read_text())
-        if not resume:
+    def _keep(self) -> None:
+        """Flush the finished parts to the disk, and then their number."""
+        if self.done == self._kept:
+            return
+        os.fsync(self._file.fileno())
+        values = {"settings": self._settings, "items": self.done, "bytes": self._bytes}
+        text = json.dumps(values)
+        write_atomically(self._progress, lambda path: path.write_text(text))
+        self._kept, self._kept_at = self.done, time.monotonic()
+
+    def _what_is_kept(self) -> str:
+        if not self._kept:
+            return f"no {self._items} were finished, so nothing is kept"
+        return (
+            f"{self._kept:,} finished {self._items} are kept in {self._written}: run the same again with resume=True "
+            "to continue after them"
+        )
+
+    def _read_progress(self) -> None:
+        """Take over the progress of an unfinished run, if there is one."""
+        if not self._progress.exists():
+            return
+        kept = json.loads(self._progress.read_text())
+        if os.fstat(self._file.fileno()).st_size < kept["bytes"]:  # .part was deleted
+            self._progress.unlink()
+            return
+        if not self._resume:
             raise ValueError(
-                f"{self._written} belongs to a run that did not finish: resume it (--resume), or delete the file"
+                f"{self._written} belongs to a run that did not finish, with {kept['items']:,} {self._items}: continue "
+                "it with resume=True, or delete the file"
             )
-        for name, value in settings.items():
-            if done["settings"].get(name) != value:
+        for name, value in self._settings.items():
+            if kept["settings"].get(name) != value:
                 raise ValueError(
-                    f"{self._written} was begun with {name}={done['settings'].get(name)}, got {value}: use the same "
+                    f"{self._written} was begun with {name}={kept['settings'].get(name)}, got {value}: use the same "
                     "value, or delete the file"
                 )
-        return done
+        self.done = self._kept = kept["items"]
+        self._bytes = kept["bytes"]
 
 
 def file_stamp(path: Path, output: str) -> list[list[Any]]:

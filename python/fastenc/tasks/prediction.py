@@ -7,11 +7,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from fastenc._progress import progress_bar
+from fastenc._progress import Counter
 from fastenc.tasks.base import Task
 from fastenc.tasks.parts_file import PartsFile, file_stamp
 
-PART = 10_000  # number of items that are read, encoded and predicted together
+PART = 1_000  # number of items that are read, encoded and predicted together
 
 
 def predict_file(
@@ -28,15 +28,15 @@ def predict_file(
     """Write a prediction for every item of a file to another file.
 
     The whole file is read once before the first prediction, so that a malformed line is reported early. Then, while the
-    model computes one part of ``PART`` items, another thread reads and encodes the next part. Finished parts are stored
-    at once (:class:`fastenc.tasks.parts_file.PartsFile`).
+    model computes one part of ``PART`` items, another thread reads and encodes the next part. Finished parts are kept
+    (:class:`fastenc.tasks.parts_file.PartsFile`).
 
     Args:
         output: its suffix is one of ``task.outputs``.
         batch_size: number of examples that the model takes at a time.
-        resume: continue a killed run after its last finished part; if there is none, start.
+        resume: continue an unfinished run after its last kept part; if there is none, start.
         model_name: folder or name on the hub of the model; a resumed run must have the same.
-        show_progress: None shows a bar if stderr is a terminal.
+        show_progress: None shows a bar if stderr is a terminal, else a line every ten seconds.
     Returns: the number of predictions.
     Raises: ValueError as ``task.read_inputs``, if input and output are the same file, if there is an unfinished run and
         ``resume`` is False, or if that run had another model, other options or another input file.
@@ -52,23 +52,18 @@ def predict_file(
         "task": [task.name, asdict(task)],
         "part": PART,
     }
-    file = PartsFile(output, settings, resume)
-    sizes = [len(part) for part in task.input_parts(inputs, PART)]
-    bar = progress_bar(
-        _encoded(task, model, inputs, file.parts),
-        "predicting",
-        "part",
-        show_progress if len(sizes) > 1 else False,
-        initial=file.parts,
-        total=len(sizes),
-    )
-    with file:
-        for data, examples in bar:
-            within = show_progress if len(sizes) == 1 else False
-            predictions = task.predict_encoded(model, data, examples, batch_size, within)
-            lines = task.lines(model, data, predictions, output.suffix)
-            begin = 1 if file.parts and output.suffix in task.headed else 0
-            file.append(f"{line}\n".encode() for line in islice(lines, begin, None))
+    with PartsFile(output, "items", settings, resume) as file:
+        sizes = [len(part) for part in task.input_parts(inputs, PART)]
+        show = show_progress if len(sizes) > 1 else False
+        within = show_progress if len(sizes) == 1 else False
+        with Counter("predicting", "items", sum(sizes), file.done, show) as counter:
+            for data, examples in _encoded(task, model, inputs, file.done // PART):
+                predictions = task.predict_encoded(model, data, examples, batch_size, within)
+                lines = task.lines(model, data, predictions, output.suffix)
+                begin = 1 if file.done and output.suffix in task.headed else 0
+                text = "".join(f"{line}\n" for line in islice(lines, begin, None))
+                file.append([text.encode()], len(data))
+                counter.add(len(data))
     return sum(sizes)
 
 

@@ -9,12 +9,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import IO
 
+from fastenc._files import open_locked
 from fastenc.train.processes import process_state
-
-try:
-    import fcntl
-except ImportError:  # Windows has no such locks: there the folder is not locked
-    fcntl = None  # type: ignore[assignment]
 
 NAME = ".lock"
 _held: set[Path] = set()
@@ -30,7 +26,7 @@ def output_lock(folder: str | Path) -> Iterator[None]:
     Raises: ValueError with the process that has the lock, and its start.
     """
     path = Path(folder).resolve() / NAME
-    if fcntl is None or path in _held or not process_state().is_main_process:
+    if path in _held or not process_state().is_main_process:
         yield
         return
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -47,30 +43,22 @@ def output_lock(folder: str | Path) -> Iterator[None]:
             path.parent.rmdir()  # fails if the folder has files
 
 
-def _locked(path: Path, folder: str) -> IO[str]:
+def _locked(path: Path, folder: str) -> IO[bytes]:
     """The open lock file, after it is locked."""
-    while True:
-        file = open(path, "a+", encoding="utf-8")  # noqa: SIM115, it stays open
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            with file:
-                file.seek(0)
-                raise ValueError(_in_use(file.read(), folder)) from None
-        # An earlier run may have removed the file after it was opened here and before it was locked.
-        if path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat()):
-            break
-        file.close()
+    try:
+        file = open_locked(path)
+    except BlockingIOError:
+        raise ValueError(_in_use(path, folder)) from None
     file.truncate(0)
     started = datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
-    json.dump({"process": os.getpid(), "host": socket.gethostname(), "started": started}, file)
-    file.flush()
+    holder = {"process": os.getpid(), "host": socket.gethostname(), "started": started}
+    file.write(json.dumps(holder).encode())
     return file
 
 
-def _in_use(content: str, folder: str) -> str:
-    with suppress(ValueError, KeyError):
-        holder = json.loads(content)
+def _in_use(path: Path, folder: str) -> str:
+    with suppress(OSError, ValueError, KeyError):
+        holder = json.loads(path.read_text(encoding="utf-8"))
         return (
             f"{folder} is the output of another run, process {holder['process']} on {holder['host']}, started "
             f"{holder['started']}: wait for it, end it, or give another output folder (-o)"
