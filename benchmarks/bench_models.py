@@ -1,6 +1,6 @@
 """Whole models on real lengths: inference, and masked-LM training steps with AdamW; tokens a second, MFU, peak memory.
 
-python -m benchmarks.bench_models [MODEL ...] [inference | training]
+python -m benchmarks.bench_models [MODEL ...] [training | inference] [--no-compile]
 
 Random weights of real sizes; one batch of about 16,384 real tokens on a GPU, in inference also a single text (bfloat16;
 training: autocast over float32 weights, dropout 0.1), 1,024 tokens on a CPU (float32). Tokens and FLOPs are those of
@@ -37,8 +37,10 @@ from fastenc.profiling import models
 from fastenc.profiling.costs import encoder_flops
 
 TOKENS = 16384 if ON_GPU else 1024
-MODES = ("inference", "training")
+MODES = ("training", "inference")
+NO_COMPILE = "--no-compile"  # no torch.compile, which takes minutes
 GRAPHS = ON_GPU  # elsewhere there are none to record
+COMPILES = ON_GPU and NO_COMPILE not in sys.argv  # transformers' model by torch.compile
 DTYPE = torch.bfloat16 if ON_GPU else torch.float32
 TOLERANCE = 5e-2 if ON_GPU else 1e-4  # bfloat16 through up to 24 layers
 WITH_DROPOUT = 5e-2
@@ -115,7 +117,7 @@ def inference(ours: MaskedLM, folder: str) -> dict[str, Callable[[], dict]]:
         calls[by_length_name] = lambda: torch.cat(
             [sdpa(**x).last_hidden_state[m] for x, m in zip(batches, masks, strict=True)]
         )
-        if ON_GPU:
+        if COMPILES:
             calls["Hugging Face sdpa, torch.compile"] = forward(compiled(sdpa))
         calls["fastenc"] = lambda: encoder(packed).last_hidden_state
         calls["fastenc.compile_inference"] = (
@@ -146,7 +148,7 @@ def training(ours: MaskedLM, folder: str) -> dict[str, Callable[[], dict]]:
     optimizers: dict[int, torch.optim.Optimizer] = {}
     own = torch.optim.AdamW(ours.parameters(), lr=0.0, fused=True)
     graphs = compile_training(ours, own, max_tokens=2 * TOKENS) if GRAPHS else "needs a GPU"
-    dynamic = torch.compile(found["Hugging Face sdpa"], dynamic=True) if ON_GPU else None
+    dynamic = torch.compile(found["Hugging Face sdpa"], dynamic=True) if COMPILES else None
 
     def measure(name: str) -> dict[str, dict]:
         sizes = lengths(name, TOKENS)
@@ -164,7 +166,7 @@ def training(ours: MaskedLM, folder: str) -> dict[str, Callable[[], dict]]:
             n: m if isinstance(m, str) else lambda m=m: m(**batch).loss for n, m in found.items()
         }
         owners = dict(found)
-        if ON_GPU:
+        if COMPILES:
             # A shape of its own takes minutes to compile, so one dynamic graph serves all batches of texts. It comes
             # first: compiled() forgets it.
             fixed = name == NAMES[-1]
@@ -245,9 +247,9 @@ def state(row: dict) -> str:
 
 def main() -> None:
     arguments = sys.argv[1:]
-    unknown = set(arguments) - {*models.SIZES, *MODES}
-    if unknown:
-        raise SystemExit(f"give {', '.join((*models.SIZES, *MODES))}, got {', '.join(unknown)}")
+    options = (*models.SIZES, *MODES, NO_COMPILE)
+    if unknown := set(arguments) - set(options):
+        raise SystemExit(f"give {', '.join(options)}, got {', '.join(unknown)}")
     default = list(models.SIZES) if ON_GPU else ["minilm"]
     wanted = [name for name in models.SIZES if name in arguments] or default
     broken: list[str] = []

@@ -1,0 +1,139 @@
+"""A benchmark as on an H200, without one, to find mistakes in it before a machine is lent. No figure comes out of it.
+
+    python -m benchmarks._dry_run MODULE [ARGUMENT ...]
+
+Ops on CPU tensors take their Triton kernels, which are compiled for sm_90 and started by Triton's own launcher on a
+driver that starts nothing (_fake_gpu.py), so results are whatever was in memory. Sizes are small, models have a layer.
+Nothing is timed: of a case the report says only which kernels were started, and one that starts none is a failure.
+"""
+
+import os
+import runpy
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import redirect_stdout
+from dataclasses import replace
+from functools import partial
+from io import StringIO
+
+os.environ["FASTENC_WARP_GROUPS"] = "1"
+from fastenc.kernels import device, launch
+
+from benchmarks import _fake_gpu, _harness
+
+MULTIPROCESSORS = 132
+REMARK = "a dry run: nothing was computed, nothing was timed"
+MODULE = "benchmarks._dry_run"
+
+
+def as_on_a_gpu() -> None:
+    """Dispatch, launch rules and grids of sm_90 for CPU tensors."""
+    import torch
+
+    from fastenc.ops import _dispatch, _library
+
+    _dispatch.unsupported_reason = lambda op, impl, x, cpp_limit, triton_limit: (
+        triton_limit if impl != "cudnn" else "cuDNN is not there"
+    )
+    library = torch.library.Library("fastenc", "IMPL")
+    kept.append(library)
+    for name, kernel in _library.triton_kernels.items():
+        library.impl(name, kernel, "CPU", allow_override=True)
+    launch.architecture = lambda device: "sm_90"
+    device.persistent_programs = lambda device, each: each * MULTIPROCESSORS
+    for name, module in list(sys.modules.items()):
+        if name.startswith("fastenc.kernels.") and hasattr(module, "persistent_programs"):
+            module.persistent_programs = device.persistent_programs
+
+
+kept: list = []  # a library's registrations end with it
+
+
+def compare(providers: dict, **options) -> dict:
+    """In place of ``_harness.compare``: each provider once."""
+    rows = {}
+    for name, call in providers.items():
+        if isinstance(call, str):
+            rows[name] = {"missing": call}
+            continue
+        try:
+            call()
+            rows[name] = {"dry run": "not timed"}
+        except Exception as error:
+            rows[name] = {"failed": f"{type(error).__name__}: {error}"[:150]}
+    return rows
+
+
+def noted(cases: Iterable) -> Iterator:
+    for name, call in cases:
+        yield name, partial(started, name, call)
+
+
+def started(name: str, call) -> dict:
+    """The kernels that a case started, and whether it failed; none of its figures."""
+    before = len(_fake_gpu.launches())
+    with redirect_stdout(StringIO()):
+        row = call()
+    kernels = Counter(each["kernel"] for each in _fake_gpu.launches(before))
+    failed = {"failed": row["failed"]} if "failed" in row else {}
+    if not kernels and not in_cuda(name):
+        failed = {"failed": "it starts no kernel"}
+    print(f"  {name}: {', '.join(kernels) or 'CUDA C++, not started'}", flush=True)
+    return {"dry run": REMARK, "kernels": kernels, **failed}
+
+
+def in_cuda(name: str) -> bool:
+    """Whether the case's op has its kernel in CUDA C++, which this driver is not asked for."""
+    from fastenc.ops._dispatch import DECLARED
+
+    op = name.partition(",")[0]
+    return op in DECLARED and "cuda" in DECLARED[op].implementations
+
+
+def small_sizes() -> None:
+    from benchmarks import bench_models, gpu_quick, tune
+    from benchmarks.gpu_quick import sweep
+    from fastenc.profiling import models
+
+    for name, config in models.SIZES.items():
+        models.SIZES[name] = replace(config, num_layers=1)
+    bench_models.TOKENS = 512
+    gpu_quick.REAL = gpu_quick.REAL._replace(
+        tokens=1024, vocabulary=1000, batches=((512, 128), (1024, 512))
+    )
+    gpu_quick.FILE, gpu_quick.RUNNER = "dry_run.json", (MODULE,)
+    gpu_quick.REMARKS, gpu_quick.noted = {"device": REMARK}, noted
+    # The sweep: a launch of each op, with every result right and every time the same.
+    sweep.ON_GPU = tune.ON_GPU = True
+    tune.kernel_clock = lambda: lambda call, prepare: 1.0
+    tune.Tuner._right = staticmethod(lambda result, truth, tolerance: True)
+    every = tune.problems
+
+    def first_of_each(dtype):
+        ops = set()
+        for make in every(dtype):
+            op = make().op
+            if op not in ops:
+                ops.add(op)
+                yield make
+
+    tune.problems = first_of_each
+    launch.TABLES = _fake_gpu.FOLDER
+    for tunable in launch.registry.values():
+        tunable.grid = {name: values[:1] for name, values in tunable.grid.items()}
+    sweep.OPTIONS = ["--processes", "0"]
+
+
+def main() -> None:
+    if len(sys.argv) < 2:
+        raise SystemExit(__doc__)
+    as_on_a_gpu()
+    _harness.compare = compare
+    small_sizes()
+    sys.argv = sys.argv[1:]
+    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,49 @@
+"""Every op and gradient against float64 at real sizes, dropout included: the masks are the reference's."""
+
+from collections.abc import Iterator
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from benchmarks._harness import TOLERANCES
+from benchmarks.gpu_quick import problems
+from benchmarks.gpu_quick.problems import Size, results
+from benchmarks.gpu_quick.report import Case
+
+LIMIT = 40
+ROW_TOLERANCE = 0.1
+
+
+def cases(size: Size) -> Iterator[Case]:
+    for name, make in problems.problems(size):
+        yield name, partial(check, name, make)
+
+
+def errors(mine: Tensor, true: Tensor) -> tuple[float, float]:
+    """(||mine - true|| / ||true||, largest ||mine - true|| of a row / mean ||true|| of the rows).
+
+    The second shows one wrong row of thousands, which the first hides. A vector is one row.
+    """
+    wrong, true = (torch.atleast_2d(x).flatten(0, -2) for x in (mine.double() - true, true))
+    tiny = 1e-30
+    whole = wrong.norm() / true.norm().clamp(min=tiny)
+    rows = wrong.norm(dim=-1).max() / true.norm(dim=-1).mean().clamp(min=tiny)
+    return whole.item(), rows.item()
+
+
+def check(name: str, make) -> dict:
+    problem = make()
+    wide = tuple(x.detach().double().requires_grad_() for x in problem.inputs)
+    pairs = zip(
+        results(problem, problem.inputs, "auto"), results(problem, wide, "reference"), strict=True
+    )
+    whole, rows = zip(*(errors(*pair) for pair in pairs), strict=True)
+    tolerance = TOLERANCES[problem.inputs[0].dtype]
+    # Written so that NaN is wrong.
+    right = all(e < tolerance for e in whole) and all(e < ROW_TOLERANCE for e in rows)
+    print(
+        f"  {'right' if right else 'WRONG':6} {name}: {max(whole):.1e}, a row {max(rows):.1e}",
+        flush=True,
+    )
+    return {"right": right, "relative errors": whole, "largest errors of a row": rows}

@@ -1,0 +1,128 @@
+"""Cases one after the other, each on disk when it ends, in processes that may die.
+
+A case that raises is written as failed, and the next one runs. A case that ends its process (a hang, a crash, an error
+that leaves the CUDA context unusable) is written as failed by whoever started the process, and a new process goes on
+with the next case.
+"""
+
+import faulthandler
+import json
+import subprocess
+import time
+import traceback
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fastenc._files import write_atomically
+
+AGAIN = 75  # exit code: this process is of no use any more
+Case = tuple[str, Callable[[], dict[str, Any]]]
+
+
+class Report:
+    """The file of all results: {"machine": ..., section: {"cases": {case: row}, "seconds": ..., "running": case}}."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.content: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
+
+    def write(self) -> None:
+        text = json.dumps(self.content, indent=1)
+        write_atomically(self.path, lambda temporary: temporary.write_text(text))
+
+    def section(self, name: str) -> dict[str, Any]:
+        return self.content.setdefault(name, {"cases": {}, "seconds": 0.0, "running": None})
+
+    def forget(self, name: str) -> None:
+        self.content.pop(name, None)
+        self.write()
+
+    def begin(self, name: str, case: str) -> None:
+        self.section(name)["running"] = case
+        self.write()
+
+    def end(self, name: str, case: str, row: dict[str, Any], seconds: float = 0.0) -> None:
+        section = self.section(name)
+        section["cases"][case] = row
+        section["seconds"] += seconds
+        section["running"] = None
+        self.write()
+
+    def failed(self, name: str) -> list[str]:
+        """Cases that failed or whose result is wrong."""
+        rows = self.section(name)["cases"].items()
+        return [case for case, row in rows if "failed" in row or row.get("right") is False]
+
+
+def device_works() -> bool:
+    """Whether the CUDA context still takes work; an illegal access, say, ends it for the whole process."""
+    try:
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+            torch.cuda.empty_cache()
+    except Exception:
+        return False
+    return True
+
+
+def run_cases(
+    report: Report,
+    section: str,
+    cases: Iterable[Case],
+    *,
+    limit: float | None = None,
+    works: Callable[[], bool] = device_works,
+) -> int:
+    """Run what the report lacks.
+
+    Args:
+        limit: seconds of a case, after which the process ends; None: no limit.
+        works: asked after a failure whether this process can go on.
+    Returns: 0 after the last case, else AGAIN.
+    """
+    done = set(report.section(section)["cases"])
+    for name, call in cases:
+        if name in done:
+            continue
+        report.begin(section, name)
+        start = time.perf_counter()
+        if limit is not None:
+            faulthandler.dump_traceback_later(
+                limit, exit=True
+            )  # also where Python does not get to run
+        try:
+            row = call()
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()  # an error of this case's kernels is its own
+        except Exception as error:
+            traceback.print_exc(limit=-4)
+            row = {"failed": f"{type(error).__name__}: {error}"[:500]}
+        finally:
+            if limit is not None:
+                faulthandler.cancel_dump_traceback_later()
+        if "failed" in row:
+            print(f"  FAILED {name}: {row['failed'][:150]}", flush=True)
+        report.end(section, name, row, time.perf_counter() - start)
+        if "failed" in row and not works():
+            return AGAIN
+    return 0
+
+
+def supervise(command: Sequence[str], path: Path, section: str) -> list[str]:
+    """Run a command that runs a section's cases, anew after each case that ended it.
+
+    Returns: the cases that failed; the section's name where it ended outside a case.
+    """
+    while (code := subprocess.run(command).returncode) != 0:
+        report = Report(path)
+        case = report.section(section)["running"]
+        if case is not None:
+            report.end(section, case, {"failed": f"it ended its process, with code {code}"})
+            print(f"  FAILED {case}: it ended its process, with code {code}", flush=True)
+        elif code != AGAIN:
+            report.end(section, section, {"failed": f"the process ended with code {code}"})
+            break
+    return Report(path).failed(section)

@@ -1,0 +1,49 @@
+"""Each op: microseconds, the roofline's floor, percent of it; forward as in training, and backward."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+
+from benchmarks import _harness
+from benchmarks._harness import Prepared
+from benchmarks.gpu_quick import problems
+from benchmarks.gpu_quick.problems import Problem, Size, random_like
+from benchmarks.gpu_quick.report import Case
+
+LIMIT = 40
+SECONDS = 0.3  # of timing a case
+
+
+def cases(size: Size) -> Iterator[Case]:
+    for name, make in problems.problems(size):
+        yield name, partial(time_op, name, make)
+
+
+def time_op(name: str, make: Callable[[], Problem]) -> dict[str, Any]:
+    """{direction: row}. The forward keeps what the gradients need, and forms a loss's gradient: without, some ops
+    would take other kernels."""
+    problem = make()
+    call = partial(problem.run, *problem.inputs, impl="auto")
+    dout = random_like(call())
+    gradients = lambda out: torch.autograd.grad(out, problem.inputs, dout)
+    directions = {"forward": (call, problem.forward)}
+    if problem.backward is not None:
+        directions["backward"] = (Prepared(call, gradients), problem.backward)
+    found = {}
+    for direction, (timed, least) in directions.items():
+        rows = _harness.compare({"fastenc": timed}, baseline="fastenc", work=least, seconds=SECONDS)
+        found[direction] = rows["fastenc"]
+        print(line(f"{name}, {direction}", rows["fastenc"]), flush=True)
+    reasons = [row["failed"] for row in found.values() if "failed" in row]
+    return found | ({"failed": reasons[0]} if reasons else {})
+
+
+def line(name: str, row: dict[str, Any]) -> str:
+    if "median_ms" not in row:
+        return f"  {name:48} {row}"
+    text = f"  {name:48} {row['median_ms'] * 1e3:9.1f} us"
+    if "floor_ms" in row:
+        text += f"  floor {row['floor_ms'] * 1e3:8.1f}  {row['percent_of_roofline']:5.1f} %"
+    return text
