@@ -12,13 +12,13 @@ from benchmarks._constant_guesses import constant_guesses, entropy
 from benchmarks._objective_peers import NAMES_OF_PEERS, PEERS
 from benchmarks.train_objectives import GUESS, OURS, RESULT, STUDIES
 from benchmarks.train_tasks import THEIRS
+from fastenc.data.samples import write_samples
 from fastenc.models import Encoder
 from fastenc.objectives import OBJECTIVES
 from fastenc.objectives.distill import TEMPERATURE
 from fastenc.objectives.loss_terms import loss_terms
 from fastenc.objectives.mlm import IGNORED
 from fastenc.train import NewModel, ObjectiveOptions
-from tests.helpers.sample_files import write_sample_files
 
 pytest.importorskip("transformers")
 
@@ -26,7 +26,7 @@ pytest.importorskip("transformers")
 @pytest.fixture
 def tiny(tmp_path, monkeypatch):
     """Folders of data and results of the test's own, and narrow models."""
-    write_sample_files(tmp_path)
+    write_samples(tmp_path)
     data = tmp_path / "wikipedia_en"
     data.mkdir()
     with gzip.open(tmp_path / "wiki.txt.gz", "rt") as file:
