@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test test-all lint docs bench wheel transformers-suite clean setup
+.PHONY: demo test test-all lint docs pages bench wheel transformers-suite clean setup
 setup: .stamps/build
 
 # What building takes; seqeval, which comes as source alone, asks for setuptools-scm.
@@ -47,6 +47,10 @@ transformers-suite: setup
 
 lint: setup
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
+
+# What the pages take from the package: the reference, the tables of warnings and of defaults.
+pages: setup
+	$(BIN)/python -W ignore docs/hooks/pages.py
 
 # The site is in build/site; a warning, such as a link to nothing, is an error.
 docs: setup

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import MISSING, field, fields
+from inspect import cleandoc
 from typing import Any, TypeVar
 
 Class = TypeVar("Class", bound=type)
@@ -42,5 +43,5 @@ def documented(kind: Class) -> Class:
         for field in fields(kind)  # type: ignore[arg-type]
         if "help" in field.metadata
     ]
-    kind.__doc__ = f"{(kind.__doc__ or '').rstrip()}\n\nFields:\n" + "\n".join(lines) + "\n"
+    kind.__doc__ = f"{cleandoc(kind.__doc__ or '')}\n\nFields:\n" + "\n".join(lines) + "\n"
     return kind

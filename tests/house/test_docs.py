@@ -17,6 +17,7 @@ from tests.helpers.hub_models import local_folders
 
 LIBRARIES = sorted((ROOT / "docs" / "with").glob("*.md"))
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *LIBRARIES]
+REFERENCE = sorted((ROOT / "docs" / "reference").glob("*.md"))
 RECORDS = sorted((ROOT / "docs" / "design").glob("*.md"))
 DOCUMENTS = [*PAGES, *RECORDS, ROOT / "DESIGN.md", ROOT / "CONTRIBUTING.md"]
 # What a reader trains for minutes, a test trains for two steps. Of an option given twice the last counts.
@@ -178,6 +179,25 @@ def test_tables_are_those_of_the_results():
         timeout=60,
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_pages_are_what_the_package_says():
+    """The reference, the tables of warnings and of defaults; a warning without a remedy is an error too."""
+    command = [sys.executable, "-W", "ignore", "docs/hooks/pages.py", "--check"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_reference_can_be_read_as_files():
+    import fastenc
+
+    pages = {path.stem: path.read_text(encoding="utf-8") for path in REFERENCE}
+    assert not [name for name, text in pages.items() if "[[" in text or ":::" in text]
+    for name in fastenc.__all__:
+        assert name.startswith("_") or f"## {name}\n" in pages["fastenc"] or name in pages
+    for command in ("finetune", "pretrain", "embed"):
+        assert f"## fastenc {command}\n" in pages["commands"]
+    assert "| `--learning-rate`, `--lr` |" in pages["commands"]
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)

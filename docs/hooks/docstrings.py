@@ -1,0 +1,171 @@
+"""A module's public names as Markdown: signatures from the source, docstrings with lists in the place of sections."""
+
+import ast
+import inspect
+import re
+import textwrap
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+
+ROLE = re.compile(r":(?:func|class|meth|mod):`~?([^`]+)`")
+SECTION = re.compile(r"^([A-Z]\w+): *(.*)$")
+
+
+def public_names(module: ModuleType) -> list[str]:
+    """The functions, classes and tables that a module offers, in alphabetical order; no modules."""
+    home = module.__name__
+    defined = [name for name, value in vars(module).items() if _is_from(value, home)]
+    names = getattr(module, "__all__", defined)
+    values = {name: getattr(module, name) for name in sorted(names) if not name.startswith("_")}
+    return [name for name, value in values.items() if not isinstance(value, ModuleType)]
+
+
+def _is_from(value: Any, home: str) -> bool:
+    return (inspect.isclass(value) or inspect.isfunction(value)) and value.__module__ == home
+
+
+def members(module_name: str) -> str:
+    module = import_module(module_name)
+    return "\n".join(
+        line
+        for name in public_names(module)
+        for line in _member(f"{module_name}.{name}", getattr(module, name))
+    )
+
+
+def _member(path: str, value: Any) -> list[str]:
+    name = path.rpartition(".")[2]
+    if inspect.isclass(value):
+        return _class(name, value)
+    if inspect.isfunction(value):
+        node = _definition(value)
+        return [f"## {name}", "", *_function(name, node, ast.get_docstring(node)), ""]
+    return [f"## {name}", "", f"A table: {', '.join(f'`{key}`' for key in value)}.", ""]
+
+
+def _class(name: str, value: type) -> list[str]:
+    node = _definition(value)
+    functions = {each.name: each for each in node.body if isinstance(each, ast.FunctionDef)}
+    constructor = functions.get("__init__")
+    arguments = _fields(node) if constructor is None else _arguments(constructor, bound=True)
+    # The docstring of the value and not of the source: a dataclass of options gets its fields' help.
+    text = value.__doc__ if ast.get_docstring(node) else None
+    lines = [f"## {name}", "", "```python", f"class {_call(name, arguments)}", "```", ""]
+    lines += [markdown(text), ""] if text else []
+    for method, each in functions.items():
+        described = ast.get_docstring(each)
+        if not method.startswith("_") and described:
+            lines += [f"### {name}.{method}", "", *_function(method, each, described), ""]
+    return lines
+
+
+def _function(name: str, node: ast.FunctionDef, text: str | None) -> list[str]:
+    result = f" -> {ast.unparse(node.returns)}" if node.returns else ""
+    bound = bool(node.args.args) and node.args.args[0].arg in ("self", "cls")
+    is_property = any(ast.unparse(each).endswith("property") for each in node.decorator_list)
+    shown = name if is_property else _call(name, _arguments(node, bound))
+    return ["```python", shown + result, "```", "", markdown(text or "")]
+
+
+def _definition(value: Any) -> Any:
+    value = inspect.unwrap(value)
+    return ast.parse(textwrap.dedent(inspect.getsource(value))).body[0]
+
+
+def _arguments(node: ast.FunctionDef, bound: bool) -> list[str]:
+    arguments = node.args
+    if bound:
+        arguments.args = arguments.args[1:]
+    # Split at the commas of the outermost level.
+    pieces, depth = [""], 0
+    for character in ast.unparse(arguments):
+        depth += (character in "([{") - (character in ")]}")
+        if character == "," and not depth:
+            pieces.append("")
+        else:
+            pieces[-1] += character
+    return [piece.strip() for piece in pieces if piece.strip()]
+
+
+def _fields(node: ast.ClassDef) -> list[str]:
+    """A dataclass's or a named tuple's fields as arguments; a default that is computed is left out."""
+    found = []
+    for each in node.body:
+        if isinstance(each, ast.AnnAssign) and not ast.unparse(each.annotation).startswith("Class"):
+            plain = isinstance(each.value, ast.Constant | ast.Tuple | ast.UnaryOp)
+            default = f" = {ast.unparse(each.value)}" if each.value and plain else ""
+            found.append(f"{ast.unparse(each.target)}: {ast.unparse(each.annotation)}{default}")
+    return found
+
+
+def _call(name: str, arguments: list[str]) -> str:
+    line = f"{name}({', '.join(arguments)})"
+    if len(line) <= 90:
+        return line
+    return "\n".join([f"{name}(", *(f"    {each}," for each in arguments), ")"])
+
+
+def markdown(text: str) -> str:
+    """A docstring: sections become lists, formulas code, roles names in code."""
+    lines = ROLE.sub(r"`\1`", inspect.cleandoc(text)).splitlines()
+    shown: list[str] = []
+    position = 0
+    while position < len(lines):
+        line = lines[position]
+        position += 1
+        if not line.strip():
+            shown.append("")
+            continue
+        block = []
+        while position < len(lines) and (lines[position][:4] == "    " or _is_gap(lines, position)):
+            block.append(lines[position][4:])
+            position += 1
+        section = SECTION.match(line)
+        if line[:4] == "    ":
+            shown += [
+                "```",
+                textwrap.dedent("\n".join([line, *("    " + b for b in block)])),
+                "```",
+            ]
+        elif section:
+            shown += [
+                *([""] if shown and shown[-1] else []),
+                f"**{section[1]}** {section[2]}".rstrip(),
+            ]
+            shown += ["", *_items(block)] if not section[2] else [each.strip() for each in block]
+        elif block and line.endswith("::"):
+            shown += [
+                line[:-1],
+                "",
+                "```python",
+                textwrap.dedent("\n".join(block)).strip("\n"),
+                "```",
+                "",
+            ]
+        else:
+            shown.append(line)
+            shown += (
+                ["", "```", textwrap.dedent("\n".join(block)).strip("\n"), "```", ""]
+                if block
+                else []
+            )
+    return re.sub(r"\n{3,}", "\n\n", "\n".join(shown)).strip()
+
+
+def _is_gap(lines: list[str], position: int) -> bool:
+    """Whether an empty line stands inside an indented block."""
+    following = next((line for line in lines[position + 1 :] if line.strip()), "")
+    return not lines[position].strip() and following[:4] == "    "
+
+
+def _items(block: list[str]) -> list[str]:
+    items: list[str] = []
+    for line in block:
+        if line and line[0] not in " -":
+            name, colon, rest = line.partition(": ")
+            is_name = colon and re.fullmatch(r"[\w*]+(, [\w*]+)*", name)
+            items.append(f"- `{name}`: {rest}" if is_name else f"- {line}")
+        elif line.strip():
+            items.append(f"  {line.strip()}")
+    return items

@@ -1,0 +1,174 @@
+"""What the warnings of :mod:`messages` come from, and what helps: {text: (cause, remedy)}."""
+
+OWN = "None is needed: the results are right, and as slow as without the patch."
+
+REASONS = {
+    "it is being traced": ("`torch.jit.trace`, also of an export to ONNX.", OWN),
+    "it is inside a function transform (torch.func)": (
+        "`torch.func.vmap`, `grad`, `functional_call` with a transform.",
+        OWN,
+    ),
+    "it is inside forward-mode differentiation": ("`torch.autograd.forward_ad`.", OWN),
+    "… is a …": (
+        "An input is a subclass of Tensor, such as a DTensor, or no tensor.",
+        "Give plain tensors.",
+    ),
+    "… is …": ("Token ids or types are not int32 or int64.", "Give `x.long()`."),
+    "there is no fused attention for … on …": (
+        "The model's dtype, or autocast's, has no kernel on this device, or the extension is not compiled.",
+        "float32 or bfloat16 on a CPU, also float16 on a GPU; see `fastenc info`.",
+    ),
+    "it was called with …": (
+        "The call asks for something that is not computed, such as `output_attentions`.",
+        "Leave the argument out. For attentions take `fastenc.analysis`.",
+    ),
+    "it needs exactly one of input_ids and inputs_embeds": (
+        "Both are given, or neither.",
+        "Give one. The own forward raises transformers' error.",
+    ),
+    "the batch is empty": ("No row, or no column.", "Skip empty batches."),
+    "attention_mask is not (batch, length)": (
+        "A mask of three or four dimensions, or of another length than the inputs.",
+        "Give the tokenizer's `attention_mask`.",
+    ),
+    "a row starts with padding": (
+        "Padding on the left, or a row of padding only.",
+        '`tokenizer.padding_side = "right"`; leave out empty texts.',
+    ),
+    "rotary angles of more than … tokens depend on the batch": (
+        "A longer batch than the model's positions, with rotary angles that are scaled by its length (dynamic, "
+        "longrope).",
+        "Cut the texts: `tokenizer(..., truncation=True)`.",
+    ),
+    "config.… is on": (
+        "`output_attentions`, `is_decoder` or `is_causal` in the configuration.",
+        "Set it to False.",
+    ),
+    "a row has padding between tokens": (
+        "The mask has a 0 before a 1, and attention reads distances (windows, rotary angles, relative biases).",
+        "Remove the masked tokens instead of masking them.",
+    ),
+    "it was called with position_ids": (
+        "Attention reads distances, and the call gives positions of its own.",
+        "Leave them out.",
+    ),
+    "there are global module hooks": (
+        "`register_module_forward_hook` or its kin, which many profilers use.",
+        "Remove them after use.",
+    ),
+    "its configuration names other windows": (
+        "`config.local_attention` or the kinds of layers were changed after `patch`.",
+        "`fastenc.unpatch(model)`, then `fastenc.patch(model)`.",
+    ),
+    "its configuration was changed: …": (
+        "The configuration now holds values that are not supported.",
+        "Change it back.",
+    ),
+    "a probability of dropout is 1": ("Everything is dropped.", "Give less than 1."),
+    "some modules of … are in training mode, and others are not": (
+        "`eval()` was called on a part of a layer.",
+        "Call `train()` or `eval()` on the model.",
+    ),
+    "… is a …, not a …": (
+        "A module was replaced, as methods of PEFT other than LoRA, quantisation and adapters do.",
+        "None, if you need the other module. See [what is not fused](not-fused.md).",
+    ),
+    "… has hooks": ("A forward or backward hook on a module.", "`handle.remove()` after use."),
+    "… of … was changed": (
+        "A constant or a buffer is not what the class makes of its configuration; in ModernBERT after "
+        "`model.to(torch.bfloat16)`, which rounds the rotary frequencies.",
+        "Load in the wanted dtype: `from_pretrained(name, dtype=torch.bfloat16)`.",
+    ),
+    "the set of buffers": (
+        'A buffer was added or removed; the message goes on with "of … was changed".',
+        "Register buffers outside the encoder.",
+    ),
+    "… has other modules than a new …": (
+        "A module was added to the encoder.",
+        "Put it beside the encoder.",
+    ),
+    "the LoRA of … …": ("LoRA of a form that is not fused; the five below.", "See there."),
+    "… was …": ("A module was added or removed (set to None).", "Build the model without it."),
+    "a weight is a …": (
+        "A weight is a subclass of Tensor: DTensor of FSDP2, a quantised tensor.",
+        "None; outside of FSDP2 and quantisation the forward is fused.",
+    ),
+    "a weight is …": ("A weight is sparse.", "`weight.to_dense()`."),
+    "a weight has shape …, not …": (
+        "A weight was cut or enlarged, as by pruning or a 4-bit storage.",
+        "Build the model from a configuration with these sizes.",
+    ),
+    "a bias has shape …, not …": ("As above, a bias.", "As above."),
+    "has transposed weights (fan_in_fan_out)": (
+        "LoRA: `LoraConfig(fan_in_fan_out=True)`.",
+        "Leave it out; it is for GPT-2.",
+    ),
+    "has hooks or a replaced forward": ("LoRA: a hook inside its layers.", "Remove it."),
+    "is a variant (…)": ("LoRA: DoRA, aLoRA and other variants.", "Plain LoRA is fused."),
+    "has matrices that are not linear layers": ("LoRA: other matrices.", "Plain LoRA is fused."),
+    "has a … as its dropout": ("LoRA: another dropout.", "`nn.Dropout` is fused."),
+    "the base model has hooks": (
+        "A masked LM: the encoder has hooks, which calling it must run.",
+        "`handle.remove()` after use.",
+    ),
+    "its loss is divided by num_items_in_batch": (
+        "ModernBERT's masked LM in a Trainer: its loss is divided by the number of labels of the whole step. The "
+        "encoder is fused, the head is not.",
+        "`trainer.model_accepts_loss_kwargs = False`: the Trainer takes the mean over micro-batches instead.",
+    ),
+    "with config.sparse_prediction it returns the logits of labelled tokens only": (
+        "ModernBERT's `sparse_prediction`.",
+        "Set it to False, and give `patch` `labelled_logits_only=True`.",
+    ),
+    "a padding token has a label": (
+        "Labels at padding tokens, which are not computed.",
+        "-100 at padding tokens, as transformers' collators give.",
+    ),
+    "the question-answering loss is a softmax over the padded length": (
+        "`start_positions` with padding.",
+        "None in training; inference without them is fused.",
+    ),
+    "it is a replica of DataParallel": (
+        "`torch.nn.DataParallel`, which the Trainer uses for several GPUs in one process.",
+        "A process a GPU: `torchrun`, or `accelerate launch`.",
+    ),
+}
+
+OTHERS = {
+    "… takes its reference, …: impl=… cannot take this call: …": (
+        "A call of `attention` with a dtype, shape or device that no kernel takes.",
+        "The end of the message says what the kernel takes.",
+    ),
+    "fastenc's compiled extension is not available (…); every op takes its slower PyTorch reference path. To compile "
+    "it: pip install --no-build-isolation fastenc, with a C++ compiler.": (
+        "It was installed without a compiler, or with another PyTorch.",
+        "Install it again; `fastenc info` shows what is compiled.",
+    ),
+    "…; encode() without a pooling takes the mean": (
+        "The folder's files of sentence-transformers name modules that are not known.",
+        "Give `encode(..., pooling=...)`, or patch a SentenceTransformer.",
+    ),
+    "the spans mask … of the … tokens that they should, because single words have too many tokens for such short "
+    "sequences: give larger blocks, or a tokenizer trained on these languages": (
+        "Pretraining with `span`: whole words do not fit the budget of masks.",
+        "`--block-size`, or `fastenc tokenizer`.",
+    ),
+    "…, … has no tokens…. It is read as the unknown token. Remove such words if they are a mistake": (
+        "A word of a labelled file that the tokenizer removes, such as a lone joiner.",
+        "Remove it, or leave it.",
+    ),
+    "… is neither an IOB2 nor a BIOES tag, but other tags are. No tag is read as an entity's. If the column holds "
+    "entities, correct this tag; a word outside entities has the tag O": (
+        "A column of tags with one that is none.",
+        "Correct it, or choose another `--tag-column`.",
+    ),
+    "…: column … holds entities of the same types, which are not read: give --tag-column … … to read every level": (
+        "Nested entities in several columns.",
+        "The options that the message names.",
+    ),
+    "…: … of … entities cannot be predicted and count as missed, the first in …. They are longer than "
+    "max_span_words=… or a window, or have the same words as another entity": (
+        "`span-ner`: entities beyond its limits.",
+        "`--max-span-words`, or longer windows.",
+    ),
+}

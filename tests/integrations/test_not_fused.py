@@ -1,0 +1,127 @@
+"""What docs/not-fused.md says of calls and architectures, a call for each row."""
+
+import warnings
+
+import pytest
+import torch
+
+from fastenc import patch
+from fastenc.models.architectures import ARCHITECTURES
+from tests.helpers import ROOT
+from tests.helpers.families import model, padded_batch
+
+PAGE = (ROOT / "docs" / "not-fused.md").read_text(encoding="utf-8")
+FUSED, OWN, HEAD = "fused", "transformers' forward", "the encoder fused, transformers' head"
+
+
+def rows(title):
+    """{first cell: second cell} of the table below a title."""
+    section = PAGE.split(f"## {title}\n")[1].split("\n## ")[0]
+    lines = [line.strip("| ").split(" | ") for line in section.splitlines() if line[:1] == "|"]
+    return {cells[0]: cells[1] for cells in lines[2:]}
+
+
+def called(family="bert", task="Model", dtype=None, **changes):
+    """A call of a patched model with two texts; a change is an argument, or computed from the batch."""
+
+    def call():
+        fastencs = patch(model(family, task).to(dtype))
+        batch = padded_batch(family, lengths=(5, 9))
+        given = {k: v(batch) if callable(v) else v for k, v in changes.items()}
+        fastencs(**{k: v for k, v in {**batch, **given}.items() if v is not None})
+
+    return call
+
+
+def holes(batch):
+    mask = batch["attention_mask"].clone()
+    mask[:, 2] = 0
+    return mask
+
+
+def numbered(batch):
+    return torch.arange(batch["input_ids"].shape[1])[None].expand_as(batch["input_ids"])
+
+
+def embedded(batch):
+    return torch.randn(*batch["input_ids"].shape, model("bert").config.hidden_size)
+
+
+def labels(batch):
+    return batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)
+
+
+def traced():
+    fastencs, batch = patch(model("bert")), padded_batch("bert", lengths=(5, 9))
+    fastencs.config.return_dict = False
+    torch.jit.trace(fastencs, (batch["input_ids"], batch["attention_mask"]), check_trace=False)
+
+
+def transformed():
+    fastencs, batch = patch(model("bert")), padded_batch("bert", lengths=(5, 9))
+    several = torch.stack([batch["input_ids"]] * 2)
+    torch.func.vmap(lambda ids: fastencs(input_ids=ids).last_hidden_state)(several)
+
+
+first = lambda batch: torch.zeros(len(batch["input_ids"]), dtype=torch.long)
+leading = lambda batch: batch["attention_mask"].flip(1)
+square = lambda batch: batch["attention_mask"][:, None, None].bool()
+# row: [(a call, what runs)]
+CALLS = {
+    "`output_attentions=True`": [(called(output_attentions=True), OWN)],
+    "`output_hidden_states=True`": [(called(output_hidden_states=True), FUSED)],
+    "a mask of four dimensions": [(called(attention_mask=square), OWN)],
+    "padding on the left": [(called(attention_mask=leading), OWN)],
+    "padding between tokens": [
+        (called(attention_mask=holes), FUSED),
+        *((called(family, attention_mask=holes), OWN) for family in ("modernbert", "mpnet")),
+    ],
+    "`position_ids`": [
+        (called(position_ids=numbered), FUSED),
+        (called("modernbert", position_ids=numbered), OWN),
+    ],
+    "`inputs_embeds`": [(called(input_ids=None, inputs_embeds=embedded), FUSED)],
+    "question answering with labels and padding": [
+        (called(task="ForQuestionAnswering", start_positions=first, end_positions=first), OWN)
+    ],
+    "`num_items_in_batch` with a masked LM whose class takes it (ModernBERT)": [
+        (called("modernbert", "ForMaskedLM", labels=labels, num_items_in_batch=3), HEAD),
+    ],
+    "`torch.jit.trace`, export to ONNX": [(traced, OWN)],
+    "`torch.func`": [(transformed, OWN)],
+    "float64, and float16 on a CPU": [
+        (called(dtype=torch.float64), OWN),
+        (called(dtype=torch.float16), OWN),
+    ],
+}
+
+
+def test_every_row_has_a_call():
+    assert rows("Calls").keys() == CALLS.keys()
+
+
+@pytest.mark.parametrize(
+    ("row", "call", "runs"),
+    [pytest.param(row, *each, id=f"{row}-{each[1]}") for row in CALLS for each in CALLS[row]],
+)
+def test_what_a_row_says_runs(row, call, runs):
+    said = rows("Calls")[row]
+    assert said.startswith(runs) or "but for" in said
+    with warnings.catch_warnings(record=True) as given:
+        warnings.simplefilter("always")
+        call()
+    own = [str(each.message) for each in given if "takes its own forward" in str(each.message)]
+    assert len(own) == (0 if runs == FUSED else 1), own
+    if runs == HEAD:
+        assert "ForMaskedLM takes its own forward" in own[0]
+
+
+def test_the_architectures_are_those_of_transformers_that_we_lack():
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+    named = {
+        name.strip("`") for row in rows("Architectures") for name in row.split("(")[0].split(", ")
+    }
+    named = {name.strip("` ") for name in named}
+    assert len(named) > 20
+    assert named <= set(CONFIG_MAPPING_NAMES) and not named & set(ARCHITECTURES)
