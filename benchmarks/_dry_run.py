@@ -10,6 +10,7 @@ Nothing is timed: of a case the report says only which kernels were started, and
 import os
 import runpy
 import sys
+import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import redirect_stdout
@@ -31,15 +32,18 @@ def as_on_a_gpu() -> None:
     """Dispatch, launch rules and grids of sm_90 for CPU tensors."""
     import torch
 
-    from fastenc.ops import _dispatch, _library
+    from fastenc.ops import _attention_blocks, _dispatch, _library
 
     _dispatch.unsupported_reason = lambda op, impl, x, cpp_limit, triton_limit: (
         triton_limit if impl != "cudnn" else "cuDNN is not there"
     )
+    _attention_blocks.choose = lambda *arguments, **options: "triton"
     library = torch.library.Library("fastenc", "IMPL")
     kept.append(library)
-    for name, kernel in _library.triton_kernels.items():
-        library.impl(name, kernel, "CPU", allow_override=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it says that something is overridden
+        for name, kernel in _library.triton_kernels.items():
+            library.impl(name, kernel, "CPU", allow_override=True)
     launch.architecture = lambda device: "sm_90"
     device.persistent_programs = lambda device, each: each * MULTIPROCESSORS
     for name, module in list(sys.modules.items()):

@@ -37,7 +37,7 @@ RESULTS = Path(os.environ.get("FASTENC_RESULTS", Path(__file__).parent / "result
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 ON_GPU = DEVICE.type == "cuda"
 TURN, PAUSE = 0.05, 0.02  # seconds
-# benchmarks/gpu_visit.sh sets these: the time (seconds since 1970) at which it ends the stage, and whether results that
+# benchmarks/gpu_parts.sh sets these: the time (seconds since 1970) at which it ends the stage, and whether results that
 # an earlier call of the stage left are kept.
 END = float(os.environ.get("FASTENC_BENCH_END", "inf"))
 GO_ON = "FASTENC_BENCH_GO_ON" in os.environ

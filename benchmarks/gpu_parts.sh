@@ -62,16 +62,17 @@ quick() { # section, most seconds
 }
 
 ARCH=$($PYTHON -c 'import torch; print("%d.%d" % torch.cuda.get_device_capability())' 2>/dev/null) || ARCH=9.0
+EXTENSION=python/fastenc/_C$($PYTHON -c 'import sysconfig; print(sysconfig.get_config_var("EXT_SUFFIX"))')
 HAS_CUDA="$PYTHON -c 'import torch; from fastenc import _C; raise SystemExit(not _C.build_info()[\"cuda\"])'"
 SOURCE=$({ cat setup.py csrc/*.* csrc/*/*.*; $PYTHON -c 'import sys, torch; print(sys.version, torch.__version__)'; echo "$ARCH"; } | sha256sum | cut -c 1-16)
 build() {
   # Only its Python first, which two seconds suffice for: what follows works without the extension too.
   stage install 60 "FASTENC_BUILD=0 $PYTHON -m pip install -q --no-index --no-build-isolation --no-deps -e ."
-  if [[ -d $VISIT/extension-$SOURCE ]]; then
-    cp "$VISIT/extension-$SOURCE"/_C*.so python/fastenc/
+  if [[ -f $VISIT/extension-$SOURCE/${EXTENSION##*/} ]]; then
+    cp "$VISIT/extension-$SOURCE/${EXTENSION##*/}" "$EXTENSION"
     stage extension 30 "$HAS_CUDA" && return
   fi
-  stage extension 200 "rm -f python/fastenc/_C*.so; TORCH_CUDA_ARCH_LIST=$ARCH FASTENC_CUDA=1 CFLAGS=-g0 $PYTHON setup.py -q build_ext --inplace && strip python/fastenc/_C*.so && $HAS_CUDA && mkdir -p $VISIT/extension-$SOURCE && cp python/fastenc/_C*.so $VISIT/extension-$SOURCE"
+  stage extension 200 "rm -f $EXTENSION; TORCH_CUDA_ARCH_LIST=$ARCH FASTENC_CUDA=1 CFLAGS='-g0 -DNDEBUG' $PYTHON setup.py -q build_ext --inplace && strip $EXTENSION && $HAS_CUDA && mkdir -p $VISIT/extension-$SOURCE && cp $EXTENSION $VISIT/extension-$SOURCE"
 }
 
 build
@@ -130,6 +131,7 @@ case $PART in
     for op in attention layer_norm masked_cross_entropy bias_gelu embedding_layer_norm; do
       (($(left) > 60)) && stage "bench_$op" "$(left)" "$RUN benchmarks.bench_$op"
     done
+    mkdir -p "$VISIT/results" "$VISIT/profile"
     tar cf - -C "$VISIT" results profile | xz -T0 -6 >"$OUT/results.tar.xz"
     ;;
 esac

@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Iterable, Iterator
 
+from benchmarks._cases import Case
 from benchmarks.gpu_quick import check, peers, pretrain, prewarm, rules, steps, sweep, timing
 from benchmarks.gpu_quick.problems import Size
-from benchmarks.gpu_quick.report import Case
 
 STEPS = ((4096, 128), (16384, 128), (65536, 512))  # tokens, and the length of each sequence
 REAL = Size(16384, 12, 30522, (64, 128, 512), ("bert-base", "minilm"), STEPS)
@@ -20,8 +20,8 @@ SECTIONS = {
     "rules": rules,
     "sweep": sweep,
 }
-# A dry run (benchmarks/_dry_run.py) changes these: the report's name, what starts a section's module, what the report says of the machine,
-# and what becomes of each case.
+# A dry run (benchmarks/_dry_run.py) changes these: the report's name, what starts a section's module, what the report
+# says of the machine, and what becomes of each case.
 FILE = "gpu_quick.json"
 RUNNER: tuple[str, ...] = ()
 REMARKS: dict[str, str] = {}

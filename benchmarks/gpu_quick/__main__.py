@@ -28,9 +28,9 @@ from pathlib import Path
 import torch
 
 from benchmarks import gpu_quick
+from benchmarks._cases import Report, run_cases, supervise
 from benchmarks._harness import ON_GPU, machine
 from benchmarks.gpu_quick import SECTIONS, cases_of
-from benchmarks.gpu_quick.report import Report, run_cases, supervise
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -6,10 +6,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from benchmarks._cases import Case
 from benchmarks._harness import TOLERANCES
 from benchmarks.gpu_quick import problems
 from benchmarks.gpu_quick.problems import Size, results
-from benchmarks.gpu_quick.report import Case
 
 LIMIT = 40
 ROW_TOLERANCE = 0.1

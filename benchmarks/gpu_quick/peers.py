@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks import _harness
+from benchmarks._cases import Case
 from benchmarks._harness import DEVICE, peer
 from benchmarks.gpu_quick.problems import Size, new, offsets_of
-from benchmarks.gpu_quick.report import Case
 from benchmarks.gpu_quick.timing import line
 from fastenc import ops
 

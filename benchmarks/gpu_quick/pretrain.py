@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
+from benchmarks._cases import Case
 from benchmarks._harness import ON_GPU
 from benchmarks.gpu_quick.problems import Size
-from benchmarks.gpu_quick.report import Case
 
 LIMIT = 120
 SOURCE = "FASTENC_VISIT_TEXT"  # a file of texts, instead of the installed packages' docstrings

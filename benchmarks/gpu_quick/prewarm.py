@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from functools import partial
 
+from benchmarks._cases import Case
 from benchmarks._harness import ON_GPU
 from benchmarks.gpu_quick import problems, steps
 from benchmarks.gpu_quick.problems import Size, results
-from benchmarks.gpu_quick.report import Case
 from benchmarks.tune import terminate
 
 LIMIT = 100

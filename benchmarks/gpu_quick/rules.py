@@ -10,11 +10,11 @@ from functools import partial
 
 from fastenc.kernels import launch
 
+from benchmarks._cases import Case
 from benchmarks._harness import DEVICE
 from benchmarks.gpu_quick import problems, timing
 from benchmarks.gpu_quick.check import check
 from benchmarks.gpu_quick.problems import Problem, Size
-from benchmarks.gpu_quick.report import Case
 
 LIMIT = 60
 DECIDED = ("sm_80", "sm_86", "sm_89", "sm_90")

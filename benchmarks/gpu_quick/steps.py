@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from functools import partial
 from itertools import product
 
+from benchmarks._cases import Case
 from benchmarks._harness import DEVICE, ON_GPU
 from benchmarks.gpu_quick.problems import Size
-from benchmarks.gpu_quick.report import Case
 from fastenc.profiling import models
 from fastenc.profiling.timing import synchronize
 

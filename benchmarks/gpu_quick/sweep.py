@@ -4,9 +4,9 @@ import os
 from collections.abc import Iterator
 
 from benchmarks import tune
+from benchmarks._cases import Case
 from benchmarks._harness import ON_GPU
 from benchmarks.gpu_quick.problems import Size
-from benchmarks.gpu_quick.report import Case
 
 SECONDS = float(os.environ.get("FASTENC_SWEEP_SECONDS", "120"))
 LIMIT = SECONDS + 60

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 
 from benchmarks import _harness
+from benchmarks._cases import Case
 from benchmarks._harness import Prepared
 from benchmarks.gpu_quick import problems
 from benchmarks.gpu_quick.problems import Problem, Size, random_like
-from benchmarks.gpu_quick.report import Case
 
 LIMIT = 40
 SECONDS = 0.3  # of timing a case

@@ -1,9 +1,6 @@
 """The benchmarks' machinery with tiny sizes on a CPU: no figure is asserted that a clock made."""
 
 import json
-import os
-import re
-import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -44,8 +41,6 @@ from fastenc.tasks import SpanNer, TokenClassification
 from fastenc.testing import CASES, numerics_report
 from tests.helpers import ROOT
 from tests.helpers.training_run import sentence
-
-SCRIPT = ROOT / "benchmarks" / "gpu_visit.sh"
 
 
 @pytest.fixture(autouse=True)
@@ -462,48 +457,6 @@ def test_pictures_are_made_from_the_results(tmp_path, monkeypatch):
         assert path.read_bytes().startswith(b"\x89PNG")
 
 
-def visit(*arguments, folder, **environment):
-    environment = {
-        **{name: value for name, value in os.environ.items() if name != "OUT"},
-        "PYTHON": sys.executable,
-        "VISIT_FOLDER": str(folder),
-        "CUDA_VISIBLE_DEVICES": "",
-        **environment,
-    }
-    command = ["bash", str(SCRIPT), *arguments]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
-
-
-def test_a_visits_dry_run_accounts_for_every_stage(tmp_path):
-    names = visit("--list", folder=tmp_path).stdout.split()
-    done = visit("--dry-run", folder=tmp_path)
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
-    assert [line.split()[0] for line in lines] == names and len(set(names)) == len(names)
-    for name, line in zip(names, lines, strict=True):
-        assert re.search(r"skipped .*no GPU|would run .*at most \d+ s: ", line), line
-        seconds = re.search(r"at most (\d+) s", line)
-        assert seconds is None or int(seconds[1]) < 600
-        if name.startswith(
-            ("bench", "models", "profile", "tune", "memcheck", "tests_gpu", "tests_tuned")
-        ):
-            assert "skipped" in line
-    wanted = {p.stem for p in (ROOT / "benchmarks").glob("bench_*.py")}
-    assert wanted - set(names) == {
-        "bench_models",
-        "bench_encoder",
-        "bench_families",
-        "bench_gemm",
-        "bench_mlm_step",
-        "bench_attention",
-    }
-    assert {"bench_attention_plain", "bench_attention_variants"} < set(names)
-    on_gpu = [p for p in (ROOT / "tests").rglob("test_*.py") if "triton_target" in p.read_text()]
-    on_gpu.remove(Path(__file__))
-    assert {f"tests_{p.stem[5:]}" for p in on_gpu} < set(names)
-    assert not list((tmp_path / "done").iterdir()), "a dry run does nothing"
-
-
 def test_what_a_visits_sanitizer_runs_names_every_op():
     command = [
         sys.executable,
@@ -518,141 +471,6 @@ def test_what_a_visits_sanitizer_runs_names_every_op():
     assert done.returncode == 0, done.stderr
     ran = {line.split()[0] for line in done.stdout.splitlines()}
     assert ran == {"bias_gelu", "whole_model"}
-
-
-def test_a_visit_hands_over_its_results(tmp_path):
-    folder, out = tmp_path / "visit", tmp_path / "out"
-    results(folder / "results")
-    done = visit("tables", "tune", folder=folder, OUT=str(out))
-    assert done.returncode == 0, done.stdout + done.stderr
-    states = {
-        line.split()[0]: line.split()[1] for line in (out / "summary.txt").read_text().splitlines()
-    }
-    assert states == {"tables": "passed", "tune": "skipped"}
-    assert (out / "visit.tar.gz").stat().st_size
-    assert "Some GPU" in (folder / "tables.md").read_text()
-    assert "passed" in visit("tables", folder=folder).stdout, "the results may be others by now"
-
-
-STUB = """#!/bin/sh
-case "$*" in
-  *get_device_capability*) echo 90 ;;
-  *build_info*) exit "${WITHOUT_CUDA:-0}" ;;
-  *) echo "$* go_on=${FASTENC_BENCH_GO_ON:-} cuda=${FASTENC_CUDA:-} end=$FASTENC_BENCH_END" >>"$0.calls"
-     exit "${CODE:-0}" ;;
-esac
-"""
-
-
-@pytest.fixture
-def gpu_machine(tmp_path):
-    """A tree of the script's own, and a program in Python's place that says that there is a GPU of sm_90."""
-    root = tmp_path / "root"
-    for file in ("benchmarks/bench_op.py", "tests/triton/test_op_triton.py", "kernels/op.py"):
-        (root / file).parent.mkdir(parents=True)
-        (root / file).touch()
-    script = shutil.copy(SCRIPT, root / "benchmarks")
-    program = root / "python"
-    program.write_text(STUB)
-    program.chmod(0o755)
-    calls = program.with_suffix(".calls")
-
-    def run(*arguments, **environment):
-        """(each stage's state, what the stages called)."""
-        calls.write_text("")
-        options = {"PYTHON": str(program), "VISIT_FOLDER": str(root / "visit"), **environment}
-        kept = {k: v for k, v in os.environ.items() if k != "OUT" and not k.startswith("FASTENC_")}
-        command = ["bash", script, *arguments]
-        done = subprocess.run(
-            command, env={**kept, **options}, capture_output=True, text=True, timeout=60
-        )
-        assert not done.stderr
-        states = dict(line.split()[:2] for line in done.stdout.split("\n\n")[0].splitlines())
-        return states, calls.read_text()
-
-    run.tuned = root / "kernels" / "tuned" / "sm_90.json"
-    return run
-
-
-def test_a_visits_stages_run_once_with_the_tables_that_count(gpu_machine):
-    stages = ("tests_op_triton", "bench_op", "models_minilm_training", "profile_minilm_training")
-    stages += ("tests_tuned", "tables")
-    first, _ = gpu_machine(*stages)
-    assert first == dict.fromkeys(stages, "passed") | {"tests_tuned": "skipped"}
-    again, called = gpu_machine(*stages)
-    finished = dict.fromkeys(stages[:4], "finished")
-    assert again == finished | {"tests_tuned": "skipped", "tables": "passed"}
-    assert re.findall("-m [a-z.]+", called) == ["-m benchmarks.tables"]
-    gpu_machine.tuned.parent.mkdir()
-    gpu_machine.tuned.write_text("{}")
-    passed = dict.fromkeys(stages, "passed") | {"tests_op_triton": "finished"}
-    assert gpu_machine(*stages)[0] == passed
-    assert gpu_machine(*stages)[0] == dict.fromkeys(stages, "finished") | {"tables": "passed"}
-
-
-def test_a_visits_benchmark_goes_on_unless_it_is_forced(gpu_machine):
-    states, called = gpu_machine("bench_op", CODE="75")
-    assert states == {"bench_op": "unfinished"} and "go_on=1" in called
-    assert re.search(r"end=\d{10}$", called.strip())
-    assert gpu_machine("bench_op")[0] == {"bench_op": "passed"}
-    states, called = gpu_machine("--force", "bench_op", CODE="75")
-    assert states == {"bench_op": "unfinished"} and "go_on= " in called
-    states, called = gpu_machine("bench_op")
-    assert states == {"bench_op": "passed"} and "go_on=1" in called
-
-
-def test_beside_a_gpu_a_visits_build_has_cuda_code(gpu_machine):
-    states, called = gpu_machine("build", WITHOUT_CUDA="1")
-    assert states == {"build": "FAILED"} and "pip install" in called and "cuda=1" in called
-    assert gpu_machine("build")[0] == {"build": "passed"}
-    assert gpu_machine("build")[0] == {"build": "finished"}
-    assert gpu_machine("build", WITHOUT_CUDA="1")[0] == {"build": "FAILED"}
-
-
-def test_a_visits_numerics_are_kept(gpu_machine):
-    assert "-m benchmarks.numerics " in gpu_machine("numerics")[1]
-
-
-def test_a_visit_goes_on_without_an_extension_that_does_not_compile(tmp_path):
-    program = tmp_path / "python"
-    calls = tmp_path / "calls"
-    program.write_text(
-        f'#!/bin/sh\necho "$FASTENC_BUILD $*" >> {calls}\n[ "$FASTENC_BUILD" = 0 ]\n'
-    )
-    program.chmod(0o755)
-    done = visit("build", folder=tmp_path, PYTHON=str(program))
-    assert done.returncode == 1 and "go on without it" in done.stdout
-    first, second = (line for line in calls.read_text().splitlines() if "pip install" in line)
-    assert first[0] == " " and second.startswith("0 -m pip install")
-
-
-def test_a_visits_results_are_kept_after_every_stage(tmp_path):
-    out = tmp_path / "out"
-    program = tmp_path / "python"
-    program.write_text(
-        f'#!/bin/sh\ncase "$*" in *plots*) cat {out}/summary.txt; test -s {out}/visit.tar.gz;; esac\n'
-    )
-    program.chmod(0o755)
-    done = visit("tables", "plots", folder=tmp_path, PYTHON=str(program), OUT=str(out))
-    assert done.returncode == 0, done.stdout
-    assert (tmp_path / "logs" / "plots.log").read_text().startswith("tables")
-
-
-def test_a_visits_failed_stage_does_not_stop_the_next(tmp_path):
-    done = visit("build", "tables", "plots", folder=tmp_path, PYTHON="false")
-    assert done.returncode == 1
-    assert [line.split()[1] for line in done.stdout.splitlines()[:3]] == ["FAILED"] * 3
-    assert not list((tmp_path / "done").iterdir())
-    program = tmp_path / "unfinished"
-    program.write_text("#!/bin/sh\nexit 75\n")
-    program.chmod(0o755)
-    unfinished = visit("build", folder=tmp_path, PYTHON=str(program))
-    assert unfinished.returncode == 0 and unfinished.stdout.split()[1] == "unfinished"
-    assert not list((tmp_path / "done").iterdir())
-    late = visit("--seconds", "0", "tables", folder=tmp_path)
-    assert "not begun" in late.stdout
-    unknown = visit("nonsense", folder=tmp_path)
-    assert unknown.returncode == 2 and "no such stage: nonsense" in unknown.stderr
 
 
 def test_the_peer_of_spans_is_trained_on_the_same_scores():

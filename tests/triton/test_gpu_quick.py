@@ -1,17 +1,19 @@
-"""The quick visit's script at small sizes, so that no mistake in it costs a visit."""
+"""The visit's scripts at small sizes, so that no mistake in them costs a visit."""
 
 import fnmatch
 import json
 import os
 import shlex
 import subprocess
-from itertools import islice
+import sys
 
 import pytest
 import torch
 from _pytest.mark.expression import Expression
 
-from benchmarks import _harness, bench_attention, bench_models, gpu_quick
+from benchmarks import _cases, _harness, bench_attention, bench_models, gpu_quick
+from benchmarks.gpu_quick import __main__ as command
+from benchmarks.gpu_quick import check, peers, pretrain, prewarm, problems, rules, timing
 from fastenc.cli.commands import command_named
 from fastenc.profiling import models
 from tests.helpers import ROOT, sanitize
@@ -25,48 +27,182 @@ def hurried(monkeypatch):
     monkeypatch.setattr(_harness, "ceilings", lambda: ceilings)
     monkeypatch.setattr(_harness, "TURN", 1e-4)
     monkeypatch.setattr(_harness, "PAUSE", 0)
-    monkeypatch.setattr(gpu_quick, "SECONDS", 0)
+    for section in (timing, peers):
+        monkeypatch.setattr(section, "SECONDS", 0)
+
+
+def run(section, tmp_path, size=gpu_quick.SMALL):
+    """The section's cases in this process: {case: row}."""
+    written = _cases.Report(tmp_path / "report.json")
+    assert _cases.run_cases(written, section, gpu_quick.cases_of(section, size)) == 0
+    return json.loads((tmp_path / "report.json").read_text())[section]["cases"]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the visit itself runs there")
-def test_every_section_runs_and_is_written(tmp_path, capsys):
-    assert gpu_quick.main(["--small", "--output", str(tmp_path)]) == 0
-    report = json.loads((tmp_path / "gpu_quick.json").read_text())
-    assert set(gpu_quick.SECTIONS) < set(report)
-    assert all("failed" not in report[name]["found"] for name in gpu_quick.SECTIONS)
-    assert all(case["right"] for case in report["check"]["found"].values())
-    rows = report["time"]["found"].values()
-    assert rows and all(row["percent_of_roofline"] > 0 for row in rows)
-    assert capsys.readouterr().out.count("\n") < 6 * 40
+@pytest.mark.parametrize("section", gpu_quick.SECTIONS)
+def test_every_section_runs_and_is_written(section, tmp_path, monkeypatch):
+    monkeypatch.setattr(pretrain, "FOLDER", tmp_path)
+    cases = run(section, tmp_path)
+    assert cases or section == "rules"
+    assert not [name for name, row in cases.items() if "failed" in row]
+    if section == "check":
+        assert all(row["right"] for row in cases.values())
+    if section == "time":
+        rows = [row for case in cases.values() for row in case.values()]
+        assert rows and all(row["percent_of_roofline"] > 0 for row in rows)
+    if section == "pretrain":
+        (row,) = cases.values()
+        assert row["tokens_per_s"] > 0 and row["log"][0]["loss"] > 0
 
 
 def test_the_sections_run_on_the_kernels(triton_target, monkeypatch, tmp_path):
-    monkeypatch.setattr(gpu_quick, "DTYPE", torch.float32)  # the interpreter's bfloat16 is integers
-    monkeypatch.setattr(gpu_quick, "TOLERANCES", {torch.float32: 1e-4})
-    assert gpu_quick.main(["check", "--small", "--output", str(tmp_path)]) == 0
+    # The interpreter's bfloat16 is integers.
+    monkeypatch.setattr(problems, "DTYPE", torch.float32)
+    assert all(row["right"] for row in run("check", tmp_path).values())
 
 
-def test_a_section_that_fails_is_written_and_the_next_one_runs(monkeypatch, tmp_path):
-    monkeypatch.setitem(gpu_quick.SECTIONS, "check", lambda size: 1 // 0)
-    assert gpu_quick.main(["check", "sweep", "--small", "--output", str(tmp_path)]) == 1
-    report = json.loads((tmp_path / "gpu_quick.json").read_text())
-    assert report["check"]["found"]["failed"].startswith("ZeroDivisionError")
-    assert "sweep" in report
+def test_one_wrong_row_of_thousands_is_wrong():
+    true = torch.randn(16384, 64, dtype=torch.float64)
+    mine = true.clone()
+    mine[77] = -true[77]
+    whole, row = check.errors(mine, true)
+    assert whole < _harness.TOLERANCES[torch.bfloat16], "the norm of all does not show it"
+    assert row > check.ROW_TOLERANCE
+    rounded, of_a_row = check.errors(true.bfloat16(), true)
+    assert rounded < 0.01 and of_a_row < check.ROW_TOLERANCE
+    assert not all(error < 1 for error in check.errors(mine * torch.nan, true))
+
+
+def test_forwards_are_timed_as_in_training(monkeypatch):
+    """With gradients; a loss that forms its gradient with its value has to read and write, and no backward is left."""
+    seen = []
+
+    def compare(providers, *, work, **options):
+        call = providers["fastenc"]
+        out = call.prepare() if isinstance(call, _harness.Prepared) else call()
+        seen.append((out.requires_grad, work))
+        return {"fastenc": {"median_ms": 1.0}}
+
+    monkeypatch.setattr(_harness, "compare", compare)
+    size = gpu_quick.SMALL
+    made = dict(problems.problems(size))
+    for name in ("layer_norm, dropout 0.0", "masked_cross_entropy"):
+        timing.time_op(name, made[name])
+    assert len(seen) == 3 and all(gradients for gradients, _ in seen)
+    logits = size.tokens // 8 * size.vocabulary
+    assert seen[-1][1].bytes == 2 * logits * problems.DTYPE.itemsize
+
+
+def test_output_gradients_are_random_and_the_same_for_every_dtype():
+    like = problems.random_like(torch.empty(100, dtype=torch.float64))
+    assert like.unique().numel() == 100
+    assert torch.equal(problems.random_like(torch.empty(100)).double(), like.float().double())
+
+
+STUB_CASES = """
+import sys, time
+from pathlib import Path
+from benchmarks._cases import Report, run_cases
+
+def raises():
+    raise ValueError("no such shape")
+
+def poisons():
+    global works
+    works = False
+    raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+def poisoned(number):
+    if not works:
+        raise RuntimeError("the context is lost")
+    return {"us": number}
+
+works = True
+cases = [("first", lambda: poisoned(1)), ("raises", raises), ("second", lambda: poisoned(2)),
+         ("hangs", lambda: time.sleep(600)), ("third", lambda: poisoned(3)), ("poisons", poisons),
+         ("last", lambda: poisoned(4))]
+raise SystemExit(run_cases(Report(Path(sys.argv[1])), "time", cases, limit=2, works=lambda: works))
+"""
+
+
+def test_a_case_that_raises_hangs_or_loses_the_context_costs_no_other_case(tmp_path):
+    path = tmp_path / "report.json"
+    failed = _cases.supervise([sys.executable, "-c", STUB_CASES, str(path)], path, "time")
+    assert failed == ["raises", "hangs", "poisons"]
+    cases = json.loads(path.read_text())["time"]["cases"]
+    figures = {name: row["us"] for name, row in cases.items() if "us" in row}
+    assert figures == {"first": 1, "second": 2, "third": 3, "last": 4}
+    assert cases["raises"]["failed"] == "ValueError: no such shape"
+    assert cases["hangs"]["failed"] == "it ended its process, with code 1"
+    assert "illegal memory access" in cases["poisons"]["failed"]
+
+
+def test_a_section_that_does_not_begin_is_a_failure(tmp_path):
+    path = tmp_path / "report.json"
+    failed = _cases.supervise([sys.executable, "-c", "raise SystemExit(3)"], path, "check")
+    assert failed == ["check"]
+
+
+def test_every_case_is_on_disk_before_the_next(tmp_path):
+    path = tmp_path / "report.json"
+
+    def second():
+        section = json.loads(path.read_text())["check"]
+        assert section["cases"] == {"first": {"us": 1}} and section["running"] == "second"
+        return {"us": 2}
+
+    cases = [("first", lambda: {"us": 1}), ("second", second)]
+    assert _cases.run_cases(_cases.Report(path), "check", cases) == 0
+    assert not _cases.Report(path).failed("check")
+
+
+def test_a_new_run_of_a_section_forgets_the_last_one(monkeypatch, tmp_path):
+    called = []
+    monkeypatch.setattr(command, "supervise", lambda *call: called.append(call) or [])
+    path = tmp_path / gpu_quick.FILE
+    path.write_text(json.dumps({"check": {"cases": {"old": {}}}, "time": {"cases": {"kept": {}}}}))
+    assert command.main(["check", "--small", "--output", str(tmp_path)]) == 0
+    written = json.loads(path.read_text())
+    assert "check" not in written and "kept" in written["time"]["cases"]
+    assert called[0][0][1:4] == ["-m", "benchmarks.gpu_quick", "check"]
+    assert "--cases" in called[0][0]
 
 
 def test_without_a_gpu_it_says_so(monkeypatch, capsys):
-    monkeypatch.setattr(gpu_quick, "ON_GPU", False)
+    monkeypatch.setattr(command, "ON_GPU", False)
     with pytest.raises(SystemExit):
-        gpu_quick.main([])
+        command.main([])
     assert "torch sees no GPU here: --small" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the visit itself runs there")
 def test_kernels_are_compiled_by_several_processes(monkeypatch):
-    every = gpu_quick.problems
-    monkeypatch.setattr(gpu_quick, "problems", lambda size: islice(every(size), 2))
-    monkeypatch.setattr(gpu_quick, "ON_GPU", True)
-    assert gpu_quick.prewarm(gpu_quick.SMALL)["problems"] == 2
+    monkeypatch.setattr(prewarm, "PROCESSES", 2)
+    every = prewarm.work_of(gpu_quick.SMALL)
+    assert every[0][0] == "minilm" and len(every) > 10
+    items = [("bias_gelu", number, 0) for number in (0, 999)]
+    monkeypatch.setattr(prewarm, "work_of", lambda size: items)
+    found = prewarm.prewarm(gpu_quick.SMALL)
+    assert found["items"] == 2 and found["wrong"]["bias_gelu"].startswith("IndexError")
+
+
+def test_a_new_architecture_is_asked_for_its_rules(monkeypatch):
+    from fastenc.kernels import launch
+
+    seen = []
+    monkeypatch.setattr(launch, "architecture", lambda device: "sm_100")
+    monkeypatch.delenv("FASTENC_WARP_GROUPS", raising=False)
+    choice = lambda: launch.warp_groups.__wrapped__(torch.device("cuda"))
+    monkeypatch.setattr(rules, "check", lambda *_: seen.append(choice()) or {"right": True})
+    monkeypatch.setattr(timing, "time_op", lambda *_: {"forward": {}})
+    cases = dict(rules.cases(gpu_quick.SMALL))
+    assert len(cases) == 12 and choice() is False
+    for call in list(cases.values())[:2]:
+        assert call() == {"right": True, "forward": {}}
+    assert seen == [False, True] and "FASTENC_WARP_GROUPS" not in os.environ
+    for known in ("sm_90", None):
+        monkeypatch.setattr(launch, "architecture", lambda device, known=known: known)
+        assert not list(rules.cases(gpu_quick.SMALL))
 
 
 def test_cudnns_row_is_asked_for_as_the_op_takes_it(monkeypatch):
@@ -78,39 +214,110 @@ def test_cudnns_row_is_asked_for_as_the_op_takes_it(monkeypatch):
         row.call()
 
 
+DRY_RUN = """
+import json, sys
+from benchmarks import _dry_run, _fake_gpu
+from pathlib import Path
+
+_dry_run.as_on_a_gpu()
+_dry_run._harness.compare = _dry_run.compare
+from benchmarks import gpu_quick
+from benchmarks import _cases
+from benchmarks.gpu_quick import timing
+size = gpu_quick.SMALL._replace(tokens=64, lengths=(32, 64))
+wanted = ("bias_gelu", "masked_cross_entropy")
+cases = [case for case in timing.cases(size) if case[0] in wanted]
+cases.append(("nothing", lambda: {"median_ms": 1.0}))
+_cases.run_cases(_cases.Report(Path(sys.argv[1])), "time", _dry_run.noted(cases))
+"""
+
+
+def compiling(*arguments, **environment):
+    """A process without Triton's interpreter, which this one has chosen."""
+    kept = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        arguments, cwd=ROOT, env=kept | environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
+    return done
+
+
+@pytest.fixture
+def c_compiler():
+    pytest.importorskip("triton")
+    import shutil
+
+    if not (shutil.which("gcc") or shutil.which("cc")):
+        pytest.skip("the driver that starts nothing takes a C compiler")
+    if torch.cuda.is_available():
+        pytest.skip("a real libcuda is loaded here")
+
+
+def test_a_dry_run_starts_kernels_and_tells_no_figure(tmp_path, c_compiler):
+    path = tmp_path / "report.json"
+    compiling(sys.executable, "-c", DRY_RUN, str(path))
+    cases = json.loads(path.read_text())["time"]["cases"]
+    assert cases["bias_gelu"]["kernels"] == {
+        "_bias_gelu_fwd_kernel": 1,
+        "_bias_gelu_bwd_kernel": 1,
+    } or (set(cases["bias_gelu"]["kernels"]) == {"_bias_gelu_fwd_kernel", "_bias_gelu_bwd_kernel"})
+    assert cases["nothing"]["failed"] == "it starts no kernel"
+    assert all(row["dry run"].startswith("a dry run") for row in cases.values())
+    assert "_ms" not in path.read_text()
+
+
 STUB = """#!/usr/bin/env bash
 echo "$(basename "$0") ${*@Q}" >>"$CALLS"
+case "$*" in
+  *get_device_capability*) echo 9.0 ;;
+  *EXT_SUFFIX*) echo .none.so ;;
+  *build_info*) exit "${WITHOUT_CUDA:-0}" ;;
+esac
+case "$*" in *"$FAILING"*) exit "${CODE:-0}" ;; esac
 """
 BY_PART = {
-    "1": ("build_1", "quick", "ncu"),
-    "2": ("build_2", "tests", "quick_again"),
-    "3": ("build_3", "models_minilm", "models_bert-base", "profile", "host_costs", "memcheck"),
+    "1": [*gpu_quick.SECTIONS],
+    "2": ["tests", "check", "time", "step"],
+    "3": ["training of bert-base", "training of minilm", "inference of bert-base"],
 }
 
 
 @pytest.fixture
 def commands(tmp_path):
-    """Runs a part with programs that note their arguments; returns these, and what the part printed."""
-    for name in ("python", "ncu", "compute-sanitizer"):
+    """Runs a part in a tree of its own with programs that note their arguments: (these, what was printed, code)."""
+    tree, calls = tmp_path / "tree", tmp_path / "calls"
+    for folder in ("benchmarks", "csrc/cpu", "python/fastenc", "kernels/tuned"):
+        (tree / folder).mkdir(parents=True)
+    for file in ("setup.py", "csrc/a.h", "csrc/cpu/a.h", "kernels/tuned/sm_90.json"):
+        (tree / file).touch()
+    for name in ("gpu_parts.sh",):
+        (tree / "benchmarks" / name).write_text((ROOT / "benchmarks" / name).read_text())
+    for name in ("python", "ncu", "compute-sanitizer", "strip"):
         program = tmp_path / "bin" / name
         program.parent.mkdir(exist_ok=True)
         program.write_text(STUB)
         program.chmod(0o755)
-    calls = tmp_path / "calls"
 
-    def run(part):
-        environment = {
-            **os.environ,
+    def run(part, **environment):
+        calls.write_text("")
+        kept = {name: value for name, value in os.environ.items() if name != "VISIT_FOLDER"}
+        given = {
             "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}",
             "PYTHON": str(tmp_path / "bin" / "python"),
             "OUT": str(tmp_path / "out"),
             "CALLS": str(calls),
+            "FAILING": "no such command",
         }
-        script = ["bash", str(ROOT / "benchmarks" / "gpu_parts.sh"), part]
-        done = subprocess.run(script, env=environment, capture_output=True, text=True)
-        assert (done.returncode, done.stderr) == (0, ""), done.stdout
-        return [shlex.split(line) for line in calls.read_text().splitlines()], done.stdout
+        script = ["bash", str(tree / "benchmarks" / "gpu_parts.sh"), part]
+        done = subprocess.run(
+            script, env=kept | given | environment, capture_output=True, text=True, timeout=60
+        )
+        assert done.stderr == "", done.stdout
+        called = [shlex.split(line) for line in calls.read_text().splitlines()]
+        return called, done.stdout, done.returncode
 
+    run.out = tmp_path / "out"
+    run.tree = tree
     return run
 
 
@@ -122,32 +329,57 @@ def module_of(command):
 
 
 @pytest.mark.parametrize("part", BY_PART)
-def test_each_parts_commands_are_taken_by_their_programs(commands, part, tmp_path, monkeypatch):
-    called, printed = commands(part)
-    stages = tuple(line.split(":")[0] for line in printed.splitlines())
-    assert stages == BY_PART[part] and "not begun" not in printed
-    ran = []
-    for name in gpu_quick.SECTIONS:
-        monkeypatch.setitem(
-            gpu_quick.SECTIONS, name, lambda size, name=name: ran.append(name) or {}
-        )
+def test_each_parts_commands_are_taken_by_their_programs(commands, part, monkeypatch):
+    called, printed, _ = commands(part)
+    stages = [line.split(":")[0] for line in printed.splitlines() if ", code " in line]
+    assert [name for name in stages if name in BY_PART[part]] == BY_PART[part]
+    assert "not begun" not in printed
+    monkeypatch.setattr(command, "supervise", lambda *call: [])
     checks = {
-        "benchmarks.gpu_quick": lambda given: gpu_quick.main([*given, "--small"]) == 0,
-        "benchmarks.bench_models": lambda given: set(given) <= {*models.SIZES, *bench_models.MODES},
-        "benchmarks.bench_host_costs": lambda given: given == [],
+        "benchmarks.gpu_quick": lambda given: command.main([*given, "--small"]) == 0,
+        "benchmarks.gpu_quick.profiled": lambda given: given == [],
+        "benchmarks.bench_models": lambda given: (
+            set(given) <= {*models.SIZES, *bench_models.MODES, bench_models.NO_COMPILE}
+        ),
         "fastenc.cli": lambda given: command_named(given[0]).from_arguments(given[0], given[1:]),
         "tests.helpers.sanitize": lambda given: fnmatch.filter(sanitize.CASES, given[0]),
+        "pip": lambda given: given[0] == "install",
         "pytest": lambda given: (
             Expression.compile(given[given.index("-k") + 1])
             and all((ROOT / path).exists() for path in given if path.startswith("tests/"))
         ),
     }
     for module, given in filter(None, map(module_of, called)):
-        assert checks[module](given), (module, given)
-    assert ran == {
-        "1": [*gpu_quick.SECTIONS, "check"],
-        "2": ["check", "time", "step", "graphs"],
-    }.get(part, [])
+        if module.startswith("benchmarks.bench_") and module not in checks:
+            assert (ROOT / f"{module.replace('.', '/')}.py").is_file() and not given
+        else:
+            assert checks[module](given), (module, given)
+
+
+def test_a_part_brings_home_a_few_small_files(commands):
+    _, printed, code = commands("1")
+    names = {path.name for path in commands.out.iterdir()}
+    assert names == {"log_1.txt", "sm_90.json", "cache.tar.xz", "extension.tar.xz"}
+    kept = commands.tree / "build" / "visit"
+    assert kept.is_dir(), "what the next part takes stays in the tree"
+    (kept / "quick").mkdir()
+    (kept / "quick" / "gpu_quick.json").write_bytes(b"0" * (17 << 20))
+    _, printed, code = commands("2")
+    assert code == 1 and "one of more than 16 MiB" in printed
+
+
+def test_a_build_that_fails_leaves_the_rest_to_run(commands):
+    _, printed, code = commands("2", FAILING="setup.py", CODE="1")
+    assert code == 1 and "extension:" in printed and "step:" in printed
+
+
+def test_an_extension_is_built_once_for_a_source(commands):
+    built = lambda called: any("setup.py" in word for line in called for word in line)
+    (commands.tree / "python/fastenc/_C.none.so").touch()
+    first, _, _ = commands("2", WITHOUT_CUDA="1")
+    assert built(first)
+    (commands.tree / "csrc/a.h").write_text("// changed")
+    assert built(commands("2")[0])
 
 
 def test_without_a_part_it_explains_itself():

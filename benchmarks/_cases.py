@@ -14,8 +14,6 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from fastenc._files import write_atomically
 
 AGAIN = 75  # exit code: this process is of no use any more
@@ -57,12 +55,18 @@ class Report:
         return [case for case, row in rows if "failed" in row or row.get("right") is False]
 
 
+def synchronize() -> None:
+    import torch
+
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+
+
 def device_works() -> bool:
     """Whether the CUDA context still takes work; an illegal access, say, ends it for the whole process."""
     try:
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-            torch.cuda.empty_cache()
+        synchronize()
     except Exception:
         return False
     return True
@@ -95,8 +99,7 @@ def run_cases(
             )  # also where Python does not get to run
         try:
             row = call()
-            if torch.cuda.is_available():
-                torch.cuda.synchronize()  # an error of this case's kernels is its own
+            synchronize()  # an error of this case's kernels is its own
         except Exception as error:
             traceback.print_exc(limit=-4)
             row = {"failed": f"{type(error).__name__}: {error}"[:500]}
