@@ -29,15 +29,14 @@ from fastenc.kernels.attention_tile import (
     LOG2_E,
     head_rows,
     load_keys,
-    load_row_keys,
+    load_record,
     load_rows,
-    load_statistics,
     score_gradients,
     score_unit,
     sequence_bounds,
     sequence_keys,
     shape_constants,
-    store_row_keys,
+    store_record,
     store_rows,
     store_sums,
     tile_scores,
@@ -217,18 +216,18 @@ def _attention_delta_kernel(
     out_ptr,
     dout_ptr,
     dlse_ptr,  # (H, total_q), float32, or None
-    delta_ptr,  # (H, total_q), float32
-    keys_ptr,  # (H, total_q), int64: the queries' keys of dropout; None without
-    rng_ptr,
+    lse_ptr,  # (H, total_q), float32
+    record_ptr,  # (H, total_q, 4), int32
+    rng_ptr,  # or None
     total_q,
     H: tl.constexpr,
     D: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_M: tl.constexpr,
 ):
-    """delta[h, i] = sum_d out[i, h, d] * dout[i, h, d] - dlse[h, i]; the sum is sum_j p_ij dp_ij, dropout included.
+    """The queries' records, with delta as their second word.
 
-    It also stores the queries' keys of dropout, which every block of keys would compute again.
+    delta[h, i] = sum_d out[i, h, d] * dout[i, h, d] - dlse[h, i]; the sum is sum_j p_ij dp_ij, dropout included.
     """
     head = tl.program_id(1)
     offs_m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -239,18 +238,12 @@ def _attention_delta_kernel(
     delta = tl.sum(out * dout, 1)
     if dlse_ptr is not None:
         delta -= tl.load(dlse_ptr + indices, mask=mask_m, other=0.0)
-    tl.store(delta_ptr + indices, delta, mask=mask_m)
-    if keys_ptr is not None:
-        store_row_keys(keys_ptr, load_rng(rng_ptr), head, offs_m, indices, mask_m)
-
-
-@triton.jit(do_not_specialize=["total_q"])
-def _attention_keys_kernel(keys_ptr, rng_ptr, total_q, BLOCK_M: tl.constexpr):
-    """The queries' keys of dropout alone, for the short sequences' backward, which forms delta itself."""
-    head = tl.program_id(1)
-    offs_m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
-    indices = head.to(tl.int64) * total_q + offs_m
-    store_row_keys(keys_ptr, load_rng(rng_ptr), head, offs_m, indices, offs_m < total_q)
+    lse = tl.load(lse_ptr + indices, mask=mask_m, other=0.0)
+    rng = None
+    if rng_ptr is not None:
+        rng = load_rng(rng_ptr)
+    delta = delta.to(tl.int32, bitcast=True)
+    store_record(record_ptr, lse, delta, rng, head, offs_m, indices, mask_m)
 
 
 @triton.jit(do_not_specialize=VARYING)
@@ -265,11 +258,10 @@ def _attention_bwd_kv_kernel(
     dk_ptr,  # (total_k, H, D), as dq
     dv_ptr,
     sums_ptr,  # (slots, 3, H, D), float32, zeroed: of dq and dv over tokens, in _slot's; dk's are 0; or None
-    lse_ptr,
-    delta_ptr,
+    record_ptr,  # (H, total_q, 4), int32: by _attention_delta_kernel
     cu_seqlens_q_ptr,
     cu_seqlens_k_ptr,
-    keys_ptr,  # (H, total_q), int64, or None
+    rng_ptr,  # None without dropout; not read
     alibi_ptr,
     relative_ptr,
     key_bias_ptr,
@@ -325,11 +317,11 @@ def _attention_bwd_kv_kernel(
         mask_m = offs_m < length_q
         q = load_rows(q_base, offs_m, stride_q_token, mask_m, D, BLOCK_D)
         dout = load_rows(dout_base, offs_m, H * D, mask_m, D, BLOCK_D)
-        lse, delta = load_statistics(lse_ptr + statistics, delta_ptr + statistics, offs_m, mask_m)
+        lse, second, one, two = load_record(record_ptr, statistics + offs_m, mask_m)
+        delta = second.to(tl.float32, bitcast=True)
         dropout = (None, threshold, drop_scale)
-        if keys_ptr is not None:
-            found = load_row_keys(keys_ptr + statistics, offs_m, mask_m)
-            dropout = ((found[0][None, :], found[1][None, :]), threshold, drop_scale)
+        if rng_ptr is not None:
+            dropout = ((one[None, :], two[None, :]), threshold, drop_scale)
         # Keys by queries: what the next products take on their left stays in registers.
         s = tl.dot(k, q.T, input_precision=PRECISION)
         s = tile_scores(
@@ -349,7 +341,7 @@ def _attention_bwd_kv_kernel(
     grad_start = first_k.to(tl.int64) * stride_grad + head * D
     mask_n = columns < length_k
     dk *= scale
-    if keys_ptr is not None:
+    if rng_ptr is not None:
         dv *= drop_scale
     store_rows(dk_ptr + grad_start, columns, stride_grad, mask_n, dk, D, BLOCK_D)
     store_rows(dv_ptr + grad_start, columns, stride_grad, mask_n, dv, D, BLOCK_D)
@@ -405,11 +397,10 @@ def _attention_bwd_q_kernel(
     dout_ptr,
     dq_ptr,  # (total_q, H, D), heads next to each other
     sums_ptr,  # as in the kernel above
-    lse_ptr,
-    delta_ptr,
+    record_ptr,
     cu_seqlens_q_ptr,
     cu_seqlens_k_ptr,
-    keys_ptr,
+    rng_ptr,  # None without dropout; not read
     alibi_ptr,
     relative_ptr,
     key_bias_ptr,
@@ -456,11 +447,11 @@ def _attention_bwd_q_kernel(
     statistics = head.to(tl.int64) * total_q + first_q
     q = load_rows(q_base, offs_m, stride_q_token, mask_m, D, BLOCK_D)
     dout = load_rows(dout_base, offs_m, H * D, mask_m, D, BLOCK_D)
-    lse, delta = load_statistics(lse_ptr + statistics, delta_ptr + statistics, offs_m, mask_m)
+    lse, second, one, two = load_record(record_ptr, statistics + offs_m, mask_m)
+    delta = second.to(tl.float32, bitcast=True)
     dropout = (None, threshold, drop_scale)
-    if keys_ptr is not None:
-        found = load_row_keys(keys_ptr + statistics, offs_m, mask_m)
-        dropout = ((found[0][:, None], found[1][:, None]), threshold, drop_scale)
+    if rng_ptr is not None:
+        dropout = ((one[:, None], two[:, None]), threshold, drop_scale)
     dq = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     start, stop = _visible_blocks(start_m + shift, length_k, left, right, BLOCK_N, BLOCK_M, WINDOW)
     qk_scale = scale * LOG2_E
@@ -793,33 +784,30 @@ def _backward(
     bounds, (max_seqlen_q, max_seqlen_k) = call[6], call[9:11]
     widest = attention_short.WIDEST_BACKWARD if dlse is None else 0
     division = _divide(arguments, call[1], tuple(call[6:]), widest)
-    delta = torch.empty_like(lse) if division.any_length else None
-    rng_state = arguments.pop("rng_ptr")
-    keys = None if rng_state is None else torch.empty_like(lse, dtype=torch.int64)
-    arguments |= {"dout_ptr": dout, "lse_ptr": lse, "delta_ptr": delta, "keys_ptr": keys}
+    arguments["dout_ptr"] = dout
     (total_q, heads, head_dim), batch = q.shape, call[0].shape[0] - 1
-    grid = (triton.cdiv(total_q, 64), heads)
-    if 0 not in grid and delta is not None:
-        run(
-            _attention_delta_kernel,
-            grid,
-            out,
-            dout,
-            _contiguous(dlse),
-            delta,
-            keys,
-            rng_state,
-            total_q,
-            **{name: arguments[name] for name in ("H", "D", "BLOCK_D")},
-            BLOCK_M=64,
-            num_warps=4,
-        )
-    elif 0 not in grid and keys is not None:
-        grid = (triton.cdiv(total_q, 256), heads)
-        run(_attention_keys_kernel, grid, keys, rng_state, total_q, BLOCK_M=256, num_warps=4)
+    if division.any_length:
+        arguments["record_ptr"] = record = lse.new_empty((*lse.shape, 4), dtype=torch.int32)
+        grid = (triton.cdiv(total_q, 64), heads)
+        if 0 not in grid:
+            run(
+                _attention_delta_kernel,
+                grid,
+                out,
+                dout,
+                _contiguous(dlse),
+                lse,
+                record,
+                arguments["rng_ptr"],
+                total_q,
+                **{name: arguments[name] for name in ("H", "D", "BLOCK_D")},
+                BLOCK_M=64,
+                num_warps=4,
+            )
     dbias = torch.zeros(3 * heads * head_dim, device=q.device) if wants_bias else nothing()
     if division.short:
-        sums = attention_short.backward(dq, dk, dv, bounds, max_seqlen_q, wants_bias, arguments)
+        gradients = (dq, dk, dv)
+        sums = attention_short.backward(gradients, lse, bounds, max_seqlen_q, wants_bias, arguments)
         if sums is not None:
             dbias += sums.sum(0).flatten()
     if division.any_length:

@@ -15,9 +15,8 @@ import triton.language as tl
 from fastenc.kernels.attention_tile import (
     LOG2_E,
     head_rows,
-    load_row_keys,
+    load_record,
     load_rows,
-    load_statistics,
     score_gradients,
     sequence_bounds,
     sequence_keys,
@@ -38,11 +37,10 @@ def _attention_bwd_relative_kernel(
     v_ptr,  # (total_k, H, D)
     dout_ptr,  # (total_q, H, D), contiguous
     partial_ptr,  # (chunks, H, bands, 2, BLOCK), float32
-    lse_ptr,  # (H, total_q), float32
-    delta_ptr,  # (H, total_q), float32
+    record_ptr,  # (H, total_q, 4), int32: by _attention_delta_kernel
     cu_seqlens_q_ptr,
     cu_seqlens_k_ptr,
-    keys_ptr,  # (H, total_q), int64: the queries' keys of dropout, or None
+    rng_ptr,  # None without dropout; not read
     alibi_ptr,
     relative_ptr,
     key_bias_ptr,
@@ -105,9 +103,8 @@ def _attention_bwd_relative_kernel(
             dout = load_rows(dout_base, offs_m, H * D, mask_m, D, BLOCK_D)
             k = load_rows(k_base, offs_n, stride_k, mask_n, D, BLOCK_D)
             v = load_rows(v_base, offs_n, stride_v, mask_n, D, BLOCK_D)
-            lse, delta = load_statistics(
-                lse_ptr + statistics, delta_ptr + statistics, offs_m, mask_m
-            )
+            lse, second, one, two = load_record(record_ptr, statistics + offs_m, mask_m)
+            delta = second.to(tl.float32, bitcast=True)
             columns = tl.where(mask_n, offs_n, length_k)  # one that does not exist
             s = tl.dot(q, k.T, input_precision=PRECISION)
             s = tile_scores(
@@ -123,9 +120,8 @@ def _attention_bwd_relative_kernel(
             p = tl.math.exp2(s - lse[:, None])  # a bias is there
             dp = tl.dot(dout, v.T, input_precision=PRECISION)
             dropout = (None, threshold, drop_scale)
-            if keys_ptr is not None:
-                found = load_row_keys(keys_ptr + statistics, offs_m, mask_m)
-                dropout = ((found[0][:, None], found[1][:, None]), threshold, drop_scale)
+            if rng_ptr is not None:
+                dropout = ((one[:, None], two[:, None]), threshold, drop_scale)
             _, ds = score_gradients(p, dp, delta[:, None], offs_n[None, :], dropout)
             sums += ds
     # Row m moved left by m: a column then holds distance c, or c - BLOCK in the rows that wrapped around.

@@ -27,9 +27,10 @@ import triton
 import triton.language as tl
 from fastenc.kernels.attention_tile import (
     LOG2_E,
-    load_row_keys,
+    load_record,
     load_rows,
     shape_constants,
+    store_record,
     store_rows,
     store_sums,
 )
@@ -157,6 +158,28 @@ def _attention_short_fwd_kernel(
         tl.store(lse_ptr + head.to(tl.int64) * total_tokens + tokens, lse, mask=mask_m)
 
 
+@triton.jit(do_not_specialize=["total_tokens"])
+def _attention_short_record_kernel(
+    record_ptr,  # (H, total_tokens, 4), int32
+    lse_ptr,
+    bounds_ptr,
+    rng_ptr,  # or None
+    total_tokens,
+    BLOCK_M: tl.constexpr,
+):
+    """The queries' records for the backward, with the begin of the query's sequence as their second word."""
+    head = tl.program_id(1)
+    token = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    valid = token < total_tokens
+    indices = head.to(tl.int64) * total_tokens + token
+    lse = tl.load(lse_ptr + indices, mask=valid, other=0.0)
+    start = tl.load(bounds_ptr + token, mask=valid, other=-1)
+    rng = None
+    if rng_ptr is not None:
+        rng = load_rng(rng_ptr)
+    store_record(record_ptr, lse, start, rng, head, token, indices, valid)
+
+
 @triton.jit(do_not_specialize=["total_tokens", "threshold"])
 def _attention_short_bwd_kernel(
     q_ptr,
@@ -166,10 +189,10 @@ def _attention_short_bwd_kernel(
     dq_ptr,  # (total_tokens, H, D), heads next to each other
     dk_ptr,
     dv_ptr,
-    lse_ptr,  # (H, total_tokens), float32
+    record_ptr,  # (H, total_tokens, 4), int32: by _attention_short_record_kernel
     sums_ptr,  # (tiles, 3, H, D), float32, zeroed: of dq and dv over the tile's tokens, dk's are 0; or None
     bounds_ptr,
-    keys_ptr,  # (H, total_tokens), int64: the queries' keys of dropout, or None
+    rng_ptr,  # None without dropout; not read
     stride_q_token,
     stride_q_head,
     stride_k_token,
@@ -207,9 +230,10 @@ def _attention_short_bwd_kernel(
     for start_m in tl.range(first, last, ROWS):
         tokens = start_m + tl.arange(0, ROWS)
         mask_m = tokens < last
-        row_starts = tl.load(starts_ptr + tokens, mask=mask_m, other=-1)
-        rows = wide_head * total_tokens + tokens
-        lse = tl.load(lse_ptr + rows, mask=mask_m, other=0.0) * LOG2_E
+        lse, row_starts, one, two = load_record(
+            record_ptr, wide_head * total_tokens + tokens, mask_m
+        )
+        row_starts = tl.where(mask_m, row_starts, -1)
         q = load_rows(q_ptr + wide_head * stride_q_head, tokens, stride_q_token, mask_m, D, BLOCK_D)
         dout = load_rows(dout_ptr + head * D, tokens, H * D, mask_m, D, BLOCK_D)
         s = tl.dot(k, q.T, input_precision=PRECISION)
@@ -217,13 +241,13 @@ def _attention_short_bwd_kernel(
         p = tl.math.exp2(s * (scale * LOG2_E) - lse[None, :])
         dp = tl.dot(v, dout.T, input_precision=PRECISION)
         kept = p
-        if keys_ptr is not None:
-            one, two = load_row_keys(keys_ptr, rows, mask_m)
+        if rng_ptr is not None:
             keep = is_kept((one[None, :], two[None, :]), columns, threshold)
             kept = tl.where(keep, p, 0.0)
-            dp = tl.where(keep, dp, 0.0) * drop_scale
+            dp *= drop_scale
         dv = tl.dot(kept.to(dout.dtype), dout, dv, input_precision=PRECISION)
-        ds = p * (dp - tl.sum(p * dp, 0)[None, :])
+        ds = kept * dp
+        ds -= p * tl.sum(ds, 0)[None, :]
         if sums_ptr is not None:
             ds_sums += tl.sum(ds, 1)
         ds = ds.to(q.dtype)
@@ -231,7 +255,7 @@ def _attention_short_bwd_kernel(
         dq = tl.dot(ds.T, k, input_precision=PRECISION) * scale
         store_rows(dq_ptr + head * D, tokens, stride_grad, mask_m, dq, D, BLOCK_D)
     dk *= scale
-    if keys_ptr is not None:
+    if rng_ptr is not None:
         dv *= drop_scale
     store_rows(dk_ptr + head * D, keys, stride_grad, valid, dk, D, BLOCK_D)
     store_rows(dv_ptr + head * D, keys, stride_grad, valid, dv, D, BLOCK_D)
@@ -314,27 +338,44 @@ def forward(
 
 
 def backward(
-    dq: Tensor,
-    dk: Tensor,
-    dv: Tensor,
+    gradients: tuple[Tensor, Tensor, Tensor],
+    lse: Tensor,
     bounds: Tensor | None,
     max_seqlen: int,
     wants_sums: bool,
     arguments: dict,
 ) -> Tensor | None:
-    """Write dq, dk and dv, whose token strides must be equal.
+    """Write the gradients dq, dk and dv, whose token strides must be equal.
 
     Returns: their sums over each tile's tokens, float32 (tiles, 3, H, D), or None.
     """
+    dq, dk, dv = gradients
     launch = _config(max_seqlen, True, arguments)
     sums = None
     if wants_sums:
         shape = (_tiles(arguments, launch), 3, arguments["H"], arguments["D"])
         sums = torch.zeros(shape, dtype=torch.float32, device=dq.device)
+    total_tokens = arguments["total_q"]
+    if total_tokens and bounds is None:
+        bounds = sequence_bounds(arguments["cu_seqlens_q_ptr"], total_tokens, max_seqlen)
+    record = lse.new_empty((*lse.shape, 4), dtype=torch.int32)
+    if total_tokens:
+        run(
+            _attention_short_record_kernel,
+            (triton.cdiv(total_tokens, 256), arguments["H"]),
+            record,
+            lse,
+            bounds,
+            arguments["rng_ptr"],
+            total_tokens,
+            BLOCK_M=256,
+            num_warps=4,
+        )
     tensors = {
         "dq_ptr": dq,
         "dk_ptr": dk,
         "dv_ptr": dv,
+        "record_ptr": record,
         "sums_ptr": sums,
         "stride_grad": dq.stride(0),
     }

@@ -24,7 +24,7 @@ def shape_constants(key: dict) -> dict:
         "BLOCK_D": triton.next_power_of_2(key["head_dim"]),
         "PRECISION": key["precision"] if key["dtype"] == "float32" else "ieee",
     }
-    return constants if key["dropout"] else {**constants, "rng_ptr": None, "keys_ptr": None}
+    return constants if key["dropout"] else {**constants, "rng_ptr": None}
 
 
 @triton.jit
@@ -128,25 +128,32 @@ def tile_scores(
 
 
 @triton.jit
-def load_statistics(lse_ptr, delta_ptr, rows, valid):
-    """(lse in units of log2, delta); without a row, or a key for it, lse is inf and probabilities will be 0."""
-    lse = tl.load(lse_ptr + rows, mask=valid, other=float("inf"))
-    lse = tl.where(lse == float("-inf"), float("inf"), lse) * LOG2_E
-    return lse, tl.load(delta_ptr + rows, mask=valid, other=0.0)
+def store_record(record_ptr, lse, second, rng, head, rows, indices, valid):
+    """Each query's record, 16 bytes for the backward: lse in units of log2 (inf if the query saw no key), ``second``,
+    and the two words of its key of dropout. Separate loads of them would be repeated in each column that a thread has.
+
+    lse: natural logarithm; second: int32; rng: by load_rng, or None without dropout.
+    """
+    log2 = tl.where(lse == float("-inf"), float("inf"), lse * LOG2_E).to(tl.int32, bitcast=True)
+    one, two = second * 0, second * 0
+    if rng is not None:
+        found = row_keys(rng, head, rows)
+        one, two = found[0].to(tl.int32, bitcast=True), found[1].to(tl.int32, bitcast=True)
+    words = tl.reshape(tl.join(tl.join(log2, one), tl.join(second, two)), [valid.shape[0], 4])
+    pointers = record_ptr + indices.to(tl.int64)[:, None] * 4 + tl.arange(0, 4)[None, :]
+    tl.store(pointers, words, mask=valid[:, None])
 
 
 @triton.jit
-def store_row_keys(keys_ptr, rng, head, rows, indices, valid):
-    """Each query's key of dropout, two words in one, for the kernels that would form it again for each block."""
-    first, second = row_keys(rng, head, rows)
-    words = (second.to(tl.int64) << 32) | first.to(tl.int64)
-    tl.store(keys_ptr + indices, words, mask=valid)
-
-
-@triton.jit
-def load_row_keys(keys_ptr, indices, valid):
-    words = tl.load(keys_ptr + indices, mask=valid, other=0)
-    return words.to(tl.uint32), (words >> 32).to(tl.uint32)
+def load_record(record_ptr, indices, valid):
+    """(lse in units of log2, int32 second word, the two words of the key of dropout); without a record, lse is inf."""
+    pointers = record_ptr + indices.to(tl.int64)[:, None] * 4 + tl.arange(0, 4)[None, :]
+    words = tl.load(pointers, mask=valid[:, None], other=0)
+    even, odd = tl.split(tl.reshape(words, [valid.shape[0], 2, 2]))
+    lse, one = tl.split(even)
+    second, two = tl.split(odd)
+    lse = tl.where(valid, lse.to(tl.float32, bitcast=True), float("inf"))
+    return lse, second, one.to(tl.uint32, bitcast=True), two.to(tl.uint32, bitcast=True)
 
 
 @triton.jit
@@ -157,9 +164,9 @@ def score_gradients(p, dp, delta, columns, dropout):
     broadcast against each other, and dropout's keys with the columns.
     """
     query_keys, threshold, drop_scale = dropout
-    kept = p
-    if query_keys is not None:
-        keep = is_kept(query_keys, spread(columns), threshold)
-        kept = tl.where(keep, p, 0.0)
-        dp = tl.where(keep, dp, 0.0) * drop_scale
-    return kept, p * (dp - delta)
+    if query_keys is None:
+        return p, p * (dp - delta)
+    else:
+        # One selection, because a mask that is used twice stays in registers.
+        kept = tl.where(is_kept(query_keys, spread(columns), threshold), p, 0.0)
+        return kept, kept * (dp * drop_scale) - p * delta

@@ -44,7 +44,7 @@ FLOAT32_POINTERS |= {"alibi", "relative", "key_bias", "table"}
 INTEGER_POINTERS = {
     **dict.fromkeys(("cu_seqlens", "cu_seqlens_q", "cu_seqlens_k", "bounds", "blocks"), "*i32"),
     **dict.fromkeys(("all_blocks", "long_blocks"), "*i32"),
-    **dict.fromkeys(("argmax", "seqused", "last", "finished"), "*i32"),
+    **dict.fromkeys(("argmax", "seqused", "last", "finished", "record"), "*i32"),
     **dict.fromkeys(("rng", "keys", "seed", "ids", "indices"), "*i64"),
     **dict.fromkeys(("positions", "types", "order"), "*i64"),
     **dict.fromkeys(("choices", "corrupted", "cutoffs", "labels", "tags", "path"), "*i64"),
@@ -112,8 +112,9 @@ def untuned_cases() -> Iterator[tuple[str, object, str, dict]]:
             kernel = attention_relative._attention_bwd_relative_kernel
             yield name, kernel, ELEMENTS[dtype], constants
     constants = {"BLOCK": 256, "num_warps": 4}
-    keys_constants = {"BLOCK_M": 256, "num_warps": 4}
-    yield "keys of dropout", attention._attention_keys_kernel, "bf16", keys_constants
+    record_constants = {"BLOCK_M": 256, "num_warps": 4}
+    kernel = attention_short._attention_short_record_kernel
+    yield "records of short sequences", kernel, "bf16", record_constants
     yield "sequence bounds", attention_short._sequence_bounds_kernel, "bf16", constants
     kernel = attention_blocks._attention_blocks_kernel
     yield "sequence blocks", kernel, "bf16", attention_blocks.config()
