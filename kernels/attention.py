@@ -15,7 +15,7 @@ Bytes: forward reads q, k, v and writes out, 4 T H D elements. FLOPs: 4 H D sum(
 Source: Dao 2023, arXiv:2307.08691.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -23,6 +23,7 @@ import torch
 import triton
 import triton.language as tl
 from fastenc.kernels import attention_short
+from fastenc.kernels.attention_call import AttentionCall
 from fastenc.kernels.attention_relative import config as relative_config
 from fastenc.kernels.attention_relative import relative_bias_gradient
 from fastenc.kernels.attention_tile import (
@@ -589,22 +590,19 @@ class _Division(NamedTuple):
     blocks: Tensor | None
 
 
-def _divide(
-    arguments: dict, cu_seqlens_k: Tensor | None, call: tuple, widest: int = 128
-) -> _Division:
-    """call: the arguments of _call from bounds on; widest: the widest head for the kernel for short sequences."""
-    _, all_blocks, long_blocks, max_seqlen = call[:4]
+def _divide(arguments: dict, call: AttentionCall, widest: int = 128) -> _Division:
+    """widest: the widest head for the kernel for short sequences."""
     fits = (
-        cu_seqlens_k is None
+        call.cu_seqlens_k is None
         and arguments["q_ptr"].element_size() == 2  # float32 would not fit in its tiles
         and arguments["D"] <= widest
         and not _biased(arguments)
     )
-    if fits and max_seqlen <= attention_short.LONGEST:
+    if fits and call.max_seqlen_q <= attention_short.LONGEST:
         return _Division(True, False, None)
-    if fits and long_blocks is not None:
-        return _Division(True, True, long_blocks)
-    return _Division(False, True, None if cu_seqlens_k is not None else all_blocks)
+    if fits and call.long_blocks is not None:
+        return _Division(True, True, call.long_blocks)
+    return _Division(False, True, None if call.cu_seqlens_k is not None else call.all_blocks)
 
 
 def _blocks(
@@ -618,41 +616,23 @@ def _blocks(
     return of_grid, (division.blocks.shape[0] * max(1, TABLE_BLOCK.value // block) * heads,)
 
 
-def _call(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor | None,
-    rng_state: Tensor | None,
-    alibi_slopes: Tensor | None,
-    relative_bias: Tensor | None,
-    key_bias: Tensor | None,
-    bounds: Tensor | None,
-    all_blocks: Tensor | None,
-    long_blocks: Tensor | None,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
-    dropout_p: float,
-    scale: float,
-    window_left: int,
-    window_right: int,
-) -> dict:
+def _arguments(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> dict:
     """The arguments and constants that all kernels for any length share."""
     q, k, v = (x if x.stride(2) == 1 else x.contiguous() for x in (q, k, v))
-    threshold = int(dropout_p * 65536 + 0.5) if rng_state is not None else 0
+    threshold = int(call.dropout_p * 65536 + 0.5) if call.rng_state is not None else 0
     heads, head_dim = q.shape[1:]
+    cu_seqlens_k = call.cu_seqlens_q if call.cu_seqlens_k is None else call.cu_seqlens_k
     tf32 = q.dtype == torch.float32 and torch.backends.cuda.matmul.fp32_precision == "tf32"
     return {
         "q_ptr": q,
         "k_ptr": k,
         "v_ptr": v,
-        "cu_seqlens_q_ptr": cu_seqlens_q.contiguous(),
-        "cu_seqlens_k_ptr": (cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k).contiguous(),
-        "rng_ptr": rng_state if threshold else None,
-        "alibi_ptr": _contiguous(alibi_slopes),
-        "relative_ptr": _contiguous(relative_bias),
-        "key_bias_ptr": _contiguous(key_bias),
+        "cu_seqlens_q_ptr": call.cu_seqlens_q.contiguous(),
+        "cu_seqlens_k_ptr": cu_seqlens_k.contiguous(),
+        "rng_ptr": call.rng_state if threshold else None,
+        "alibi_ptr": _contiguous(call.alibi_slopes),
+        "relative_ptr": _contiguous(call.relative_bias),
+        "key_bias_ptr": _contiguous(call.key_bias),
         "stride_q_token": q.stride(0),
         "stride_q_head": q.stride(1),
         "stride_k_token": k.stride(0),
@@ -660,18 +640,18 @@ def _call(
         "stride_v_token": v.stride(0),
         "stride_v_head": v.stride(1),
         "total_q": q.shape[0],
-        "scale": scale,
+        "scale": call.scale,
         "threshold": threshold,
         "drop_scale": 65536 / (65536 - threshold),
-        "span": 0 if relative_bias is None else relative_bias.shape[1] // 2,
-        "left": window_left if window_left >= 0 else UNLIMITED,
-        "right": window_right if window_right >= 0 else UNLIMITED,
+        "span": 0 if call.relative_bias is None else call.relative_bias.shape[1] // 2,
+        "left": call.window_left if call.window_left >= 0 else UNLIMITED,
+        "right": call.window_right if call.window_right >= 0 else UNLIMITED,
         "H": heads,
         "D": head_dim,
         "BLOCK_D": max(16, triton.next_power_of_2(head_dim)),
         # The variant with a window scales the scores before it masks them and takes their maximum. A scale of 0 or
         # less needs that order.
-        "WINDOW": window_left >= 0 or window_right >= 0 or scale <= 0,
+        "WINDOW": max(call.window_left, call.window_right) >= 0 or call.scale <= 0,
         "PRECISION": "tf32" if tf32 else "ieee",
     }
 
@@ -680,22 +660,18 @@ def _contiguous(x: Tensor | None) -> Tensor | None:
     return None if x is None else x.contiguous()
 
 
-def attention_forward(q: Tensor, k: Tensor, v: Tensor, *call) -> tuple[Tensor, Tensor]:
-    """(out (total_q, H, D), lse (H, total_q) float32).
-
-    call: the arguments of _call after q, k and v, with the table of rotary angles before ``bounds``.
-    """
-    q, k, call = _rotated(q, k, call)
+def attention_forward(q: Tensor, k: Tensor, v: Tensor, *arguments) -> tuple[Tensor, Tensor]:
+    """(out (total_q, H, D), lse (H, total_q) float32). ``arguments``: the fields of an AttentionCall."""
+    q, k, call = _rotated(q, k, AttentionCall(*arguments))
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     lse = q.new_empty((q.shape[1], q.shape[0]), dtype=torch.float32)
-    arguments = _call(q, k, v, *call)
-    bounds, max_seqlen = call[6], call[9]
-    division = _divide(arguments, call[1], call[6:])
+    shared = _arguments(q, k, v, call)
+    division = _divide(shared, call)
     if division.short:
-        attention_short.forward(out, lse, bounds, max_seqlen, arguments)
+        attention_short.forward(out, lse, call.bounds, call.max_seqlen_q, shared)
     if division.any_length:
-        launch = _config("forward", max_seqlen, arguments)
-        of_grid, grid = _blocks(division, max_seqlen, launch["BLOCK_M"], arguments)
+        launch = _config("forward", call.max_seqlen_q, shared)
+        of_grid, grid = _blocks(division, call.max_seqlen_q, launch["BLOCK_M"], shared)
         if 0 not in grid:
             run(
                 _attention_fwd_kernel,
@@ -703,25 +679,24 @@ def attention_forward(q: Tensor, k: Tensor, v: Tensor, *call) -> tuple[Tensor, T
                 out_ptr=out,
                 lse_ptr=lse,
                 **of_grid,
-                **arguments,
+                **shared,
                 **launch,
             )
     return out, lse
 
 
-def _rotated(q: Tensor, k: Tensor, call: tuple) -> tuple[Tensor, Tensor, tuple]:
+def _rotated(q: Tensor, k: Tensor, call: AttentionCall) -> tuple[Tensor, Tensor, AttentionCall]:
     """Queries and keys rotated by the angles of their positions, and the call without the table of rotary angles."""
-    cu_seqlens, cu_seqlens_k, table, max_seqlen = call[0], call[1], call[6], call[10]
-    call = call[:6] + call[7:]
-    if table is None:
+    if call.rotary is None:
         return q, k, call
-    if cu_seqlens_k is not None:
+    if call.cu_seqlens_k is not None:
         raise ValueError(
             "attention: rotary needs queries and keys of the same sequences, got cu_seqlens_k: "
             "rotate them before with fastenc.ops.rotary"
         )
-    q, k = (rotated(x, table, cu_seqlens, max_seqlen, False) for x in (q, k))
-    return q, k, call
+    of_rotation = (call.rotary, call.cu_seqlens_q, call.max_seqlen_q, False)
+    q, k = (rotated(x, *of_rotation) for x in (q, k))
+    return q, k, call._replace(rotary=None)
 
 
 def attention_backward(
@@ -736,20 +711,20 @@ def attention_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """(dq, dk, dv, drelative_bias, dbias), or if packed (dqkv, empty, empty, drelative_bias, dbias); contiguous.
 
-    rest: the arguments of _call after q, k and v, with the table of rotary angles before ``bounds``; then packed,
-    wants_relative_bias and wants_bias.
+    rest: the fields of an AttentionCall; then packed, wants_relative_bias and wants_bias.
     """
-    cu_seqlens, table, max_seqlen = rest[0], rest[6], rest[10]
-    *rest, wants_bias = rest
-    q, k, rest = _rotated(q, k, tuple(rest))
+    *arguments, packed, wants_relative_bias, wants_bias = rest
+    call = AttentionCall(*arguments)
+    q, k, rotated_call = _rotated(q, k, call)
     # The kernels take the sum of dk over the tokens as 0, because a constant added to all scores of a query changes no
     # probability. That does not hold for keys before their rotation, or with a gradient through lse.
-    in_kernels = wants_bias and table is None and dlse is None
-    *results, dbias = _backward(dout, dlse, out, lse, q, k, v, *rest, in_kernels)
-    if table is not None:
-        dq, dk = results[0].unbind(1)[:2] if rest[-2] else results[:2]
+    in_kernels = wants_bias and call.rotary is None and dlse is None
+    wants = (packed, wants_relative_bias, in_kernels)
+    *results, dbias = _backward(dout, dlse, out, lse, q, k, v, rotated_call, *wants)
+    if call.rotary is not None:
+        dq, dk = results[0].unbind(1)[:2] if packed else results[:2]
         for gradient in (dq, dk):
-            rotate_into(gradient, gradient, table, cu_seqlens, max_seqlen, True)
+            rotate_into(gradient, gradient, call.rotary, call.cu_seqlens_q, call.max_seqlen_q, True)
     if wants_bias and not in_kernels:
         dbias = column_sum(results[0].flatten(1))
     return (*results, dbias)
@@ -763,29 +738,30 @@ def _backward(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    *rest,
+    call: AttentionCall,
+    packed: bool,
+    wants_relative_bias: bool,
+    wants_bias: bool,
 ) -> tuple[Tensor, ...]:
     """As attention_backward, for queries and keys that are rotated already.
 
     dq is added atomically, or computed by a second kernel under torch.use_deterministic_algorithms.
     """
-    *call, packed, wants_relative_bias, wants_bias = rest
     nothing = lambda: q.new_empty(0)
     if packed:
         dqkv = q.new_empty((q.shape[0], 3, *q.shape[1:]))
         (dq, dk, dv), results = dqkv.unbind(1), (dqkv, nothing(), nothing())
     else:
         dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
-        if call[1] is not None:
+        if call.cu_seqlens_k is not None:
             dq.zero_()  # no kernel writes the rows of a sequence without keys
         results = (dq, dk, dv)
-    arguments = _call(q, k, v, *call)
+    arguments = _arguments(q, k, v, call)
     dout = dout.contiguous()
-    bounds, (max_seqlen_q, max_seqlen_k) = call[6], call[9:11]
     widest = attention_short.WIDEST_BACKWARD if dlse is None else 0
-    division = _divide(arguments, call[1], tuple(call[6:]), widest)
+    division = _divide(arguments, call, widest)
     arguments["dout_ptr"] = dout
-    (total_q, heads, head_dim), batch = q.shape, call[0].shape[0] - 1
+    (total_q, heads, head_dim), batch = q.shape, call.cu_seqlens_q.shape[0] - 1
     if division.any_length:
         arguments["record_ptr"] = record = lse.new_empty((*lse.shape, 4), dtype=torch.int32)
         grid = (triton.cdiv(total_q, 64), heads)
@@ -807,19 +783,21 @@ def _backward(
     dbias = torch.zeros(3 * heads * head_dim, device=q.device) if wants_bias else nothing()
     if division.short:
         gradients = (dq, dk, dv)
-        sums = attention_short.backward(gradients, lse, bounds, max_seqlen_q, wants_bias, arguments)
+        sums = attention_short.backward(
+            gradients, lse, call.bounds, call.max_seqlen_q, wants_bias, arguments
+        )
         if sums is not None:
             dbias += sums.sum(0).flatten()
     if division.any_length:
-        sums = _backward_any_length(q, dq, dk, dv, division, call[9:11], wants_bias, arguments)
+        sums = _backward_any_length(q, dq, dk, dv, division, call, wants_bias, arguments)
         if sums is not None:
             dbias += sums.sum(0).flatten()
     if not wants_relative_bias:
         return (*results, nothing(), dbias)
     drelative_bias = relative_bias_gradient(
-        call[4],
-        max_seqlen_q,
-        max_seqlen_k,
+        call.relative_bias,
+        call.max_seqlen_q,
+        call.max_seqlen_k,
         batch=batch,
         launch=relative_config(head_dim, _precision(arguments)),
         **arguments,
@@ -833,7 +811,7 @@ def _backward_any_length(
     dk: Tensor,
     dv: Tensor,
     division: _Division,
-    max_seqlens: Sequence[int],
+    call: AttentionCall,
     wants_sums: bool,
     arguments: dict,
 ) -> Tensor | None:
@@ -841,7 +819,7 @@ def _backward_any_length(
 
     Returns: their sums over blocks of tokens, float32 (slots, 3, H, D), or None.
     """
-    max_seqlen_q, max_seqlen_k = max_seqlens
+    max_seqlen_q, max_seqlen_k = call.max_seqlen_q, call.max_seqlen_k
     batch = arguments["cu_seqlens_q_ptr"].shape[0] - 1
     gradients = {"dq_ptr": dq, "stride_grad": dq.stride(0), "sums_ptr": None}
     launch = _config("backward_kv", max_seqlen_k, arguments)
