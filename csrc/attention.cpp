@@ -31,6 +31,7 @@ namespace {
 
 // What both directions are called with; it keeps alive what Attention points to.
 struct Call {
+  const char* op;  // for errors
   Tensor q, k, v, cu_seqlens_q, cu_seqlens_k;
   FloatVector alibi_slopes, relative_bias, key_bias;
   std::optional<Tensor> rotary;
@@ -44,7 +45,8 @@ struct Call {
       const std::optional<Tensor>& slopes, const std::optional<Tensor>& table,
       const std::optional<Tensor>& added_to_keys, const std::optional<Tensor>& rotary_table, int64_t max_q,
       int64_t max_k, double dropout_p, double scale, int64_t window_left, int64_t window_right)
-      : q(rows_contiguous(q_)),
+      : op(offsets_k ? "cross_attention" : "attention"),
+        q(rows_contiguous(q_)),
         k(rows_contiguous(k_)),
         v(rows_contiguous(v_)),
         cu_seqlens_q(as_contiguous(offsets_q)),
@@ -57,14 +59,14 @@ struct Call {
         bf16(is_bfloat16(q_)) {
     STD_TORCH_CHECK(
         k.scalar_type() == q.scalar_type() && v.scalar_type() == q.scalar_type() && k.size(0) == v.size(0),
-        "attention: q, k and v must agree in dtype, and k and v in length");
+        op, ": q, k and v must agree in dtype, and k and v in length");
     STD_TORCH_CHECK(
-        cu_seqlens_q.numel() == cu_seqlens_k.numel(), "attention: queries and keys must have as many sequences");
+        cu_seqlens_q.numel() == cu_seqlens_k.numel(), op, ": queries and keys must have as many sequences");
     const int64_t num_heads = q.size(1), tokens = q.size(0) + k.size(0);
     STD_TORCH_CHECK(
         (!slopes || slopes->numel() == num_heads) && (!added_to_keys || added_to_keys->numel() == k.size(0)) &&
             (!table || (table->dim() == 2 && table->size(0) == num_heads && table->size(1) % 2 == 1)),
-        "attention: alibi_slopes must be (num_heads,), relative_bias (num_heads, 2 * R + 1), key_bias (total_k,)");
+        op, ": alibi_slopes must be (num_heads,), relative_bias (num_heads, 2 * R + 1), key_bias (total_k,)");
     attention.q = heads(q);
     attention.k = heads(k);
     attention.v = heads(v);
@@ -80,8 +82,8 @@ struct Call {
     attention.relative_radius = table ? table->size(1) / 2 : 0;
     attention.key_bias = key_bias.data();
     if (!rotary_table) return;
-    STD_TORCH_CHECK(!offsets_k, "attention: rotary counts the positions of queries and keys of the same sequences");
-    rotary = checked_rotary_table(*rotary_table, max_q, attention.head_dim);
+    STD_TORCH_CHECK(!offsets_k, op, ": rotary counts the positions of queries and keys of the same sequences");
+    rotary = checked_rotary_table(op, *rotary_table, max_q, attention.head_dim);
     attention.rotary = static_cast<const float*>(rotary->const_data_ptr());
     attention.rotary_dim = rotary->size(1);
   }
@@ -91,8 +93,8 @@ struct Call {
   // others.
   template <class Run>
   void for_each_task(const Run& run) const {
-    const auto* offsets_q = checked_offsets(cu_seqlens_q, q.size(0), max_seqlen_q);
-    const auto* offsets_k = checked_offsets(cu_seqlens_k, k.size(0), max_seqlen_k);
+    const auto* offsets_q = checked_offsets(op, cu_seqlens_q, q.size(0), max_seqlen_q);
+    const auto* offsets_k = checked_offsets(op, cu_seqlens_k, k.size(0), max_seqlen_k);
     const int64_t sequences = cu_seqlens_q.numel() - 1, tasks = sequences * attention.num_heads;
     if (!tasks) return;
     const int64_t workers = std::min<int64_t>(tasks, torch::stable::get_num_threads());

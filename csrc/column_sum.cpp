@@ -18,7 +18,7 @@ namespace {
 
 // (width,), float32.
 Tensor sum(Tensor x) {
-  STD_TORCH_CHECK(x.dim() == 2, "fastenc: column_sum takes (rows, width)");
+  STD_TORCH_CHECK(x.dim() == 2, "column_sum: x must be (rows, width)");
   x = as_contiguous(x);
   return sum_columns(x.const_data_ptr(), x.size(0), x.size(1), is_bfloat16(x));
 }

@@ -5,15 +5,17 @@
 namespace fastenc {
 namespace {
 
+constexpr const char* kOp = "embedding_layer_norm";
+
 int64_t scratch_size(int64_t width) { return 2 * ((width + 127) / 128 * 128); }
 
 // Ids are followed into the tables, so that each is checked here, whoever calls.
-const int64_t* checked_ids(const Tensor& ids, int64_t count, int64_t offset, const Tensor& table) {
+const int64_t* checked_ids(const char* op, const Tensor& ids, int64_t count, int64_t offset, const Tensor& table) {
   STD_TORCH_CHECK(ids.scalar_type() == ScalarType::Long && ids.is_contiguous() && ids.numel() == count,
-                  "fastenc: ids must be int64, contiguous, one for each token");
+                  op, ": ids must be int64, contiguous, one for each token");
   const auto* data = static_cast<const int64_t*>(ids.const_data_ptr());
   for (int64_t i = 0; i < count; ++i)
-    STD_TORCH_CHECK(data[i] + offset >= 0 && data[i] + offset < table.size(0), "fastenc: an id is outside its table");
+    STD_TORCH_CHECK(data[i] + offset >= 0 && data[i] + offset < table.size(0), op, ": an id is outside its table");
   return data;
 }
 
@@ -31,18 +33,18 @@ struct Tables {
     const int64_t count = ids.numel();
     rows.width = word.size(1);
     rows.word = word.const_data_ptr();
-    rows.ids = checked_ids(ids, count, 0, word);
+    rows.ids = checked_ids(kOp, ids, count, 0, word);
     rows.position_offset = position_offset;
     if (position) {
       check_table(*position);
       rows.position = position->const_data_ptr();
-      rows.position_ids = checked_ids(*position_ids, count, position_offset, *position);
+      rows.position_ids = checked_ids(kOp, *position_ids, count, position_offset, *position);
     }
     if (token_type) {
       check_table(*token_type);
-      STD_TORCH_CHECK(token_type->size(0) > 0, "fastenc: token_type must have a row");
+      STD_TORCH_CHECK(token_type->size(0) > 0, kOp, ": token_type must have a row");
       rows.token_type = token_type->const_data_ptr();
-      if (token_type_ids) rows.token_type_ids = checked_ids(*token_type_ids, count, 0, *token_type);
+      if (token_type_ids) rows.token_type_ids = checked_ids(kOp, *token_type_ids, count, 0, *token_type);
     }
   }
 
@@ -52,7 +54,7 @@ struct Tables {
   }
   void check_table(const Tensor& table) const {
     STD_TORCH_CHECK(table.scalar_type() == word.scalar_type() && table.size(1) == rows.width,
-                    "fastenc: embedding tables must have one dtype and width");
+                    kOp, ": tables must have one dtype and width");
   }
 };
 
@@ -130,11 +132,13 @@ void add_rows(
     Tensor table, Tensor rows, Tensor sorted_ids, Tensor order, int64_t offset, int64_t padding_idx) {
   const bool bf16 = is_bfloat16(table);
   const int64_t count = sorted_ids.numel(), width = table.size(1);
-  STD_TORCH_CHECK(table.is_contiguous() && rows.is_contiguous(), "fastenc: tables and rows must be contiguous");
+  STD_TORCH_CHECK(table.is_contiguous() && rows.is_contiguous(), "add_rows_: table and rows must be contiguous");
   const int64_t windows = (count + kAddRowsWindow - 1) / kAddRowsWindow;
   std::vector<float> partial(2 * windows * width);
-  const AddRows a{table.mutable_data_ptr(), rows.const_data_ptr(), checked_ids(sorted_ids, count, offset, table),
-                  checked_ids(order, count, 0, rows), count, width, offset, padding_idx, partial.data()};
+  const auto* ids = checked_ids("add_rows_", sorted_ids, count, offset, table);
+  const auto* order_values = checked_ids("add_rows_", order, count, 0, rows);
+  const AddRows a{table.mutable_data_ptr(), rows.const_data_ptr(), ids, order_values, count, width, offset, padding_idx,
+                  partial.data()};
   const int64_t at_least = std::max<int64_t>(1, grain(width) / kAddRowsWindow);
   torch::stable::parallel_for(0, windows, at_least, [&](int64_t begin, int64_t end) {
     std::vector<float> scratch(width);

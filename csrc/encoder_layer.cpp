@@ -26,6 +26,7 @@ int64_t layer_after_attention_scratch(const LayerAfterAttention& l, int64_t rows
 
 namespace {
 
+constexpr const char *kAttention = "encoder_layer_attention", *kAfterAttention = "encoder_layer_after_attention";
 constexpr int64_t kRows = 96;  // of a block at most
 
 // As many for each thread, so that none waits for another's last one.
@@ -38,7 +39,8 @@ int64_t number_of_blocks(int64_t rows) {
 // nothing that could grow stale is kept; or plain, and stay so where few rows read them.
 class LayerWeights {
  public:
-  LayerWeights(bool packed, bool few_rows) : packed_(packed), few_rows_(few_rows) {}
+  // op: the op that was called, for the errors.
+  LayerWeights(const char* op, bool packed, bool few_rows) : op_(op), packed_(packed), few_rows_(few_rows) {}
 
   // Reserve first all that will be packed; the scratch moves when it grows.
   void reserve(int64_t columns, int64_t depth) {
@@ -46,12 +48,12 @@ class LayerWeights {
   }
 
   LayerLinear linear(const std::vector<Tensor>& tensors, const FloatVector& bias, int64_t depth, int64_t columns) {
-    STD_TORCH_CHECK(columns % 16 == 0 && depth % 16 == 0, "encoder_layer: widths must be multiples of 16");
+    STD_TORCH_CHECK(columns % 16 == 0 && depth % 16 == 0, op_, ": widths must be multiples of 16");
     if (packed_) return {checked_packed(tensors[0], depth, columns), {}, bias.data(), depth, columns};
     const Weight& weight = plain_.emplace_back(tensors);
     STD_TORCH_CHECK(
-        weight.depth() == depth && weight.columns() == columns, "encoder_layer: a weight must be (", columns, ", ",
-        depth, "), got (", weight.columns(), ", ", weight.depth(), ")");
+        weight.depth() == depth && weight.columns() == columns, op_, ": a weight must be (", columns, ", ", depth,
+        "), got (", weight.columns(), ", ", weight.depth(), ")");
     if (few_rows_) return {nullptr, weight.rows(), bias.data(), depth, columns};
     float* target = thread_scratch(floats_, Scratch::weights) + used_;
     weight.pack(target);
@@ -60,21 +62,23 @@ class LayerWeights {
   }
 
  private:
+  const char* op_;
   bool packed_, few_rows_;
   std::deque<Weight> plain_;
   int64_t floats_ = 0, used_ = 0;
 };
 
-const void* checked_rows(const Tensor& x, ScalarType dtype) {
+const void* checked_rows(const char* op, const Tensor& x, ScalarType dtype) {
   STD_TORCH_CHECK(
       x.dim() == 2 && x.scalar_type() == dtype && x.is_contiguous(),
-      "encoder_layer: rows must be contiguous and of one dtype");
+      op, ": rows must be contiguous and of one dtype");
   return x.const_data_ptr();
 }
 
-const float* checked_vector(const FloatVector& values, const std::optional<Tensor>& given, int64_t width) {
+const float* checked_vector(
+    const char* op, const FloatVector& values, const std::optional<Tensor>& given, int64_t width) {
   STD_TORCH_CHECK(
-      !given || given->numel() == width, "encoder_layer: a vector must have ", width, " elements, got ",
+      !given || given->numel() == width, op, ": a vector must have ", width, " elements, got ",
       given ? given->numel() : 0);
   return values.data();
 }
@@ -84,14 +88,14 @@ Tensor attention(
     int64_t max_seqlen, int64_t num_heads, int64_t head_dim, double scale, std::optional<Tensor> relative_bias,
     std::optional<Tensor> rotary, int64_t window_left, int64_t window_right) {
   x = as_contiguous(x);
-  const auto* x_rows = checked_rows(x, x.scalar_type());
+  const auto* x_rows = checked_rows(kAttention, x, x.scalar_type());
   STD_TORCH_CHECK(
-      num_heads > 0 && head_dim > 0 && head_dim % 16 == 0, "encoder_layer: head_dim must be a multiple of 16");
+      num_heads > 0 && head_dim > 0 && head_dim % 16 == 0, kAttention, ": head_dim must be a multiple of 16");
   const int64_t rows = x.size(0), columns = 3 * num_heads * head_dim, sequences = cu_seqlens.numel() - 1;
   cu_seqlens = as_contiguous(cu_seqlens);
   const FloatVector bias(qkv_bias);
-  checked_vector(bias, qkv_bias, columns);
-  LayerWeights weights(packed, few_rows);
+  checked_vector(kAttention, bias, qkv_bias, columns);
+  LayerWeights weights(kAttention, packed, few_rows);
   weights.reserve(columns, x.size(1));
   LayerAttention layer{};
   layer.qkv = weights.linear(qkv, bias, x.size(1), columns);
@@ -103,16 +107,16 @@ Tensor attention(
   const FloatVector relative_values(relative_bias);
   STD_TORCH_CHECK(
       !relative_bias || (relative_bias->dim() == 2 && relative_bias->size(0) == num_heads),
-      "encoder_layer: relative_bias must be (num_heads, 2 * R + 1)");
+      kAttention, ": relative_bias must be (num_heads, 2 * R + 1)");
   layer.terms.relative_bias = relative_values.data();
   const FloatVector rotary_values(rotary);
   STD_TORCH_CHECK(
       !rotary || (rotary->dim() == 2 && rotary->size(0) >= max_seqlen && rotary->size(1) <= head_dim),
-      "encoder_layer: rotary must be (positions, rotary_dim)");
+      kAttention, ": rotary must be (positions, rotary_dim)");
   layer.terms.rotary = rotary_values.data();
   layer.terms.rotary_dim = rotary ? rotary->size(1) : 0;
   layer.terms.relative_radius = relative_bias ? relative_bias->size(1) / 2 : 0;
-  layer.offsets = checked_offsets(cu_seqlens, rows, max_seqlen);
+  layer.offsets = checked_offsets(kAttention, cu_seqlens, rows, max_seqlen);
   layer.bf16 = is_bfloat16(x);
   Tensor attended = empty({rows, columns / 3}, ScalarType::Float);
   auto* attended_rows = static_cast<float*>(attended.mutable_data_ptr());
@@ -138,24 +142,24 @@ std::tuple<Tensor, Tensor> after_attention(
     Tensor attended, Tensor residual, std::vector<Tensor> attention_out, std::optional<Tensor> attention_out_bias,
     Tensor attention_norm_weight, std::optional<Tensor> attention_norm_bias, std::vector<Tensor> up,
     std::optional<Tensor> up_bias, std::vector<Tensor> down, std::optional<Tensor> down_bias, Tensor out_norm_weight,
-    std::optional<Tensor> out_norm_bias, bool packed, bool few_rows, int64_t inner, int64_t activation, bool gated, bool pre_norm,
-    bool rms, double attention_norm_eps, double out_norm_eps) {
+    std::optional<Tensor> out_norm_bias, bool packed, bool few_rows, int64_t inner, int64_t activation, bool gated,
+    bool pre_norm, bool rms, double attention_norm_eps, double out_norm_eps) {
   attended = as_contiguous(attended);
   residual = as_contiguous(residual);
   const auto dtype = residual.scalar_type();
-  const auto* attended_rows = static_cast<const float*>(checked_rows(attended, ScalarType::Float));
-  const auto* residual_rows = checked_rows(residual, dtype);
+  const auto* attended_rows = static_cast<const float*>(checked_rows(kAfterAttention, attended, ScalarType::Float));
+  const auto* residual_rows = checked_rows(kAfterAttention, residual, dtype);
   const int64_t rows = residual.size(0), hidden = residual.size(1), width = attended.size(1);
   const int64_t up_columns = gated ? 2 * inner : inner;
-  STD_TORCH_CHECK(attended.size(0) == rows, "encoder_layer: attended must have the residual's rows");
-  STD_TORCH_CHECK(activation >= 0 && activation <= 3, "encoder_layer: unknown activation ", activation);
+  STD_TORCH_CHECK(attended.size(0) == rows, kAfterAttention, ": attended must have the residual's rows");
+  STD_TORCH_CHECK(activation >= 0 && activation <= 3, kAfterAttention, ": unknown activation ", activation);
   const FloatVector out_bias(attention_out_bias), up_values(up_bias), down_values(down_bias);
   const FloatVector norm1(attention_norm_weight), norm1_bias(attention_norm_bias);
   const FloatVector norm2(out_norm_weight), norm2_bias(out_norm_bias);
-  checked_vector(out_bias, attention_out_bias, hidden);
-  checked_vector(up_values, up_bias, up_columns);
-  checked_vector(down_values, down_bias, hidden);
-  LayerWeights weights(packed, few_rows);
+  checked_vector(kAfterAttention, out_bias, attention_out_bias, hidden);
+  checked_vector(kAfterAttention, up_values, up_bias, up_columns);
+  checked_vector(kAfterAttention, down_values, down_bias, hidden);
+  LayerWeights weights(kAfterAttention, packed, few_rows);
   weights.reserve(hidden, width);
   weights.reserve(up_columns, hidden);
   weights.reserve(hidden, inner);
@@ -164,10 +168,12 @@ std::tuple<Tensor, Tensor> after_attention(
   layer.up = weights.linear(up, up_values, hidden, up_columns);
   layer.down = weights.linear(down, down_values, inner, hidden);
   layer.attention_norm = {
-      checked_vector(norm1, attention_norm_weight, hidden), checked_vector(norm1_bias, attention_norm_bias, hidden),
+      checked_vector(kAfterAttention, norm1, attention_norm_weight, hidden),
+      checked_vector(kAfterAttention, norm1_bias, attention_norm_bias, hidden),
       static_cast<float>(attention_norm_eps)};
   layer.out_norm = {
-      checked_vector(norm2, out_norm_weight, hidden), checked_vector(norm2_bias, out_norm_bias, hidden),
+      checked_vector(kAfterAttention, norm2, out_norm_weight, hidden),
+      checked_vector(kAfterAttention, norm2_bias, out_norm_bias, hidden),
       static_cast<float>(out_norm_eps)};
   layer.activation = static_cast<Activation>(activation);
   layer.gated = gated;

@@ -28,7 +28,7 @@ std::tuple<Tensor, Tensor> head_statistics(
   cu_seqlens = as_contiguous(cu_seqlens);
   const bool bf16 = is_bfloat16(q);
   const int64_t tokens = q.size(0), heads = q.size(1), sequences = cu_seqlens.numel() - 1;
-  const auto* offsets = checked_offsets(cu_seqlens, tokens, max_seqlen);
+  const auto* offsets = checked_offsets("head_statistics", cu_seqlens, tokens, max_seqlen);
   Tensor statistics = empty({tokens, heads, kHeadStatistics}, ScalarType::Float);
   Tensor strongest = empty({tokens, heads}, ScalarType::Int);
   STD_TORCH_CHECK(

@@ -9,7 +9,7 @@ Tensor unpack(Tensor values, Tensor indices, int64_t padded_rows, double padding
   values = as_contiguous(values);
   indices = as_contiguous(indices);
   STD_TORCH_CHECK(indices.scalar_type() == ScalarType::Long && indices.numel() == values.size(0),
-                  "fastenc: indices must be int64, one for each row of values");
+                  "unpack: indices must be int64, one for each row of values");
   const int64_t width = values.size(1), bytes = width * (is_bfloat16(values) ? 2 : 4);
   Tensor out = empty({padded_rows, width}, values.scalar_type());
   Tensor padding = empty({width}, values.scalar_type());

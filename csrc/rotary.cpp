@@ -7,10 +7,10 @@ namespace {
 
 Tensor rotate(Tensor x, Tensor table, Tensor cu_seqlens, int64_t max_seqlen, bool inverse) {
   if (x.stride(2) != 1) x = as_contiguous(x);
-  table = checked_rotary_table(table, max_seqlen, x.size(2));
+  table = checked_rotary_table("rotary", table, max_seqlen, x.size(2));
   cu_seqlens = as_contiguous(cu_seqlens);
   const int64_t tokens = x.size(0), sequences = cu_seqlens.numel() - 1;
-  const auto* offsets = checked_offsets(cu_seqlens, tokens, max_seqlen);
+  const auto* offsets = checked_offsets("rotary", cu_seqlens, tokens, max_seqlen);
   const bool bf16 = is_bfloat16(x);
   Tensor y = empty({tokens, x.size(1), x.size(2)}, x.scalar_type());
   const Rotary r{

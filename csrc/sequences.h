@@ -5,26 +5,29 @@
 namespace fastenc {
 
 // Offsets on the host. Python's checks name the argument for the user; these keep direct calls inside the buffers.
-inline const int32_t* checked_offsets(const Tensor& cu_seqlens, int64_t tokens, int64_t max_seqlen) {
-  STD_TORCH_CHECK(cu_seqlens.scalar_type() == ScalarType::Int, "attention: cu_seqlens must be int32");
+// op: the op that was called, for the errors.
+inline const int32_t* checked_offsets(
+    const char* op, const Tensor& cu_seqlens, int64_t tokens, int64_t max_seqlen) {
+  STD_TORCH_CHECK(cu_seqlens.scalar_type() == ScalarType::Int, op, ": cu_seqlens must be int32");
   const auto* offsets = static_cast<const int32_t*>(cu_seqlens.const_data_ptr());
   const int64_t sequences = cu_seqlens.numel() - 1;
   STD_TORCH_CHECK(
       sequences >= 0 && offsets[0] == 0 && offsets[sequences] == tokens,
-      "attention: cu_seqlens must run from 0 to the number of tokens");
+      op, ": cu_seqlens must run from 0 to the number of tokens ", tokens);
   for (int64_t s = 0; s < sequences; ++s)
     STD_TORCH_CHECK(
         offsets[s] <= offsets[s + 1] && offsets[s + 1] - offsets[s] <= max_seqlen,
-        "attention: cu_seqlens must not decrease, nor a sequence be longer than max_seqlen");
+        op, ": cu_seqlens must not decrease, nor a sequence be longer than max_seqlen ", max_seqlen, ", got ",
+        offsets[s], " then ", offsets[s + 1], " at index ", s + 1);
   return offsets;
 }
 
 // (positions, rotary_dim) as rotary.h says, contiguous.
-inline Tensor checked_rotary_table(const Tensor& table, int64_t max_seqlen, int64_t head_dim) {
+inline Tensor checked_rotary_table(const char* op, const Tensor& table, int64_t max_seqlen, int64_t head_dim) {
   STD_TORCH_CHECK(
       table.scalar_type() == ScalarType::Float && table.dim() == 2 && table.size(0) >= max_seqlen &&
           table.size(1) % 2 == 0 && table.size(1) <= head_dim,
-      "rotary: the table must be float32 (positions, rotary_dim), at least max_seqlen rows, rotary_dim even");
+      op, ": the rotary table must be float32 (positions, rotary_dim), at least max_seqlen rows, rotary_dim even");
   return as_contiguous(table);
 }
 
