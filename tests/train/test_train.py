@@ -144,11 +144,32 @@ def test_a_write_that_fails_without_a_full_disk_leaves_nothing_half_done(tmp_pat
     assert not checkpoints.checkpoints(tmp_path) and not list(tmp_path.rglob("*.tmp"))
 
 
+def test_a_run_is_replaced_when_that_is_asked_for(uninterrupted, tmp_path):
+    """As a notebook's cell that is run twice. What belongs to no run stays."""
+    whole = uninterrupted[0]
+    build(tmp_path, max_steps=3, learning_rate=0.5).train()
+    (tmp_path / "modules.json").write_text("of the first run")
+    newest = checkpoints.latest_checkpoint(tmp_path)
+    (newest / "modules.json").write_text("of the first run")
+    (tmp_path / "mine.txt").write_text("not of a run")
+    with pytest.raises(ValueError, match="resume=True or replaced with overwrite=True, got both"):
+        build(tmp_path).train(resume=True, overwrite=True)
+    assert newest.exists()
+    build(tmp_path).train(overwrite=True)
+    assert not newest.exists() and not (tmp_path / "modules.json").exists()
+    assert (tmp_path / "mine.txt").read_text() == "not of a run"
+    assert_bitwise_equal(weights(tmp_path), weights(whole))
+    assert [line.get("step") for line in read_log(tmp_path / "log.jsonl")] == [
+        line.get("step") for line in read_log(whole / "log.jsonl")
+    ]
+    build(tmp_path / "new", max_steps=1).train(overwrite=True)  # also where there is none
+
+
 def test_resuming_with_other_settings_is_refused(uninterrupted):
     folder, _ = uninterrupted
     with pytest.raises(
         ValueError,
-        match=r"holds a run \(checkpoint-00000021\): resume it \(--resume\), or give another",
+        match=r"holds a run \(checkpoint-00000021\): continue it with resume=True, replace it",
     ):
         build(folder).train()
     for options, message in (

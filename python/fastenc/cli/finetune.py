@@ -151,13 +151,16 @@ class Finetune(Command):
     )
     adapt_options: AdaptOptions = group("Weights that are trained")
     resume: bool = option(False, "Continue from the newest checkpoint in the output folder.")
+    overwrite: bool = option(
+        False, "Delete the run that the output folder has, when the new one starts."
+    )
     task_options: dict[str, Any] = options_listed_by(all_task_options)
 
     def run(self) -> None:
         task, config = make_task(task_named(self.task), self.task_options), self.training
         self.adapt_options.check_start(task, self.model)
         process_state(config.device)
-        with open_output(Path(config.output), self.resume):
+        with open_output(Path(config.output), self.resume, self.overwrite):
             self._run(task, config)
 
     def _run(self, task: Task, config: TrainConfig) -> None:
@@ -182,7 +185,7 @@ class Finetune(Command):
         )
         if trainer.accelerator.is_main_process:
             print(f"training {trained:,} of {total:,} parameters")
-        run_trainer(trainer, self.resume, task.metric_titles(model))
+        run_trainer(trainer, self.resume, self.overwrite, task.metric_titles(model))
         mix = encoder_of(model).mix
         if mix is not None and trainer.accelerator.is_main_process:
             print(f"mix of layers: {mix.describe()}")

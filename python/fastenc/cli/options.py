@@ -67,7 +67,7 @@ class Command:
     """
 
     instead: ClassVar[dict[str, str]] = {}
-    not_in_files: ClassVar[set[str]] = {"config", "resume"}
+    not_in_files: ClassVar[set[str]] = {"config", "resume", "overwrite"}
 
     config: Path | None = _options.option(
         None, "File of options, .toml or .yaml. Options on the command line override it."

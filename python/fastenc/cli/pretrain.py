@@ -74,6 +74,9 @@ class Pretrain(Command):
     )
     new: NewModel = group("A new model")
     resume: bool = option(False, "Continue from the newest checkpoint in the output folder.")
+    overwrite: bool = option(
+        False, "Delete the run that the output folder has, when the new one starts."
+    )
 
     @classmethod
     def presets(cls, given: dict[str, Any]) -> dict[str, Any]:
@@ -94,7 +97,7 @@ class Pretrain(Command):
                 f"{self.teacher} for {self.objective.objective}"
             )
         process_state(self.training.device)
-        with open_output(Path(self.training.output), self.resume) as found:
+        with open_output(Path(self.training.output), self.resume, self.overwrite) as found:
             self._run(found)
 
     def _run(self, found: Path | None) -> None:
@@ -120,7 +123,7 @@ class Pretrain(Command):
                 self._recipe(store is not None),
                 f"fastenc pretrain {' '.join(self.train)}",
             )
-        run_trainer(trainer, self.resume)
+        run_trainer(trainer, self.resume, self.overwrite)
 
     def _model(
         self, found: Path | None, store: TokenStore | None, documents: list[str]
@@ -139,7 +142,7 @@ class Pretrain(Command):
 
     def _recipe(self, of_store: bool) -> dict[str, Any]:
         """All options of this run, except its data and output, for a file that repeats it."""
-        dropped = {"train", "output", "config", "recipe", "resume"}
+        dropped = {"train", "output", "config", "recipe", "resume", "overwrite"}
         if of_store:
             dropped |= {name.replace("_", "-") for name in OF_A_TOKENIZER}
         return {key: value for key, value in values_of(self).items() if key not in dropped}

@@ -272,7 +272,7 @@ def _begin(work: Path, settings: dict[str, Any], resume: bool) -> None:
     if record.is_file():
         if not resume:
             raise ValueError(
-                f"{work} holds a cleaning run that did not finish: resume it (--resume), or remove the folder"
+                f"{work} holds a cleaning run that did not finish: continue it with resume=True, or remove the folder"
             )
         begun = json.loads(record.read_text(encoding="utf-8"))
         for name, value in settings.items():

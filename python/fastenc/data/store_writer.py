@@ -133,7 +133,7 @@ def _check_begun(folder: Path, settings: dict[str, Any], resume: bool) -> None:
         )
     if not resume:
         raise ValueError(
-            f"{folder} must be empty, got a store: resume it (--resume), or give another output"
+            f"{folder} must be empty, got a store: continue it with resume=True, or give another output"
         )
     begun = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
     for name, value in settings.items():

@@ -19,12 +19,19 @@ def main() -> None:
         help="Folder for the report and the models. Default: demo-report.",
     )
     folder = parser.parse_args().folder
+    try:
+        run(folder)
+    except KeyboardInterrupt:  # training's own message names an option that the demo does not have
+        print("\nThe demo was stopped. When it is run again, it starts from the beginning.")
+        raise SystemExit(130) from None
+
+
+def run(folder: Path) -> None:
+    """Run all parts, and write the report and the models into the folder."""
     begin = time.perf_counter()
-    for run in (
-        "pretrained",
-        "finetuned",
-    ):  # runs of an earlier demo, which training would refuse to overwrite
-        shutil.rmtree(folder / run, ignore_errors=True)
+    # Runs of an earlier demo, which training would refuse to overwrite.
+    for name in ("pretrained", "finetuned"):
+        shutil.rmtree(folder / name, ignore_errors=True)
 
     print("Reading the docstrings of this Python installation …", flush=True)
     texts = corpus.standard_library()

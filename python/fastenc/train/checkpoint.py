@@ -20,6 +20,7 @@ from fastenc.train.output_lock import output_lock
 from fastenc.train.processes import process_state, together
 
 STATE, RANDOM = "state.json", "random.safetensors"
+METRICS = "metrics.json"  # of the best checkpoint, beside the result
 
 
 def save_checkpoint(
@@ -71,7 +72,7 @@ def save_checkpoint(
         kept = f"the last good checkpoint is {last}" if last else "there is no earlier checkpoint"
         raise OSError(
             f"the checkpoint at step {step} could not be written to {output_dir} ({error}); {kept}. "
-            "Make room there and resume (--resume)"
+            "Make room there, and continue with resume=True"
         ) from error
     finally:
         if processes.is_main_process:
@@ -96,32 +97,55 @@ def latest_checkpoint(output_dir: Path) -> Path | None:
 
 
 @contextmanager
-def open_output(output_dir: Path, resume: bool) -> Iterator[Path | None]:
+def open_output(output_dir: Path, resume: bool, overwrite: bool = False) -> Iterator[Path | None]:
     """A context that locks an output folder for this run. It gives the checkpoint to resume from, or None.
 
     Raises: ValueError as :func:`check_free`, or if another process uses the folder.
     """
-    check_free(output_dir, resume)
+    check_free(output_dir, resume, overwrite)
     with output_lock(output_dir):
-        yield check_free(output_dir, resume)
+        yield check_free(output_dir, resume, overwrite)
 
 
-def check_free(output_dir: Path, resume: bool) -> Path | None:
+def check_free(output_dir: Path, resume: bool, overwrite: bool = False) -> Path | None:
     """The checkpoint from which a run in ``output_dir`` continues; None if it starts.
 
-    Raises: ValueError if there is a checkpoint and ``resume`` is False, or no folder and ``resume`` is True.
+    Raises: ValueError if there is a checkpoint and neither ``resume`` nor ``overwrite`` is True, if both are, or if
+        there is no folder and ``resume`` is True.
     """
+    if resume and overwrite:
+        raise ValueError(
+            "a run is either continued with resume=True or replaced with overwrite=True, got both: give one of them"
+        )
+    if overwrite:
+        return None
     if resume and not output_dir.is_dir():
         raise ValueError(
-            f"--resume needs the output folder of an earlier run, but {output_dir} does not exist: check its name, or "
-            "leave out --resume"
+            f"resume=True needs the output folder of an earlier run, but {output_dir} does not exist: check its name, "
+            "or leave it out"
         )
     found = latest_checkpoint(output_dir)
     if found is not None and not resume:
         raise ValueError(
-            f"{output_dir} holds a run ({found.name}): resume it (--resume), or give another output folder (-o)"
+            f"{output_dir} holds a run ({found.name}): continue it with resume=True, replace it with overwrite=True, "
+            "or give another output folder"
         )
     return found
+
+
+def remove_run(output_dir: Path) -> None:
+    """Delete a run's checkpoints and the files of its result. Other files in the folder stay."""
+    newest = latest_checkpoint(output_dir)
+    if newest is None:
+        return
+    # A checkpoint has the files of the result, such as those that say which head a model has.
+    for path in (*(output_dir / each.name for each in newest.iterdir()), output_dir / METRICS):
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+    for path in checkpoints(output_dir):
+        shutil.rmtree(path)
 
 
 def read_state(folder: Path) -> dict[str, Any]:

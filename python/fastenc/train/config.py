@@ -233,5 +233,5 @@ def check_same(stored: dict[str, Any], current: dict[str, Any], where: str) -> N
             raise ValueError(
                 f"{where} was written with {name}={stored.get(name)!r}, this run has {current.get(name)!r}. Resuming "
                 "would give other weights than an uninterrupted run: use the same settings and data, or another "
-                "output folder (-o)"
+                "output folder"
             )

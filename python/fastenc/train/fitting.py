@@ -29,14 +29,17 @@ class Fitting:
         self.output_dir = Path(config.output)
         self.accelerator = process_state()
 
-    def train(self, resume: bool = False) -> dict[str, float]:
+    def train(self, resume: bool = False, overwrite: bool = False) -> dict[str, float]:
         """Compute the model, and write it with metrics.json.
 
         Args:
             resume: has no effect, because there are no checkpoints.
+            overwrite: delete the run that the output folder has.
         Returns: the metrics on the dev set; {} without a dev set.
         """
-        with checkpoints.open_output(self.output_dir, resume=False):
+        with checkpoints.open_output(self.output_dir, False, overwrite):
+            if overwrite and self.accelerator.is_main_process:
+                checkpoints.remove_run(self.output_dir)
             return self._fit()
 
     def _fit(self) -> dict[str, float]:
@@ -54,5 +57,7 @@ class Fitting:
         write_card(self.output_dir, model, settings, (), metrics, titles)
         if metrics:
             text = json.dumps(metrics, indent=1)
-            write_atomically(self.output_dir / "metrics.json", lambda path: path.write_text(text))
+            write_atomically(
+                self.output_dir / checkpoints.METRICS, lambda path: path.write_text(text)
+            )
         return metrics

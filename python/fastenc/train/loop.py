@@ -34,7 +34,7 @@ from fastenc.train.model_card import write_card
 from fastenc.train.optimizer import build_optimizer, lr_factor
 from fastenc.train.parallel import PARALLEL
 from fastenc.train.plot import plot_log
-from fastenc.train.processes import on_main_process, process_state
+from fastenc.train.processes import on_main_process, process_state, together
 from fastenc.train.tracking import check_trackers, start_trackers, stop_trackers
 
 Collate = Callable[[Sequence[Any], int], dict[str, Any]]
@@ -187,18 +187,21 @@ class Trainer:
         """The model without accelerate's wrappers."""
         return self.parallel.plain_model
 
-    def train(self, resume: bool = False) -> dict[str, float]:
+    def train(self, resume: bool = False, overwrite: bool = False) -> dict[str, float]:
         """Train to the end, and write the result.
 
         Args:
             resume: continue from the newest checkpoint in the output folder; if the folder has none, start.
+            overwrite: delete the run that the output folder has, and start.
         Returns: the metrics of the best evaluation; {} without ``evaluate``.
-        Raises: ValueError if the output folder has a checkpoint and ``resume`` is False, does not exist and ``resume``
-            is True, is used by another process, or has a checkpoint of other settings. FloatingPointError if the loss
-            or the gradient is not finite. OSError if a checkpoint cannot be written. TrainingInterrupted after SIGINT
-            or SIGTERM, when a checkpoint of the last step has been written.
+        Raises: ValueError if the output folder has a checkpoint and neither ``resume`` nor ``overwrite`` is True, does
+            not exist and ``resume`` is True, is used by another process, or has a checkpoint of other settings.
+            FloatingPointError if the loss or the gradient is not finite. OSError if a checkpoint cannot be written.
+            TrainingInterrupted after SIGINT or SIGTERM, when a checkpoint of the last step has been written.
         """
-        with checkpoints.open_output(self.output_dir, resume) as found:
+        with checkpoints.open_output(self.output_dir, resume, overwrite) as found:
+            if overwrite:
+                together(self._remove_earlier_run)
             self._begin(found)
             try:
                 with self.interruption:
@@ -207,6 +210,10 @@ class Trainer:
                 stop_trackers(self.accelerator)
             self._finish()
         return self.best["metrics"] if self.best else {}
+
+    def _remove_earlier_run(self) -> None:
+        if self.accelerator.is_main_process:
+            checkpoints.remove_run(self.output_dir)
 
     def _run(self) -> None:
         config, self.statistics = self.config, _Statistics()
@@ -276,8 +283,8 @@ class Trainer:
     def _raise_interrupted(self) -> None:
         folder = checkpoints.folder_of(self.output_dir, self.step)
         message = (
-            f"stopped at step {self.step:,} of {self.total_steps:,} with the checkpoint {folder}: the same command "
-            "with --resume continues from there"
+            f"stopped at step {self.step:,} of {self.total_steps:,} with the checkpoint {folder}: the same again with "
+            "resume=True continues from there"
         )
         raise TrainingInterrupted(message, self.interruption.signal or signal.SIGTERM)
 
@@ -528,7 +535,9 @@ class Trainer:
             model.save_pretrained(self.output_dir)
             best = self.best or {"step": self.step, "metrics": {}}
             text = json.dumps({"step": best["step"], **best["metrics"]}, indent=1)
-            write_atomically(self.output_dir / "metrics.json", lambda path: path.write_text(text))
+            write_atomically(
+                self.output_dir / checkpoints.METRICS, lambda path: path.write_text(text)
+            )
             about = self.fingerprint, self.summary, best["metrics"], self.titles
             write_card(self.output_dir, model, *about)
         self.accelerator.wait_for_everyone()

@@ -61,6 +61,6 @@ def _in_use(path: Path, folder: str) -> str:
         holder = json.loads(path.read_text(encoding="utf-8"))
         return (
             f"{folder} is the output of another run, process {holder['process']} on {holder['host']}, started "
-            f"{holder['started']}: wait for it, end it, or give another output folder (-o)"
+            f"{holder['started']}: wait for it, end it, or give another output folder"
         )
-    return f"{folder} is the output of another run: wait for it, or give another output folder (-o)"
+    return f"{folder} is the output of another run: wait for it, or give another output folder"
