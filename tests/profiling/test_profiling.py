@@ -1,20 +1,22 @@
 """Ceilings, an op's work, and the profile of a step; with small sizes, and no figure asserted that a clock made."""
 
+import io
 import json
 import subprocess
 import sys
 
 import pytest
 import torch
+from rich.console import Console
 
 import fastenc
 from fastenc.cli.commands import run as run_command
 from fastenc.models import EncoderConfig, MaskedLM
 from fastenc.ops import _gemm, attention, bias_gelu
-from fastenc.profiling import Ceilings, Work, models
+from fastenc.profiling import Ceilings, Work, models, report
 from fastenc.profiling import profile as profiles
 from fastenc.profiling.costs import CountWork, encoder_flops
-from fastenc.profiling.profile import profile_step
+from fastenc.profiling.profile import Profile, Row, profile_step
 from tests.helpers.attention_cases import offsets_of
 from tests.helpers.commands import run
 
@@ -189,6 +191,40 @@ def test_command_writes_table_picture_and_trace(tmp_path, monkeypatch):
     assert written["rows"] and written["ceilings"]["copy_MB"] > 0 and written["peak_MB"] is None
     assert (tmp_path / "p" / "profile.png").read_bytes().startswith(b"\x89PNG")
     assert json.loads((tmp_path / "p" / "trace.json").read_text())["traceEvents"]
+
+
+LONG = Row(
+    "fastenc::linear_bias_gelu",
+    "f32[256, 1536] f32[1536, 384] f32[384] int64[3]",
+    calls=6,
+    seconds=0.0123,
+    bytes=1e8,
+    flops=2e9,
+    floor_seconds=0.05,
+)
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 120, 200, None])
+def test_each_op_has_one_line_of_the_table(width):
+    profiled = Profile([LONG] * 3, 0.04, {}, None)
+    console = Console(width=width or 1000, file=io.StringIO())
+    console.print(report.table(profiled, width), crop=False)
+    lines = console.file.getvalue().splitlines()
+    rows = [line for line in lines if "12.300" in line]
+    assert len(rows) == 3 and len(lines) == 8
+    assert all("407 %" in row for row in rows)
+    if width is None:
+        assert LONG.shapes in rows[0] and "TFLOP/s" in lines[2]
+    else:
+        assert max(map(len, lines)) <= width
+        assert width < 80 or LONG.op in rows[0]
+
+
+def test_more_than_the_roofline_is_explained():
+    below = Row("aten::mm", "", 1, seconds=1.0, floor_seconds=0.5)
+    assert "no error" not in report.explanation(Profile([below], 1.0, {}, None))
+    text = report.explanation(Profile([below, LONG], 1.0, {}, None))
+    assert "More than 100 % is no error" in text and "cache" in text
 
 
 @pytest.mark.parametrize(

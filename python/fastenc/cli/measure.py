@@ -73,11 +73,11 @@ class Profile(Command):
         sizes = f"{self.batch_size} x {self.length} tokens"
         title = f"{self.model}, {kind}, {sizes}, {self.precision}, {device.type}"
         report.draw(profiled, output / "profile.png", title)
-        table = report.table(profiled)
         console = require("rich.console", extra="train").Console()
-        # Lines of at least 140 characters, so that a file or a narrow terminal does not cut names.
-        console.print(table, width=max(console.width, 140), crop=False, soft_wrap=True)
+        width = console.width if console.is_terminal else None  # a file gets everything in full
+        console.print(report.table(profiled, width), width=width or 1000, crop=False)
         print(report.summary(profiled))
+        print(report.explanation(profiled))
         print(f"trace.json, profile.json and profile.png in {output}")
 
 

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import asdict
+from itertools import zip_longest
 from pathlib import Path
 
 from fastenc._extras import require
@@ -9,6 +10,9 @@ from fastenc._files import write_atomically
 from fastenc.profiling.profile import Profile, Row
 
 SHOWN = 20
+HEADINGS = ("calls", "ms", "share", "GB", "GFLOP", "GB/s", "TFLOP/s", "roofline")
+OF_WORK = ("GB", "GFLOP", "GB/s", "TFLOP/s")  # left out on a terminal that is narrower than
+WIDE = 120  # characters
 
 
 def write_json(profile: Profile, path: Path) -> None:
@@ -25,27 +29,54 @@ def write_json(profile: Profile, path: Path) -> None:
     write_atomically(path, lambda file: file.write_text(json.dumps(content, indent=1) + "\n"))
 
 
-def table(profile: Profile):
-    """A table of the ops with the most time, on a GPU with their kernels below.
+def table(profile: Profile, width: int | None = None):
+    """A table of the ops with the most time, on a GPU with their kernels below. Each has one line.
 
     Bytes and FLOPs are known for ops only, not for their kernels.
+
+    Args:
+        width: characters of the terminal; shapes that do not fit are cut, and a narrow one gets fewer columns. None:
+            everything in full.
     """
     made = require("rich.table", extra="train").Table(title="Where a step's time goes")
-    for heading in ("op", "calls", "ms", "share", "GB", "GFLOP", "GB/s", "TFLOP/s", "roofline"):
-        if heading == "op":  # the column that is wrapped on a narrow terminal
-            made.add_column(heading, overflow="fold", min_width=24)
-        else:
-            made.add_column(heading, justify="right", no_wrap=True)
-    for row in profile.rows[:SHOWN]:
-        made.add_row(_title(row), str(row.calls), *_figures(row, profile.busy_seconds))
+    narrow = width is not None and width < WIDE
+    headings = [heading for heading in HEADINGS if not (narrow and heading in OF_WORK)]
+    shown, rest = profile.rows[:SHOWN], profile.rows[SHOWN:]
+    lines: list[list[str]] = []
+    for row in shown:
+        figures = dict(zip(HEADINGS, _figures(row, profile.busy_seconds), strict=True))
+        lines.append([_title(row), *(figures[heading] for heading in headings)])
         for kernel, (launches, seconds) in row.kernels.items():
-            made.add_row(f"  {kernel[:60]}", str(launches), f"{seconds * 1e3:.3f}")
-    rest = profile.rows[SHOWN:]
+            lines.append([f"  {kernel[:60]}", str(launches), f"{seconds * 1e3:.3f}"])
     if rest:
         calls, seconds = sum(row.calls for row in rest), sum(row.seconds for row in rest)
         share = f"{seconds / profile.busy_seconds:.1%}"
-        made.add_row(f"{len(rest)} others", str(calls), f"{seconds * 1e3:.3f}", share)
+        lines.append([f"{len(rest)} others", str(calls), f"{seconds * 1e3:.3f}", share])
+    room = None
+    if width is not None:
+        columns = zip_longest(headings, *(line[1:] for line in lines), fillvalue="")
+        # Each column has a border and two spaces beside its widest cell.
+        room = max(width - 4 - sum(3 + max(map(len, column)) for column in columns), 8)
+    made.add_column("op", no_wrap=True)
+    for heading in headings:
+        made.add_column(heading, justify="right", no_wrap=True)
+    for name, *cells in lines:
+        made.add_row(name if room is None or len(name) <= room else f"{name[: room - 1]}…", *cells)
     return made
+
+
+def explanation(profile: Profile) -> str:
+    """What the column of the roofline means."""
+    text = (
+        "roofline: the least time that the measured ceilings allow, as a share of the time that was measured. The "
+        "ceilings are the bandwidth of a copy in memory and the speed of a large square matrix product."
+    )
+    if any(row.percent_of_roofline > 100 for row in profile.rows[:SHOWN]):
+        text += (
+            " More than 100 % is no error: the op's data stayed in a cache, which is faster than memory, or its "
+            "product ran faster than the square one."
+        )
+    return text
 
 
 def summary(profile: Profile) -> str:
@@ -89,6 +120,7 @@ def _title(row: Row) -> str:
 
 def _figures(row: Row, busy: float) -> tuple[str, ...]:
     return (
+        str(row.calls),
         f"{row.seconds * 1e3:.3f}",
         f"{row.seconds / busy:.1%}",
         f"{row.bytes / 1e9:.3f}",
