@@ -26,7 +26,9 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
         with open(temporary, "rb+") as file:
             os.fsync(file.fileno())
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException as error:
+        if isinstance(error, OSError) and error.filename is None:
+            error.filename = str(path)  # which a full disk's error does not name
         temporary.unlink(missing_ok=True)
         raise
 

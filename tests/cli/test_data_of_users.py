@@ -1,7 +1,9 @@
 """What users' data and options have that cannot be meant, and what a command says about the data it read."""
 
+import errno
 import gzip
 import json
+import os
 import re
 import warnings
 
@@ -9,6 +11,7 @@ import numpy as np
 import pytest
 
 from fastenc.cli import main
+from fastenc.cli.outputs import write
 from fastenc.demo.checkpoint import minilm_folder
 from fastenc.models import Encoder, QuestionAnswerer, SentenceEmbedder
 from fastenc.tasks import SpanNer
@@ -195,3 +198,15 @@ def test_words_of_a_model_with_fewer_layers_than_the_default(base, tmp_path):
     assert len(states) < 4
     expected = encoder.embed_words([["the", "cat"]], layers=list(states)).vectors
     np.testing.assert_allclose(np.load(tmp_path / "v.npy"), expected, rtol=1e-6)
+
+
+def test_a_full_disk_is_named_with_the_file(tmp_path, monkeypatch):
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    (tmp_path / "metrics.json").write_text("old")
+    with pytest.raises(OSError, match=r"No space left on device: '.*metrics.json'"):
+        write(tmp_path / "metrics.json", lambda path: path.write_text("new"))
+    assert (tmp_path / "metrics.json").read_text() == "old"
+    assert [path.name for path in tmp_path.iterdir()] == ["metrics.json"]
