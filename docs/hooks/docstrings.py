@@ -41,7 +41,8 @@ def _member(path: str, value: Any) -> list[str]:
     if inspect.isfunction(value):
         node = _definition(value)
         return [f"## {name}", "", *_function(name, node, ast.get_docstring(node)), ""]
-    return [f"## {name}", "", f"A table: {', '.join(f'`{key}`' for key in value)}.", ""]
+    keys = f" of {', '.join(f'`{key}`' for key in value)}" if isinstance(value, dict) else ""
+    return [f"## {name}", "", f"A {type(value).__name__}{keys}.", ""]
 
 
 def _class(name: str, value: type) -> list[str]:
