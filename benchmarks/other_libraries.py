@@ -112,12 +112,13 @@ def trainer(prepare: Prepare, closing: ExitStack, evaluates: bool = False, **opt
 
 
 def pipeline(
-    prepare: Prepare, closing: ExitStack, task: str, head: str, count: int = 256, **call: Any
+    prepare: Prepare, closing: ExitStack, task: str, head: str, count: int = 128, **call: Any
 ) -> Call:
     import transformers
 
     labels = call.pop("labels", None)
-    names = {"id2label": dict(enumerate(labels)), "label2id": {n: i for i, n in enumerate(labels)}}
+    numbered = dict(enumerate(labels or ()))
+    names = {"id2label": numbered, "label2id": {name: i for i, name in numbered.items()}}
     model = prepare(with_head(head, **(names if labels else {})))
     run = transformers.pipeline(task, model=model, tokenizer=tokenizer())
     chosen = texts(count)
@@ -133,15 +134,15 @@ def sentence_transformer(prepare: Prepare) -> Any:
 
 
 def encode(prepare: Prepare, closing: ExitStack) -> Call:
-    model, chosen = sentence_transformer(prepare), texts(256)
+    model, chosen = sentence_transformer(prepare), texts(128)
     return lambda: model.encode(chosen, batch_size=BATCH)
 
 
 def encode_in_pool(prepare: Prepare, closing: ExitStack) -> Call:
-    model, chosen = sentence_transformer(prepare), texts(512)
+    model, chosen = sentence_transformer(prepare), texts(256)
     pool = model.start_multi_process_pool(["cpu", "cpu"])
     closing.callback(model.stop_multi_process_pool, pool)
-    return lambda: model.encode(chosen, pool=pool, batch_size=BATCH, chunk_size=128)
+    return lambda: model.encode(chosen, pool=pool, batch_size=BATCH, chunk_size=64)
 
 
 def train_sentences(prepare: Prepare, closing: ExitStack) -> Call:
@@ -181,9 +182,9 @@ def cross_encoder(prepare: Prepare, closing: ExitStack) -> Call:
     from sentence_transformers import CrossEncoder
 
     torch.manual_seed(0)
-    model, chosen = CrossEncoder(FOLDER, num_labels=1, device="cpu"), texts(256)
+    model, chosen = CrossEncoder(FOLDER, num_labels=1, device="cpu"), texts(128)
     prepare(model)
-    pairs = list(zip(chosen[:128], chosen[128:], strict=True))
+    pairs = list(zip(chosen[:64], chosen[64:], strict=True))
     return lambda: model.predict(pairs, batch_size=BATCH)
 
 
@@ -201,7 +202,7 @@ def sparse_encoder(prepare: Prepare, closing: ExitStack) -> Call:
 def setfit(prepare: Prepare, closing: ExitStack) -> Call:
     from setfit import SetFitModel
 
-    model, chosen = SetFitModel.from_pretrained(FOLDER, device="cpu"), texts(256)
+    model, chosen = SetFitModel.from_pretrained(FOLDER, device="cpu"), texts(128)
     prepare(model.model_body)
     torch.manual_seed(0)
     model.fit(chosen[:32], [0, 1] * 16, num_epochs=1)
@@ -231,7 +232,7 @@ def bertopic(prepare: Prepare, closing: ExitStack) -> Call:
     from sklearn.cluster import KMeans
     from sklearn.decomposition import PCA
 
-    encoder, chosen = sentence_transformer(prepare), texts(256)
+    encoder, chosen = sentence_transformer(prepare), texts(128)
 
     def fit() -> Any:
         topics = BERTopic(
@@ -247,7 +248,7 @@ def bertopic(prepare: Prepare, closing: ExitStack) -> Call:
 def langchain(prepare: Prepare, closing: ExitStack) -> Call:
     from langchain_huggingface import HuggingFaceEmbeddings
 
-    model, chosen = HuggingFaceEmbeddings(model_name=FOLDER), texts(256)
+    model, chosen = HuggingFaceEmbeddings(model_name=FOLDER), texts(128)
     prepare(model._client)
     return lambda: model.embed_documents(chosen)
 
@@ -264,7 +265,7 @@ def haystack(prepare: Prepare, closing: ExitStack) -> Call:
     model = SentenceTransformersDocumentEmbedder(model=FOLDER, progress_bar=False)
     model.warm_up()
     prepare(model.embedding_backend.model)
-    documents = [Document(content=text) for text in texts(256)]
+    documents = [Document(content=text) for text in texts(128)]
     return lambda: [found.embedding for found in model.run(documents)["documents"]]
 
 

@@ -2,6 +2,7 @@
 
 import re
 import subprocess
+from pathlib import Path
 
 from fastenc import ops
 from tests.helpers import ROOT
@@ -12,6 +13,8 @@ USERS = {
     "benchmarks/gpu_quick/problems.py",
     "benchmarks/launch_costs.py",
     "docs/benchmarks.md",
+    "docs/ops.md",  # names those without a gradient, as a test of values holds
+    "docs/reference/ops.md",  # make pages writes it
     "tests/helpers/sanitize.py",  # the fuzzers' calls stand for an op that is not there
     "tests/triton/test_ops_triton.py",  # what random calls do not cover
 }
@@ -23,22 +26,47 @@ def listed():
     return re.findall(r"^\| `([^`]+)` \|", section, re.MULTILINE)
 
 
-def test_an_op_touches_at_most_12_files():
-    files = listed()
-    assert len(set(files)) == len(files) <= 12
+def named_after(op, tracked):
+    """The files of an op's own in the folders of ops, their tests and benchmarks."""
+    names = {op, f"bench_{op}", f"test_{op}", f"test_{op}_triton"}
+    folders = ("python/fastenc/reference", "python/fastenc/ops", "python/fastenc/nn", "csrc")
+    folders += ("kernels", "tests", "benchmarks")
+    return {
+        path
+        for path in tracked
+        if Path(path).stem in names
+        and path.startswith(tuple(f"{each}/" for each in folders))
+        and not path.startswith("benchmarks/results/")
+    }
+
+
+def tracked_files(*patterns):
+    command = ["git", "ls-files", *patterns]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    return done.stdout.split()
+
+
+def test_an_op_touches_the_files_that_are_listed():
+    """Each file that has an op's name, of every op with C++ and Triton kernels of its own; the lists come beside."""
+    files, tracked = listed(), tracked_files()
+    assert len(set(files)) == len(files) == 14
     for name in files:
-        assert (ROOT / name.replace("<op>", "bias_gelu").replace("nn/bias_", "nn/")).exists(), name
+        assert (ROOT / name.replace("<op>", "bias_glu").replace("nn/bias_glu", "nn/gelu")).exists()
+    stems = {Path(path).stem for path in tracked if path.startswith("kernels/")}
+    complete = stems & {Path(path).stem for path in tracked if path.startswith("csrc/cpu/")}
+    complete &= {getattr(ops, name).__module__.rpartition(".")[2] for name in ops.__all__}
+    assert len(complete) > 7
+    for op in complete:
+        found = named_after(op, tracked)
+        assert found <= {name.replace("<op>", op) for name in files}
+        lists = [name for name in files if "<op>" not in name]
+        assert len(found) + len(lists) <= 14
 
 
 def test_no_other_file_lists_the_ops():
     """A file that names a third of the ops is a list to which a new op would have to be added."""
-    tracked = subprocess.run(
-        ["git", "ls-files", "*.py", "*.md", "*.cpp", "*.h", "*.inc", "*.toml", "*.sh"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout.split()
+    kinds = ("*.py", "*.md", "*.cpp", "*.h", "*.inc", "*.toml", "*.sh")
+    tracked = tracked_files(*kinds)
     # Names that prose does not have.
     names = [name for name in ops.__all__ if "_" in name and name != "cross_attention"]
     found = set()

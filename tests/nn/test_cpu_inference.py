@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fastenc.nn.layer import run_single_ops
 from fastenc.nn.layer_call import Prepared
@@ -121,3 +122,18 @@ def test_weights_of_another_size_are_refused(name):
     layer.values[name] = wrong
     with pytest.raises(RuntimeError, match=r"\bencoder_layer_after_attention: a .* must"):
         layer.run(run_cpu_inference)
+
+
+@pytest.mark.parametrize("lengths", [(3, 20), MANY], ids=["few rows", "many rows"])
+def test_few_rows_run_in_the_same_two_ops(lengths):
+    layer, seen = Layer(next(iter(KINDS.values())), lengths, torch.float32), set()
+
+    class Seen(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            seen.add(func.overloadpacket.__name__)
+            return func(*args, **kwargs or {})
+
+    with torch.no_grad(), Seen():
+        layer.run(run_cpu_inference)
+    ours = {name for name in seen if name in dir(torch.ops.fastenc)}
+    assert ours == {"encoder_layer_attention", "encoder_layer_after_attention"}

@@ -1,0 +1,30 @@
+"""The documents name the ops without a gradient; the others give one."""
+
+import re
+from random import Random
+
+import pytest
+import torch
+
+from fastenc import ops
+from tests.fuzz.op_calls import CALLS
+from tests.fuzz.valid_calls import leaves_of, tensors_of
+from tests.helpers import ROOT
+
+
+def differentiable(op):
+    """Whether a result of some random call wants a gradient, where every floating-point input does."""
+    for seed in range(6):
+        torch.manual_seed(seed)
+        call = CALLS[op](Random(seed))
+        if any(each.requires_grad for each in tensors_of(call.op(**leaves_of(call, None)))):
+            return True
+    return False
+
+
+@pytest.mark.parametrize("page", ["ops.md", "reference/ops.md"])
+def test_the_pages_name_the_ops_without_a_gradient(page):
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    sentence = re.search(r"All are differentiable but ([^.]*)\.", text)[1]
+    named = set(re.findall(r"`(\w+)`", sentence))
+    assert named == {op for op in ops.__all__ if not differentiable(op)}
