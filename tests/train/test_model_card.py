@@ -1,10 +1,13 @@
 """The card of a saved model, and the device of a run."""
 
 import json
+import re
+from importlib.metadata import version
 
 import pytest
-import yaml
+from huggingface_hub import ModelCard
 
+from fastenc.train.model_card import Origin, hub_name, model_card
 from fastenc.train.processes import process_state
 from tests.helpers.commands import failure, run
 from tests.helpers.training_run import build, documents, small_model, word_tokenizer
@@ -17,24 +20,53 @@ def test_a_saved_model_has_a_card(tmp_path):
     run(
         "finetune", tmp_path / "base", data, "--dev", data, "-o", tmp_path / "run", "--max-steps", 2
     )
-    card = (tmp_path / "run" / "README.md").read_text()
-    _, head, body = card.split("---\n", 2)
-    assert yaml.safe_load(head) == {
-        "library_name": "fastenc",
-        "pipeline_tag": "text-classification",
-    }
+    card = ModelCard.load(tmp_path / "run" / "README.md")
     metrics = json.loads((tmp_path / "run" / "metrics.json").read_text())
+    assert card.data.library_name == "fastenc"
+    assert card.data.pipeline_tag == "text-classification"
+    assert card.data.base_model is None, "a folder is no name on the hub"
+    results = {result.metric_type: result for result in card.data.eval_results}
+    assert set(results) == set(metrics) - {"step"}
+    found = results["accuracy"]
+    assert found.metric_value == metrics["accuracy"] and found.dataset_name == "d.tsv"
+    assert found.dataset_args == {"num_examples": 2} and found.task_type == "text-classification"
+    assert results["f1"].metric_name == "f1 of pos"
+    command = f"fastenc finetune {tmp_path / 'base'} {data} --dev {data} -o {tmp_path / 'run'}"
     for words in (
-        "SequenceClassifier of the family bert",
-        "2 layers, 32 wide",
+        "A bert encoder, fine-tuned for sequence-classification: 2 layers, 32 wide",
+        f"Base model: `{tmp_path / 'base'}`.",
+        f"- training: `{data}`",
+        f"- held out: `{data}`",
         "label: pos 1, neg 1",
+        f"On `{data}`, n = 2:",
         f"| accuracy | {metrics['accuracy']:.4f} |",
         f"| f1 of pos | {metrics['f1']:.4f} |",
-        "| max_steps | 2 |",
+        "| max-steps | 2 |",
+        f"| command | `{command} --max-steps 2` |",
+        f"fastenc {version('fastenc')}",
+        f"torch {version('torch')}",
         f'fastenc.predictor("{tmp_path / "run"}")',
     ):
-        assert words in body, words
-    assert "epochs" not in body  # which max_steps replaces
+        assert words in card.text, words
+    assert re.search(r"\| date \| \d{4}-\d\d-\d\d \|", card.text)
+    assert "epochs" not in card.text  # which max_steps replaces
+    shown = re.findall(r"(?m)^\| ([^|]*) \|", card.text)
+    options = set(run("finetune", "--help").split())
+    unknown = [name for name in shown if f"--{name}" not in options]
+    first = ["metric", *(results[each].metric_name for each in results), "setting"]
+    assert set(unknown) <= {*first, "date", "command", "versions"}
+
+
+def test_a_base_model_of_the_hub_is_named_by_its_name(tmp_path):
+    cached = "/home/x/.cache/hub/models--org--some-model/snapshots/0123abc"
+    assert hub_name(cached) == "org/some-model"
+    assert hub_name("org/some-model") == "org/some-model"
+    assert hub_name(None) is None and hub_name(str(tmp_path)) is None
+    model = small_model("mlm", word_tokenizer())
+    text = model_card(tmp_path, model, {}, [], {"loss": float("nan")}, origin=Origin(cached))
+    card = ModelCard(text)
+    assert card.data.base_model == "org/some-model" and "Base model: `org/some-model`." in text
+    assert card.data.eval_results is None, "the hub refuses what is no number"
 
 
 def test_the_code_of_a_pretrained_models_card_runs(tmp_path):
@@ -43,6 +75,10 @@ def test_the_code_of_a_pretrained_models_card_runs(tmp_path):
     run("pretrain", tmp_path / "text.txt", "-o", tmp_path / "run", *sizes, "--max-steps", 1)
     card = (tmp_path / "run" / "README.md").read_text()
     assert "pipeline_tag: fill-mask" in card and "pretrained by mlm" in card
+    assert "Base model: none, the first weights are random." in card
+    assert f"- training: `{tmp_path / 'text.txt'}`" in card
+    held_out = re.search(r"([\d,]+) sequences held out", card)[1]
+    assert f"On held-out data, n = {held_out}:" in card
     code = card.split("```python\n")[1].split("```")[0]
     found: dict = {}
     exec(code, found)

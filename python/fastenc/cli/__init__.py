@@ -23,11 +23,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     Args:
         arguments: without the program's name; None: those of this process.
     """
+    from fastenc._provenance import running
     from fastenc.cli.commands import run
 
     warnings.showwarning = _show_warning
+    given = sys.argv[1:] if arguments is None else arguments
     try:
-        run(sys.argv[1:] if arguments is None else arguments)
+        with running(given):
+            run(given)
     except (ValueError, ImportError, OSError, FloatingPointError) as error:
         print("fastenc:", " ".join(_message(error).split()), file=sys.stderr)
         raise SystemExit(2) from error

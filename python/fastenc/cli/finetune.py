@@ -17,6 +17,7 @@ from fastenc.tasks import TASKS, Task, make_task, task_named
 from fastenc.tasks.base import MIX
 from fastenc.train import TrainConfig, task_trainer
 from fastenc.train.checkpoint import open_output
+from fastenc.train.model_card import Origin
 from fastenc.train.processes import process_state
 
 
@@ -182,6 +183,7 @@ class Finetune(Command):
             metric=self.metric,
             features=features,
             features_dtype=torch.float16 if self.adapt_options.half_features else torch.float32,
+            origin=Origin(self.model, (self.train,), self.dev),
         )
         if trainer.accelerator.is_main_process:
             print(f"training {trained:,} of {total:,} parameters")

@@ -13,6 +13,7 @@ from fastenc.models.pretrained import PretrainedModel
 from fastenc.tasks.base import QUOTING
 from fastenc.train import NewModel, ObjectiveOptions, PretrainConfig, objective_trainer
 from fastenc.train.checkpoint import open_output
+from fastenc.train.model_card import Origin
 from fastenc.train.processes import process_state
 from fastenc.train.recipe import read_recipe, write_recipe
 
@@ -116,6 +117,7 @@ class Pretrain(Command):
             self.training,
             dev=dev,
             settings={"teacher": self.teacher, **({} if self.from_ else asdict(self.new))},
+            origin=Origin(self.from_ or self.teacher, self.train, self.dev),
         )
         if trainer.accelerator.is_main_process and found is None:
             write_recipe(

@@ -16,6 +16,7 @@ from fastenc.tasks.summary import sequence_lengths
 from fastenc.train.config import TrainConfig, fine_tuning_lr, tokens_checksum
 from fastenc.train.fitting import Fitting
 from fastenc.train.loop import Trainer
+from fastenc.train.model_card import Origin
 from fastenc.train.processes import process_state
 
 
@@ -29,6 +30,7 @@ def task_trainer(
     metric: str | None = None,
     features: str | Path | None = None,
     features_dtype: torch.dtype = torch.float32,
+    origin: Origin | None = None,
 ) -> Trainer | Fitting:
     """A trainer of a task's model; a :class:`Fitting` for a task that is not trained by steps.
 
@@ -41,6 +43,7 @@ def task_trainer(
         features: folder of the encoder's outputs, to train the head alone. The encoder must be frozen. The outputs are
             computed in the first run on these data (:func:`fastenc.adapt.cache_features`). None: no such cache.
         features_dtype: dtype of the files in ``features``.
+        origin: the first weights and the files of the data, for the model card.
     Raises: ValueError for a metric that the task does not have, or a metric without ``dev``.
     """
     stored_task = task
@@ -59,7 +62,7 @@ def task_trainer(
             raise ValueError(
                 f"{task.name} cannot train a head on cached features: leave out --adapt"
             )
-        return Fitting(task, model, train, config, dev, metric)
+        return Fitting(task, model, train, config, dev, metric, origin)
     config = replace(
         config,
         batch_tokens=config.batch_tokens or task.batch_tokens(),
@@ -100,6 +103,8 @@ def task_trainer(
             if each
         ],
         titles=task.metric_titles(model),
+        origin=origin,
+        held_out=None if dev is None else len(dev),
         metric=metric,
         higher_is_better=metric != "loss",
         settings={

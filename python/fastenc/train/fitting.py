@@ -9,7 +9,7 @@ from fastenc._files import write_atomically
 from fastenc.tasks import Task
 from fastenc.train import checkpoint as checkpoints
 from fastenc.train.config import TrainConfig
-from fastenc.train.model_card import write_card
+from fastenc.train.model_card import Origin, write_card
 from fastenc.train.processes import process_state
 
 
@@ -22,10 +22,17 @@ class Fitting:
     best = None  # there are no steps, of which one could be the best
 
     def __init__(
-        self, task: Task, model: Any, train: Any, config: TrainConfig, dev: Any, metric: str
+        self,
+        task: Task,
+        model: Any,
+        train: Any,
+        config: TrainConfig,
+        dev: Any,
+        metric: str,
+        origin: Origin | None = None,
     ):
         self.task, self.model, self.config, self.metric = task, model, config, metric
-        self.train_data, self.dev = train, dev
+        self.train_data, self.dev, self.origin = train, dev, origin
         self.output_dir = Path(config.output)
         self.accelerator = process_state()
 
@@ -54,7 +61,10 @@ class Fitting:
             {"task": self.task.name, **asdict(self.task)},
             self.task.metric_titles(model),
         )
-        write_card(self.output_dir, model, settings, (), metrics, titles)
+        summary = [f"train: {len(self.train_data):,} items"]
+        held_out = None if self.dev is None else len(self.dev)
+        about = settings, summary, metrics, titles, self.origin, held_out
+        write_card(self.output_dir, model, *about)
         if metrics:
             text = json.dumps(metrics, indent=1)
             write_atomically(

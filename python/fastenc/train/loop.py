@@ -30,7 +30,7 @@ from fastenc.train import checkpoint as checkpoints
 from fastenc.train.config import TrainConfig, check_same, fine_tuning_lr
 from fastenc.train.interruption import Interruption, TrainingInterrupted
 from fastenc.train.log import Log
-from fastenc.train.model_card import write_card
+from fastenc.train.model_card import Origin, write_card
 from fastenc.train.optimizer import build_optimizer, lr_factor
 from fastenc.train.parallel import PARALLEL
 from fastenc.train.plot import plot_log
@@ -85,6 +85,8 @@ class Trainer:
             have the same settings and configuration.
         summary: lines about the data, which are printed before the first step.
         titles: {metric: title} of metrics whose name alone does not say what they measure.
+        origin: the first weights and the files of the data, for the model card.
+        held_out: number of items on which ``evaluate`` measures, for the model card.
         show_progress: None: a bar if stderr is a terminal, else the lines of the log. False: neither.
     Raises: ValueError for settings that the model, the device or the number of processes does not support.
     """
@@ -105,6 +107,8 @@ class Trainer:
         settings: dict[str, Any] | None = None,
         summary: Sequence[str] = (),
         titles: Mapping[str, str] | None = None,
+        origin: Origin | None = None,
+        held_out: int | None = None,
         show_progress: bool | None = None,
     ):
         accelerate = require("accelerate", extra="train")
@@ -127,6 +131,7 @@ class Trainer:
         self.evaluate, self.metric, self.higher_is_better = evaluate, metric, higher_is_better
         self.calibrate = calibrate
         self.show_progress, self.summary, self.titles = show_progress, summary, titles
+        self.origin, self.held_out = origin, held_out
         self.processes = self.accelerator.num_processes
         lengths = torch.as_tensor(lengths)
         # All processes have the same order of micro-batches, whatever their number.
@@ -539,7 +544,7 @@ class Trainer:
                 self.output_dir / checkpoints.METRICS, lambda path: path.write_text(text)
             )
             about = self.fingerprint, self.summary, best["metrics"], self.titles
-            write_card(self.output_dir, model, *about)
+            write_card(self.output_dir, model, *about, self.origin, self.held_out)
         self.accelerator.wait_for_everyone()
 
     def _remove_old(self) -> None:

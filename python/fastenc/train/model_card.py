@@ -1,14 +1,20 @@
 """The model card: a README.md about a saved model, its data, its results, its training and its use."""
 
+import math
+import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import fastenc
+from fastenc import _provenance
+from fastenc._extras import require
 from fastenc._files import write_atomically
 from fastenc.models.pretrained import PretrainedModel
 
 NAME = "README.md"
+PACKAGES = ("torch", "accelerate", "tokenizers", "safetensors", "transformers")
 # Task → its pipeline tag on Hugging Face's hub.
 PIPELINES = {
     "sequence-classification": "text-classification",
@@ -17,6 +23,12 @@ PIPELINES = {
     "question-answering": "question-answering",
     "sentence-embedding": "sentence-similarity",
 }
+# Metric → its name among the metrics of Hugging Face's hub, where the two differ.
+METRICS = {"pearson": "pearsonr", "spearman": "spearmanr", "matthews": "matthews_correlation"}
+# Settings that a resumed run compares, but that say nothing to a reader or stand elsewhere in the card.
+NOT_SHOWN = re.compile(
+    r"model\..*|data|task|held_out|.* texts|label_names|problem_type|trained parameters|micro-batches a step.*"
+)
 PREDICTOR = """import fastenc
 
 predictor = fastenc.predictor("{folder}")
@@ -27,6 +39,20 @@ encoder = Encoder.from_pretrained("{folder}")
 vectors = encoder.encode(["a text", "another"])"""
 
 
+@dataclass(frozen=True)
+class Origin:
+    """What a run starts from.
+
+    Fields:
+        base: checkpoint folder, or name on the hub, of the first weights; None: that of the model, if it was loaded.
+        train, dev: files or names of the data; none if they are given from Python.
+    """
+
+    base: str | None = None
+    train: tuple[str, ...] = ()
+    dev: str | None = None
+
+
 def write_card(
     folder: Path,
     model: PretrainedModel,
@@ -34,6 +60,8 @@ def write_card(
     summary: Sequence[str],
     metrics: dict[str, float],
     titles: Mapping[str, str] | None = None,
+    origin: Origin | None = None,
+    held_out: int | None = None,
 ) -> None:
     """Write the card of a model into its folder.
 
@@ -42,9 +70,9 @@ def write_card(
         summary: lines about the data.
         metrics: metrics on held-out data; {} if there are none.
         titles: {metric: title} of metrics whose name alone does not say what they measure.
+        held_out: number of items that the metrics are of.
     """
-    titled = {(titles or {}).get(name, name): value for name, value in metrics.items()}
-    text = model_card(folder, model, settings, summary, titled)
+    text = model_card(folder, model, settings, summary, metrics, titles, origin, held_out)
     write_atomically(folder / NAME, lambda path: path.write_text(text, encoding="utf-8"))
 
 
@@ -54,42 +82,129 @@ def model_card(
     settings: dict[str, Any],
     summary: Sequence[str],
     metrics: dict[str, float],
+    titles: Mapping[str, str] | None = None,
+    origin: Origin | None = None,
+    held_out: int | None = None,
 ) -> str:
     """The text of the card; arguments as in :func:`write_card`."""
-    config, task = model.config, settings.get("task")
-    if settings.get("max_steps"):  # which replaces them
-        settings = {name: value for name, value in settings.items() if name != "epochs"}
+    origin = origin or Origin()
+    config, task, titles = model.config, settings.get("task"), titles or {}
+    base = origin.base or model.base
     parameters = sum(parameter.numel() for parameter in model.parameters())
+    trained = settings.get("trained parameters", parameters)
     about = (
-        f"trained for the task {task}"
-        if task
-        else f"pretrained by {settings.get('objective', 'masked LM')}"
+        f"fine-tuned for {task}" if task else f"pretrained by {settings.get('objective', 'mlm')}"
     )
-    head = ["library_name: fastenc"]
-    if pipeline := PIPELINES.get(str(task), None if task else "fill-mask"):
-        head.append(f"pipeline_tag: {pipeline}")
     usage = VECTORS if task in (None, "sentence-embedding") else PREDICTOR
+    training = {
+        "date": _provenance.today(),
+        "command": _code(_provenance.command() or "called from Python"),
+        "versions": ", ".join(f"{n} {v}" for n, v in _provenance.versions(*PACKAGES).items()),
+        **shown_settings(settings),
+    }
+    number = "" if held_out is None else f", n = {held_out:,}"
+    measured_on = f"On {_code(origin.dev) if origin.dev else 'held-out data'}{number}:"
+    results = {titles.get(name, name): _number(value) for name, value in metrics.items()}
     sections = [
-        "---\n" + "\n".join(head) + "\n---",
+        f"---\n{_metadata(folder, task, base, metrics, titles, origin, held_out)}\n---",
         f"# {folder.resolve().name}",
-        f"{type(model).__name__} of the family {config.family}, {about}: {config.num_layers} layers, "
-        f"{config.hidden_size} wide, {parameters:,} parameters. Made with fastenc {fastenc.__version__}.",
+        f"A {config.family} encoder, {about}: {config.num_layers} layers, {config.hidden_size} wide, {parameters:,} "
+        f"parameters, {trained:,} of them trained. Made with fastenc {fastenc.__version__}.",
+        f"Base model: {_code(hub_name(base) or base) if base else 'none, the first weights are random'}.",
         "## Data",
-        "\n".join(f"- {line}" for line in summary) or "Not described.",
+        "\n".join(f"- {line}" for line in (*_files(origin), *summary)) or "Not described.",
         "## Results on held-out data",
-        _table(metrics, "metric") if metrics else "Not measured.",
+        f"{measured_on}\n\n{_table(results, 'metric')}" if metrics else "Not measured.",
         "## Training",
-        _table(settings, "setting"),
+        _table(training, "setting"),
         "## Use",
         f"```python\n{usage.format(folder=folder)}\n```",
     ]
     return "\n\n".join(sections) + "\n"
 
 
-def _table(values: dict[str, Any], title: str) -> str:
+def shown_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that a user can give, by the names of their options."""
+    if settings.get("max_steps"):  # which replaces them
+        settings = {name: value for name, value in settings.items() if name != "epochs"}
+    given = lambda value: value is not None and value is not False and value not in ("", [], ())
+    flat: dict[str, Any] = {}
+    for name, value in settings.items():
+        flat |= value if isinstance(value, dict) else {name: value}
+    return {
+        name.replace("_", "-"): _shown(value)
+        for name, value in flat.items()
+        if given(value) and not NOT_SHOWN.fullmatch(name)
+    }
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(_shown, value))
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def hub_name(base: str | None) -> str | None:
+    """The name on Hugging Face's hub of a checkpoint, from its folder in the hub's cache; None for other folders."""
+    found = re.search(r"models--([^/\\]+)[/\\]snapshots[/\\]", f"{base}/")
+    if found:
+        return found[1].replace("--", "/", 1)
+    is_name = base is not None and re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", base)
+    return base if is_name and not Path(str(base)).exists() else None
+
+
+def _metadata(
+    folder: Path,
+    task: str | None,
+    base: str | None,
+    metrics: Mapping[str, float],
+    titles: Mapping[str, str],
+    origin: Origin,
+    held_out: int | None,
+) -> str:
+    """The card's head: YAML by huggingface_hub, which the hub reads."""
+    hub = require("huggingface_hub", extra="train")
+    pipeline = PIPELINES.get(str(task), None if task else "fill-mask")
+    name = Path(origin.dev).name if origin.dev else "held-out data"
+    results = [
+        hub.EvalResult(
+            task_type=pipeline or str(task),
+            dataset_type=name,
+            dataset_name=name,
+            dataset_args=None if held_out is None else {"num_examples": held_out},
+            metric_type=METRICS.get(metric, metric),
+            metric_name=titles.get(metric, metric),
+            metric_value=value,
+        )
+        for metric, value in metrics.items()
+        if math.isfinite(value)  # the hub refuses others
+    ]
+    data = hub.ModelCardData(
+        library_name="fastenc",
+        pipeline_tag=pipeline,
+        base_model=hub_name(base),
+        model_name=folder.resolve().name if results else None,
+        eval_results=results or None,
+    )
+    return data.to_yaml()
+
+
+def _files(origin: Origin) -> list[str]:
+    named = (("training", origin.train), ("held out", (origin.dev,) if origin.dev else ()))
+    return [f"{use}: {', '.join(map(_code, names))}" for use, names in named if names]
+
+
+def _code(text: str) -> str:
+    return f"`{text}`"
+
+
+def _number(value: float) -> str:
+    return f"{value:.4f}" if isinstance(value, float) else f"{value}"
+
+
+def _table(values: Mapping[str, Any], title: str) -> str:
+    cell = lambda value: str(value).replace("|", "\\|").replace("\n", " ")
     rows = [f"| {title} | value |", "|---|---|"]
-    for name, value in values.items():
-        shown = f"{value:.4f}" if isinstance(value, float) and title == "metric" else value
-        if shown is not None:
-            rows.append(f"| {name} | {shown} |")
-    return "\n".join(rows)
+    return "\n".join(
+        [*rows, *(f"| {cell(name)} | {cell(value)} |" for name, value in values.items())]
+    )

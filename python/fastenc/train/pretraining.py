@@ -27,6 +27,7 @@ from fastenc.objectives import (
 )
 from fastenc.train.config import TrainConfig, tokens_checksum
 from fastenc.train.loop import Trainer
+from fastenc.train.model_card import Origin
 from fastenc.train.processes import on_main_process
 
 # Width of an attention head of a new model if the number of heads is not given.
@@ -272,6 +273,7 @@ def objective_trainer(
     *,
     dev: Sequence[str] | None = None,
     settings: dict[str, Any] | None = None,
+    origin: Origin | None = None,
     show_progress: bool | None = None,
 ) -> Trainer:
     """A trainer that pretrains a model with an objective.
@@ -287,7 +289,7 @@ def objective_trainer(
         train: documents, or a store with their tokens.
         config: settings of the training; if it has no learning rate, that of :class:`PretrainConfig` is used.
         dev: held-out documents; None: one in twenty documents of ``train``, or the store's held-out examples.
-        settings, show_progress: as in :class:`Trainer`.
+        settings, origin, show_progress: as in :class:`Trainer`.
     Raises: ValueError if ``block_size`` is above the model's number of positions, if the model has no tokenizer, or if
         there are too few data to hold some out.
     """
@@ -350,6 +352,8 @@ def objective_trainer(
             f"{len(examples):,} training sequences with {int(torch.as_tensor(lengths).sum()):,} tokens in all, "
             f"{len(held_out):,} sequences held out; vocabulary of {tokenizer.get_vocab_size():,} tokens"
         ],
+        origin=origin,
+        held_out=len(held_out),
         show_progress=show_progress,
     )
 
