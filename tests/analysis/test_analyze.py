@@ -2,6 +2,8 @@
 
 import csv
 import re
+import warnings
+from importlib.metadata import version
 from xml.etree import ElementTree
 
 import numpy as np
@@ -23,7 +25,15 @@ from fastenc.analysis import (
     vectors_by_layer,
 )
 from fastenc.analysis.data_files import names_of, train_and_test
-from fastenc.analysis.figures import INK, bars, by_layer, heat_maps, scatter
+from fastenc.analysis.figures import (
+    INK,
+    Panel,
+    bars,
+    by_layer,
+    heat_maps,
+    left_out,
+    scatter,
+)
 from fastenc.analysis.probes import LabelledWords
 from fastenc.analysis.report import write_report
 from fastenc.data import train_tokenizer
@@ -115,8 +125,10 @@ def test_the_page_has_every_figure_and_needs_no_other_file(encoder, data, tmp_pa
     assert float(found["det"]["best fixed distance"]) == 1.0
     with open(tmp_path / "report_data" / "probes.csv", newline="") as file:
         header = next(csv.reader(file))
-    probed = [name.split(" (majority")[0] for name in header[1::2]]
+    probed = [name.removesuffix(", probe") for name in header if name.endswith(", probe")]
     assert probed == ["part of speech", "relation", "entity", "sense"]
+    for quantity in ("probe, low", "probe, high", "random labels", "majority", "chance"):
+        assert f"sense, {quantity}" in header
     with open(tmp_path / "report_data" / "neighbours.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     assert [row["sense"] for row in rows] == ["money", "money", "river", "river"]
@@ -170,7 +182,8 @@ def test_analogies_by_both_kinds_of_vectors(encoder, tmp_path):
     words = ["bank", "money", "river", "spring"]
     static = StaticVectors.of(words, torch.tensor([[1.0, 0], [0, 1], [1, 0.2], [0.1, 1]]))
     found = compare_analogies(encoder, static, read_analogies(tmp_path / "questions.txt"))
-    assert set(found) == {"nouns"} and found["nouns"][2:] == (2, 3)
+    assert set(found) == {"nouns"}
+    assert (found["nouns"].asked, found["nouns"].items) == (2, 3)
 
     def answered(vectors):
         unit = {w: v / np.linalg.norm(v) for w, v in zip(words, vectors, strict=True)}
@@ -300,15 +313,220 @@ def test_a_mix_weighs_the_layer_that_knows():
 
 
 def test_figures_hold_what_they_show(tmp_path):
-    figures = [
-        by_layer("a", "A", "Says a.", {"x": [0.1, 0.2], "y": [0.3, 0.4]}, "value"),
-        bars("b", "B", "Says b.", ["one", "two"], {"g": [1.0, 2.0]}, "axis", {"n": [3, 4]}),
-        scatter("c", "C & D", "Says <c>.", [(0.0, 1.0, "g", "text"), (1.0, 0.0, "h", "other")]),
-        heat_maps("d", "D", "Says d.", {"m": [[1.0, 2.0]], "n": [[3.0, 4.0]]}),
+    lines = {"x": [0.1, 0.2], "y": [0.3, 0.4]}
+    panels = [
+        Panel("one", "value", lines, intervals={"x": [(0.0, 0.2), (0.1, 0.3)]}),
+        Panel("two", "share", {"x": [0.5, 0.6]}, "n = 7", levels={"chance": 0.25}),
     ]
-    assert figures[0].rows == [(0, 0.1, 0.3), (1, 0.2, 0.4)]
-    assert figures[1].columns == ("label", "g", "n") and figures[1].rows[1] == ("two", 2.0, 4)
-    assert figures[3].rows == [(1, 0, 1.0, 3.0), (1, 1, 2.0, 4.0)]
-    write_report(tmp_path / "x.html", "T <t>", "meta", figures)
+    points = [(0.0, 1.0, "g", "a <text>"), (1.0, 0.0, "h", "other"), (0.5, 0.5, "g", "third")]
+    interval = {"g": [(0.5, 1.5), (1.5, 2.5)]}
+    figures = [
+        by_layer("a", "A", "Says a.", panels),
+        bars(
+            "b",
+            "B",
+            "Says b.",
+            ["one", "two"],
+            {"g": [1.0, 2.0]},
+            "axis",
+            ["n = 3", "n = 4"],
+            interval,
+            {"n": [3, 4]},
+        ),
+        scatter("c", "C & D", "Says <c>.", points, ("PC 1 (60 % of variance)", "PC 2")),
+        heat_maps("d", "D", "Says d.", {"m": [[1.0, 2.0]], "n": [[5.0, 4.0]]}),
+        left_out("e", "E", "the data are too few"),
+    ]
+    assert figures[0].columns == (
+        "layer",
+        "one, x",
+        "one, x, low",
+        "one, x, high",
+        "one, y",
+        "two, x",
+        "two, chance",
+    )
+    assert figures[0].rows == [
+        (0, 0.1, 0.0, 0.2, 0.3, 0.5, 0.25),
+        (1, 0.2, 0.1, 0.3, 0.4, 0.6, 0.25),
+    ]
+    assert figures[1].columns == ("label", "g", "g, low", "g, high", "n")
+    assert figures[1].rows[1] == ("two", 2.0, 1.5, 2.5, 4)
+    assert figures[3].rows == [(1, 0, 1.0, 5.0), (1, 1, 2.0, 4.0)]
+    shown = [_texts(figure.drawing) for figure in figures[:4]]
+    assert {"value", "share", "two", "n = 7", "x", "y", "chance"} <= shown[0]
+    assert {"one", "n = 3", "axis"} <= shown[1]
+    assert {"PC 1 (60 % of variance)", "PC 2", "g (n = 2)", "h (n = 1)"} <= shown[2]
+    assert {"most: layer 1, head 1", "most: layer 1, head 0"} <= shown[3]
+    svg = ElementTree.fromstring(figures[2].drawing)
+    titles = [each.text for each in svg.iterfind(".//{*}use/{*}title")]
+    assert titles == ["g: a <text>", "g: third", "h: other"], "shown over the points"
+    write_report(tmp_path / "x.html", "T <t>", {"Seed": "<0>"}, figures)
     page = (tmp_path / "x.html").read_text()
     assert "<h1>T &lt;t&gt;</h1>" in page and "Says &lt;c&gt;." in page and "C &amp; D" in page
+    assert "<dt>Seed</dt><dd>&lt;0&gt;</dd>" in page
+    assert "Left out: the data are too few" in page
+    assert not (tmp_path / "x_data" / "e.csv").exists()
+
+
+def _texts(svg):
+    return {"".join(each.itertext()) for each in ElementTree.fromstring(svg).iterfind(".//{*}text")}
+
+
+def test_the_page_says_where_its_figures_come_from(encoder, data, tmp_path):
+    output = tmp_path / "report.html"
+    options = ("--sentences", 7, "--word", "bank")
+    run("analyze", encoder.base, data, "-o", output, *options)
+    page = output.read_text()
+    facts = dict(re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", page))
+    assert (
+        facts["Command"]
+        == f"fastenc analyze {encoder.base} {data} -o {output} --sentences 7 --word bank"
+    )
+    assert "2 layers, width 32" in facts["Model"] and facts["Seed"].startswith("0")
+    assert str(data) in facts["Data"] and "at most 7 sentences" in facts["Data"]
+    for package in ("fastenc", "torch", "scikit-learn", "matplotlib"):
+        assert f"{package} {version(package)}" in facts["Versions"]
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d", facts["Date"])
+    found = dict(re.findall(r'<section id="(\w+)"><h2>(.*?)</h2>', page))
+    assert found["map"] == "Uses of &#x27;bank&#x27; in senses.tsv, layer -1"
+    assert found["relations"].endswith(": dev.conllu") and found["similarity"].endswith(
+        ": words.tsv"
+    )
+    captions = dict(re.findall(r'<section id="(\w+)"><h2>.*?</h2><p>(.*?)</p>', page))
+    for name in ("frequency", "similarity"):
+        assert (
+            "percentile bootstrap" in captions[name] and "1,000 resamples, seed 0" in captions[name]
+        )
+    for name in ("relations", "probes"):
+        assert "exact binomial" in captions[name]
+    drawn = re.findall(r"<svg.*?</svg>", page, re.S)
+    texts = set().union(*map(_texts, drawn))
+    assert sum(bool(re.fullmatch(r"PC [12] \(\d+% of variance\)", text)) for text in texts) == 2
+    assert any(re.fullmatch(r"layer \d, head \d; [+-]\d; n = \d+", text) for text in texts)
+    assert {"majority", "chance", "mean cosine", "share of anisotropy"} <= texts
+
+
+def test_a_map_by_umap_says_so(encoder, data, tmp_path):
+    pytest.importorskip("umap")
+    (tmp_path / "senses.tsv").write_text((data / "senses.tsv").read_text())
+    figure = analyze(encoder, tmp_path, word="bank", map_method="umap")[0]
+    assert {"UMAP 1 (no unit)", "UMAP 2 (no unit)"} <= _texts(figure.drawing)
+    assert len(figure.rows) == 4 and np.isfinite([row[:2] for row in figure.rows]).all()
+
+
+def _written(folder, senses=(), trees=(), pairs=()):
+    folder.mkdir()
+    if senses:
+        rows = ["word\tindex\tsense\tsentence", *("\t".join(map(str, row)) for row in senses)]
+        (folder / "senses.tsv").write_text("\n".join(rows))
+    if trees:
+        (folder / "train.conllu").write_text("".join(trees))
+    if pairs:
+        rows = ["word1\tword2\tscore", *("\t".join(map(str, row)) for row in pairs)]
+        (folder / "words.tsv").write_text("\n".join(rows) + "\n")
+    return folder
+
+
+ONE_WORD = "1\tbank\tx\tNOUN\tNN\t_\t0\troot\t_\t_\n\n"
+BARE = [("bank", 1, "money", "the bank is")]
+
+
+@pytest.mark.parametrize(
+    ("files", "drawn", "reasons"),
+    [
+        (
+            {"trees": [ONE_WORD]},
+            {"heads"},
+            {
+                "anisotropy": "at least two vectors|equal in",
+                "frequency": "got none in 1 ",
+                "relations": "two related words",
+            },
+        ),
+        (
+            {"trees": [ONE_WORD] * 4},
+            {"heads", "frequency"},
+            {"anisotropy": "equal in 32 of 32", "relations": "two related words"},
+        ),
+        (
+            {"trees": [TREE.format(noun="bank", verb="is")]},
+            {"anisotropy", "heads", "relations"},
+            {"frequency": "got none in 1 "},
+        ),
+        (
+            {"senses": BARE},
+            {"neighbours", "anisotropy", "heads"},
+            {"map": "got 1 of 'bank'", "frequency": "got none"},
+        ),
+        (
+            {"senses": BARE * 5},
+            {"neighbours", "anisotropy", "heads", "frequency"},
+            {"map": "got 5 equal ones"},
+        ),
+        ({"pairs": [("bank", "river", 3)]}, set(), {"similarity": "got 1 pairs with 1"}),
+        (
+            {"pairs": [("bank", "river", 3), ("river", "money", 3)]},
+            set(),
+            {"similarity": "got 2 pairs with 1"},
+        ),
+        (
+            {"pairs": [("bank", "bank", 3), ("bank", "bank", 4)]},
+            set(),
+            {"similarity": "1 text vectors that are equal"},
+        ),
+    ],
+)
+def test_too_few_data_leave_a_figure_out_and_say_why(encoder, tmp_path, files, drawn, reasons):
+    figures = {
+        figure.name: figure for figure in analyze(encoder, _written(tmp_path / "data", **files))
+    }
+    assert {name for name, figure in figures.items() if figure.drawing} == drawn
+    assert set(figures) - drawn == set(reasons)
+    for name, reason in reasons.items():
+        assert re.search(f"^Left out: .*(?:{reason})", figures[name].caption)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        write_report(tmp_path / "x.html", "T", {}, list(figures.values()))
+
+
+def test_one_bad_set_of_pairs_leaves_the_others(encoder, data, tmp_path):
+    folder = _written(tmp_path / "data", pairs=[("bank", "river", 3)])
+    (folder / "more.tsv").write_text((data / "words.tsv").read_text())
+    (figure,) = analyze(encoder, folder)
+    assert figure.columns[1] == "as they are, more (n = 3)"
+    assert "words is left out: a correlation needs pairs" in figure.caption
+
+
+def test_labels_that_only_the_words_left_out_have(tmp_path):
+    """A probe sees the first labelled words only; what the test set has beyond their labels is no error."""
+    rare = TREE.format(noun="bank", verb="is").replace("\tDET\t", "\tINTJ\t")
+    trees = [TREE.format(noun="bank", verb="is")] * 5 + [rare]
+    for name in ("train", "dev"):
+        (tmp_path / f"{name}.conllu").write_text("".join(trees))
+    train, test = labelled_words(find_data(tmp_path), 100, 9)["part of speech"]
+    assert len(train.sentences) == 3 and len(test.sentences) == 3
+    train, test = labelled_words(find_data(tmp_path), 100, 100)["part of speech"]
+    assert {label for row in test.labels for label in row} == {"DET", "NOUN", "VERB", "INTJ"}
+
+
+def test_a_folder_that_cannot_be_written_is_said_before_any_work(
+    data, tmp_path, capsys, monkeypatch
+):
+    (tmp_path / "file").write_text("x")
+    failed = failure(capsys, "analyze", "no-such-model", data, "-o", tmp_path / "file" / "x.html")
+    assert f"{tmp_path / 'file'} is a file where a folder has to be" in failed
+
+    def refuse(dir):
+        raise PermissionError(13, "Permission denied", str(dir))
+
+    monkeypatch.setattr("tempfile.TemporaryFile", refuse)
+    failed = failure(capsys, "analyze", "no-such-model", data, "-o", tmp_path / "x.html")
+    assert f"{tmp_path} cannot be opened or written: check its permissions" in failed
+
+
+def test_progress_is_a_line_now_and_then_without_a_terminal(encoder, data, tmp_path, monkeypatch):
+    monkeypatch.setattr("fastenc._progress.LINE_SECONDS", 0.0)
+    said = run("analyze", encoder.base, data, "-o", tmp_path / "x.html", "--word", "bank")
+    counted = [line for line in said.splitlines() if line.startswith("analysing: ")]
+    assert len(counted) == 9 and counted[-1].startswith("analysing: 9 of 9 figures")

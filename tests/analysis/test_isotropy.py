@@ -160,7 +160,8 @@ def test_self_similarity_is_the_mean_over_pairs_of_occurrences(encoder):
     every = {word: words.count(word) for word in words}
     assert sum(b.words for b in bins) == sum(count > 1 for count in every.values())
     vectors = encoder.embed_words(sentences, layers=(-1,)).vectors.numpy()
-    for low, high, count, similarity in bins:
+    for low, high, count, similarity, (least, most) in bins:
+        assert least <= similarity <= most
         chosen = [word for word, n in every.items() if low <= n < high]
         means = []
         for word in chosen:

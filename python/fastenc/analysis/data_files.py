@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
 from typing import TypeVar
 
@@ -93,8 +94,12 @@ def spread(items: Sequence[Item], most: int) -> list[Item]:
 Split = tuple[LabelledWords, LabelledWords]  # training, test
 
 
-def labelled_words(data: AnalysisData, sentences: int) -> dict[str, Split]:
+def labelled_words(
+    data: AnalysisData, sentences: int, words: int | None = None
+) -> dict[str, Split]:
     """The labelled words for probes: {kind of label: (training, test)}, with at most ``sentences`` sentences each.
+
+    ``words``: the first sentences are taken until they have this many labelled words; None: all of them.
 
     The kinds are parts of speech and dependency relations of trees, types of entities for the words in one, and senses.
     If there is only one file of a kind, every second sentence is the test set. Labels that do not occur in training are
@@ -108,7 +113,7 @@ def labelled_words(data: AnalysisData, sentences: int) -> dict[str, Split]:
     ]
     found = {}
     for name, paths, read in readers:
-        sets = [_sample(read(path), sentences) for path in train_and_test(paths)]
+        sets = [_sample(read(path), sentences, words) for path in train_and_test(paths)]
         if len(sets) == 1:
             sets = [_subset(sets[0], slice(None, None, 2)), _subset(sets[0], slice(1, None, 2))]
         if not sets:
@@ -146,9 +151,12 @@ def _senses(data: SenseData) -> LabelledWords:
     return LabelledWords(data.sentences, labels, keys)
 
 
-def _sample(data: LabelledWords, sentences: int) -> LabelledWords:
-    """At most this number of sentences that have a label."""
+def _sample(data: LabelledWords, sentences: int, words: int | None) -> LabelledWords:
+    """At most this number of sentences that have a label, until they have this number of labelled words."""
     chosen = spread([i for i, row in enumerate(data.labels) if any(row)], sentences)
+    if words is not None:
+        counts = accumulate(sum(label is not None for label in data.labels[i]) for i in chosen)
+        chosen = chosen[: 1 + sum(count < words for count in counts)]
     pick = lambda rows: [rows[i] for i in chosen]
     keys = None if data.control_keys is None else pick(data.control_keys)
     return LabelledWords(pick(data.sentences), pick(data.labels), keys)

@@ -1,18 +1,29 @@
-"""Figures of an analysis: a drawing for light and dark backgrounds, a caption, and the data."""
+"""Figures of an analysis: a drawing for light and dark backgrounds, a caption, and the data.
+
+Drawings are narrow and their letters large, so that they can be read on a telephone.
+"""
 
 import html
 import io
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import textwrap
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
+from xml.etree import ElementTree
 
 from fastenc._extras import require
+from fastenc.analysis.intervals import Interval
 
 INK = "#010203"  # placeholder that is replaced by the page's text colour in the SVG
 # Okabe and Ito's colours, which colour-blind people can distinguish. Each is visible on white and on black.
 COLOURS = ("#0a84c6", "#e69f00", "#009e73", "#cc79a7", "#d55e00", "#56b4e9", "#999999")
 MARKERS = "osD^vP"  # distinguish groups with the same colour
+LEVEL_STYLES = (":", "-.", (0, (1, 4)))  # of horizontal lines
+WIDTH = 5.0  # inches
+LETTERS = 10  # points
+SMALL = 8.5
+SVG, XLINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"
 
 
 @dataclass(frozen=True)
@@ -21,8 +32,9 @@ class Figure:
 
     Fields:
         name: name of its CSV file and of its anchor.
-        caption: what the figure shows.
-        drawing: an SVG or an HTML table. Text and lines have the page's text colour.
+        title: what the figure shows, and for which data.
+        caption: how to read it, with the number of items.
+        drawing: an SVG or an HTML table. Text and lines have the page's text colour. "" if nothing could be drawn.
         columns, rows: the data.
     """
 
@@ -34,18 +46,51 @@ class Figure:
     rows: list[tuple[Any, ...]]
 
 
+@dataclass(frozen=True)
+class Panel:
+    """Lines over the layers, from the embeddings' output (0), with one unit.
+
+    Fields:
+        title: what the panel shows.
+        axis: label of the vertical axis: the quantity and its unit.
+        lines: {label: a value for each layer}. A label has the same colour in all panels of a figure.
+        note: second line of the title, such as the number of items.
+        intervals: {label: an interval for each layer} of some of the lines.
+        levels: {label: value} of horizontal lines, such as chance.
+    """
+
+    title: str
+    axis: str
+    lines: Mapping[str, Sequence[float]]
+    note: str = ""
+    intervals: Mapping[str, Sequence[Interval]] = field(default_factory=dict)
+    levels: Mapping[str, float] = field(default_factory=dict)
+
+
+def left_out(name: str, title: str, reason: str) -> Figure:
+    """The place of a figure that cannot be drawn."""
+    return Figure(name, title, f"Left out: {reason}", "", (), [])
+
+
 def draw(
-    paint: Callable[[Any], None],
+    paint: Callable[[list[Any]], None],
     name: str,
-    size: tuple[float, float] = (7, 3.6),
+    height: float,
     panels: tuple[int, int] = (1, 1),
+    number: int | None = None,
+    same_axis: bool = False,
+    texts: Mapping[str, Sequence[str]] | None = None,
 ) -> str:
-    """The SVG of a figure.
+    """The SVG of a figure. Labels of all panels are in one legend above them.
 
     Args:
-        paint: function that draws on matplotlib's axes: one, or an array of them for several panels.
-        size: in inches.
+        paint: function that draws on the panels' axes.
+        height: in inches, without the legend.
         panels: numbers of rows and columns.
+        number: number of panels; None: all of the grid.
+        same_axis: all panels have the same vertical axis.
+        texts: {gid of a matplotlib collection: a text for each of its points}, which a browser shows when the pointer
+            is over the point.
     """
     matplotlib = require("matplotlib", extra="plots")
     backend = require("matplotlib.backends.backend_svg", extra="plots")
@@ -57,6 +102,11 @@ def draw(
         "axes.spines.top": False,
         "axes.spines.right": False,
         "axes.prop_cycle": matplotlib.cycler(color=COLOURS),
+        "axes.titlesize": LETTERS,
+        "font.size": LETTERS,
+        "xtick.labelsize": SMALL,
+        "ytick.labelsize": SMALL,
+        "legend.fontsize": SMALL,
         "svg.fonttype": "none",
         "svg.hashsalt": name,  # makes ids that are unique in the page and the same in every run
         "font.family": "sans-serif",
@@ -65,91 +115,149 @@ def draw(
         "axes.facecolor": "none",
     }
     with matplotlib.rc_context(settings):
-        figure = figure_module.Figure(figsize=size, layout="constrained")
+        figure = figure_module.Figure(figsize=(WIDTH, height), layout="constrained")
         backend.FigureCanvasSVG(figure)
-        axes = figure.subplots(*panels)
-        paint(axes)
+        grid = figure.subplots(*panels, squeeze=False, sharey=same_axis).flatten().tolist()
+        for axes in grid[number:] if number else []:
+            axes.remove()
+        paint(grid[:number])
+        _add_legend(figure, grid[:number])
         file = io.StringIO()
-        figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})
+        nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+        figure.savefig(file, format="svg", transparent=True, metadata=nothing)
     text = file.getvalue()
-    text = text[text.index("<svg") :].replace(INK, "currentColor")
+    text = _with_texts(text[text.index("<svg") :], texts or {}).replace(INK, "currentColor")
     # Ids that are not referred to are removed, because other figures of the page have the same.
     used = set(re.findall(r"#(\w+)", text))
-    return re.sub(r' id="(\w+)"', lambda found: found[0] if found[1] in used else "", text)
+    return re.sub(r' id="([\w-]+)"', lambda found: found[0] if found[1] in used else "", text)
 
 
-def by_layer(
-    name: str,
-    title: str,
-    caption: str,
-    lines: Mapping[str, Sequence[float]],
-    label: str,
-    pairs: bool = False,
-) -> Figure:
-    """Lines over the layers, from the embeddings' output (0). Only as many are drawn as there are colours.
+def _add_legend(figure: Any, grid: Sequence[Any]) -> None:
+    """Put a legend in rows above the panels, and make the figure higher by these rows."""
+    entries = {}
+    for axes in grid:
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+            entries.setdefault(label, handle)
+    if not entries:
+        return
+    columns = max(1, min(len(entries), 60 // (max(map(len, entries)) + 6)))
+    rows = -(-len(entries) // columns)
+    figure.set_figheight(figure.get_figheight() + 0.1 + 0.19 * rows)
+    look = {"loc": "outside upper left", "ncols": columns, "columnspacing": 1.2}
+    figure.legend(list(entries.values()), list(entries), **look)
 
-    Args:
-        lines: {label: a value for each layer}.
-        label: label of the vertical axis.
-        pairs: each two lines are a pair with the same colour; the second is dashed.
-    """
 
-    def paint(axes: Any) -> None:
-        for position, (line, values) in enumerate(lines.items()):
-            number = position // 2 if pairs else position
-            if number == len(COLOURS):
-                break
-            look = {"color": COLOURS[number], "marker": "o", "ms": 4}
-            style = "--" if pairs and position % 2 else "-"
-            axes.plot(range(len(values)), values, style, label=line, **look)
-        axes.set_xlabel("layer (0: embeddings)")
-        axes.set_ylabel(label)
-        axes.set_xticks(range(len(next(iter(lines.values())))))
-        axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=8)
+def _with_texts(svg: str, texts: Mapping[str, Sequence[str]]) -> str:
+    """The SVG with a <title> in each point of the collections."""
+    if not texts:
+        return svg
+    ElementTree.register_namespace("", SVG)
+    ElementTree.register_namespace("xlink", XLINK)
+    root = ElementTree.fromstring(svg)
+    for name, of_points in texts.items():
+        points = root.findall(f".//*[@id='{name}']//{{{SVG}}}use")
+        for point, text in zip(points, of_points, strict=True):
+            ElementTree.SubElement(point, f"{{{SVG}}}title").text = text
+    return ElementTree.tostring(root, encoding="unicode")
 
-    rows = [(layer, *values) for layer, values in enumerate(zip(*lines.values(), strict=True))]
-    return Figure(name, title, caption, draw(paint, name), ("layer", *lines), rows)
+
+def by_layer(name: str, title: str, caption: str, panels: Sequence[Panel]) -> Figure:
+    """Panels of lines over the layers. Only as many lines are drawn as there are colours; the data have all."""
+    labels = list(dict.fromkeys(label for panel in panels for label in panel.lines))
+    colours = dict(zip(labels, COLOURS, strict=False))
+    same_axis = len(panels) > 1 and len({panel.axis for panel in panels}) == 1
+
+    def paint(grid: list[Any]) -> None:
+        for axes, panel in zip(grid, panels, strict=True):
+            for label, values in panel.lines.items():
+                if label not in colours:
+                    continue
+                layers = range(len(values))
+                axes.plot(layers, values, "-o", ms=4, label=label, color=colours[label])
+                if label in panel.intervals:
+                    low, high = zip(*panel.intervals[label], strict=True)
+                    axes.fill_between(layers, low, high, alpha=0.2, color=colours[label], lw=0)
+            for (label, value), style in zip(panel.levels.items(), LEVEL_STYLES, strict=False):
+                axes.axhline(value, linestyle=style, color=INK, lw=1.2, label=label)
+            axes.set_title("\n".join(filter(None, (panel.title, panel.note))), loc="left")
+            axes.set_xlabel("layer (0: embeddings)")
+            if axes.get_subplotspec().is_first_col() or not same_axis:
+                axes.set_ylabel(panel.axis)
+            axes.xaxis.get_major_locator().set_params(integer=True, nbins=7)
+
+    columns: dict[str, Sequence[float]] = {}
+    for panel in panels:
+        before = f"{panel.title}, " if len(panels) > 1 else ""
+        for label, values in panel.lines.items():
+            columns[before + label] = values
+            if label in panel.intervals:
+                low, high = zip(*panel.intervals[label], strict=True)
+                columns |= {f"{before}{label}, low": low, f"{before}{label}, high": high}
+        number = len(next(iter(panel.lines.values())))
+        columns |= {before + label: [value] * number for label, value in panel.levels.items()}
+    rows = [(layer, *values) for layer, values in enumerate(zip(*columns.values(), strict=True))]
+    down, across = -(-len(panels) // 2), min(2, len(panels))
+    svg = draw(paint, name, 2.5 * down, (down, across), len(panels), same_axis)
+    return Figure(name, title, caption, svg, ("layer", *columns), rows)
 
 
 def scatter(
-    name: str, title: str, caption: str, points: Sequence[tuple[float, float, str, str]]
+    name: str,
+    title: str,
+    caption: str,
+    points: Sequence[tuple[float, float, str, str]],
+    axes_labels: tuple[str, str],
 ) -> Figure:
-    """Points (x, y, group, text) in a plane. The groups have different colours."""
-    groups = sorted({point[2] for point in points})
+    """Points (x, y, group, text) in a plane.
 
-    def paint(axes: Any) -> None:
-        for position, group in enumerate(groups):
-            chosen = [point for point in points if point[2] == group]
+    The groups have different colours. A point under the pointer shows its text.
+    """
+    groups = sorted({point[2] for point in points})
+    of_group = {group: [point for point in points if point[2] == group] for group in groups}
+
+    def paint(grid: list[Any]) -> None:
+        (axes,) = grid
+        for position, (group, chosen) in enumerate(of_group.items()):
             x, y = zip(*((point[0], point[1]) for point in chosen), strict=True)
             round_, colour = divmod(position, len(COLOURS))
             look = {"color": COLOURS[colour], "marker": MARKERS[round_ % len(MARKERS)]}
-            axes.scatter(x, y, s=14, alpha=0.8, linewidths=0, label=group, **look)
-        axes.set_xticks([])
-        axes.set_yticks([])
-        axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=8)
+            label = f"{textwrap.shorten(group, 40)} (n = {len(chosen):,})"
+            gid = f"{name}-{position}"
+            axes.scatter(x, y, s=16, alpha=0.7, linewidths=0, label=label, gid=gid, **look)
+        axes.set_xlabel(axes_labels[0])
+        axes.set_ylabel(axes_labels[1])
 
-    columns = ("x", "y", "group", "text")
-    return Figure(name, title, caption, draw(paint, name, (7, 4)), columns, list(points))
+    texts = {
+        f"{name}-{position}": [f"{group}: {point[3]}" for point in chosen]
+        for position, (group, chosen) in enumerate(of_group.items())
+    }
+    svg = draw(paint, name, 4.0, texts=texts)
+    return Figure(name, title, caption, svg, ("x", "y", "group", "text"), list(points))
 
 
 def heat_maps(
     name: str, title: str, caption: str, maps: Mapping[str, Sequence[Sequence[float]]]
 ) -> Figure:
-    """A heat map of layers (vertical) and heads (horizontal) for each statistic.
+    """A heat map of layers (vertical) and heads (horizontal) for each statistic. The highest value is framed and named.
 
     Args:
         maps: {statistic: values (layers, heads)}.
     """
 
-    def paint(axes: Any) -> None:
-        for axis, (label, values) in zip(axes.flat, maps.items(), strict=True):
-            image = axis.imshow(values, cmap="viridis", aspect="auto")
-            axis.set_title(label, fontsize=9)
-            axis.set_xlabel("head")
-            axis.set_ylabel("layer")
-            axis.set_yticks(range(len(values)), [str(i + 1) for i in range(len(values))])
-            bar = axis.figure.colorbar(image, ax=axis)
-            bar.outline.set_visible(False)
+    def paint(grid: list[Any]) -> None:
+        patches = require("matplotlib.patches", extra="plots")
+        for axes, (label, values) in zip(grid, maps.items(), strict=True):
+            image = axes.imshow(values, cmap="viridis", aspect="auto")
+            layer, head = highest(values)
+            frame = {"fill": False, "edgecolor": COLOURS[4], "lw": 2}
+            axes.add_patch(patches.Rectangle((head - 0.5, layer - 0.5), 1, 1, **frame))
+            axes.set_title(f"{label}\nmost: layer {layer + 1}, head {head}", loc="left")
+            axes.set_xlabel("head")
+            axes.set_ylabel("layer")
+            ticks = range(0, len(values), -(-len(values) // 6))
+            axes.set_yticks(ticks, [str(tick + 1) for tick in ticks])
+            axes.xaxis.get_major_locator().set_params(integer=True, nbins=6)
+            axes.figure.colorbar(image, ax=axes).outline.set_visible(False)
 
     first = next(iter(maps.values()))
     rows = [
@@ -158,17 +266,32 @@ def heat_maps(
         for head in range(len(first[0]))
     ]
     down = (len(maps) + 1) // 2
-    svg = draw(paint, name, (8, 2.7 * down), (down, 2))
+    svg = draw(paint, name, 2.3 * down, (down, 2), len(maps))
     return Figure(name, title, caption, svg, ("layer", "head", *maps), rows)
+
+
+def highest(values: Sequence[Sequence[float]]) -> tuple[int, int]:
+    """(row, column) of the largest value."""
+    cells = [
+        (value, row, column)
+        for row, of_row in enumerate(values)
+        for column, value in enumerate(of_row)
+    ]
+    _, row, column = max(cells, key=lambda cell: cell[0])
+    return row, column
 
 
 def table(
     name: str, title: str, caption: str, columns: Sequence[str], rows: Sequence[Sequence[str]]
 ) -> Figure:
-    """A table of texts."""
-    line = lambda row, tag: "".join(f"<{tag}>{html.escape(text)}</{tag}>" for text in row)
-    body = "".join(f"<tr>{line(row, 'td')}</tr>" for row in rows)
-    drawing = f"<table><thead><tr>{line(columns, 'th')}</tr></thead><tbody>{body}</tbody></table>"
+    """A table of texts. On a narrow page each cell is a line behind its column's name."""
+    head = "".join(f"<th>{html.escape(column)}</th>" for column in columns)
+    cell = lambda column, text: f'<td data-column="{html.escape(column)}">{html.escape(text)}</td>'
+    body = "".join(
+        f"<tr>{''.join(cell(column, text) for column, text in zip(columns, row, strict=True))}</tr>"
+        for row in rows
+    )
+    drawing = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
     return Figure(name, title, caption, drawing, tuple(columns), [tuple(row) for row in rows])
 
 
@@ -179,6 +302,8 @@ def bars(
     labels: Sequence[str],
     groups: Mapping[str, Sequence[float]],
     axis: str,
+    notes: Iterable[str] = (),
+    intervals: Mapping[str, Sequence[Interval]] | None = None,
     extra: Mapping[str, Sequence[Any]] | None = None,
 ) -> Figure:
     """Horizontal bars.
@@ -187,21 +312,34 @@ def bars(
         labels: the items on the vertical axis.
         groups: {group: a value for each label}; each group has a bar at each label.
         axis: label of the horizontal axis.
+        notes: a second line for each label, such as the number of items.
+        intervals: {group: an interval for each label} of some of the groups, drawn as a line on the bar.
         extra: further columns of the data.
     """
+    intervals, notes = intervals or {}, list(notes)
+    lines = [textwrap.fill(label, 22) for label in labels]
+    lines = [f"{line}\n{note}" for line, note in zip(lines, notes, strict=True)] if notes else lines
 
-    def paint(axes: Any) -> None:
+    def paint(grid: list[Any]) -> None:
+        (axes,) = grid
         height = 0.8 / len(groups)
         for position, (group, values) in enumerate(groups.items()):
             at = [i + (position - (len(groups) - 1) / 2) * height for i in range(len(labels))]
-            axes.barh(at, values, height, color=COLOURS[position], label=group)
-        axes.set_yticks(range(len(labels)), labels, fontsize=8)
+            label = group if len(groups) > 1 else None
+            axes.barh(at, values, height, color=COLOURS[position], label=label)
+            if group in intervals:
+                low, high = zip(*intervals[group], strict=True)
+                axes.hlines(at, low, high, color=INK, lw=1.2)
+        axes.set_yticks(range(len(labels)), lines)
         axes.set_ylim(len(labels) - 0.5, -0.5)
         axes.set_xlabel(axis)
-        if len(groups) > 1:
-            axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=8)
 
-    columns = {**groups, **(extra or {})}
+    columns: dict[str, Sequence[Any]] = dict(groups)
+    for group, found in intervals.items():
+        low, high = zip(*found, strict=True)
+        columns |= {f"{group}, low": low, f"{group}, high": high}
+    columns |= extra or {}
     rows = list(zip(labels, *columns.values(), strict=True))
-    size = (7, max(2.4, 0.5 + 0.3 * len(labels)))
-    return Figure(name, title, caption, draw(paint, name, size), ("label", *columns), rows)
+    text_lines = max(sum(line.count("\n") + 1.4 for line in lines), 1.2 * len(labels) * len(groups))
+    height = max(2.0, 0.6 + 0.145 * text_lines)
+    return Figure(name, title, caption, draw(paint, name, height), ("label", *columns), rows)

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fastenc.analysis.errors import TooFewData
 from fastenc.analysis.states import batches_of, inner_tokens
 from fastenc.nn.evaluation_mode import evaluation_mode
 from fastenc.nn.layer_spec import AttentionInputs, stack, stack_biases
@@ -94,7 +95,7 @@ def summarize_heads(
         encoder: a :class:`fastenc.Encoder` with a tokenizer.
         batch_size: number of texts in a batch.
         show_progress: None shows a bar if stderr is a terminal.
-    Raises: ValueError if the texts have no tokens.
+    Raises: TooFewData (a ValueError) if the texts have no tokens.
     """
     shape = (encoder.config.num_layers, encoder.config.num_heads)
     names = [name for name in NAMES if name != "target"]
@@ -111,5 +112,5 @@ def summarize_heads(
 
             visit_heads(encoder, batch, add)
     if not tokens:
-        raise ValueError("the texts must have tokens, got none: give texts with words")
+        raise TooFewData("the texts must have tokens, got none: give texts with words")
     return HeadSummary(tokens, {name: total / tokens for name, total in sums.items()})

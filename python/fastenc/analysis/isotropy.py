@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fastenc.analysis.errors import TooFewData
+
 
 @dataclass
 class Isotropy:
@@ -48,10 +50,10 @@ class Isotropy:
     def contributions(self) -> Tensor:
         """The contribution of each dimension to the anisotropy: float64 (width,).
 
-        Raises: ValueError for fewer than two vectors.
+        Raises: TooFewData (a ValueError) for fewer than two vectors.
         """
         if self.count < 2:
-            raise ValueError(
+            raise TooFewData(
                 f"a mean cosine needs at least two vectors, got {self.count}: give longer texts"
             )
         return (self.sums.square() - self.squares) / (self.count * (self.count - 1))

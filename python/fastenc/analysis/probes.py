@@ -29,10 +29,12 @@ class ProbeScore(NamedTuple):
     Fields:
         accuracy: test accuracy of a linear probe.
         control: test accuracy of a probe that learns random labels; all occurrences of a control key have the same.
+        words: number of labelled words in the test set.
     """
 
     accuracy: float
     control: float
+    words: int
 
     @property
     def selectivity(self) -> float:
@@ -124,7 +126,8 @@ def probe_by_layer(
                     *(
                         _accuracy(x, labels, iterations)
                         for labels in ([each.labels for each in sets], controls)
-                    )
+                    ),
+                    words=len(sets[1].labels),
                 )
             )
         del vectors

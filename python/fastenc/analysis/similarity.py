@@ -1,5 +1,6 @@
 """Similarity and isotropy of each layer's vectors, before and after each dimension is standardised."""
 
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,10 +11,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fastenc._extras import require
+from fastenc.analysis.errors import TooFewData
+from fastenc.analysis.intervals import Interval, mean_interval, spearman_interval
 from fastenc.analysis.isotropy import Isotropy, self_similarity
 from fastenc.analysis.moments import Moments
 from fastenc.analysis.states import inner_tokens, visit_texts
 from fastenc.data.readers import number_of, numbered_rows, text_of
+from fastenc.models.standardization import Standardization
 from fastenc.models.word_vectors import check_space
 from fastenc.nn.pooling import pool
 from fastenc.packing import PackedBatch
@@ -68,7 +72,8 @@ def isotropy_by_layer(
 
     Args:
         encoder: a :class:`fastenc.Encoder` with a tokenizer.
-    Raises: ValueError if the texts have fewer than two tokens, or for a dimension with the standard deviation 0.
+    Raises: TooFewData (a ValueError) if the texts have fewer than two tokens, or if all tokens have the same value in a
+        dimension of a layer.
     """
     listed = list(texts)
     width, depth = encoder.config.hidden_size, encoder.config.num_layers
@@ -83,7 +88,7 @@ def isotropy_by_layer(
         found[layer].raw.add(vectors)
 
     visit_texts(encoder, listed, measure, batch_size=batch_size, show_progress=show_progress)
-    standardizations = [each.moments.standardization() for each in found]
+    standardizations = [_standardization(each.moments, "token") for each in found]
 
     def measure_again(layer: int, state: Tensor, batch: PackedBatch, indices: list[int]) -> None:
         vectors = state[inner_tokens(batch)]
@@ -110,10 +115,16 @@ def sentence_moments(
 
 
 class LayerCorrelation(NamedTuple):
-    """Spearman's correlation of cosine similarities with human scores, before and after standardising."""
+    """Spearman's correlation of cosine similarities with human scores.
+
+    Fields:
+        raw, standardized: the correlation before and after standardising.
+        interval: 95 % interval of ``raw``, by a bootstrap over the pairs.
+    """
 
     raw: float
     standardized: float
+    interval: Interval
 
 
 def correlation_by_layer(
@@ -126,7 +137,14 @@ def correlation_by_layer(
 
     Args:
         encoder: a :class:`fastenc.Encoder` with a tokenizer.
+    Raises: TooFewData (a ValueError) if all scores are equal, which includes a single pair, or if all texts have the
+        same value in a dimension of a layer.
     """
+    if len(set(data.scores)) < 2:
+        raise TooFewData(
+            f"a correlation needs pairs with at least two different scores, got {len(data.scores)} pairs with "
+            f"{len(set(data.scores))}: give more pairs"
+        )
     texts = sorted({text for pair in data.pairs for text in pair})
     index = {text: position for position, text in enumerate(texts)}
     vectors = vectors_by_layer(encoder, texts, batch_size=batch_size)
@@ -135,9 +153,27 @@ def correlation_by_layer(
     for raw in vectors:
         moments = Moments.empty(raw.shape[1])
         moments.add(raw)
-        scaled = moments.standardization()(raw)
-        found.append(LayerCorrelation(*(_spearman(v[indices], data.scores) for v in (raw, scaled))))
+        scaled = _standardization(moments, "text")(raw)
+        before, after = (_cosines(vectors[indices]) for vectors in (raw, scaled))
+        found.append(
+            LayerCorrelation(
+                _spearman(before, data.scores),
+                _spearman(after, data.scores),
+                spearman_interval(before, data.scores),
+            )
+        )
     return found
+
+
+def _standardization(moments: Moments, what: str) -> Standardization:
+    """Raises: TooFewData if all vectors have the same value in a dimension. ``what``: what has a vector."""
+    constant = int((moments.std.float() == 0).sum())
+    if constant:
+        raise TooFewData(
+            f"vectors can be standardised if they differ in every dimension, got {moments.count:,} {what} vectors that "
+            f"are equal in {constant} of {len(moments.std)}: give more and other texts"
+        )
+    return moments.standardization()
 
 
 def vectors_by_layer(encoder: Any, texts: Sequence[str], *, batch_size: int = 32) -> Tensor:
@@ -172,20 +208,30 @@ def mean_of_inner(state: Tensor, batch: PackedBatch) -> Tensor:
     return torch.where(inner > 0, (sums - outer) / inner.clamp(min=1), sums / lengths[:, None])
 
 
-def _spearman(pairs: Tensor, scores: Sequence[float]) -> float:
-    """Spearman's correlation of the cosine similarities of ``pairs`` (pairs, 2, width) with scores."""
+def _cosines(pairs: Tensor) -> list[float]:
+    """The cosine similarity of each pair in (pairs, 2, width)."""
+    return F.cosine_similarity(pairs[:, 0], pairs[:, 1], dim=1).tolist()
+
+
+def _spearman(cosines: Sequence[float], scores: Sequence[float]) -> float:
+    """NaN if all cosines are equal."""
     stats = require("scipy.stats", extra="train")
-    cosines = F.cosine_similarity(pairs[:, 0], pairs[:, 1], dim=1)
-    return float(stats.spearmanr(cosines.numpy(), scores).statistic)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", stats.ConstantInputWarning)
+        return float(stats.spearmanr(cosines, scores).statistic)
 
 
 class FrequencyBin(NamedTuple):
-    """Words with a frequency in [low, high): their number and their mean self-similarity."""
+    """Words with a frequency in [low, high): their number and their mean self-similarity.
+
+    ``interval`` is the mean's 95 % interval, by a bootstrap over the words.
+    """
 
     low: int
     high: int
     words: int
     similarity: float
+    interval: Interval
 
 
 def similarity_by_frequency(
@@ -202,11 +248,14 @@ def similarity_by_frequency(
     Args:
         encoder: a :class:`fastenc.Encoder` with a tokenizer.
         sentences: sentences as words.
+    Returns: [] if no word occurs twice.
     Raises: ValueError if the vectors do not fit into memory.
     """
     listed = list(sentences)
     index: dict[str, int] = {}
-    words = torch.tensor([index.setdefault(word.lower(), len(index)) for s in listed for word in s])
+    words = torch.tensor(
+        [index.setdefault(word.lower(), len(index)) for s in listed for word in s], dtype=torch.long
+    )
     check_space((len(index), encoder.config.hidden_size), torch.float64)
     sums = torch.zeros(len(index), encoder.config.hidden_size, dtype=torch.float64)
     start = 0
@@ -223,9 +272,11 @@ def similarity_by_frequency(
     counts = words.bincount(minlength=len(index))
     similarity = self_similarity(sums, counts)
     found = []
-    for power in range(1, int(counts.max()).bit_length()):
+    for power in range(1, max(counts.tolist(), default=0).bit_length()):
         chosen = (counts >= 2**power) & (counts < 2 ** (power + 1))
         if chosen.any():
-            mean = float(similarity[chosen].mean())
-            found.append(FrequencyBin(2**power, 2 ** (power + 1), int(chosen.sum()), mean))
+            values = similarity[chosen]
+            interval = mean_interval(values.tolist())
+            mean = float(values.mean())
+            found.append(FrequencyBin(2**power, 2 ** (power + 1), len(values), mean, interval))
     return found

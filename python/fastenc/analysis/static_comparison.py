@@ -3,6 +3,7 @@
 from typing import Any, NamedTuple
 
 from fastenc.analysis.analogies import Sections, score_analogies
+from fastenc.analysis.intervals import Interval, exact_interval
 from fastenc.analysis.similarity import ScoredPairs, correlation_by_layer, vectors_by_layer
 from fastenc.analysis.static_vectors import StaticVectors, static_correlation
 
@@ -15,12 +16,16 @@ class StaticComparison(NamedTuple):
     Fields:
         static: score of the static vectors.
         layers: score of each layer of the encoder, from the embeddings' output on.
+        static_interval, layer_intervals: their 95 % intervals: for pairs by a bootstrap over the pairs, for analogies
+            the exact binomial ones.
         asked: number of items whose words all have a static vector.
         items: number of all items.
     """
 
     static: float
     layers: list[float]
+    static_interval: Interval
+    layer_intervals: list[Interval]
     asked: int
     items: int
 
@@ -33,9 +38,16 @@ def compare_pairs(
     if len(known) < 2:
         return None
     asked = ScoredPairs([data.pairs[i] for i in known], [data.scores[i] for i in known])
-    layers = [each.raw for each in correlation_by_layer(encoder, asked)]
-    static = static_correlation(vectors, asked).spearman
-    return StaticComparison(static, layers, len(known), len(data.pairs))
+    layers = correlation_by_layer(encoder, asked)
+    static = static_correlation(vectors, asked)
+    return StaticComparison(
+        static.spearman,
+        [each.raw for each in layers],
+        static.interval,
+        [each.interval for each in layers],
+        len(known),
+        len(data.pairs),
+    )
 
 
 def compare_analogies(
@@ -60,10 +72,13 @@ def compare_analogies(
         for of_layer in vectors_by_layer(encoder, words)
     ]
     share = lambda score: score.right / score.asked
+    interval = lambda score: exact_interval(score.right, score.asked)
     return {
         name: StaticComparison(
             share(static[name]),
             [share(each[name]) for each in layers],
+            interval(static[name]),
+            [interval(each[name]) for each in layers],
             len(known[name]),
             len(sections[name]),
         )

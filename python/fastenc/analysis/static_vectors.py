@@ -1,5 +1,6 @@
 """Static word vectors: memory-mapped files of word2vec and GloVe, nearest words, analogies and similarity."""
 
+import math
 import mmap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fastenc._extras import require
+from fastenc.analysis.intervals import Interval, spearman_interval
 from fastenc.analysis.similarity import ScoredPairs
 
 VECTORS_AT_ONCE = 65_536  # number of vectors in a block of a search
@@ -233,10 +235,14 @@ def _is_number(text: bytes) -> bool:
 
 
 class StaticCorrelation(NamedTuple):
-    """Spearman's correlation with human scores, and the share of pairs whose words both have a vector."""
+    """Spearman's correlation with human scores, and the share of pairs whose words both have a vector.
+
+    ``interval`` is the correlation's 95 % interval, by a bootstrap over these pairs.
+    """
 
     spearman: float
     covered: float
+    interval: Interval
 
 
 def static_correlation(vectors: StaticVectors, data: ScoredPairs) -> StaticCorrelation:
@@ -245,11 +251,12 @@ def static_correlation(vectors: StaticVectors, data: ScoredPairs) -> StaticCorre
     known = [i for i, pair in enumerate(data.pairs) if all(word in vectors for word in pair)]
     covered = len(known) / len(data.pairs)
     if len(known) < 2:
-        return StaticCorrelation(float("nan"), covered)
+        return StaticCorrelation(math.nan, covered, (math.nan, math.nan))
     one, other = (vectors[[data.pairs[i][side] for i in known]] for side in (0, 1))
     cosines = F.cosine_similarity(one, other, dim=1).numpy()
     scores = [data.scores[i] for i in known]
-    return StaticCorrelation(float(stats.spearmanr(cosines, scores).statistic), covered)
+    spearman = float(stats.spearmanr(cosines, scores).statistic)
+    return StaticCorrelation(spearman, covered, spearman_interval(cosines, scores))
 
 
 def train_word2vec(sentences: Iterable[Sequence[str]], **options: Any) -> StaticVectors:

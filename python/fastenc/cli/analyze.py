@@ -4,10 +4,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fastenc._options import REQUIRED, argument, option
+from fastenc._provenance import command, today, versions
 from fastenc.analysis.analyze import analyze
-from fastenc.analysis.report import write_report
+from fastenc.analysis.report import data_folder, write_report
+from fastenc.analysis.sections import SEED
 from fastenc.cli.options import Command
-from fastenc.cli.outputs import DEVICE, check_suffix, device_named
+from fastenc.cli.outputs import DEVICE, check_suffix, device_named, make_writable
 from fastenc.models import Encoder
 
 
@@ -47,6 +49,8 @@ class Analyze(Command):
 
     def run(self) -> None:
         check_suffix(self.output, (".html",))
+        for folder in (self.output.parent, data_folder(self.output)):
+            make_writable(folder)
         encoder = Encoder.from_pretrained(self.model).to(device_named(self.device))
         figures = analyze(
             encoder,
@@ -56,8 +60,25 @@ class Analyze(Command):
             sentences=self.sentences,
             map_method=self.map_method,
             static=self.static,
+            show_progress=None,
         )
-        meta = f"{encoder.config.num_layers} layers, width {encoder.config.hidden_size}; data: {self.data}"
-        self.output.parent.mkdir(parents=True, exist_ok=True)
-        write_report(self.output, f"Inside {Path(self.model).name}", meta, figures)
-        print(f"{len(figures)} figures in {self.output}")
+        title = f"What {Path(self.model).name} encodes"
+        write_report(self.output, title, self._facts(encoder), figures)
+        drawn = sum(bool(figure.drawing) for figure in figures)
+        left_out = f", {len(figures) - drawn} left out" if drawn < len(figures) else ""
+        print(f"{drawn} figures in {self.output}{left_out}")
+
+    def _facts(self, encoder: Encoder) -> dict[str, str]:
+        """What the figures depend on."""
+        config = encoder.config
+        parameters = sum(parameter.numel() for parameter in encoder.parameters())
+        size = f"{config.num_layers} layers, width {config.hidden_size}, {parameters:,} parameters"
+        found = versions("torch", "tokenizers", "scikit-learn", "scipy", "matplotlib", "umap-learn")
+        return {
+            "Model": f"{self.model} ({config.family}, {size})",
+            "Data": f"{self.data}, at most {self.sentences:,} sentences a figure",
+            "Seed": f"{SEED}, of probes, mixes of layers, bootstraps and UMAP",
+            "Command": command() or "from Python",
+            "Versions": ", ".join(f"{name} {number}" for name, number in found.items()),
+            "Date": today(),
+        }

@@ -1,5 +1,6 @@
 """The devices, output files and printed metrics of commands."""
 
+import tempfile
 from pathlib import Path
 
 import torch
@@ -25,6 +26,14 @@ def check_suffix(output: Path, allowed: tuple[str, ...]) -> None:
     """Raises: ValueError if the output's suffix is not one of these."""
     if output.suffix not in allowed:
         raise ValueError(f"--output must end in {' or '.join(allowed)}, got {output}")
+
+
+def make_writable(folder: Path) -> None:
+    """Make the folder if needed. Raises: OSError if no file can be written there, before any work is done."""
+    folder.mkdir(parents=True, exist_ok=True)
+    # Trying is the only test that also knows of read-only file systems and of network shares.
+    with tempfile.TemporaryFile(dir=folder):
+        pass
 
 
 def write(output: Path, writer) -> None:
