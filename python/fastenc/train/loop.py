@@ -264,7 +264,7 @@ class Trainer:
             if evaluates:
                 self._evaluate()
                 if main:
-                    plot_log(self.log.path, self.output_dir / "curves.png", self.metric)
+                    self._plot()
             stops = self._interrupted()
             if saves or stops:
                 self._save()
@@ -469,6 +469,18 @@ class Trainer:
             words = [f"step {self.step:,} of {self.total_steps:,}"]
             words += [f"{name} {_short(value)}" for name, value in shown.items()]
             print("  ".join(filter(None, [*words, note])), file=sys.stderr, flush=True)
+
+    def _plot(self) -> None:
+        """Write curves.png."""
+        files = self.origin.train if self.origin else ()
+        data = ", ".join(Path(name).name for name in files) or f"{len(self.examples):,} examples"
+        plot_log(
+            self.log.path,
+            self.output_dir / "curves.png",
+            self.metric,
+            best=self.best["step"] if self.best else None,
+            title=f"{self.output_dir.name}, trained on {data}",
+        )
 
     def _evaluate(self) -> None:
         """Evaluate the model, log the metrics, and record this step if it is the best so far."""

@@ -1,33 +1,59 @@
-"""Plots a run's losses and metric from its log."""
+"""Plots a run's losses, metric and learning rate from its log."""
 
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from fastenc._extras import require
 from fastenc._files import write_atomically
 from fastenc.train.log import read_log
 
+LABELS = {"loss": "loss (mean over items)", "learning_rate": "learning rate"}
 
-def plot_log(path: Path, image: Path, metric: str | None = None) -> None:
-    """Write a PNG with training and evaluation loss over steps, and with ``metric`` if it is logged.
+
+def plot_log(
+    path: Path,
+    image: Path,
+    metric: str | None = None,
+    *,
+    best: int | None = None,
+    title: str = "",
+) -> None:
+    """Write a PNG with the training and evaluation loss, ``metric`` if it is logged, and the learning rate over steps.
 
     Without matplotlib, which training does not need, no file is written.
+
+    Args:
+        best: step of the best checkpoint, which is marked in every panel.
+        title: the run and its data.
     """
     if find_spec("matplotlib") is None:
         return
+    lines = read_log(path)
+    panels = ["loss", "learning_rate"]
+    if metric not in (None, "loss") and _series(lines, f"eval_{metric}"):
+        panels.insert(1, str(metric))
     # pyplot is not used, because it would change the user's backend and current figure.
     figure_class = require("matplotlib.figure", extra="plots").Figure
-    lines = read_log(path)
-    series = lambda key: [(line["step"], line[key]) for line in lines if key in line]
-    panels = ["loss"]
-    if metric not in (None, "loss") and series(f"eval_{metric}"):
-        panels.append(metric)
-    figure = figure_class(figsize=(5 * len(panels), 3.5), layout="tight")
+    figure = figure_class(figsize=(4.2 * len(panels), 3.6), layout="constrained")
     for axis, name in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
-        for key, label, marker in ((name, "training", ""), (f"eval_{name}", "evaluation", ".")):
-            if points := series(key):
-                axis.plot(*zip(*points, strict=True), label=label, marker=marker)
-                axis.legend()
-        axis.set(xlabel="step", ylabel=name)
+        for key, label, marker in ((name, "training", ""), (f"eval_{name}", "evaluation", "o")):
+            if points := _series(lines, key):
+                steps, values = zip(*points, strict=True)
+                axis.plot(steps, values, label=label, marker=marker, markersize=4)
+        if best is not None:
+            axis.axvline(
+                best, color="0.4", linestyle="--", linewidth=1, label=f"best: step {best:,}"
+            )
+        axis.set(xlabel="optimiser steps", ylabel=LABELS.get(name, name))
+        axis.xaxis.get_major_locator().set_params(integer=True)
         axis.grid(alpha=0.3)
+        if name != "learning_rate" or best is not None:
+            axis.legend()
+    figure.suptitle(title, fontsize=10)
     write_atomically(image, lambda temporary: figure.savefig(temporary, format="png", dpi=120))
+
+
+def _series(lines: Sequence[dict[str, Any]], key: str) -> list[tuple[int, float]]:
+    return [(line["step"], line[key]) for line in lines if key in line]
