@@ -8,6 +8,7 @@ with the next case.
 import faulthandler
 import json
 import subprocess
+import sys
 import time
 import traceback
 from collections.abc import Callable, Iterable, Sequence
@@ -56,9 +57,8 @@ class Report:
 
 
 def synchronize() -> None:
-    import torch
-
-    if torch.cuda.is_available():
+    torch = sys.modules.get("torch")  # without it nothing is under way
+    if torch is not None and torch.cuda.is_available():
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
 

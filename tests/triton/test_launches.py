@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 
@@ -225,3 +226,68 @@ def test_the_look_up_key_tells_apart_what_triton_does():
     """Random arguments, most of them one step from an earlier call; nothing is compiled."""
     wrong, known = map(int, run_compiled("-c", LOOK_UP_KEY).stdout.split())
     assert wrong == 0 and known > 50
+
+
+PARAMETERS = """
+import struct
+from benchmarks import _fake_gpu
+from triton.backends.nvidia import driver
+
+seen, begin, start = [], driver.CudaLauncher.__init__, driver.CudaLauncher.__call__
+
+def noting(self, source, metadata):
+    self.noted = source, metadata
+    begin(self, source, metadata)
+
+def started(self, x, y, z, stream, function, packed, metadata, enter, leave, *arguments):
+    seen.append((*self.noted, [x, y, z], arguments))
+    return start(self, x, y, z, stream, function, packed, metadata, enter, leave, *arguments)
+
+driver.CudaLauncher.__init__, driver.CudaLauncher.__call__ = noting, started
+import sys
+sys.modules["benchmarks._stub_driver"] = _fake_gpu
+from benchmarks import launch_costs
+from fastenc.kernels import run
+
+for name, op in launch_costs.calls(65):
+    op(); op()
+wrong = []
+launches = _fake_gpu.launches()
+for launch, (source, metadata, grid, arguments) in zip(launches, seen, strict=True):
+    names = source.fn.arg_names
+    constants = {place[0]: value for place, value in source.constants.items()}
+    aligned = {place[0] for place, values in source.attrs.items() if any(v[0] == "tt.divisibility" for v in values)}
+    expected = []
+    for place, (name, value) in enumerate(zip(names, arguments, strict=True)):
+        kind = source.signature[name]
+        if kind == "constexpr" or place in constants:
+            constant = constants.get(place)
+            if getattr(constant, "value", constant) != value:
+                wrong.append((source.name, name, constant, value))
+        elif kind[0] == "*":
+            expected.append([8, value.data_ptr()])
+        elif kind in ("fp32", "f32"):
+            expected.append([4, struct.unpack("I", struct.pack("f", value))[0]])
+        else:
+            size = int(kind[1:]) // 8
+            expected.append([size, value & (2 ** (8 * size) - 1)])
+        if place in aligned and expected[-1][1] % 16:
+            wrong.append((source.name, name, "not aligned"))
+    got, scratch = launch["parameters"][:len(expected)], launch["parameters"][len(expected):]
+    if got != expected or any(value for _, value in scratch):
+        wrong.append((source.name, expected, launch["parameters"]))
+    if (launch["grid"], launch["threads"], launch["shared"]) != (grid, 32 * metadata.num_warps, metadata.shared):
+        wrong.append((source.name, grid, launch))
+compiled = sum(len(signature.compiled) for signature in run.signatures())
+print(len(launches), compiled, wrong)
+"""
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a real libcuda is loaded here")
+@pytest.mark.skipif(not shutil.which("gcc"), reason="the noting libcuda takes a C compiler")
+def test_the_driver_gets_every_parameter_as_the_kernel_was_compiled_for():
+    """First launches and repeated ones, through Triton's own launcher: a number where the kernel reads a pointer, a
+    constant that is another than what was compiled in, or a pointer that is taken for aligned would corrupt memory."""
+    launches, compiled, wrong = run_compiled("-c", PARAMETERS).stdout.split(maxsplit=2)
+    assert wrong == "[]\n"
+    assert int(launches) >= 2 * int(compiled) > 40
