@@ -3,7 +3,8 @@
 fastenc bench --tune [--dtype DTYPE] [--seconds N] [--processes N] [--force] [OP ...]
 
 The problems are those that the ops' benchmarks name. Of each, the launches that the op asks about are noted and
-improved, from the kernel's own rule on, one parameter at a time, until no single change helps. A candidate that fails
+improved, from the best of the kernel's own rule and the op's candidates on, one parameter at a time, until no single
+change helps. A candidate that fails
 to compile, or whose result or gradient is not the reference's, is never timed. The rule stays unless it is beaten by
 more than 2 %. The table is written after every launch, so an interrupted run goes on where it stopped; entries that are
 there are kept unless --force is given. The exit code is 75 where --seconds were up before everything was tuned.
@@ -72,7 +73,10 @@ def kernel_clock() -> Clock:
 
 
 def neighbours(op: str, parameters: dict) -> Iterator[dict]:
-    """The launches that differ from ``parameters`` in at most one, a parameter's values one after the other."""
+    """The op's candidates, then the launches that differ from ``parameters`` in at most one, a parameter's values one
+    after the other."""
+    for candidate in launch.registry[op].candidates:
+        yield {**parameters, **candidate}
     for parameter, values in launch.registry[op].grid.items():
         for value in values:
             yield {**parameters, parameter: value}
@@ -216,7 +220,8 @@ class Tuner:
         rule_seconds = seconds(rule)
         if rule_seconds == math.inf:
             raise RuntimeError(f"{op} {dict(key)}: the rule's own {rule} fails or is wrong")
-        best, found = rule, None
+        candidates = launch.registry[op].candidates
+        best, found = min([rule, *({**rule, **c} for c in candidates)], key=seconds), None
         while best != found:
             found = best
             for parameter, values in launch.registry[op].grid.items():

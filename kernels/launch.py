@@ -64,9 +64,15 @@ class Tunable:
     """
 
     def __init__(
-        self, op: str, rule: Callable[..., dict], bucketed: tuple[str, ...], grid: dict[str, tuple]
+        self,
+        op: str,
+        rule: Callable[..., dict],
+        bucketed: tuple[str, ...],
+        candidates: tuple[dict, ...],
+        grid: dict[str, tuple],
     ):
         self.op, self.rule, self.bucketed, self.grid = op, rule, bucketed, grid
+        self.candidates = candidates
         self.names = tuple(inspect.signature(rule).parameters)
         self.__doc__ = rule.__doc__
         self._chosen = lru_cache(maxsize=4096)(self._choose)
@@ -100,19 +106,21 @@ def bucket(length: int) -> int:
 
 
 def tunable(
-    op: str, *, bucketed: tuple[str, ...] = (), **grid: tuple
+    op: str, *, bucketed: tuple[str, ...] = (), candidates: tuple[dict, ...] = (), **grid: tuple
 ) -> Callable[[Callable[..., dict]], Tunable]:
     """Make a rule tunable.
 
     Args:
         op: the name of the kernel's entries; no two rules share one.
         bucketed: arguments of the rule that are lengths. An entry's key has them rounded up to a power of two.
+        candidates: changes of several launch parameters at once that the tuner tries before it goes from the best of
+            them, one parameter at a time; a change of one parameter belongs into ``grid``.
         grid: launch parameter → values to try.
     Returns: a decorator of the rule.
     """
 
     def decorate(rule: Callable[..., dict]) -> Tunable:
-        registry[op] = Tunable(op, rule, bucketed, grid)
+        registry[op] = Tunable(op, rule, bucketed, candidates, grid)
         return registry[op]
 
     return decorate

@@ -90,6 +90,25 @@ def test_the_fastest_right_candidate_fills_the_table(triton_target, tables):
     assert bias_gelu.config(WIDTH + 1, like=x, backward=True) == bias_gelu.config(WIDTH + 1)
 
 
+def test_an_ops_candidates_are_tried_before_single_changes(triton_target, tables, monkeypatch):
+    """Here each single change of the rule is slower: from there the best launch is not found."""
+    rule = bias_gelu.config(WIDTH)
+    wanted = {"ROWS": 2, "BLOCK": 512}
+    assert all(rule[name] != value for name, value in wanted.items())
+
+    def cost(parameters):
+        changed = sum(parameters[name] != rule[name] for name in wanted)
+        return 0.5 if parameters.items() >= wanted.items() else 1 + changed
+
+    made = problem()
+    clock = clock_of(cost, made.inputs[0])
+    tuner = tune.Tuner(tables / "sm_00.json", clock, impl=triton_target.impl)
+    monkeypatch.setattr(launch.registry["bias_gelu"], "candidates", (wanted,))
+    tuner.tune(made)
+    backward = next(e for e in tuner.entries.values() if e["key"]["backward"])
+    assert backward["launch"].items() >= wanted.items()
+
+
 def test_wrong_and_failing_candidates_are_never_timed(triton_target, tables):
     made = problem()
     x = made.inputs[0]
