@@ -32,14 +32,16 @@ OUT=${OUT:-$VISIT/out}
 export FASTENC_VISIT_FOLDER=$VISIT FASTENC_RESULTS=$VISIT/results FASTENC_BENCH_GO_ON=1 TRITON_CACHE_DIR=$VISIT/triton
 export HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 PIP_BREAK_SYSTEM_PACKAGES=1 PYTHONUNBUFFERED=1
 START=$SECONDS END=$((SECONDS + 570 * SLOWER)) FAILED=0
-mkdir -p "$VISIT" "$OUT"
+mkdir -p "$VISIT/tuned" "$OUT" kernels/tuned
+[[ -n $DRY ]] || cp -n "$VISIT"/tuned/sm_*.json kernels/tuned/ 2>/dev/null # the tree may have been copied anew
 LOG=$VISIT/log_$PART.txt
 : >"$LOG"
 
 left() { echo $((END - SECONDS)); }
 bring() { # what is to be taken home, as far as it is there
   cp "$LOG" "$VISIT"/quick/*.json "$VISIT"/ncu.csv "$OUT/" 2>/dev/null
-  cp kernels/tuned/sm_*.json "$OUT/" 2>/dev/null
+  [[ -n $DRY ]] || cp kernels/tuned/sm_*.json "$OUT/" 2>/dev/null
+  [[ -n $DRY ]] || cp kernels/tuned/sm_*.json "$VISIT/tuned/" 2>/dev/null
 }
 stage() { # name, most seconds, command line
   local limit=$((SLOWER * $2)) start=$SECONDS code=0

@@ -13,6 +13,7 @@ from pathlib import Path
 from benchmarks._cases import Case
 from benchmarks._harness import ON_GPU
 from benchmarks.gpu_quick.problems import Size
+from fastenc._files import write_atomically
 
 LIMIT = 120
 SOURCE = "FASTENC_VISIT_TEXT"  # a file of texts, instead of the installed packages' docstrings
@@ -45,9 +46,8 @@ def texts(path: Path) -> Path:
             if count > CHARACTERS:
                 break
         random.Random(0).shuffle(found)
-        temporary = path.with_suffix(".tmp")
-        temporary.write_text("\n\n".join(dict.fromkeys(found)) + "\n", encoding="utf-8")
-        temporary.rename(path)
+        text = "\n\n".join(dict.fromkeys(found)) + "\n"
+        write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
     return path
 
 

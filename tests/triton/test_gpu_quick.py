@@ -368,6 +368,15 @@ def test_a_part_brings_home_a_few_small_files(commands):
     assert code == 1 and "one of more than 16 MiB" in printed
 
 
+def test_a_later_part_takes_the_launch_parameters_of_the_first(commands):
+    table = commands.tree / "kernels" / "tuned" / "sm_90.json"
+    table.write_text("tuned")
+    commands("1")
+    table.unlink()
+    commands("2")
+    assert table.read_text() == "tuned"
+
+
 def test_a_build_that_fails_leaves_the_rest_to_run(commands):
     _, printed, code = commands("2", FAILING="setup.py", CODE="1")
     assert code == 1 and "extension:" in printed and "step:" in printed
