@@ -3,7 +3,7 @@
     python -m benchmarks._dry_run MODULE [ARGUMENT ...]
 
 Ops on CPU tensors take their Triton kernels, which are compiled for sm_90 and started by Triton's own launcher on a
-driver that starts nothing (_fake_gpu.py), so results are whatever was in memory. Sizes are small, models have a layer.
+driver that starts nothing (_fake_gpu.py), so results stay zeros. Sizes are small, models have a layer.
 Nothing is timed: of a case the report says only which kernels were started, and one that starts none is a failure.
 """
 
@@ -13,9 +13,9 @@ import sys
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
-from functools import partial
+from functools import partial, wraps
 from io import StringIO
 
 os.environ["FASTENC_WARP_GROUPS"] = "1"
@@ -31,6 +31,7 @@ MODULE = "benchmarks._dry_run"
 def as_on_a_gpu() -> None:
     """Dispatch, launch rules and grids of sm_90 for CPU tensors."""
     import torch
+    from torch.utils._device import _device_constructors
 
     from fastenc.ops import _attention_blocks, _dispatch, _library
 
@@ -44,11 +45,25 @@ def as_on_a_gpu() -> None:
         warnings.simplefilter("ignore")  # it says that something is overridden
         for name, kernel in _library.triton_kernels.items():
             library.impl(name, kernel, "CPU", allow_override=True)
+    _device_constructors()  # a table of them, kept as they are at its first use
+    for owner, name in ((torch, "empty"), (torch, "empty_like"), (torch.Tensor, "new_empty")):
+        setattr(owner, name, zeroed(getattr(owner, name)))
     launch.architecture = lambda device: "sm_90"
     device.persistent_programs = lambda device, each: each * MULTIPROCESSORS
     for name, module in list(sys.modules.items()):
         if name.startswith("fastenc.kernels.") and hasattr(module, "persistent_programs"):
             module.persistent_programs = device.persistent_programs
+
+
+def zeroed(new):
+    """``new`` with zeros: a step on whatever was in memory would end with a loss that is NaN."""
+
+    @wraps(new)
+    def filled(*arguments, **options):
+        tensor = new(*arguments, **options)
+        return tensor if tensor.is_meta else tensor.detach().zero_()
+
+    return filled
 
 
 kept: list = []  # a library's registrations end with it
@@ -77,7 +92,7 @@ def noted(cases: Iterable) -> Iterator:
 def started(name: str, call) -> dict:
     """The kernels that a case started, and whether it failed; none of its figures."""
     before = len(_fake_gpu.launches())
-    with redirect_stdout(StringIO()):
+    with redirect_stdout(StringIO()), redirect_stderr(StringIO()):  # they tell times
         row = call()
     kernels = Counter(each["kernel"] for each in _fake_gpu.launches(before))
     failed = {"failed": row["failed"]} if "failed" in row else {}

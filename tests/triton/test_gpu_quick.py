@@ -61,6 +61,11 @@ def test_the_sections_run_on_the_kernels(triton_target, monkeypatch, tmp_path):
     assert all(row["right"] for row in run("check", tmp_path).values())
 
 
+def test_the_pretraining_runs_options_are_taken():
+    run = ["texts.txt", "-o", "folder", *pretrain.RUN]
+    assert command_named("pretrain").from_arguments("pretrain", run).training.max_steps == 150
+
+
 def test_one_wrong_row_of_thousands_is_wrong():
     true = torch.randn(16384, 64, dtype=torch.float64)
     mine = true.clone()
