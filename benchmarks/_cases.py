@@ -88,6 +88,7 @@ def run_cases(
     Returns: 0 after the last case, else AGAIN.
     """
     done = set(report.section(section)["cases"])
+    report.write()  # also where there is no case
     for name, call in cases:
         if name in done:
             continue
