@@ -16,13 +16,16 @@ from collections.abc import Iterable, Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
 from functools import partial, wraps
+from importlib import import_module
 from io import StringIO
+from pathlib import Path
 
 os.environ["FASTENC_WARP_GROUPS"] = "1"
 from fastenc.kernels import device, launch
 
-from benchmarks import _fake_gpu, _harness
+from benchmarks import _fake_gpu, _harness, _tuning
 
+FOLDER = Path(__file__).parent
 MULTIPROCESSORS = 132
 REMARK = "a dry run: nothing was computed, nothing was timed"
 MODULE = "benchmarks._dry_run"
@@ -111,6 +114,7 @@ def in_cuda(name: str) -> bool:
 
 
 def small_sizes() -> None:
+    _tuning.TOKENS = 512
     from benchmarks import bench_models, gpu_quick, tune
     from benchmarks.gpu_quick import sweep
     from fastenc.profiling import models
@@ -127,17 +131,9 @@ def small_sizes() -> None:
     sweep.ON_GPU = tune.ON_GPU = True
     tune.kernel_clock = lambda: lambda call, prepare: 1.0
     tune.Tuner._right = staticmethod(lambda result, truth, tolerance: True)
-    every = tune.problems
-
-    def first_of_each(dtype):
-        ops = set()
-        for make in every(dtype):
-            op = make().op
-            if op not in ops:
-                ops.add(op)
-                yield make
-
-    tune.problems = first_of_each
+    modules = [import_module(f"benchmarks.{path.stem}") for path in FOLDER.glob("bench_*.py")]
+    tuned = [module.tuned for module in modules if hasattr(module, "tuned")]
+    tune.problems = lambda dtype: (next(iter(problems(dtype))) for problems in tuned)
     launch.TABLES = _fake_gpu.FOLDER
     for tunable in launch.registry.values():
         tunable.grid = {name: values[:1] for name, values in tunable.grid.items()}
