@@ -13,6 +13,7 @@ from torch import Tensor
 
 MASKED_BELOW = tl.constexpr(3435973837)  # 0.8 * 2^32, and next 0.9 * 2^32, rounded up
 REPLACED_BELOW = tl.constexpr(3865470567)
+# The reference's, which kernels cannot import: they import torch and Triton only.
 IGNORED = tl.constexpr(-100)
 OFFSET = tl.constexpr(1)  # last word of Philox's counter, where dropout has a random offset
 

@@ -23,12 +23,12 @@ from fastenc.models.graph_recording import (
 from fastenc.models.pretrained import PretrainedModel
 from fastenc.models.token_buckets import Bucket, at_least, bucket_of, pad_to
 from fastenc.ops import _dispatch
+from fastenc.ops._labelled import IGNORED
 from fastenc.packing import PackedBatch
 
 # Padding is computed like real tokens. With eight sizes from a power of two to the next, at most an eighth is padding.
 SIZES_PER_DOUBLING = 8
 MAX_TOKENS, MAX_GRAPHS = 32_768, 64
-IGNORED = -100  # the label that losses ignore
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 Arguments = Mapping[str, Any]  # keyword arguments of a model: "batch", "labels" and others

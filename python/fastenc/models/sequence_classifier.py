@@ -17,6 +17,7 @@ from fastenc.models.outputs import ModelOutput
 from fastenc.models.prediction_head import PredictionHead
 from fastenc.models.pretrained import PretrainedModel, architecture_of
 from fastenc.nn.pooling import pool
+from fastenc.ops._labelled import IGNORED
 from fastenc.packing import Documents, PackedBatch, single_chunks
 
 PROBLEM_TYPES = ("single_label_classification", "regression", "multi_label_classification")
@@ -146,7 +147,7 @@ class SequenceClassifier(PretrainedModel):
                 f"got {labels.dtype} of shape {tuple(labels.shape)}"
             )
         if labels.device.type == "cpu" and not torch.compiler.is_compiling() and labels.numel():
-            low, high = (int(value) for value in labels.where(labels != -100, 0).aminmax())
+            low, high = (int(value) for value in labels.where(labels != IGNORED, 0).aminmax())
             if low < 0 or high >= logits.shape[1]:
                 raise ValueError(
                     f"labels must be in [0, {logits.shape[1]}), got {low if low < 0 else high}: "

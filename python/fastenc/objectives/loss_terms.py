@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from fastenc.models import LossTerm, ModelOutput
+from fastenc.ops._labelled import IGNORED
 
 
 def loss_terms(output: ModelOutput) -> dict[str, LossTerm]:
@@ -40,4 +41,4 @@ def count_items(collate: Any, arguments: dict[str, Any]) -> dict[str, int]:
 
 def labelled_items(labels: Tensor) -> int:
     """The number of items that a loss is a mean over: labels other than -100, or all labels of a regression."""
-    return labels.numel() if labels.is_floating_point() else int((labels != -100).sum())
+    return labels.numel() if labels.is_floating_point() else int((labels != IGNORED).sum())

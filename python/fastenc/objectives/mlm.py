@@ -12,9 +12,9 @@ from fastenc.data.word_starts import WordStarts
 from fastenc.models import MaskedLM
 from fastenc.models.tokenizers import special_tokens
 from fastenc.objectives.base import Objective
+from fastenc.ops._labelled import IGNORED
 from fastenc.packing import PackedBatch, pack_sequences
 
-IGNORED = -100
 REPLACEMENTS = ("uniform", "unigram")
 
 

@@ -18,9 +18,10 @@ from fastenc.nn import LayerNorm
 from fastenc.nn.layer import activate_plain
 from fastenc.objectives.base import Objective
 from fastenc.objectives.loss_terms import weighted_sum
-from fastenc.objectives.mlm import IGNORED, MlmCollator
+from fastenc.objectives.mlm import MlmCollator
 from fastenc.ops import linear_masked_cross_entropy
 from fastenc.ops._gemm import linear
+from fastenc.ops._labelled import IGNORED
 from fastenc.packing import PackedBatch, pack_sequences
 
 GEOMETRIC_P, MAX_WORDS = 0.2, 10

@@ -3,9 +3,13 @@
 import torch
 from torch import Tensor
 
+from fastenc.reference.masked_cross_entropy import IGNORED
+
+__all__ = ["IGNORED", "select_labelled", "spread"]
+
 
 def select_labelled(
-    hidden: Tensor, labels: Tensor, *, max_labels: int | None = None, ignore_index: int = -100
+    hidden: Tensor, labels: Tensor, *, max_labels: int | None = None, ignore_index: int = IGNORED
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """The labelled rows of ``hidden``, for a head that computes these only; differentiable.
 

@@ -6,12 +6,14 @@ Source: label smoothing, Szegedy et al. 2016, arXiv:1512.00567; z-loss, Chowdher
 import torch
 from torch import Tensor
 
+IGNORED = -100  # the label that losses ignore, as torch.nn.functional.cross_entropy does
+
 
 def masked_cross_entropy(
     logits: Tensor,
     labels: Tensor,
     *,
-    ignore_index: int = -100,
+    ignore_index: int = IGNORED,
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,
     reduction: str = "mean",

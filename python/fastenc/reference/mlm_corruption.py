@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from fastenc.reference.dropout import philox
+from fastenc.reference.masked_cross_entropy import IGNORED
 
-IGNORED = -100
 MASKED_BELOW = 3435973837  # 0.8 * 2^32, and next 0.9 * 2^32, rounded up
 REPLACED_BELOW = 3865470567
 OFFSET = 1  # last word of Philox's counter, where dropout has a random offset
