@@ -2,12 +2,14 @@
 
 import io
 import json
+import re
 import subprocess
 import sys
 
 import pytest
 import torch
 from rich.console import Console
+from torch.utils.flop_counter import FlopCounterMode
 
 import fastenc
 from fastenc.cli.commands import run as run_command
@@ -17,6 +19,7 @@ from fastenc.profiling import Ceilings, Work, models, report
 from fastenc.profiling import profile as profiles
 from fastenc.profiling.costs import CountWork, encoder_flops
 from fastenc.profiling.profile import Profile, Row, profile_step
+from tests.helpers import families
 from tests.helpers.attention_cases import offsets_of
 from tests.helpers.commands import run
 
@@ -103,6 +106,43 @@ def test_flops_of_a_model_are_those_that_its_ops_count():
     model_flops = 3 * encoder_flops(SMALL, lengths, labelled)
     attention_recomputed = SMALL.num_layers * 2 * SMALL.hidden_size * sum(n**2 for n in lengths)
     assert counted == model_flops + attention_recomputed
+
+
+@pytest.mark.parametrize(
+    "family, changes",
+    [
+        ("bert", {}),
+        ("albert", {}),
+        ("t5-gated", {"d_kv": 24}),
+        ("modernbert", {"local_attention": 80}),  # as wide as the sequences
+        ("nomic_bert", {"head_dim": 20}),
+    ],
+)
+def test_flops_of_a_forward_are_those_of_transformers_own_model(family, changes):
+    """Which computes every pair of its padded batch, so that the sequences have one length."""
+    pytest.importorskip("transformers")
+    theirs = families.model(family, attn_implementation="eager", **changes)
+    lengths = (12,) * 3
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        theirs(**families.padded_batch(family, lengths), return_dict=True)
+    # What is no product of an encoder's forward: its pooler, and angles of rotary positions.
+    left_out = re.compile(r"\.(pooler|rotary_emb)$")
+    modules = {name: sum(n.values()) for name, n in counter.get_flop_counts().items()}
+    other = sum(flops for name, flops in modules.items() if left_out.search(name))
+    config = EncoderConfig.from_hf(theirs.config.to_dict())
+    assert encoder_flops(config, lengths) == counter.get_total_flops() - other
+
+
+@pytest.mark.parametrize("window", [(-1, -1), (0, 0), (2, 3), (-1, 4), (50, 1)])
+def test_flops_of_a_window_are_those_of_the_pairs_that_it_leaves(window):
+    lengths, heads, dim = [1, 0, 9, 30], 2, 16
+    left, right = (side if side >= 0 else 100 for side in window)
+    pairs = sum(
+        -left <= key - query <= right for n in lengths for query in range(n) for key in range(n)
+    )
+    qkv = torch.randn(sum(lengths), 3, heads, dim)
+    call = lambda: attention(qkv, offsets_of(lengths), 30, window_size=window, impl="cpp")
+    assert sum(one.work.flops for one in count(call)) == 2 * 2 * heads * dim * pairs
 
 
 @pytest.mark.parametrize("training", [False, True])

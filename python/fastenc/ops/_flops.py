@@ -17,27 +17,45 @@ from fastenc.ops import _encoder_layer, _gemm  # noqa: F401
 Formula = Callable[[dict[str, Any]], float]
 
 
-def _pairs(queries: Tensor, keys: Tensor | None, longest: tuple[int, int], window: int) -> float:
-    """The number of pairs of a query and a key that it sees, in one head.
+def visible_pairs(length: int, window: tuple[int, int]) -> int:
+    """The number of pairs of a query and a key that it sees, in one head of a sequence's self-attention.
+
+    Args: window: number of tokens that a token sees on the left and on the right, -1 without a limit.
+    """
+    pairs = length
+    for side in window:
+        reach = length - 1 if side < 0 else min(side, length - 1)
+        pairs += (
+            reach * length - reach * (reach + 1) // 2
+        )  # less for tokens near the sequence's end
+    return pairs
+
+
+def _pairs(
+    queries: Tensor, keys: Tensor | None, longest: tuple[int, int], window: tuple[int, int]
+) -> float:
+    """The same for all sequences of a call.
 
     Args:
-        queries, keys: offsets of the sequences; keys None: the same as queries.
+        queries, keys: offsets of the sequences; keys None: the same as queries. With keys of their own, every query
+            counts as one whose window is inside of the keys.
         longest: max_seqlen of the queries and of the keys. Offsets of fake tensors have no values; then every sequence
             counts as the longest.
-        window: largest number of keys that a query sees, 0 without a limit.
     """
     if queries.is_meta or type(queries) is not Tensor:
         count = queries.shape[0] - 1
-        return float(count * longest[0] * min(longest[1], window or longest[1]))
-    seen = (queries if keys is None else keys).diff().double()
-    if window:
-        seen = seen.clamp(max=window)
-    return float((queries.diff().double() * seen).sum())
+        lengths, key_lengths = [longest[0]] * count, [longest[1]] * count
+    else:
+        lengths = queries.diff().tolist()
+        key_lengths = lengths if keys is None else keys.diff().tolist()
+    if keys is None:
+        return float(sum(visible_pairs(n, window) for n in lengths))
+    seen = [n if min(window) < 0 else min(n, sum(window) + 1) for n in key_lengths]
+    return float(sum(n * m for n, m in zip(lengths, seen, strict=True)))
 
 
-def _window(a: dict[str, Any]) -> int:
-    left, right = a["window_left"], a["window_right"]
-    return 0 if min(left, right) < 0 else left + right + 1
+def _window(a: dict[str, Any]) -> tuple[int, int]:
+    return a["window_left"], a["window_right"]
 
 
 def _attention(products: int) -> Formula:

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from fastenc.models import EncoderConfig
-from fastenc.ops import _flops  # noqa: F401  (registers the formulas of our ops)
+from fastenc.ops import _flops  # which also registers the formulas of our ops
 from fastenc.profiling.roofline import Work
 
 NO_WORK = {"aten::empty", "aten::empty_like", "aten::new_empty", "aten::empty_strided"}
@@ -126,11 +126,22 @@ def _bytes(tensor: Tensor) -> int:
 def encoder_flops(config: EncoderConfig, lengths: Sequence[int], labelled: int = 0) -> float:
     """FLOPs of the matrix products of one forward, without padding. A training step has three times as many.
 
+    Those of the embeddings' projection, of the layers as their specs describe them, and of the masked-LM head.
+
     Args:
         lengths: number of tokens of each sequence.
         labelled: number of rows that the masked-LM head computes.
     """
-    width, inner, tokens = config.hidden_size, config.intermediate_size, sum(lengths)
-    layer = tokens * (8 * width**2 + 4 * width * inner) + 4 * width * sum(n**2 for n in lengths)
-    head = labelled * 2 * config.embedding_size * (width + config.vocab_size)
-    return config.num_layers * layer + head
+    width, table_width, tokens = config.hidden_size, config.embedding_size, sum(lengths)
+    flops = labelled * 2 * table_width * (width + config.vocab_size)
+    if config.architecture.embedding_projection(config):
+        flops += tokens * 2 * table_width * width
+    for number in range(config.num_layers):
+        spec = config.layer_spec(number)
+        attention, feed_forward = spec.attention, spec.feed_forward
+        heads = attention.num_heads * attention.head_dim
+        matrices = 3 if feed_forward.gated else 2
+        weights = width * (4 * heads + matrices * feed_forward.intermediate_size)
+        pairs = sum(_flops.visible_pairs(n, attention.window) for n in lengths)
+        flops += 2 * tokens * weights + 4 * heads * pairs
+    return float(flops)
