@@ -7,6 +7,7 @@ from tests.fuzz import (
     batches,
     broken_calls,
     checkpoints,
+    configs,
     layouts,
     rope,
     surgery,
@@ -30,6 +31,7 @@ BROKEN: dict[str, Subject] = {f"broken/{op}": partial(_broken, op) for op in CAL
 OTHERS: dict[str, Subject] = {
     "batches": batches.check,
     "checkpoints": checkpoints.check,
+    "configs": configs.check,
     "layouts": layouts.check,
     "rope": rope.check,
     "surgery": surgery.check,

@@ -20,6 +20,7 @@ from tests.helpers.extension import needs_cpp
         ("broken", 25, 11),
         ("batches", 90, 5),
         ("checkpoints", 90, 5),
+        ("configs", 80, 4),
         ("layouts", 40, 2),
         ("rope", 150, 9),
         ("surgery", 120, 3),

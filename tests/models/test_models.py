@@ -331,7 +331,7 @@ def test_broken_checkpoints_are_named(tmp_path):
             change_config(position_embedding_type="relative_key"),
             r"position_embedding_type must be 'absolute'",
         ),
-        (change_config(hidden_act="mish"), r"activation must be one of .*got 'mish'"),
+        (change_config(hidden_act="mish"), r"hidden_act must be one of .*got 'mish'"),
         (change_config(num_attention_heads=5), r"multiple of num_heads, got 32 and 5"),
         (change_config(hidden_size="drop"), r"config.json must give hidden_size"),
         (

@@ -12,11 +12,11 @@ from fastenc.packing import pack_sequences
 def test_a_device_has_one_table_and_keeps_it():
     """A CUDA graph reads the table that its recording saw."""
     bias, angles = RelativeBiasSpec(), RotarySpec(8, 100.0)
-    buckets, table = distance_buckets(bias, "cpu"), rotary_table(angles, 16, "cpu")
+    buckets, table = distance_buckets(bias, 128, "cpu"), rotary_table(angles, 16, "cpu")
     for positions in range(17, 60):
         rotary_table(angles, positions, "cpu")
-        distance_buckets(RelativeBiasSpec(max_distance=positions), "cpu")
-    assert distance_buckets(RelativeBiasSpec(), torch.device("cpu")) is buckets
+        distance_buckets(RelativeBiasSpec(max_distance=positions), positions, "cpu")
+    assert distance_buckets(RelativeBiasSpec(), 128, torch.device("cpu")) is buckets
     assert rotary_table(RotarySpec(8, 100.0), 16, "cpu").data_ptr() == table.data_ptr()
     assert rotary_table(angles, 37, "cpu").shape == (37, 8)
 

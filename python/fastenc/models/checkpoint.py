@@ -10,6 +10,7 @@ from torch import Tensor
 from fastenc._extras import require
 from fastenc._files import member, write_atomically
 from fastenc.models.architectures import ARCHITECTURES, present_config
+from fastenc.models.architectures.values import TABLE, TEXT, Rule, check
 
 WEIGHTS, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -26,6 +27,23 @@ HUB_FILES = [
     "config_sentence_transformers.json",
     "*/config.json",
 ]
+# What config.json says of the model as a whole.
+MODEL_RULES = {
+    "model_type": TEXT,
+    "architectures": Rule(
+        "a list of names",
+        lambda value: isinstance(value, list) and all(isinstance(name, str) for name in value),
+    ).or_none(),
+    "id2label": Rule(
+        "an object with a name for each number",
+        lambda value: (
+            isinstance(value, dict)
+            and all(key.isdecimal() and isinstance(name, str) for key, name in value.items())
+        ),
+    ).or_none(),
+    "problem_type": TEXT.or_none(),
+    "task_options": TABLE,
+}
 # PEFT's task_type → transformers' class name without the family.
 PEFT_TASKS = {
     "SEQ_CLS": "ForSequenceClassification",
@@ -66,27 +84,41 @@ def read_config(folder: Path) -> dict[str, Any]:
     if not path.exists() and (folder / ADAPTER_CONFIG).exists():
         return _adapted_config(folder)
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = read_json(path)
     except FileNotFoundError:
         raise ValueError(
             f"{folder} has no {CONFIG}: give a folder written by save_pretrained"
         ) from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is not valid JSON: {error}") from error
+    check(values, MODEL_RULES, f"{path}: ")
+    return present_config(values)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file.
+
+    Raises: OSError for a file that cannot be read, ValueError for one that is malformed or holds no object.
+    """
+    values = read_any_json(path)
     if not isinstance(values, dict):
         raise ValueError(f"{path} must hold a JSON object, got {type(values).__name__}")
-    if not isinstance(values.get("model_type", ""), str):
-        raise ValueError(f"{path}: model_type must be a name, got {values['model_type']!r}")
-    architectures = values.get("architectures") or []
-    if not isinstance(architectures, list) or not all(isinstance(n, str) for n in architectures):
-        raise ValueError(f"{path}: architectures must be a list of names, got {architectures!r}")
-    return present_config(values)
+    return values
+
+
+def read_any_json(path: Path) -> Any:
+    """The contents of a JSON file. Raises: as :func:`read_json`."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (
+        ValueError,
+        RecursionError,
+    ) as error:  # also a number of too many digits, too many brackets
+        raise ValueError(f"{path} is not valid JSON: {error}") from error
 
 
 def read_adapter_config(folder: Path) -> dict[str, Any]:
     """The contents of a folder's adapter_config.json. Raises: ValueError for a missing or malformed file."""
     try:
-        values = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8"))
+        values = read_json(folder / ADAPTER_CONFIG)
         values["peft_type"], values["base_model_name_or_path"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(
@@ -97,14 +129,17 @@ def read_adapter_config(folder: Path) -> dict[str, Any]:
 
 def read_adapter_tensors(folder: Path) -> dict[str, Tensor]:
     """The tensors of a folder's adapter_model.safetensors. Raises: ValueError for a missing or damaged file."""
+    return read_tensor_file(folder / ADAPTER_WEIGHTS)
+
+
+def read_tensor_file(file: Path) -> dict[str, Tensor]:
+    """The tensors of a safetensors file. Raises: ValueError for a missing or damaged file."""
     load_file = require("safetensors.torch", extra="models").load_file
     error_class = require("safetensors", extra="models").SafetensorError
     try:
-        return load_file(folder / ADAPTER_WEIGHTS)
+        return load_file(file)
     except (OSError, error_class) as error:
-        raise ValueError(
-            f"{folder / ADAPTER_WEIGHTS} is corrupt or missing ({error}): write it again"
-        ) from error
+        raise ValueError(f"{file} is corrupt or missing ({error}): write it again") from error
 
 
 def base_of(folder: Path) -> Path:
@@ -179,7 +214,7 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
             raise ValueError(
                 f"the checkpoint is incomplete: {file} is named by {INDEX} but missing"
             ) from None
-        except error_class as error:
+        except (OSError, error_class) as error:
             raise ValueError(
                 f"{file} is corrupt or incomplete ({error}): download or write it again"
             ) from error
@@ -209,9 +244,9 @@ def _shards(folder: Path) -> list[Path]:
     """The files that an index names. Raises: ValueError for a malformed index, or a file outside the folder."""
     index = folder / INDEX
     try:
-        names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        names = set(read_any_json(index)["weight_map"].values())
         files = [member(folder, name, index) for name in sorted(names)]
-    except (KeyError, TypeError, AttributeError, json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(
             f"{index} is not an index of weights ({error!r}): write the checkpoint again"
         ) from error

@@ -1,11 +1,11 @@
 """The configuration of an encoder, read from and written to config.json in the family's format."""
 
-import math
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 from fastenc.models.architectures import ARCHITECTURES, Architecture, architecture_named
-from fastenc.nn.layer_spec import ACTIVATIONS, LayerSpec
+from fastenc.models.architectures.values import FIELDS, check
+from fastenc.nn.layer_spec import LayerSpec
 
 SIZES = (
     "vocab_size",
@@ -64,16 +64,7 @@ class EncoderConfig:
         architecture_named(self.family)
         if not self.embedding_size:
             object.__setattr__(self, "embedding_size", self.hidden_size)
-        for name in (*SIZES, "embedding_size"):
-            if type(getattr(self, name)) is not int or getattr(self, name) < 1:
-                raise ValueError(f"{name} must be a positive integer, got {getattr(self, name)!r}")
-        for name in ("type_vocab_size", "position_offset"):
-            if type(getattr(self, name)) is not int or getattr(self, name) < 0:
-                raise ValueError(
-                    f"{name} must be an integer of at least 0, got {getattr(self, name)!r}"
-                )
-        if not isinstance(self.eps, int | float) or not 0 <= self.eps < math.inf:
-            raise ValueError(f"eps must be a finite number of at least 0, got {self.eps!r}")
+        check(vars(self), FIELDS)
         if not self.head_dim:
             if self.hidden_size % self.num_heads:
                 raise ValueError(
@@ -81,16 +72,6 @@ class EncoderConfig:
                     "change one of them, or give head_dim"
                 )
             object.__setattr__(self, "head_dim", self.hidden_size // self.num_heads)
-        if type(self.head_dim) is not int or self.head_dim < 1:
-            raise ValueError(f"head_dim must be a positive integer, got {self.head_dim!r}")
-        if not isinstance(self.activation, str) or self.activation not in ACTIVATIONS:
-            raise ValueError(
-                f"activation must be one of {sorted(ACTIVATIONS)}, got {self.activation!r}"
-            )
-        for name in ("hidden_dropout_p", "attention_dropout_p", "classifier_dropout_p"):
-            p = getattr(self, name)
-            if p is not None and not (isinstance(p, int | float) and 0 <= p < 1):
-                raise ValueError(f"{name} must be in [0, 1), got {p!r}")
 
     @property
     def architecture(self) -> Architecture:
@@ -107,6 +88,7 @@ class EncoderConfig:
         Raises: ValueError for an unknown family, a missing or wrong value, or an unsupported variant of a family.
         """
         architecture = architecture_named(values.get("model_type", ""))
+        architecture.check_values(values)
         architecture.check_supported(values)
         names = architecture.config_names
         missing = [
@@ -116,9 +98,6 @@ class EncoderConfig:
         ]
         if missing:
             raise ValueError(f"config.json must give {', '.join(missing)}: is the file complete?")
-        pad = values.get("pad_token_id")
-        if pad is not None and type(pad) is not int:
-            raise ValueError(f"config.json: pad_token_id must be an integer, got {pad!r}")
         known = {*names.values(), "pad_token_id", "model_type", LAYER_MIX}
         extra = {key: value for key, value in values.items() if key not in known}
         mix = bool(values.get(LAYER_MIX, False))

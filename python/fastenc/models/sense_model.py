@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fastenc._extras import require
 from fastenc._files import write_atomically
+from fastenc.models.checkpoint import read_json, read_tensor_file
 from fastenc.models.config import EncoderConfig
 from fastenc.models.encoder import Encoder
 from fastenc.models.outputs import ModelOutput
@@ -130,9 +131,7 @@ class WordSenseModel(PretrainedModel):
     def read_beside(self, folder: Path) -> None:
         if not (folder / NAMES).exists():
             return
-        load_file = require("safetensors.torch", extra="models").load_file
-        values = json.loads((folder / NAMES).read_text(encoding="utf-8"))
-        tensors = load_file(folder / VECTORS)
+        values, tensors = read_json(folder / NAMES), read_tensor_file(folder / VECTORS)
         expected = sum(map(len, values["senses"].values()))
         if tensors["vectors"].shape != (expected, self.config.hidden_size):
             raise ValueError(

@@ -16,6 +16,8 @@ from torch import Tensor
 
 from fastenc._extras import require
 from fastenc._files import member, write_atomically
+from fastenc.models.architectures.values import NOT_NEGATIVE, check
+from fastenc.models.checkpoint import read_any_json, read_json, read_tensor_file
 from fastenc.models.config import EncoderConfig
 from fastenc.models.standardization import Standardization
 from fastenc.nn.pooling import LAST_LAYERS, POOLINGS
@@ -66,7 +68,7 @@ def read_settings(folder: Path, config: EncoderConfig) -> SentenceSettings | Non
     """
     if not (folder / MODULES).exists():
         return None
-    modules = [(each["type"].rsplit(".", 1)[-1], each["path"]) for each in _json(folder / MODULES)]
+    modules = _steps(folder / MODULES)
     kinds = [kind for kind, _ in modules]
     layers = kinds[1:2] == ["WeightedLayerPooling"]
     after = kinds[2 if layers else 1 :]
@@ -138,34 +140,49 @@ def write_settings(
         _write_json(folder / name, values)
 
 
+def _steps(path: Path) -> list[tuple[str, str]]:
+    """(name of the class, folder) of each step in a modules.json. Raises: ValueError for another content."""
+    steps = read_any_json(path)
+    try:
+        steps = [(each["type"].rsplit(".", 1)[-1], each["path"]) for each in steps]
+    except (TypeError, KeyError, AttributeError):
+        steps = [("", None)]
+    if not all(isinstance(folder, str) for _, folder in steps):
+        raise ValueError(
+            f"{path} must be a list of steps, each with a type and a path: write the folder again"
+        )
+    return steps
+
+
 def _pooling(values: dict[str, Any]) -> str | None:
     """The pooling in the config.json of a Pooling module, or None if it is not implemented here."""
     if "pooling_mode" in values:
         found = values["pooling_mode"]
-        modes = [found] if isinstance(found, str) else list(found)
+        modes = found if isinstance(found, list) else [found]
     else:
         # Modes that are not implemented here keep their long names.
         short = {flag: pooling for pooling, flag in FLAGS.items()}
         modes = [short.get(k, k) for k, v in values.items() if k.startswith("pooling_mode_") and v]
-    return modes[0] if len(modes) == 1 and modes[0] in FLAGS else None
+    return modes[0] if modes in [[name] for name in FLAGS] else None
 
 
 def _max_length(folder: Path) -> int | None:
     """The largest number of tokens of a text; newer sentence-transformers have it in the tokenizer's file."""
     for name, key in ((TEXT, "max_seq_length"), ("tokenizer_config.json", "model_max_length")):
-        found = _json(folder / name).get(key) if (folder / name).exists() else None
-        if found:
-            return int(found)
+        values = _json(folder / name) if (folder / name).exists() else {}
+        check(values, {key: NOT_NEGATIVE.or_none()}, f"{folder / name}: ")
+        if values.get(key):
+            return int(values[key])
     return None
 
 
 def _equal_weights(folder: Path, num_layers: int) -> bool:
     """Whether a folder's WeightedLayerPooling is the mean of the last four layers."""
-    load_file = require("safetensors.torch", extra="models").load_file
-    weights = load_file(folder / "model.safetensors")[LAYER_WEIGHTS]
-    start = _json(folder / "config.json")["layer_start"]
-    last = weights.shape == (LAST_LAYERS,) and start == num_layers + 1 - LAST_LAYERS
-    return last and bool((weights == weights[0]).all())
+    weights = read_tensor_file(folder / "model.safetensors").get(LAYER_WEIGHTS)
+    if weights is None or weights.shape != (LAST_LAYERS,):
+        return False
+    start = _json(folder / "config.json").get("layer_start")
+    return start == num_layers + 1 - LAST_LAYERS and bool((weights == weights[0]).all())
 
 
 def _write_layers(folder: Path, config: EncoderConfig, weights: Tensor) -> None:
@@ -180,10 +197,10 @@ def _write_layers(folder: Path, config: EncoderConfig, weights: Tensor) -> None:
     write_atomically(folder / "model.safetensors", lambda path: save_file(tensors, path))
 
 
-def _json(path: Path) -> Any:
-    """The contents of a JSON file. Raises: ValueError for a missing or malformed file."""
+def _json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file. Raises: ValueError for a missing or malformed file."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return read_json(path)
     except (OSError, ValueError) as error:
         raise ValueError(f"{path} cannot be read ({error}): write the folder again") from error
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fastenc._extras import require
 from fastenc._files import write_atomically
+from fastenc.models.checkpoint import read_json, read_tensor_file
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 
@@ -71,15 +72,14 @@ class Standardization:
     @classmethod
     def load(cls, folder: Path) -> "Standardization | None":
         """The standardization that a Dense module's files describe, or None if the module computes something else."""
-        load_file = require("safetensors.torch", extra="models").load_file
-        values = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-        if not values.get("activation_function", "").endswith("Identity"):
+        values = read_json(folder / CONFIG)
+        if not str(values.get("activation_function", "")).endswith("Identity"):
             return None
         if values.get("use_residual") or not (folder / WEIGHTS).exists():
             return None
-        tensors = load_file(folder / WEIGHTS)
+        tensors = read_tensor_file(folder / WEIGHTS)
         weight, bias = tensors.get("linear.weight"), tensors.get("linear.bias")
-        if weight is None or bias is None or weight.shape != (len(bias), len(bias)):
+        if weight is None or bias is None or weight.shape != (bias.numel(), bias.numel()):
             return None
         scale = weight.diagonal().double()
         if not torch.equal(weight, torch.diag(weight.diagonal())) or not (scale > 0).all():

@@ -8,6 +8,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
+MOST_DISTANCES = 4096  # on each side, unless a sequence is longer
+
 
 @dataclass(frozen=True)
 class RelativeBiasSpec:
@@ -23,17 +25,17 @@ class RelativeBiasSpec:
     max_distance: int = 128
 
 
-def distance_buckets(spec: RelativeBiasSpec, device: torch.device | str) -> Tensor:
-    """int64 (2 max_distance + 1,): the buckets of the distances key - query, -max_distance to max_distance."""
+def distance_buckets(spec: RelativeBiasSpec, reach: int, device: torch.device | str) -> Tensor:
+    """int64 (2 reach + 1,): the buckets of the distances key - query, -reach to reach."""
     compute = _compute_buckets if torch.compiler.is_compiling() else _cached_buckets
-    return compute(spec, torch.device(device))
+    return compute(spec, reach, torch.device(device))
 
 
-def _compute_buckets(spec: RelativeBiasSpec, device: torch.device) -> Tensor:
+def _compute_buckets(spec: RelativeBiasSpec, reach: int, device: torch.device) -> Tensor:
     half = spec.num_buckets // 2
     exact = half // 2
     with torch.inference_mode(False):
-        distance = torch.arange(-spec.max_distance, spec.max_distance + 1)
+        distance = torch.arange(-reach, reach + 1)
         size = distance.abs()
         ratio = torch.log(size.clamp(min=1).float() / exact) / math.log(spec.max_distance / exact)
         grown = (exact + (ratio * (half - exact)).long()).clamp(max=half - 1)
@@ -46,18 +48,25 @@ _cached_buckets = cache(_compute_buckets)
 
 
 def layer_biases(
-    tables: Sequence[Tensor], spec: RelativeBiasSpec | None
+    tables: Sequence[Tensor], spec: RelativeBiasSpec | None, max_seqlen: int
 ) -> Callable[[int], Tensor | None]:
     """A function from a layer's number to its bias (:func:`relative_bias`), or to None if ``spec`` is None.
 
-    Args: tables: one table for all layers, or one for each layer.
+    Args:
+        tables: one table for all layers, or one for each layer.
+        max_seqlen: length of the longest sequence.
     """
     if spec is None:
         return lambda number: None
-    biases = [relative_bias(table, spec) for table in tables]
+    biases = [relative_bias(table, spec, max_seqlen) for table in tables]
     return lambda number: biases[number if len(biases) > 1 else 0]
 
 
-def relative_bias(table: Tensor, spec: RelativeBiasSpec) -> Tensor:
-    """(num_heads, 2 max_distance + 1), as :func:`fastenc.ops.attention` takes it; differentiable."""
-    return table[distance_buckets(spec, table.device)].t()
+def relative_bias(table: Tensor, spec: RelativeBiasSpec, max_seqlen: int) -> Tensor:
+    """(num_heads, 2 reach + 1), as :func:`fastenc.ops.attention` takes it; differentiable.
+
+    The reach is ``max_distance``, or a smaller power of two that no distance of the batch exceeds.
+    """
+    longest = max(MOST_DISTANCES, 1 << max_seqlen.bit_length())
+    buckets = distance_buckets(spec, min(spec.max_distance, longest), table.device)
+    return table[buckets].t()

@@ -7,6 +7,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
+MOST_ROWS = 2**17  # of a table, unless a text is longer
+
 
 @dataclass(frozen=True)
 class LinearScaling:
@@ -79,6 +81,12 @@ class RotarySpec:
     theta: float
     scaling: LinearScaling | YarnScaling | None = None
     bounded: bool = False
+
+
+def table_rows(max_positions: int, max_seqlen: int) -> int:
+    """The number of positions of a table: the model's, so that few tables exist, but not a number that only
+    config.json gives and no text reaches."""
+    return max(min(max_positions, MOST_ROWS), max_seqlen)
 
 
 def rotary_table(spec: RotarySpec, positions: int, device: torch.device | str) -> Tensor:

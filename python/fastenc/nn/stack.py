@@ -22,7 +22,7 @@ from fastenc.nn.layer_spec import (
     with_rng_states,
 )
 from fastenc.nn.relative_bias import RelativeBiasSpec, layer_biases
-from fastenc.nn.rotary import RotarySpec, rotary_table
+from fastenc.nn.rotary import RotarySpec, rotary_table, table_rows
 from fastenc.nn.ways import unsupported_reasons
 from fastenc.ops._attention_blocks import attention_blocks
 from fastenc.ops.attention import sequence_bounds
@@ -166,8 +166,8 @@ def attention_inputs(
     """A function from a layer's number to the inputs of its attention; tensors are computed once for all layers."""
     bounds = sequence_bounds(x, cu_seqlens, max_seqlen)
     blocks = attention_blocks(x, cu_seqlens, max_seqlen)
-    bias = layer_biases(relative_biases, spec.relative_bias)
-    positions = max(spec.max_positions, max_seqlen)
+    bias = layer_biases(relative_biases, spec.relative_bias, max_seqlen)
+    positions = table_rows(spec.max_positions, max_seqlen)
     tables = {
         rotary: rotary_table(rotary, positions, x.device)
         for rotary in set(spec.rotary)

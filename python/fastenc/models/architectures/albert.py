@@ -19,7 +19,10 @@ from fastenc.models.architectures.base import (
     in_layers,
 )
 from fastenc.models.architectures.bert import Bert
+from fastenc.models.architectures.values import Rule
 from fastenc.nn.layer_spec import LayerDropout
+
+MOST_LAYERS = 1000
 
 
 class Albert(Bert):
@@ -50,12 +53,14 @@ class Albert(Bert):
         activation=None,
     )
 
-    def check_supported(self, values: dict[str, Any]) -> None:
-        super().check_supported(values)
-        for key in ("num_hidden_groups", "inner_group_num"):
-            value = values.get(key, 1)
-            if type(value) is not int or value < 1:
-                raise ValueError(f"config.json: {key} must be a positive integer, got {value!r}")
+    # The numbers of layers, groups and inner layers are not in the weights' names, so only this bounds them.
+    rules = {
+        key: Rule(
+            f"a positive integer of at most {MOST_LAYERS}",
+            lambda value: type(value) is int and 1 <= value <= MOST_LAYERS,
+        )
+        for key in ("num_hidden_layers", "num_hidden_groups", "inner_group_num")
+    }
 
     def read(self, values: dict[str, Any]) -> dict[str, Any]:
         fields = super().read(values)

@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from fastenc.models.architectures.base import Architecture, Names, in_layers
+from fastenc.models.architectures.values import PROBABILITY, SWITCH
 from fastenc.nn.layer_spec import LayerDropout, LayerSpec
 
 POSITION_OFFSET = 2  # rows of the position table that transformers leaves unused
@@ -49,6 +50,11 @@ class Bart(Architecture):
     token_classifier = None
     question_answerer = None
     pre_norm = False
+    rules = {
+        "encoder_layerdrop": PROBABILITY.or_none(),
+        "activation_dropout": PROBABILITY.or_none(),
+        "scale_embedding": SWITCH,
+    }
 
     def check_supported(self, values: dict[str, Any]) -> None:
         if values.get("encoder_layerdrop"):

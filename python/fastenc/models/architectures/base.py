@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor
 
+from fastenc.models.architectures.values import FIELDS, ID, SWITCH, Rule, check, shown
 from fastenc.nn.layer_spec import (
     ACTIVATIONS,
     AttentionSpec,
@@ -103,6 +104,7 @@ class Architecture:
         positions_after_padding: whether positions count from the row after the padding token's (RoBERTa).
         lm_head, classifier, token_classifier, question_answerer: the heads, or None if the family has no such head.
         supported: key in config.json → the only value that is supported.
+        rules: key in config.json → the rule for its value, for keys that are no fields of EncoderConfig.
     """
 
     name: ClassVar[str]
@@ -129,7 +131,15 @@ class Architecture:
         "add_cross_attention": False,
     }
 
+    rules: ClassVar[dict[str, Rule]] = {}
+
     # Configuration
+
+    def check_values(self, values: dict[str, Any]) -> None:
+        """Raise ValueError for a value of config.json that has a wrong type or is out of bounds."""
+        fields = {theirs: FIELDS[ours] for ours, theirs in self.config_names.items()}
+        common = {"pad_token_id": ID, "tie_word_embeddings": SWITCH}
+        check(values, {**common, **fields, **self.rules}, "config.json: ")
 
     def present_config(self, values: dict[str, Any]) -> dict[str, Any]:
         """The values of config.json in transformers' current names; those of the hub's remote code are converted."""
@@ -140,8 +150,8 @@ class Architecture:
         for key, supported in self.supported.items():
             if values.get(key, supported) not in (supported, None):
                 raise ValueError(
-                    f"config.json: {key} must be {supported!r}, got {values[key]!r}: this variant of the architecture "
-                    "is not supported, take transformers for this model"
+                    f"config.json: {key} must be {supported!r}, got {shown(values[key])}: this variant of the "
+                    "architecture is not supported, take transformers for this model"
                 )
 
     def read(self, values: dict[str, Any]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from fastenc.models.architectures.base import (
     dropouts_in_layers,
     in_layers,
 )
+from fastenc.models.architectures.values import PROBABILITY
 from fastenc.nn.layer_spec import LayerDropout
 
 
@@ -47,6 +48,7 @@ class DistilBert(Architecture):
     )
     classifier = HeadSpec({"dense": "pre_classifier", "out": "classifier"}, activation="relu")
     question_answerer = HeadSpec({"out": "qa_outputs"})
+    rules = {"qa_dropout": PROBABILITY}
 
     def layer_dropout(self, config) -> LayerDropout:
         return LayerDropout(config.attention_dropout_p, 0.0, 0.0, config.hidden_dropout_p)

@@ -17,6 +17,7 @@ from fastenc.models.architectures.base import (
     split_rows,
 )
 from fastenc.models.architectures.nomic_bert import NomicBert
+from fastenc.models.architectures.values import COUNT, POSITIVE, TABLE, check
 from fastenc.nn.layer_spec import LayerDropout
 
 # The remote code's names in a layer → transformers'.
@@ -111,6 +112,8 @@ def _rope_parameters(values: dict[str, Any]) -> dict[str, Any]:
     Its "ntk" scaling with factor k has the frequencies 1 / ((k theta)^(2i/dim) k^(2/dim)). That is linear scaling by
     k^(2/dim) with the base k theta. Source: Su 2023, https://kexue.fm/archives/9706, equation 6.
     """
+    sizes = {"hidden_size": COUNT, "num_attention_heads": COUNT}
+    check(values, {"rope_theta": POSITIVE, "rope_scaling": TABLE, **sizes}, "config.json: ")
     theta, scaling = float(values.get("rope_theta", 10_000.0)), values.get("rope_scaling")
     if not scaling:
         return {"rope_type": "default", "rope_theta": theta}
@@ -119,5 +122,12 @@ def _rope_parameters(values: dict[str, Any]) -> dict[str, Any]:
             f"config.json: rope_scaling must be of type 'ntk' without mixed_b, got {scaling!r}: take the "
             "remote code for this model"
         )
-    dim, k = values["hidden_size"] // values["num_attention_heads"], float(scaling["factor"])
+    check({"factor": None, **scaling}, {"factor": POSITIVE}, "config.json: rope_scaling's ")
+    missing = [name for name in sizes if name not in values]
+    if missing:
+        raise ValueError(f"config.json must give {', '.join(missing)}: is the file complete?")
+    dim, k = (
+        max(1, values["hidden_size"] // values["num_attention_heads"]),
+        float(scaling["factor"]),
+    )
     return {"rope_type": "linear", "factor": k ** (2 / dim), "rope_theta": k * theta}

@@ -19,6 +19,19 @@ from fastenc.models.architectures.base import (
     in_layers,
 )
 from fastenc.models.architectures.rotary import read_rotary, read_scaling
+from fastenc.models.architectures.values import (
+    ACTIVATION,
+    AT_LEAST_0,
+    COUNT,
+    NOT_NEGATIVE,
+    POSITIVE,
+    PROBABILITY,
+    SWITCH,
+    TABLE,
+    Rule,
+    check,
+    one_of,
+)
 from fastenc.nn.layer_spec import (
     ACTIVATIONS,
     AttentionSpec,
@@ -32,6 +45,7 @@ from fastenc.nn.rotary import RotarySpec
 FULL, SLIDING = "full_attention", "sliding_attention"
 # Kind of layer → (key of its theta in older files, default).
 OLD_THETA = {FULL: ("global_rope_theta", 160_000.0), SLIDING: ("local_rope_theta", 10_000.0)}
+WIDEST = 2**30  # a window that hides nothing, and that the kernels' integers hold
 HEAD = {"dense": "head.dense", "norm": "head.norm"}
 
 
@@ -70,13 +84,47 @@ class ModernBert(Architecture):
             fields["eps"] = values["layer_norm_eps"]
         return fields
 
+    rules = {
+        "layer_norm_eps": NOT_NEGATIVE,
+        "local_attention": AT_LEAST_0,
+        "global_attn_every_n_layers": COUNT,
+        "mlp_dropout": PROBABILITY,
+        **dict.fromkeys(
+            ("attention_bias", "mlp_bias", "norm_bias", "decoder_bias", "classifier_bias"), SWITCH
+        ),
+        "sparse_prediction": SWITCH,
+        "initializer_cutoff_factor": POSITIVE.or_none(),
+        "classifier_activation": ACTIVATION,
+        "classifier_pooling": one_of(("cls", "mean")),
+        "layer_types": Rule(
+            f"a list of {FULL!r} and {SLIDING!r}",
+            lambda value: (
+                isinstance(value, list) and all(kind in (FULL, SLIDING) for kind in value)
+            ),
+        ).or_none(),
+        "rope_parameters": TABLE,
+        "rope_scaling": TABLE,
+        "global_rope_theta": POSITIVE,
+        "local_rope_theta": POSITIVE,
+    }
+
+    def check_values(self, values: dict[str, Any]) -> None:
+        super().check_values(values)
+        kinds, layers = values.get("layer_types"), values.get("num_hidden_layers")
+        if kinds and len(kinds) != layers:
+            raise ValueError(
+                f"config.json: layer_types must have a name for each of the {layers} layers, got {len(kinds)}: is the "
+                "file damaged?"
+            )
+        check(values.get("rope_parameters") or {}, dict.fromkeys(OLD_THETA, TABLE), "config.json: ")
+
     def check_supported(self, values: dict[str, Any]) -> None:
         super().check_supported(values)
         for kind in OLD_THETA:
             read_scaling(_rope(values, kind), self.defaults["max_positions"])
 
     def layer(self, config, number: int) -> LayerSpec:
-        side = int(config.extra.get("local_attention", 128)) // 2
+        side = min(config.extra.get("local_attention", 128) // 2, WIDEST)
         window = (side, side) if self._kind(config, number) == SLIDING else (-1, -1)
         norm = NormSpec("layer", config.eps)
         activation = ACTIVATIONS[config.activation]

@@ -22,6 +22,7 @@ from fastenc.models.architectures.base import (
     split_rows,
 )
 from fastenc.models.architectures.rotary import read_rotary, read_scaling
+from fastenc.models.architectures.values import POSITIVE, ROPE, TABLE
 from fastenc.nn.layer_spec import (
     ACTIVATIONS,
     AttentionSpec,
@@ -96,6 +97,18 @@ class NomicBert(Architecture):
         "rotary_emb_scale_base": None,
     }
 
+    rules = {
+        "rope_parameters": TABLE,
+        "rope_scaling": TABLE,
+        "rope_theta": POSITIVE,
+        "partial_rotary_factor": ROPE["partial_rotary_factor"],
+        "original_max_position_embeddings": ROPE["original_max_position_embeddings"],
+    }
+
+    def check_values(self, values: dict[str, Any]) -> None:
+        # The remote code's files give null for values that they leave out.
+        super().check_values({key: value for key, value in values.items() if value is not None})
+
     def check_supported(self, values: dict[str, Any]) -> None:
         super().check_supported(values)
         if values.get("num_experts") or values.get("moe_every_n_layers"):
@@ -134,7 +147,7 @@ class NomicBert(Architecture):
         return Biases(qkv=False, attention_out=False, up=False, down=False)
 
     def rotary(self, config, number: int) -> RotarySpec:
-        theta = config.extra.get("rope_theta", self.theta)
+        theta = config.extra.get("rope_theta") or self.theta
         return read_rotary(_rope(config.extra), config.head_dim, theta, config.max_positions)
 
     def position_table(self, config) -> bool:

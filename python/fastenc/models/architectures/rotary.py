@@ -3,6 +3,7 @@
 import math
 from typing import Any
 
+from fastenc.models.architectures.values import ROPE, check
 from fastenc.nn.rotary import LinearScaling, RotarySpec, YarnScaling
 
 
@@ -16,9 +17,12 @@ def read_rotary(given: dict[str, Any], dim: int, theta: float, positions: int) -
         positions: the model's max_positions.
     Raises: ValueError as :func:`read_scaling`.
     """
+    check(given, ROPE, "config.json: rope_parameters' ")
     theta = float(given.get("rope_theta") or theta)
-    bounded = _kind(given) == "dynamic"
-    return RotarySpec(dim, theta, read_scaling(given, positions), bounded)
+    bounded, scaling = _kind(given) == "dynamic", read_scaling(given, positions)
+    if theta == 1 and isinstance(scaling, YarnScaling):
+        raise ValueError("config.json: rope_theta of YaRN must not be 1, got 1: correct it")
+    return RotarySpec(dim, theta, scaling, bounded)
 
 
 def read_scaling(given: dict[str, Any], positions: int) -> LinearScaling | YarnScaling | None:
@@ -28,6 +32,7 @@ def read_scaling(given: dict[str, Any], positions: int) -> LinearScaling | YarnS
 
     Raises: ValueError for another rope_type, a partial rotation, or a wrong factor.
     """
+    check(given, ROPE, "config.json: rope_parameters' ")
     kind = _kind(given)
     if given.get("partial_rotary_factor") not in (None, 1, 1.0):
         raise ValueError(
@@ -46,7 +51,7 @@ def read_scaling(given: dict[str, Any], positions: int) -> LinearScaling | YarnS
     original = given.get("original_max_position_embeddings") or positions
     if factor is None and kind == "yarn":
         factor = positions / original
-    if not isinstance(factor, int | float) or not 0 < factor < math.inf:
+    if factor is None or factor <= 0:
         raise ValueError(f"config.json: rope's factor must be a number above 0, got {factor!r}")
     if kind == "linear":
         return LinearScaling(float(factor))

@@ -16,6 +16,7 @@ from fastenc.models.architectures.base import (
     dropouts_in_layers,
     in_layers,
 )
+from fastenc.models.architectures.values import ACTIVATION, COUNT, SWITCH, TEXT, integer, shown
 from fastenc.nn.layer_spec import (
     ACTIVATIONS,
     AttentionSpec,
@@ -57,9 +58,25 @@ class T5(Architecture):
     has_token_types = False
     layers_path = "encoder.block"
     supported = {"is_decoder": False}
+    rules = {
+        "feed_forward_proj": TEXT,
+        "dense_act_fn": ACTIVATION,
+        "is_gated_act": SWITCH,
+        "relative_attention_num_buckets": integer("an integer of at least 4", 4),
+        "relative_attention_max_distance": COUNT,
+    }
 
     def check_supported(self, values: dict[str, Any]) -> None:
         super().check_supported(values)
+        buckets, distance = (
+            values.get("relative_attention_num_buckets", 32),
+            values.get("relative_attention_max_distance", 128),
+        )
+        if distance <= buckets // 4:
+            raise ValueError(
+                "config.json: relative_attention_max_distance must be more than a quarter of "
+                f"relative_attention_num_buckets, got {distance} and {buckets}: is the file damaged?"
+            )
         # transformers writes the meaning of feed_forward_proj into two more keys, and computes with these.
         gated, activation = self._feed_forward(values)
         named = values.get("dense_act_fn", activation)
@@ -83,9 +100,13 @@ class T5(Architecture):
     def _feed_forward(self, values: dict[str, Any]) -> tuple[bool, str]:
         """(whether the feed-forward layer is gated, its activation); "gated-gelu" means GELU's tanh form."""
         kind = values.get("feed_forward_proj", self.feed_forward_default)
-        return kind.startswith("gated-"), (
-            "gelu_new" if kind == "gated-gelu" else kind.removeprefix("gated-")
-        )
+        gated, activation = kind.startswith("gated-"), kind.removeprefix("gated-")
+        if activation not in ACTIVATIONS:
+            raise ValueError(
+                f"config.json: feed_forward_proj must be an activation, one of {sorted(ACTIVATIONS)}, or gated- and "
+                f"an activation, got {shown(kind)}"
+            )
+        return gated, "gelu_new" if kind == "gated-gelu" else activation
 
     def layer(self, config, number: int) -> LayerSpec:
         gated, _ = self._feed_forward(config.extra)
