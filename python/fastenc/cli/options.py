@@ -182,9 +182,14 @@ def build(kind: Any, values: dict[str, Any]) -> Any:
 
 def in_options_words(text: str, options: Iterable[Option]) -> str:
     """An error message in which names of fields are replaced by names of options, such as --batch-size, and arguments
-    of Python by options: resume=True by --resume."""
+    of Python by options: resume=True by --resume, quoting="csv" by --quoting csv, and label= by --label."""
     names = {option.name: _title(option) for option in options}
-    text = re.sub(r"\b(\w+)=True\b", lambda found: names.get(found[1], found[0]), text)
+
+    def as_option(found: re.Match) -> str:
+        value = f" {found[2]}" if found[2] else ""
+        return f"{names[found[1]]}{value}" if found[1] in names else found[0]
+
+    text = re.sub(r'\b(\w+)=(?:True\b|"([^"]*)"|(?=\s))', as_option, text)
     return re.sub(r"^\w+(?= must\b)|\b\w+_\w+\b", lambda found: names.get(found[0], found[0]), text)
 
 

@@ -25,7 +25,7 @@ class Predict(Command):
     with offsets and candidates (.jsonl). sentence-embedding: the cosine similarity of each pair of texts; `fastenc
     embed` writes the vectors. word-sense: the sense of each word and its score (.tsv, .jsonl).
 
-    Files may be of any size: 1,000 items at a time are read, encoded and predicted. What is finished is kept beside the
+    Files may be of any size: 256 items at a time are read, encoded and predicted. What is finished is kept beside the
     output every few seconds, so that --resume continues after it. Questions are all read at once.
 
     Examples:

@@ -131,7 +131,7 @@ def _check_entity_tags(path: str | Path, sentences: Sequence[Sentence]) -> None:
     if other := _first_other_tag(path, sentences):
         raise ValueError(
             f"{other} is neither an IOB2 nor a BIOES tag, such as B-PER or O: correct it (from BILOU, write L- as E- "
-            "and U- as S-), or give --tag-column the column of the entities"
+            "and U- as S-), or give tag_column the column of the entities"
         )
 
 
@@ -260,7 +260,7 @@ def _columns(
     if word == tag:
         raise ValueError(
             f"{path}, line {number}: words and tags must be in two columns, got column {word} of {len(cells)} for "
-            "both: give a file with a word and its tag on each line, or give --word-column and --tag-column other "
+            "both: give a file with a word and its tag on each line, or give word_column and tag_column other "
             "numbers"
         )
     return word, tag

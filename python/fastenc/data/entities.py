@@ -68,7 +68,7 @@ def read_entities(
         if not names:
             raise ValueError(
                 f"{path} must hold at least one entity to learn from, got none: give another file, or give "
-                "--tag-column the column of the entities"
+                "tag_column the column of the entities"
             )
         if kind_of(path) != ".jsonl":
             _warn_of_unread_levels(path, columns, set(names))

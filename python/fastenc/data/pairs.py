@@ -74,14 +74,14 @@ def read_pairs(
     top = max(value for _, value in found) if highest is None else highest
     if not (top > 0 and math.isfinite(top)):
         raise ValueError(
-            f"{path}: the highest score must be positive, got {top}: give --highest-similarity the score of two texts "
+            f"{path}: the highest score must be positive, got {top}: give highest_similarity the score of two texts "
             "with the same meaning"
         )
     for where, value in found:
         if abs(value) > top:
             raise ValueError(
                 f"{where}: the absolute value of a score must be at most {top}, the highest in the training set or "
-                f"--highest-similarity, got {value}: correct it, or give a larger --highest-similarity"
+                f"highest_similarity, got {value}: correct it, or give a larger highest_similarity"
             )
     lines = [where for where, _ in found]
     return TextPairs(texts, [value / top for _, value in found], top, lines)

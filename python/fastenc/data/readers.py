@@ -142,12 +142,12 @@ def read_labelled(
     names = list(label_names) if label_names is not None else _sorted({v for _, v in singles})
     if not names:
         raise ValueError(
-            f"{path}: column {label!r} must hold labels, got none in any row: give --label another column"
+            f"{path}: column {label!r} must hold labels, got none in any row: give label= another column"
         )
     if label_names is None and len(names) == 1 and not multi_label:
         raise ValueError(
             f"{path}: there must be at least two different labels to learn, got {names[0]!r} in every row of column "
-            f"{label!r}: add rows with another label, or give --label another column"
+            f"{label!r}: add rows with another label, or give label= another column"
         )
     index = {name: number for number, name in enumerate(names)}
     for where, value in singles:
@@ -330,8 +330,8 @@ def _tsv_cells(path: Path, check: bool) -> Iterator[tuple[int, list[str]]]:
         if check and any(map(QUOTED.fullmatch, values)):
             value = next(filter(QUOTED.fullmatch, values))
             raise ValueError(
-                f"{path}, line {number}: {value[:60]} is quoted as in CSV: give --quoting csv to remove such quotes, "
-                "or --quoting none to keep them"
+                f'{path}, line {number}: {value[:60]} is quoted as in CSV: give quoting="csv" to remove such quotes, '
+                'or quoting="none" to keep them'
             )
         yield number, values
 

@@ -118,7 +118,7 @@ def _read_columns(path: str | Path, sense_column: int | None, labelled: bool) ->
         if len(cells) < 3 or not 0 <= column < len(cells) or (labelled and column <= POS):
             raise ValueError(
                 f"{path}, line {number}: a line must hold word, lemma, part of speech and sense, got {len(cells)} "
-                f"columns and sense column {column + 1}: give an all-words file, or --sense-column another number"
+                f"columns and sense column {column + 1}: give an all-words file, or sense_column another number"
             )
         for word, (number, cells) in enumerate(rows):
             letter = _letter(cells[POS])

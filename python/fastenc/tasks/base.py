@@ -65,11 +65,11 @@ class Task(ABC):
     def __post_init__(self) -> None:
         if self.layers not in (None, MIX):
             raise ValueError(
-                f"layers must be {MIX}, or left out, got {self.layers!r}: leave out --layers"
+                f"layers must be {MIX}, or left out, got {self.layers!r}: leave it out"
             )
         if self.layers == MIX and not self.trains_by_steps:
             raise ValueError(
-                f"{self.name} cannot train a weighted sum of layers: leave out --layers {MIX}"
+                f'{self.name} cannot train a weighted sum of layers, got layers="{MIX}": leave it out'
             )
 
     @abstractmethod

@@ -267,7 +267,7 @@ def _check_classes(path: str | Path, data: LabelledData) -> None:
         return
     raise ValueError(
         f"{path}: the labels are {len(numbers)} different numbers in {len(data)} rows, such as {data.label_names[0]} "
-        f"and {data.label_names[-1]}: give --regression to predict numbers, or use words as names of the classes"
+        f"and {data.label_names[-1]}: give regression=True to predict numbers, or use words as names of the classes"
     )
 
 

@@ -11,7 +11,7 @@ from fastenc._progress import Counter
 from fastenc.tasks.base import Task
 from fastenc.tasks.parts_file import PartsFile, file_stamp
 
-PART = 1_000  # number of items that are read, encoded and predicted together
+PART = 256  # number of items that are read, encoded and predicted together
 
 
 def predict_file(

@@ -32,7 +32,7 @@ TASKS: dict[str, type[Task]] = {
 def task_named(name: str) -> type[Task]:
     """The class of a task. Raises: ValueError for an unknown name."""
     if name not in TASKS:
-        raise ValueError(f"--task must be one of {', '.join(TASKS)}, got {name}: give one of them")
+        raise ValueError(f"task must be one of {', '.join(TASKS)}, got {name}: give one of them")
     return TASKS[name]
 
 
@@ -80,7 +80,7 @@ def make_task(task: type[Task], options: dict[str, Any]) -> Task:
         if name not in known:
             owners = [t.name for t in TASKS.values() if name in {field.name for field in fields(t)}]
             raise ValueError(
-                f"--{name.replace('_', '-')} is an option of {', '.join(owners) or 'no task'}, not of {task.name}: "
+                f"{name}= is an option of {', '.join(owners) or 'no task'}, not of {task.name}: "
                 "leave it out, or check the task"
             )
     values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in options.items()}

@@ -108,7 +108,7 @@ class TokenClassification(Task):
         if train is None and len(data.label_names) == 1:
             raise ValueError(
                 f"{path}: there must be at least two different tags to learn, got {data.label_names[0]!r} for every "
-                "word: give --tag-column another column, or add sentences with other tags"
+                "word: give tag_column another column, or add sentences with other tags"
             )
         return data
 

@@ -55,12 +55,12 @@ def task_trainer(
     model.task_options = json.loads(json.dumps(stored_task.options_to_keep(train)))
     known = task.metrics(train)
     if metric is not None and (dev is None or metric not in known):
-        raise ValueError(f"--metric needs --dev and one of {', '.join(known)}, got {metric}")
+        raise ValueError(f"metric= needs dev= and one of {', '.join(known)}, got {metric}")
     metric = metric or known[0]
     if not task.trains_by_steps:
         if features is not None:
             raise ValueError(
-                f"{task.name} cannot train a head on cached features: leave out --adapt"
+                f"{task.name} cannot train a head on cached features: train it without them"
             )
         return Fitting(task, model, train, config, dev, metric, origin)
     config = replace(
