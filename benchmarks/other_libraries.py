@@ -124,7 +124,12 @@ def pipeline(
     chosen = texts(count)
     if task == "fill-mask":
         chosen = [f"{text} [MASK]" for text in chosen]
-    return lambda: run(chosen, batch_size=BATCH, **call)
+    if task != "feature-extraction":
+        return lambda: run(chosen, batch_size=BATCH, **call)
+    # In a batch the pipeline returns rows of padding tokens too. They are 0 in a patched model.
+    lengths = [len(ids) for ids in tokenizer()(chosen)["input_ids"]]
+    of_tokens = lambda found: [rows[0][:n] for rows, n in zip(found, lengths, strict=True)]
+    return lambda: of_tokens(run(chosen, batch_size=BATCH, **call))
 
 
 def sentence_transformer(prepare: Prepare) -> Any:

@@ -1,7 +1,7 @@
 """Tables from the committed results: python -m benchmarks.tables [--check | --output FILE]
 
-Without an option docs/benchmarks.md is written, and the README's tables of speed between its markers. With --check a
-difference is an error. --output writes the tables only, of the results below $FASTENC_RESULTS if that is set.
+Without an option docs/benchmarks.md is written, and the tables between markers of the README and of docs/with. With
+--check a difference is an error. --output writes the tables only, of the results below $FASTENC_RESULTS if that is set.
 """
 
 import argparse
@@ -16,6 +16,8 @@ from benchmarks._harness import RESULTS
 
 ROOT = Path(__file__).parents[1]
 README, PAGE = ROOT / "README.md", ROOT / "docs" / "benchmarks.md"
+LIBRARIES = ROOT / "docs" / "with"
+MEASURED = re.compile(r"(<!-- measured: ([\w-]+) -->\n).*?(<!-- /measured -->)", re.DOTALL)
 MARKERS = re.compile(r"(<!-- (headline|speed|families) -->\n).*?(<!-- /\2 -->)", re.DOTALL)
 HEAD = """# Benchmarks
 
@@ -592,6 +594,37 @@ def families() -> str:
     return "\n".join(lines[:-1]) + "\n"
 
 
+# page in docs/with: the first words of its cases
+CASES_OF = {
+    "transformers": ("Trainer", "pipeline"),
+    "sentence-transformers": ("Sentence", "CrossEncoder", "SparseEncoder"),
+    "others": ("SetFit", "GLiNER", "KeyBERT", "BERTopic", "LangChain", "Haystack"),
+}
+
+
+def other_libraries(page: str) -> str:
+    """What a page's libraries gain, a table a device; no text where nothing was measured."""
+    parts = []
+    for device in sorted(path for path in RESULTS.glob("*") if path.is_dir()):
+        data = load(device, "other_libraries")
+        cases = {} if data is None else data["cases"]
+        chosen = {case: rows for case, rows in cases.items() if case.startswith(CASES_OF[page])}
+        if not chosen:
+            continue
+        lines = ["| | speed-up | largest difference | tested with |", "|---|---:|---:|---|"]
+        for case, rows in chosen.items():
+            row = rows["patched"]
+            if problem := state(row):
+                lines.append(f"| {case} | {problem} | | |")
+                continue
+            used = ", ".join(f"{name} {version}" for name, version in row["versions"].items())
+            apart = f"{row['largest_difference']:.1g}"
+            lines.append(f"| {case} | {speedup(row)} | {apart} | {used} |")
+        turns = min(rows["patched"].get("rounds", 0) for rows in chosen.values())
+        parts += [machine_line(data["machine"]) + f" Medians of {turns} turns.", "", *lines, ""]
+    return "\n".join(parts) + "\n"
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
@@ -609,6 +642,11 @@ def main() -> int:
         README: MARKERS.sub(lambda match: match[1] + made[match[2]]() + match[3], readme),
         PAGE: HEAD + tables(),
     }
+    for path in sorted(LIBRARIES.glob("*.md")):
+        wanted[path] = MEASURED.sub(
+            lambda match: match[1] + other_libraries(match[2]) + match[3],
+            path.read_text(encoding="utf-8"),
+        )
     stale = [
         path
         for path, text in wanted.items()

@@ -18,6 +18,7 @@ from benchmarks import (
     bench_models,
     lengths,
     numerics,
+    other_libraries,
     plots,
     tables,
 )
@@ -425,6 +426,32 @@ def test_the_headline_names_both_orders_where_both_are_measured(tmp_path, monkey
     write("encoder", {"lengths of SST-2": rows | {tables.SORTED: {"median_ms": 25.0}}})
     assert "6.0 times as fast" in tables.headline()
     assert "2.5 times as fast as on texts sorted by length" in tables.headline()
+
+
+def test_a_page_of_libraries_has_its_own_cases_and_says_what_is_missing(tmp_path, monkeypatch):
+    monkeypatch.setattr(tables, "RESULTS", tmp_path)
+    assert tables.other_libraries("others") == "\n"
+    (tmp_path / "cpu").mkdir()
+    machine = {"device": "Some CPU", "threads": 2, "versions": {"torch": "2.13"}, "date": "today"}
+    patched = {"speedup": 2.5, "largest_difference": 1.2e-7, "rounds": 5}
+    cases = {
+        "KeyBERT, extract_keywords": {"patched": patched | {"versions": {"keybert": "0.9.0"}}},
+        "SetFit, predict_proba": {"patched": {"missing": "not installed: setfit"}},
+        "Trainer, evaluation": {"patched": patched | {"versions": {}}},
+    }
+    found = {"machine": machine, "cases": cases}
+    (tmp_path / "cpu" / "other_libraries.json").write_text(json.dumps(found))
+    text = tables.other_libraries("others")
+    assert "| KeyBERT, extract_keywords | 2.50× | 1e-07 | keybert 0.9.0 |" in text
+    assert "not installed: setfit" in text and "Trainer" not in text
+    assert set(tables.CASES_OF) == {path.stem for path in tables.LIBRARIES.glob("*.md")}
+
+
+def test_the_libraries_results_are_compared_number_by_number():
+    found = [{"score": 0.5, "word": "bank"}, [{"scores": torch.tensor([0.25, 1.0])}], 2]
+    assert other_libraries.numbers(found) == [0.5, 0.25, 1.0, 2.0]
+    every = tuple(first for several in tables.CASES_OF.values() for first in several)
+    assert all(case.startswith(every) for case in other_libraries.CASES)
 
 
 def test_tables_say_of_every_provider_what_there_is(tmp_path, monkeypatch):
