@@ -3,9 +3,11 @@
 import math
 import re
 import signal
+from xml.etree import ElementTree
 
 import pytest
 
+from fastenc.analysis.figures import INK
 from fastenc.demo import __main__ as demo
 from fastenc.demo import classification, corpus, encoding, pretraining
 from fastenc.train.interruption import TrainingInterrupted
@@ -68,7 +70,12 @@ def test_whole_demo_writes_its_report(tmp_path, monkeypatch, capsys):
         printed,
     )
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
-    assert "data:image/png;base64," in page
+    assert "prefers-color-scheme: dark" in page and INK not in page
+    drawn = [ElementTree.fromstring(svg) for svg in re.findall(r"<svg.*?</svg>", page, re.S)]
+    texts = {"".join(text.itertext()) for svg in drawn for text in svg.iterfind(".//{*}text")}
+    assert len(drawn) == 3
+    assert {"masked-LM loss (nats)", "sentences per second", "training", "held out"} <= texts
+    assert "currentColor" in page and not re.findall(r'(?:src|href)="(?:https?:)?//', page)
     for name in ("Hugging Face", "fastenc.patch", "majority class", "fine-tuned MiniLM"):
         assert f"<td>{name}</td>" in page
     for folder in ("pretrained", "finetuned"):

@@ -134,7 +134,7 @@ def draw(
 
 def _add_legend(figure: Any, grid: Sequence[Any]) -> None:
     """Put a legend in rows above the panels, and make the figure higher by these rows."""
-    entries = {}
+    entries: dict[str, Any] = {}
     for axes in grid:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
             entries.setdefault(label, handle)
@@ -291,7 +291,7 @@ def table(
         f"<tr>{''.join(cell(column, text) for column, text in zip(columns, row, strict=True))}</tr>"
         for row in rows
     )
-    drawing = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    drawing = f"<table class='stacked'><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
     return Figure(name, title, caption, drawing, tuple(columns), [tuple(row) for row in rows])
 
 

@@ -121,15 +121,11 @@ def probe_by_layer(
             ]
             mean, std = x[0].mean(0), x[0].std(0) + 1e-12
             x = [(each - mean) / std for each in x]
-            scores.append(
-                ProbeScore(
-                    *(
-                        _accuracy(x, labels, iterations)
-                        for labels in ([each.labels for each in sets], controls)
-                    ),
-                    words=len(sets[1].labels),
-                )
+            accuracy, control = (
+                _accuracy(x, labels, iterations)
+                for labels in ([each.labels for each in sets], controls)
             )
+            scores.append(ProbeScore(accuracy, control, len(sets[1].labels)))
         del vectors
     return scores
 

@@ -16,8 +16,8 @@ STYLE = """
 }
 body { background: var(--ground); color: var(--ink); font: 16px/1.5 system-ui, sans-serif;
   max-width: 46rem; margin: 2rem auto; padding: 0 1rem; overflow-wrap: anywhere; }
-h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin: 0 0 .25rem; }
-section { border-top: 1px solid var(--line); padding: 1.5rem 0; }
+h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin: 1.5rem 0 .25rem; }
+section { border-top: 1px solid var(--line); padding: 1.5rem 0; } section h2 { margin-top: 0; }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: .2rem 1rem; font-size: .9rem; }
 dt, .data { color: var(--soft); } dd { margin: 0; } .data { font-size: .9rem; }
 svg { width: 100%; max-width: 38rem; height: auto; } a { color: inherit; }
@@ -26,9 +26,10 @@ th, td { border-bottom: 1px solid var(--line); padding: .35rem .6rem .35rem 0; t
 th { color: var(--soft); font-weight: normal; }
 @media (max-width: 40rem) {
   body { margin: 1rem auto; }
-  thead { display: none; } tr { display: block; border-bottom: 1px solid var(--line); padding: .5rem 0; }
-  td { display: block; border: 0; padding: .1rem 0; }
-  td::before { content: attr(data-column) ": "; color: var(--soft); }
+  .stacked thead { display: none; }
+  .stacked tr { display: block; border-bottom: 1px solid var(--line); padding: .5rem 0; }
+  .stacked td { display: block; border: 0; padding: .1rem 0; }
+  .stacked td::before { content: attr(data-column) ": "; color: var(--soft); }
 }
 """
 
@@ -56,9 +57,7 @@ def write_report(
             file = folder / f"{figure.name}.csv"
             write_atomically(file, partial(_write_csv, figure))
             link = f'<p class="data"><a href="{folder.name}/{file.name}">Data (CSV)</a></p>'
-        drawing = figure.drawing.replace(
-            "<svg ", f'<svg role="img" aria-label="{html.escape(figure.title)}" ', 1
-        )
+        drawing = named(figure.drawing, figure.title)
         sections.append(
             f'<section id="{figure.name}"><h2>{html.escape(figure.title)}</h2>'
             f"<p>{html.escape(figure.caption)}</p>{drawing}{link}</section>"
@@ -73,6 +72,11 @@ def write_report(
         f"<dl>{listed}</dl>\n{''.join(sections)}</body></html>\n"
     )
     write_atomically(path, lambda temporary: temporary.write_text(page, encoding="utf-8"))
+
+
+def named(drawing: str, name: str) -> str:
+    """The drawing with a name that programs read aloud."""
+    return drawing.replace("<svg ", f'<svg role="img" aria-label="{html.escape(name)}" ', 1)
 
 
 def _write_csv(figure: Figure, path: Path) -> None:

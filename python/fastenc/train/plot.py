@@ -37,17 +37,18 @@ def plot_log(
     # pyplot is not used, because it would change the user's backend and current figure.
     figure_class = require("matplotlib.figure", extra="plots").Figure
     figure = figure_class(figsize=(4.2 * len(panels), 3.6), layout="constrained")
-    for axis, name in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
-        for key, label, marker in ((name, "training", ""), (f"eval_{name}", "evaluation", "o")):
+    grid = figure.subplots(1, len(panels), squeeze=False, sharex=True)
+    for axis, name in zip(grid[0], panels, strict=True):
+        for key, label, look in ((name, "training", "C0-"), (f"eval_{name}", "evaluation", "C1o-")):
             if points := _series(lines, key):
-                steps, values = zip(*points, strict=True)
-                axis.plot(steps, values, label=label, marker=marker, markersize=4)
+                axis.plot(*zip(*points, strict=True), look, label=label, markersize=4)
         if best is not None:
             axis.axvline(
                 best, color="0.4", linestyle="--", linewidth=1, label=f"best: step {best:,}"
             )
         axis.set(xlabel="optimiser steps", ylabel=LABELS.get(name, name))
         axis.xaxis.get_major_locator().set_params(integer=True)
+        axis.ticklabel_format(axis="y", scilimits=(-3, 4))
         axis.grid(alpha=0.3)
         if name != "learning_rate" or best is not None:
             axis.legend()
