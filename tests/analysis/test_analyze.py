@@ -389,7 +389,7 @@ def test_the_page_says_where_its_figures_come_from(encoder, data, tmp_path):
         assert f"{package} {version(package)}" in facts["Versions"]
     assert re.fullmatch(r"\d{4}-\d\d-\d\d", facts["Date"])
     found = dict(re.findall(r'<section id="(\w+)"><h2>(.*?)</h2>', page))
-    assert found["map"] == "Uses of &#x27;bank&#x27; in senses.tsv, layer -1"
+    assert found["map"] == "Uses of &#x27;bank&#x27; in senses.tsv, layer 2"
     assert found["relations"].endswith(": dev.conllu") and found["similarity"].endswith(
         ": words.tsv"
     )

@@ -77,7 +77,7 @@ def analyze(
         raise ValueError(
             "the encoder must have a tokenizer, got none: load it from a folder with a tokenizer.json"
         )
-    resolve_layers((layer,), encoder.config.num_layers)
+    (layer,) = resolve_layers((layer,), encoder.config.num_layers)
     planned = _plan(encoder, Path(folder), word, layer, sentences, map_method, static)
     figures = []
     with Counter("analysing", "figures", len(planned), show=show_progress) as counter:
