@@ -161,6 +161,18 @@ def test_every_case_is_on_disk_before_the_next(tmp_path):
     assert not _cases.Report(path).failed("check")
 
 
+def test_what_is_wrong_is_not_timed(monkeypatch, tmp_path):
+    timed = []
+    cases = [(name, lambda name=name: timed.append(name) or {"us": 1}) for name in ("a", "b", "c")]
+    monkeypatch.setattr(command, "cases_of", lambda section, size: iter(cases))
+    checked = {"a": {"right": True}, "b": {"right": False}, "c": {"failed": "ValueError"}}
+    path = tmp_path / gpu_quick.FILE
+    path.write_text(json.dumps({"check": {"cases": checked}}))
+    assert command.main(["time", "--small", "--cases", "--output", str(tmp_path)]) == 0
+    rows = json.loads(path.read_text())["time"]["cases"]
+    assert timed == ["a"] and rows["b"] == rows["c"] == {"failed": "its result is wrong, see check"}
+
+
 def test_a_new_run_of_a_section_forgets_the_last_one(monkeypatch, tmp_path):
     called = []
     monkeypatch.setattr(command, "supervise", lambda *call: called.append(call) or [])
