@@ -122,7 +122,7 @@ def small_sizes() -> None:
 
     for name, config in models.SIZES.items():
         models.SIZES[name] = replace(config, num_layers=1)
-    bench_models.TOKENS = 512
+    bench_models.TOKENS, bench_models.NAMES = 512, bench_models.NAMES[:1]
     gpu_quick.REAL = gpu_quick.REAL._replace(
         tokens=1024, vocabulary=1000, batches=((512, 128), (1024, 512))
     )
