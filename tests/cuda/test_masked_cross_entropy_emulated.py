@@ -202,6 +202,7 @@ def test_factors_of_one_and_ignored_rows_are_left_alone(emulated):
 def test_linear_form_on_padded_columns(emulated, monkeypatch, max_logits_bytes, dtype):
     linear = importlib.import_module("fastenc.ops.linear_masked_cross_entropy")
     monkeypatch.setitem(linear.COLUMN_MULTIPLE, "cpu", 64)
+    monkeypatch.setitem(linear.BIAS_COLUMNS, "cpu", 8)
     labels = labels_for(40, 301)
     tensors = [
         torch.randn(shape).to(dtype).requires_grad_() for shape in ((40, 24), (301, 24), (301,))

@@ -17,6 +17,7 @@ from fastenc.testing import assert_within_budget
 from tests.helpers.attention_cases import EDGE_LENGTHS
 from tests.helpers.extension import needs_cpp
 from tests.helpers.layers import KINDS, Layer, exact_gradients, gradients, widened
+from tests.helpers.products import widening_products_on_cpu
 
 pytestmark = needs_cpp
 EVERY_KIND = pytest.mark.parametrize("kind", KINDS)
@@ -241,3 +242,22 @@ def test_sharded_parameters_get_the_whole_models_gradients():
                 torch.testing.assert_close(grad, expected[name.removeprefix("module.")])
     finally:
         dist.destroy_process_group()
+
+
+def test_weight_gradients_of_widening_products_are_not_cast(monkeypatch):
+    """Each cast is a launch on a GPU. Two layers of two sublayers would make four."""
+    config = EncoderConfig(vocab_size=50, num_layers=2, hidden_size=64, num_heads=4)
+    encoder, batch = Encoder(config).train(), pack_sequences([[1, 2, 3], [4, 5, 6]])
+
+    def casts():
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = encoder(batch).last_hidden_state.float().square().sum()
+        with torch.profiler.profile() as profiler:
+            loss.backward()
+        assert all(p.grad is None or p.grad.dtype == p.dtype for p in encoder.parameters())
+        names = [event.name for event in profiler.events()]
+        return names.count("aten::_foreach_copy_")
+
+    assert casts() == 4
+    widening_products_on_cpu(monkeypatch)
+    assert casts() == 0

@@ -17,6 +17,7 @@ from tests.helpers.cross_entropy import (
     plain_loss,
 )
 from tests.helpers.extension import needs_cpp
+from tests.helpers.products import widening_products_on_cpu
 
 linear_module = importlib.import_module("fastenc.ops.linear_masked_cross_entropy")
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
@@ -145,6 +146,7 @@ def test_linear_loss_and_gradients_keep_the_budget(
     form_options = {}
     if form != "as on a CPU":
         monkeypatch.setitem(linear_module.COLUMN_MULTIPLE, "cpu", 64)
+        monkeypatch.setitem(linear_module.BIAS_COLUMNS, "cpu", 8)
         spare = 13 if form == "with rows to spare" else 0
         form_options = dict(max_labels=int((labels != -100).sum()) + spare)
     loss = linear_masked_cross_entropy(
@@ -168,6 +170,48 @@ def test_linear_loss_and_gradients_keep_the_budget(
     exact = torch.autograd.grad(truth, wide, upstream.double())
     for name, *triple in zip(("dhidden", "dweight", "dbias"), ours, theirs, exact, strict=True):
         assert_within_budget(*triple, name)
+
+
+@pytest.mark.parametrize("appended", [0, 8], ids=["as on a CPU", "as on a GPU"])
+def test_the_bias_gradient_is_not_scaled_by_a_rounded_share(appended, monkeypatch):
+    """1/255 lies in the middle of two numbers of bfloat16, 0.4 % from either."""
+    rows, width, vocabulary = 255, 16, 4000
+    monkeypatch.setitem(linear_module.BIAS_COLUMNS, "cpu", appended)
+    tensors = [
+        torch.randn(shape, requires_grad=True)
+        for shape in ((rows, width), (vocabulary, width), (vocabulary,))
+    ]
+    labels = torch.randint(vocabulary, (rows,))
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = linear_masked_cross_entropy(*tensors, labels)
+        logits = F.linear(*tensors).detach().double().requires_grad_()
+    ours = torch.autograd.grad(loss, tensors)[2]
+    (dlogits,) = torch.autograd.grad(F.cross_entropy(logits, labels), logits)
+    # Errors of single elements have either sign.
+    assert abs(float((ours.double() / dlogits.sum(0)).median()) - 1) < 5e-4
+
+
+@needs_cpp
+@pytest.mark.parametrize("max_logits_bytes", [2**31, 3000])
+def test_gradients_of_a_product_in_float32_are_more_accurate(max_logits_bytes, monkeypatch):
+    tensors = [torch.randn(shape, requires_grad=True) for shape in ((70, 24), (301, 24), (301,))]
+    labels = torch.randint(301, (70,))
+    wide = [t.detach().bfloat16().double().requires_grad_() for t in tensors]
+    logits = F.linear(*wide)
+    truth = torch.autograd.grad(F.cross_entropy(logits, labels), wide)
+
+    def errors():
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = linear_masked_cross_entropy(*tensors, labels, max_logits_bytes=max_logits_bytes)
+        ours = torch.autograd.grad(loss, tensors)
+        assert all(gradient.dtype == torch.float32 for gradient in ours)
+        return [float((a - b).norm() / b.norm()) for a, b in zip(ours, truth, strict=True)]
+
+    monkeypatch.setitem(linear_module.BIAS_COLUMNS, "cpu", 8)
+    narrow = errors()
+    widening_products_on_cpu(monkeypatch)
+    wider = errors()
+    assert wider[1] < narrow[1] and wider[2] < narrow[2]
 
 
 def test_linear_form_without_bias_with_tied_weight_and_no_labels():

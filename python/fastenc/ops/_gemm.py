@@ -33,17 +33,28 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return torch.ops.fastenc.gemm(x, weight.t(), bias)
 
 
-def gemm(a: Tensor, b: Tensor, bias: Tensor | None = None, added: Tensor | None = None) -> Tensor:
+def gemm(
+    a: Tensor,
+    b: Tensor,
+    bias: Tensor | None = None,
+    added: Tensor | None = None,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
     """a b + bias, or a b + added; not differentiable.
 
     Args:
         a: (rows, inner); b: (inner, columns), dtype of a. Either may be a transposed view.
         bias: (columns,); added: contiguous (rows, columns), which is overwritten with the result.
-    Returns: (rows, columns), dtype of a.
+        dtype: wanted for a result without a bias. float32 from low precision saves a cast where PyTorch has such a
+            product, which is on a GPU.
+    Returns: (rows, columns), dtype of a, or float32 if that is wanted and there is such a product.
     Numerics: float32 sums, whose order does not depend on the number of threads. For more than 128 rows, partial sums
         of 128 terms each are added in order. On processors with an instruction for bfloat16 products, numbers below
         2^-126 count as 0.
     """
+    if dtype == torch.float32 and _widens(a):
+        product = _widening_product(a, b)
+        return product if added is None else added.add_(product)
     if added is None:
         if _is_ours(a, b):
             return torch.ops.fastenc.gemm(a, b, bias)
@@ -98,6 +109,19 @@ class _Linear(torch.autograd.Function):
             gemm(dy.t(), x) if needs_weight else None,
             column_sum(dy) if needs_bias else None,
         )
+
+
+def _widens(a: Tensor) -> bool:
+    """Whether PyTorch multiplies matrices like a into float32."""
+    return (
+        a.device.type == "cuda"
+        and a.dtype in (torch.bfloat16, torch.float16)
+        and "dtype" in torch.ops.aten.mm.overloads()  # since PyTorch 2.8
+    )
+
+
+def _widening_product(a: Tensor, b: Tensor) -> Tensor:
+    return torch.mm(a, b, out_dtype=torch.float32)
 
 
 def _is_ours(a: Tensor, b: Tensor) -> bool:

@@ -223,7 +223,7 @@ class _Attention(torch.autograd.Function):
             dresidual, dprojected, dnorm = _norm_backward(dy, dsum, saved, ctx, needs[5:8])
             dx = dqkv_weight = dqkv_bias = dout_weight = drelative_bias = None
             if needs_out:
-                dout_weight = gemm(dprojected.t(), attended.flatten(1))
+                dout_weight = gemm(dprojected.t(), attended.flatten(1), dtype=ctx.dtypes[2])
             if needs_x or needs_qkv or needs_qkv_bias or needs_relative_bias:
                 dattended = gemm(dprojected, out_weight).view(-1, *qkv.shape[2:])
                 dqkv, _, _, drelative_bias, dbias = torch.ops.fastenc.attention_bwd(
@@ -239,7 +239,7 @@ class _Attention(torch.autograd.Function):
                 )
                 dqkv = dqkv.flatten(1)
                 if needs_qkv:
-                    dqkv_weight = gemm(dqkv.t(), x)
+                    dqkv_weight = gemm(dqkv.t(), x, dtype=ctx.dtypes[0])
                 if needs_qkv_bias:
                     dqkv_bias = dbias
                 if needs_x and ctx.one_input:
@@ -314,7 +314,7 @@ class _FeedForward(torch.autograd.Function):
             dresidual, dprojected, dnorm = _norm_backward(dy, dsum, saved, ctx, needs[5:8])
             dx = dup_weight = dup_bias = ddown_weight = None
             if needs_down:
-                ddown_weight = gemm(dprojected.t(), inner)
+                ddown_weight = gemm(dprojected.t(), inner, dtype=ctx.dtypes[2])
             if needs_x or needs_up or needs_up_bias:
                 dinner = gemm(dprojected, down_weight)
                 if mask is not None:
@@ -322,7 +322,7 @@ class _FeedForward(torch.autograd.Function):
                     dinner = torch.ops.aten.native_dropout_backward(dinner, mask, scale)
                 dup, dup_bias = _activate_backward(dinner, up, up_bias, ctx.spec)
                 if needs_up:
-                    dup_weight = gemm(dup.t(), x)
+                    dup_weight = gemm(dup.t(), x, dtype=ctx.dtypes[0])
                 if needs_x and ctx.one_input:
                     dx = gemm(dup, up_weight, added=dresidual)
                 elif needs_x:
