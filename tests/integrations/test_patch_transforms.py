@@ -16,6 +16,17 @@ from tests.helpers.families import model, padded_batch
 from tests.helpers.patching import assert_same_outputs
 
 pytestmark = needs_cpp
+COMPILED = (
+    "xlm-roberta-xl",
+    "distilbert",
+    "electra",
+    "mpnet",
+    "t5",
+    "albert",
+    "bart",
+    "modernbert",
+    "gte",
+)
 
 
 def pair(task="Model", **changes):
@@ -33,6 +44,18 @@ def test_compile_of_one_graph_says_nothing(task):
         for call in (batch, DataCollatorWithSeqlens(dict)(batch)):
             found = compiled(**call)
         assert_same_outputs(found, theirs(**batch), batch["attention_mask"])
+
+
+# Families whose code in transformers is another one than BERT's or each other's.
+@pytest.mark.parametrize("family", COMPILED)
+def test_every_family_can_be_compiled(family):
+    theirs, batch = model(family), padded_batch(family)
+    ours = fastenc.patch(copy.deepcopy(theirs))
+    compiled = torch.compile(ours, backend="eager")
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.filterwarnings("error", message="fastenc")
+        assert_same_outputs(compiled(**batch), theirs(**batch), batch["attention_mask"])
+        assert_same_outputs(ours(**batch), theirs(**batch), batch["attention_mask"])
 
 
 def loss_of(m, batch):

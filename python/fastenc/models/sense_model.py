@@ -131,7 +131,8 @@ class WordSenseModel(PretrainedModel):
     def read_beside(self, folder: Path) -> None:
         if not (folder / NAMES).exists():
             return
-        values, tensors = read_json(folder / NAMES), read_tensor_file(folder / VECTORS)
+        values = read_json(folder / NAMES)
+        tensors: dict[str, Any] = read_tensor_file(folder / VECTORS)
         expected = sum(map(len, values["senses"].values()))
         if tensors["vectors"].shape != (expected, self.config.hidden_size):
             raise ValueError(
