@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from fastenc import _progress
 from fastenc.cli import main
 from fastenc.models import Encoder
-from fastenc.tasks import embedding_file, parts_file
+from fastenc.tasks import embedding_file, embedding_table, parts_file
 from fastenc.tasks.embedding_file import Embedded, embed_file
 from tests.helpers.commands import failure, run
 from tests.helpers.training_run import documents, small_model, word_tokenizer
@@ -199,6 +199,23 @@ def test_a_parquet_file_has_all_columns_of_the_input(base, rows, tmp_path):
     embed_file(encoder, tmp_path / "t.tsv", tmp_path / "t.parquet")
     row = parquet.read_table(tmp_path / "t.parquet").to_pylist()[0]
     assert (row["id"], row["sentence"], len(row["embedding"])) == ("007", "a text", 32)
+
+
+def test_a_disk_that_is_full_at_the_end_keeps_the_vectors(base, rows, tmp_path, monkeypatch):
+    encoder, output = Encoder.from_pretrained(base), tmp_path / "v.parquet"
+    monkeypatch.setattr(embedding_table.ParquetTable, "write", full)
+    with pytest.raises(
+        OSError, match=r"v.parquet could not be written .*; 25 finished texts are kept"
+    ):
+        embed_file(encoder, rows, output, batch_size=7)
+    monkeypatch.undo()
+    encoding = Encoding(encoder, stop_at=1)
+    embed_file(encoder, rows, output, batch_size=7, resume=True)
+    assert not encoding.calls and len(parquet.read_table(output)) == 25
+
+
+def full(*arguments):
+    raise OSError(errno.ENOSPC, "No space left on device")
 
 
 @pytest.mark.parametrize(

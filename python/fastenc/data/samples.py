@@ -6,6 +6,7 @@ a language.
 
 import gzip
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from random import Random
 
@@ -62,7 +63,7 @@ def sample_files() -> dict[str, bytes]:
     lines = [_sentence(rng, ENGLISH) for _ in range(24)]
     lines += ["A short text.", "And a much longer text about the river bank and the town."]
     lines += [f"{sentence.capitalize()}." for _, _, _, sentence in senses]
-    files = {
+    files: dict[str, str | bytes] = {
         "wiki.txt.gz": gzip.compress(text.encode(), mtime=0),
         "en/texts.txt": text,
         "mt/texts.txt": maltese,
@@ -102,8 +103,12 @@ def write_samples(folder: str | Path, *, overwrite: bool = False) -> list[Path]:
     for name, content in files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, lambda temporary, content=content: temporary.write_bytes(content))
+        write_atomically(path, partial(_write, content))
     return [folder / name for name in files]
+
+
+def _write(content: bytes, path: Path) -> None:
+    path.write_bytes(content)
 
 
 def _sentence(rng: Random, parts: Sequence[str]) -> str:

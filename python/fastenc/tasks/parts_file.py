@@ -92,7 +92,12 @@ class PartsFile:
     def convert(self, write: Callable[[Path, Path], object]) -> None:
         """Write ``output`` from the finished parts by ``write(parts, output)``, instead of renaming them."""
         self._keep()
-        write_atomically(self.output, lambda path: write(self._written, path))
+        try:
+            write_atomically(self.output, lambda path: write(self._written, path))
+        except OSError as error:
+            raise OSError(
+                f"{self.output} could not be written ({error}); {self._what_is_kept()}"
+            ) from error
         self._converted = True
 
     def _finish(self) -> None:
