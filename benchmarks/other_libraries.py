@@ -70,7 +70,7 @@ def trainer(prepare: Prepare, closing: ExitStack, evaluates: bool = False, **opt
 
     tokens, base = tokenizer(), with_head("AutoModelForSequenceClassification", num_labels=2)
     lora = options.pop("lora", False)
-    chosen = texts(128 if evaluates else 32)
+    chosen = texts(64 if evaluates else 32)
     rows = Dataset.from_dict(
         {**tokens(chosen, truncation=True), "label": [i % 2 for i in range(len(chosen))]}
     )
@@ -112,7 +112,7 @@ def trainer(prepare: Prepare, closing: ExitStack, evaluates: bool = False, **opt
 
 
 def pipeline(
-    prepare: Prepare, closing: ExitStack, task: str, head: str, count: int = 128, **call: Any
+    prepare: Prepare, closing: ExitStack, task: str, head: str, count: int = 64, **call: Any
 ) -> Call:
     import transformers
 
@@ -139,12 +139,12 @@ def sentence_transformer(prepare: Prepare) -> Any:
 
 
 def encode(prepare: Prepare, closing: ExitStack) -> Call:
-    model, chosen = sentence_transformer(prepare), texts(128)
+    model, chosen = sentence_transformer(prepare), texts(64)
     return lambda: model.encode(chosen, batch_size=BATCH)
 
 
 def encode_in_pool(prepare: Prepare, closing: ExitStack) -> Call:
-    model, chosen = sentence_transformer(prepare), texts(256)
+    model, chosen = sentence_transformer(prepare), texts(128)
     pool = model.start_multi_process_pool(["cpu", "cpu"])
     closing.callback(model.stop_multi_process_pool, pool)
     return lambda: model.encode(chosen, pool=pool, batch_size=BATCH, chunk_size=64)
@@ -187,9 +187,9 @@ def cross_encoder(prepare: Prepare, closing: ExitStack) -> Call:
     from sentence_transformers import CrossEncoder
 
     torch.manual_seed(0)
-    model, chosen = CrossEncoder(FOLDER, num_labels=1, device="cpu"), texts(128)
+    model, chosen = CrossEncoder(FOLDER, num_labels=1, device="cpu"), texts(64)
     prepare(model)
-    pairs = list(zip(chosen[:64], chosen[64:], strict=True))
+    pairs = list(zip(chosen[:32], chosen[32:], strict=True))
     return lambda: model.predict(pairs, batch_size=BATCH)
 
 
@@ -200,14 +200,14 @@ def sparse_encoder(prepare: Prepare, closing: ExitStack) -> Call:
     torch.manual_seed(0)
     model = SparseEncoder(modules=[MLMTransformer(FOLDER), SpladePooling()], device="cpu")
     prepare(model)
-    chosen = texts(64)
+    chosen = texts(32)
     return lambda: model.encode(chosen, batch_size=BATCH).to_dense()
 
 
 def setfit(prepare: Prepare, closing: ExitStack) -> Call:
     from setfit import SetFitModel
 
-    model, chosen = SetFitModel.from_pretrained(FOLDER, device="cpu"), texts(128)
+    model, chosen = SetFitModel.from_pretrained(FOLDER, device="cpu"), texts(64)
     prepare(model.model_body)
     torch.manual_seed(0)
     model.fit(chosen[:32], [0, 1] * 16, num_epochs=1)
@@ -219,7 +219,7 @@ def gliner(prepare: Prepare, closing: ExitStack) -> Call:
 
     torch.manual_seed(0)
     config = {"model_type": "gliner_uni_encoder_span", "model_name": FOLDER, "hidden_size": 384}
-    model, chosen = GLiNER.from_config(config).eval(), texts(64)
+    model, chosen = GLiNER.from_config(config).eval(), texts(32)
     prepare(model.model.token_rep_layer.bert_layer.model)
     call = partial(model.inference, chosen, ["person", "place"], threshold=0.0, batch_size=BATCH)
     return lambda: [[entity["score"] for entity in found] for found in call()]
@@ -237,7 +237,7 @@ def bertopic(prepare: Prepare, closing: ExitStack) -> Call:
     from sklearn.cluster import KMeans
     from sklearn.decomposition import PCA
 
-    encoder, chosen = sentence_transformer(prepare), texts(128)
+    encoder, chosen = sentence_transformer(prepare), texts(64)
 
     def fit() -> Any:
         topics = BERTopic(
@@ -253,7 +253,7 @@ def bertopic(prepare: Prepare, closing: ExitStack) -> Call:
 def langchain(prepare: Prepare, closing: ExitStack) -> Call:
     from langchain_huggingface import HuggingFaceEmbeddings
 
-    model, chosen = HuggingFaceEmbeddings(model_name=FOLDER), texts(128)
+    model, chosen = HuggingFaceEmbeddings(model_name=FOLDER), texts(64)
     prepare(model._client)
     return lambda: model.embed_documents(chosen)
 
@@ -270,7 +270,7 @@ def haystack(prepare: Prepare, closing: ExitStack) -> Call:
     model = SentenceTransformersDocumentEmbedder(model=FOLDER, progress_bar=False)
     model.warm_up()
     prepare(model.embedding_backend.model)
-    documents = [Document(content=text) for text in texts(128)]
+    documents = [Document(content=text) for text in texts(64)]
     return lambda: [found.embedding for found in model.run(documents)["documents"]]
 
 
@@ -302,17 +302,17 @@ CASES: dict[str, tuple[tuple[str, ...], Callable[[Prepare, ExitStack], Call]]] =
             task="zero-shot-classification",
             head=SEQUENCES,
             labels=ENTAILED,
-            count=64,
+            count=32,
             candidate_labels=TOPICS,
         ),
     ),
     "pipeline, fill-mask": (
         ("transformers",),
-        partial(pipeline, task="fill-mask", head="AutoModelForMaskedLM", count=64),
+        partial(pipeline, task="fill-mask", head="AutoModelForMaskedLM", count=32),
     ),
     "pipeline, feature-extraction": (
         ("transformers",),
-        partial(pipeline, task="feature-extraction", head="AutoModel", count=64),
+        partial(pipeline, task="feature-extraction", head="AutoModel", count=32),
     ),
     "SentenceTransformer.encode": (("sentence-transformers",), encode),
     "SentenceTransformer.encode, pool of 2 processes": (

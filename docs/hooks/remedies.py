@@ -20,7 +20,7 @@ REASONS = {
     ),
     "it was called with …": (
         "The call asks for something that is not computed, such as `output_attentions`.",
-        "Leave the argument out. For attentions take `fastenc.analysis`.",
+        "Leave the argument out. `fastenc.analysis` has statistics of attention.",
     ),
     "it needs exactly one of input_ids and inputs_embeds": (
         "Both are given, or neither.",
