@@ -256,7 +256,7 @@ def static_correlation(vectors: StaticVectors, data: ScoredPairs) -> StaticCorre
     cosines = F.cosine_similarity(one, other, dim=1).numpy()
     scores = [data.scores[i] for i in known]
     spearman = float(stats.spearmanr(cosines, scores).statistic)
-    return StaticCorrelation(spearman, covered, spearman_interval(cosines, scores))
+    return StaticCorrelation(spearman, covered, spearman_interval(cosines.tolist(), scores))
 
 
 def train_word2vec(sentences: Iterable[Sequence[str]], **options: Any) -> StaticVectors:
