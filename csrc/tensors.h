@@ -115,7 +115,7 @@ inline Dropout make_dropout(double p, const std::optional<Tensor>& rng_state) {
   STD_TORCH_CHECK(
       rng_state->numel() == 2 && rng_state->is_contiguous() && rng_state->scalar_type() == ScalarType::Long,
       "fastenc: rng_state must be contiguous int64 (2,), seed and offset");
-  dropout.threshold = static_cast<uint32_t>(p * 65536.0 + 0.5);
+  dropout.threshold = std::min(static_cast<uint32_t>(p * 65536.0 + 0.5), 65535u);  // 65,536 would keep nothing
   const auto* state = static_cast<const int64_t*>(rng_state->const_data_ptr());
   dropout.seed = static_cast<uint64_t>(state[0]);
   dropout.offset = static_cast<uint32_t>(state[1]);

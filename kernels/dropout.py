@@ -5,6 +5,15 @@ One Philox call gives the key of a row. Two multiplications hash the key with an
 
 import triton
 import triton.language as tl
+from torch import Tensor
+
+from fastenc.reference.dropout import threshold_of
+
+
+def threshold_and_scale(dropout_p: float, rng_state: Tensor | None) -> tuple[int, float]:
+    """(threshold of is_kept, factor of what is kept); 0 and 1 without a state."""
+    threshold = 0 if rng_state is None else threshold_of(dropout_p)
+    return threshold, 65536 / (65536 - threshold)
 
 
 @triton.jit

@@ -27,7 +27,7 @@ import triton
 import triton.language as tl
 from fastenc.kernels import layer_norm
 from fastenc.kernels.device import persistent_programs
-from fastenc.kernels.dropout import is_kept, load_rng, row_keys, spread
+from fastenc.kernels.dropout import is_kept, load_rng, row_keys, spread, threshold_and_scale
 from fastenc.kernels.launch import tunable
 from fastenc.kernels.run import run
 from torch import Tensor
@@ -363,11 +363,6 @@ def config_add_long() -> dict:
     return {"BLOCK": 64, "ROWS": 64, "num_warps": 4}
 
 
-def _dropout(dropout_p: float, rng_state: Tensor | None) -> tuple[int, float]:
-    threshold = int(dropout_p * 65536 + 0.5) if rng_state is not None else 0
-    return threshold, 65536 / (65536 - threshold)
-
-
 def embedding_layer_norm_forward(
     input_ids: Tensor,
     position_ids: Tensor | None,
@@ -389,7 +384,7 @@ def embedding_layer_norm_forward(
     mean, rstd = (word.new_empty((rows if save else 0,), dtype=torch.float32) for _ in range(2))
     if not y.numel():
         return y, mean, rstd
-    threshold, drop_scale = _dropout(dropout_p, rng_state)
+    threshold, drop_scale = threshold_and_scale(dropout_p, rng_state)
     launch = config(width, word.element_size(), False, like=word, dropout=threshold > 0)
     some = lambda tensor: word if tensor is None else tensor.contiguous()
     run(
@@ -449,7 +444,7 @@ def embedding_layer_norm_backward(
     if not dh.numel():
         dweight, dbias = (torch.zeros(columns, device=dy.device) for _ in range(2))
         return dh, dweight, dbias
-    threshold, drop_scale = _dropout(dropout_p, rng_state)
+    threshold, drop_scale = threshold_and_scale(dropout_p, rng_state)
     launch = config(width, word.element_size(), True, like=word, dropout=threshold > 0)
     # The number of programs sets the order of the sums. It depends on the shape and the kind of device alone.
     programs = min(

@@ -1,9 +1,9 @@
 """Statistics of attention probabilities: entropy, mean distance, single probabilities and each query's strongest key.
 
-Tiling: one program is (block of BLOCK_M queries, head, sequence). It reads the keys BLOCK_N at a time with the running
-row maximum m of the softmax, e = exp(s - m). The sums of e, of e |j - i| and of e (s - m) are rescaled when m grows;
-the last of them gives the entropy at the end. The scores of single keys ([CLS], neighbours, target) are kept when they
-come. Nothing of size length x length is written.
+Tiling: one program is (block of BLOCK_M queries of a sequence, head). It reads the keys BLOCK_N at a time with the
+running row maximum m of the softmax, e = exp(s - m). The sums of e, of e |j - i| and of e (s - m) are rescaled when m
+grows; the last of them gives the entropy at the end. The scores of single keys ([CLS], neighbours, target) are kept
+when they come. Nothing of size length x length is written.
 
 Bytes: reads q once and k once for each block of queries, writes 36 for each query and head.
 """
@@ -17,7 +17,7 @@ from torch import Tensor
 COUNT = tl.constexpr(8)
 
 
-@triton.jit(do_not_specialize=["left", "right", "span"])
+@triton.jit(do_not_specialize=["blocks", "left", "right", "span"])
 def _head_statistics_kernel(
     q_ptr,  # (tokens, heads, D) by strides
     k_ptr,
@@ -31,6 +31,7 @@ def _head_statistics_kernel(
     k_token,
     k_head,
     heads,
+    blocks,  # of the longest sequence
     scale,
     span,
     left,
@@ -43,10 +44,12 @@ def _head_statistics_kernel(
     SKIP_ENDS: tl.constexpr,
     WINDOW: tl.constexpr,
 ):
-    head = tl.program_id(1)
-    first = tl.load(cu_seqlens_ptr + tl.program_id(2))
-    length = tl.load(cu_seqlens_ptr + tl.program_id(2) + 1) - first
-    start_m = tl.program_id(0) * BLOCK_M
+    # Sequences lie on the grid's first axis, because only that is longer than 65,535.
+    sequence, head = tl.program_id(0) // blocks, tl.program_id(1)
+    first = tl.load(cu_seqlens_ptr + sequence)
+    length = tl.load(cu_seqlens_ptr + sequence + 1) - first
+    tl.device_assert(length <= blocks * BLOCK_M, "a sequence is longer than max_seqlen")
+    start_m = tl.program_id(0) % blocks * BLOCK_M
     if start_m >= length:
         return
     offs_m = start_m + tl.arange(0, BLOCK_M)
@@ -189,10 +192,10 @@ def head_statistics(
     if strongest.numel():
         window = max(window_left, window_right) >= 0
         launch = config(dim, q.element_size(), window or relative_bias is not None)
-        grid = (triton.cdiv(max_seqlen, launch["BLOCK_M"]), heads, cu_seqlens.shape[0] - 1)
+        blocks = triton.cdiv(max_seqlen, launch["BLOCK_M"])
         run(
             _head_statistics_kernel,
-            grid,
+            (blocks * (cu_seqlens.shape[0] - 1), heads),
             q,
             k,
             cu_seqlens,
@@ -205,6 +208,7 @@ def head_statistics(
             k.stride(0),
             k.stride(1),
             heads,
+            blocks,
             scale,
             0 if relative_bias is None else relative_bias.shape[1] // 2,
             tokens if window_left < 0 else min(window_left, tokens),

@@ -25,7 +25,7 @@ import torch
 import triton
 import triton.language as tl
 from fastenc.kernels.device import persistent_programs
-from fastenc.kernels.dropout import is_kept, load_rng, row_keys, spread
+from fastenc.kernels.dropout import is_kept, load_rng, row_keys, spread, threshold_and_scale
 from fastenc.kernels.launch import tunable
 from fastenc.kernels.run import run
 from torch import Tensor
@@ -359,7 +359,7 @@ def layer_norm_forward(
     mean, rstd = (x.new_empty((rows if save else 0,), dtype=torch.float32) for _ in range(2))
     if not rows:
         return y, h, mean, rstd
-    threshold = int(dropout_p * 65536 + 0.5) if rng_state is not None else 0
+    threshold, drop_scale = threshold_and_scale(dropout_p, rng_state)
     launch = config(width, x.element_size(), False, like=x, dropout=threshold > 0)
     some = lambda tensor: x if tensor is None else tensor.contiguous()
     run(
@@ -378,7 +378,7 @@ def layer_norm_forward(
         rows,
         eps,
         threshold,
-        65536 / (65536 - threshold),
+        drop_scale,
         WIDTH=width,
         HAS_RESIDUAL=residual is not None,
         HAS_X_BIAS=x_bias is not None,
@@ -410,7 +410,7 @@ def layer_norm_backward(
     dy = dy.contiguous()
     width = h.shape[-1]
     rows = h.numel() // width if width else 0
-    threshold = int(dropout_p * 65536 + 0.5) if rng_state is not None else 0
+    threshold, drop_scale = threshold_and_scale(dropout_p, rng_state)
     launch = config(max(1, width), h.element_size(), True, like=h, dropout=threshold > 0)
     # The number of programs sets the order of the sums. It depends on the shape and the kind of device alone.
     max_programs = persistent_programs(h.device, backward_programs(width))
@@ -434,7 +434,7 @@ def layer_norm_backward(
             h if rng_state is None else rng_state,
             rows,
             threshold,
-            65536 / (65536 - threshold),
+            drop_scale,
             WIDTH=width,
             HAS_WEIGHT=weight is not None,
             HAS_DROPOUT=threshold > 0,

@@ -4,6 +4,7 @@ import torch
 import torch.nn.functional as F
 
 from fastenc.ops import layer_norm, rms_norm
+from fastenc.reference.dropout import dropout_scales, hash_columns, row_keys
 from fastenc.testing import assert_within_budget
 
 NAMES = ("x", "residual", "x_bias", "weight", "bias")
@@ -82,3 +83,16 @@ def check_offset_rows(impl, device, width):
     for what, *results in zip(("y", "dx"), *three, strict=True):
         for offset, *row in zip(offsets.tolist(), *results, strict=True):
             assert_within_budget(*row, f"{what} around {offset:g}")
+
+
+def check_dropout_next_to_1(dropout_p, device):
+    """One element in 65,536 is kept, by the mask's definition and by the reference."""
+    x, rng_state = torch.ones(128, 1024, device=device), torch.tensor([3, 4], device=device)
+    rows, columns = (torch.arange(n, device=device) for n in x.shape)
+    h = layer_norm(
+        x, residual=x * 0, dropout_p=dropout_p, rng_state=rng_state, return_residual_sum=True
+    )[1]
+    kept = hash_columns(row_keys(rng_state, 0, rows), columns) >> 16 == 65535
+    assert kept.any()
+    assert torch.equal(h, kept * 65536.0)
+    assert torch.equal(h, dropout_scales(rng_state, 0, rows, len(columns), dropout_p))

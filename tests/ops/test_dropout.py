@@ -7,6 +7,7 @@ from benchmarks.dropout_battery import WALKS, WEAK, battery, verdict
 from fastenc import ops
 from fastenc.reference.dropout import dropout_scales, hash_columns, row_keys
 from tests.helpers.extension import needs_cpp
+from tests.helpers.layer_norm import check_dropout_next_to_1
 
 WORD = 2**32
 
@@ -51,6 +52,12 @@ def test_the_mask_is_the_same_on_every_instruction_set(instruction_set, width):
         x, torch.zeros_like(x), None, None, None, rng_state, 0.3, 1e-5, False, True
     )
     assert torch.equal(h, dropout_scales(rng_state, 0, torch.arange(5), width, 0.3))
+
+
+@pytest.mark.parametrize("dropout_p", [1 - 2**-17, 1 - 2**-53])
+def test_a_probability_next_to_1_keeps_one_element_in_65536(dropout_p):
+    """Rounded to 1 it would divide by zero."""
+    check_dropout_next_to_1(dropout_p, torch.device("cpu"))
 
 
 def test_heads_have_masks_of_their_own():

@@ -46,3 +46,19 @@ def test_without_targets_and_without_tokens(triton_target):
     )
     nothing = head_statistics(q[:0], k[:0], offsets([0], device), 0, impl=impl)
     assert nothing.entropy.shape == (0, 2)
+
+
+def test_more_sequences_than_a_grids_later_axes_have(monkeypatch):
+    """CUDA's limits: 65,535 programs on the second and the third axis."""
+    pytest.importorskip("triton")
+    from fastenc.kernels import head_statistics as module
+
+    grids = []
+    monkeypatch.setattr(module, "run", lambda kernel, grid, *values, **named: grids.append(grid))
+    q = torch.zeros(70_000, 2, 16)
+    module.head_statistics(
+        q, q, torch.arange(70_001, dtype=torch.int32), None, None, 1, 0.25, -1, -1, False
+    )
+    ((programs, *later),) = grids
+    assert programs == 70_000
+    assert all(n <= 65_535 for n in later)

@@ -9,6 +9,7 @@ from fastenc.reference import layer_norm as reference
 from fastenc.testing import assert_within_budget
 from tests.helpers.layer_norm import (
     NAMES,
+    check_dropout_next_to_1,
     check_offset_rows,
     check_residual_sum,
     gradients,
@@ -101,3 +102,7 @@ def test_nan_stays_in_its_row_and_no_rows_are_fine(triton_target):
     weight = torch.ones(96, device=device, requires_grad=True)
     layer_norm(x, weight, impl=impl).sum().backward()
     assert x.grad.shape == (0, 96) and weight.grad.eq(0).all()
+
+
+def test_a_probability_next_to_1_keeps_one_element_in_65536(triton_target):
+    check_dropout_next_to_1(1 - 2**-17, triton_target.device)

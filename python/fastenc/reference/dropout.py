@@ -60,15 +60,20 @@ def hash_columns(keys: tuple[Tensor, Tensor], columns: Tensor) -> Tensor:
     return ((h ^ (h >> 15) ^ key1) * 0xC2B2AE35) & _MASK
 
 
+def threshold_of(dropout_p: float) -> int:
+    """An element is kept if its 16 random bits are at least this; at most 65,535, because 65,536 would keep nothing."""
+    return min(int(dropout_p * 65536 + 0.5), 65535)
+
+
 def dropout_scales(
     rng_state: Tensor, stream: int | Tensor, rows: Tensor, num_columns: int, dropout_p: float
 ) -> Tensor:
     """float32 factors: 0 where dropped, 1 / (probability of keeping) elsewhere.
 
     Returns: the shape of rows (broadcast with stream) + (num_columns,).
-    ``dropout_p`` is rounded to a multiple of 2^-16, and the factor is that of the rounded probability.
+    ``dropout_p`` is rounded to a multiple of 2^-16 below 1, and the factor is that of the rounded probability.
     """
-    threshold = int(dropout_p * 65536 + 0.5)
+    threshold = threshold_of(dropout_p)
     columns = torch.arange(num_columns, device=rows.device)
     keep = hash_columns(row_keys(rng_state, stream, rows), columns) >> 16 >= threshold
     return keep.to(torch.float32) * (65536 / (65536 - threshold))
