@@ -31,9 +31,12 @@ from fastenc.kernels.attention_tile import (
     head_rows,
     load_keys,
     load_record,
+    load_record_once,
     load_rows,
+    natural_lse,
+    probabilities,
+    scaled,
     score_gradients,
-    score_unit,
     sequence_bounds,
     sequence_keys,
     shape_constants,
@@ -41,9 +44,10 @@ from fastenc.kernels.attention_tile import (
     store_rows,
     store_sums,
     tile_scores,
+    unit_of,
 )
 from fastenc.kernels.column_sum import column_sum
-from fastenc.kernels.dropout import is_kept, load_rng, row_keys, spread
+from fastenc.kernels.dropout import is_kept, load_rng, row_keys, spread, threshold_and_scale
 from fastenc.kernels.launch import tunable, warp_groups
 from fastenc.kernels.rotary import rotary as rotated
 from fastenc.kernels.rotary import rotate_into
@@ -101,24 +105,31 @@ def _visible_blocks(
 
 @triton.jit
 def _forward_blocks(
-    acc, row_max, row_sum, q, rows, start, stop, keys, biases, dropout, qk_scale,
+    acc, row_max, row_sum, q, rows, start, stop, keys, biases, dropout, scale,
     D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
-    WINDOW: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr,
+    WINDOW: tl.constexpr, NATURAL: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The online softmax over keys from start to stop; acc lacks dropout's scale."""
+    """The online softmax over keys from start to stop; acc lacks dropout's scale.
+
+    row_max: of natural scores, or of products in units of log2.
+    """
     query_keys, threshold, _ = dropout
-    unit = score_unit(qk_scale, biases, WINDOW)
     for start_n in tl.range(start, stop, BLOCK_N):
         columns = start_n + tl.arange(0, BLOCK_N)
         k, v = load_keys(keys, columns, MASKED, D, BLOCK_D)
         s = tl.dot(q, k.T, input_precision=PRECISION)
-        s = tile_scores(
-            s, rows[:, None], columns[None, :], keys[4], qk_scale, biases, WINDOW, MASKED
-        )
-        new_max = tl.maximum(row_max, tl.max(s, 1) * unit)
+        s = tile_scores(s, rows[:, None], columns[None, :], keys[4], scale, biases, WINDOW, MASKED)
+        new_max = tl.max(s, 1)
+        if not NATURAL:
+            new_max = scaled(new_max, scale * LOG2_E)
+        new_max = tl.maximum(row_max, new_max)
         base = tl.where(new_max == float("-inf"), 0.0, new_max)  # of a row that saw no key yet
-        p = tl.math.exp2(s * unit - base[:, None])
-        rescale = tl.math.exp2(row_max - base)
+        if NATURAL:
+            exponents, change = (s - base[:, None]) * LOG2_E, (row_max - base) * LOG2_E
+        else:
+            unit = unit_of(base, scale * LOG2_E)
+            exponents, change = s * unit[:, None] - base[:, None], row_max - base
+        p, rescale = tl.math.exp2(exponents), tl.math.exp2(change)
         row_sum = row_sum * rescale + tl.sum(p, 1)
         if query_keys is not None:
             p = tl.where(is_kept(query_keys, spread(columns)[None, :], threshold), p, 0.0)
@@ -190,17 +201,19 @@ def _attention_fwd_kernel(
     row_sum = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     start, stop = _visible_blocks(start_m + shift, length_k, left, right, BLOCK_N, BLOCK_M, WINDOW)
-    qk_scale = scale * LOG2_E
+    NATURAL: tl.constexpr = WINDOW or not (
+        alibi_ptr is None and relative_ptr is None and key_bias_ptr is None
+    )
     if not WINDOW:
         whole = length_k // BLOCK_N * BLOCK_N
         acc, row_max, row_sum = _forward_blocks(
-            acc, row_max, row_sum, q, rows, start, whole, keys, biases, dropout, qk_scale,
-            D, BLOCK_D, BLOCK_N, WINDOW, False, PRECISION,
+            acc, row_max, row_sum, q, rows, start, whole, keys, biases, dropout, scale,
+            D, BLOCK_D, BLOCK_N, WINDOW, NATURAL, False, PRECISION,
         )  # fmt: skip
         start = whole
     acc, row_max, row_sum = _forward_blocks(
-        acc, row_max, row_sum, q, rows, start, stop, keys, biases, dropout, qk_scale,
-        D, BLOCK_D, BLOCK_N, WINDOW, True, PRECISION,
+        acc, row_max, row_sum, q, rows, start, stop, keys, biases, dropout, scale,
+        D, BLOCK_D, BLOCK_N, WINDOW, NATURAL, True, PRECISION,
     )  # fmt: skip
     unseen = row_sum == 0.0
     row_sum = tl.where(unseen, 1.0, row_sum)
@@ -208,7 +221,9 @@ def _attention_fwd_kernel(
     if rng_ptr is not None:
         acc *= drop_scale
     store_rows(out_base, offs_m, H * D, mask_m, acc / row_sum[:, None], D, BLOCK_D)
-    lse = tl.where(unseen, float("-inf"), (row_max + tl.math.log2(row_sum)) / LOG2_E)
+    log_sum = tl.math.log2(row_sum) / LOG2_E
+    lse = row_max + log_sum if NATURAL else natural_lse(row_max, row_sum, scale)
+    lse = tl.where(unseen, float("-inf"), lse)
     tl.store(lse_ptr + head.to(tl.int64) * total_q + tokens, lse, mask=mask_m)
 
 
@@ -225,6 +240,7 @@ def _attention_delta_kernel(
     D: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_M: tl.constexpr,
+    NATURAL: tl.constexpr,  # whether the call has a bias or a window
 ):
     """The queries' records, with delta as their second word.
 
@@ -244,7 +260,7 @@ def _attention_delta_kernel(
     if rng_ptr is not None:
         rng = load_rng(rng_ptr)
     delta = delta.to(tl.int32, bitcast=True)
-    store_record(record_ptr, lse, delta, rng, head, offs_m, indices, mask_m)
+    store_record(record_ptr, lse, delta, rng, head, offs_m, indices, mask_m, NATURAL)
 
 
 @triton.jit(do_not_specialize=VARYING)
@@ -306,8 +322,9 @@ def _attention_bwd_kv_kernel(
     q_base = head_rows(q_ptr, first_q, stride_q_token, head, stride_q_head)
     dout_base = dout_ptr + first_q.to(tl.int64) * (H * D) + head * D
     statistics = head.to(tl.int64) * total_q + first_q
-    qk_scale = scale * LOG2_E
-    unit = score_unit(qk_scale, biases, WINDOW)
+    NATURAL: tl.constexpr = WINDOW or not (
+        alibi_ptr is None and relative_ptr is None and key_bias_ptr is None
+    )
     if wide_dq_ptr is not None:
         wide_dq = wide_dq_ptr + first_q.to(tl.int64) * (H * D) + head * D
     dk = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
@@ -326,9 +343,9 @@ def _attention_bwd_kv_kernel(
         # Keys by queries: what the next products take on their left stays in registers.
         s = tl.dot(k, q.T, input_precision=PRECISION)
         s = tile_scores(
-            s, (offs_m + shift)[None, :], columns[:, None], length_k, qk_scale, biases, WINDOW, True
+            s, (offs_m + shift)[None, :], columns[:, None], length_k, scale, biases, WINDOW, True
         )
-        p = tl.math.exp2(s * unit - lse[None, :])
+        p = probabilities(s, lse[None, :], scale, NATURAL)
         dp = tl.dot(v, dout.T, input_precision=PRECISION)
         kept, ds = score_gradients(p, dp, delta[None, :], columns[:, None], dropout)
         dv = tl.dot(kept.to(dout.dtype), dout, dv, input_precision=PRECISION)
@@ -371,19 +388,16 @@ def _attention_bwd_kv_kernel(
 
 @triton.jit
 def _query_gradient_blocks(
-    dq, q, dout, lse, delta, rows, start, stop, keys, biases, dropout, qk_scale,
+    dq, q, dout, lse, delta, rows, start, stop, keys, biases, dropout, scale,
     D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
-    WINDOW: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr,
+    WINDOW: tl.constexpr, NATURAL: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    unit = score_unit(qk_scale, biases, WINDOW)
     for start_n in tl.range(start, stop, BLOCK_N):
         columns = start_n + tl.arange(0, BLOCK_N)
         k, v = load_keys(keys, columns, MASKED, D, BLOCK_D)
         s = tl.dot(q, k.T, input_precision=PRECISION)
-        s = tile_scores(
-            s, rows[:, None], columns[None, :], keys[4], qk_scale, biases, WINDOW, MASKED
-        )
-        p = tl.math.exp2(s * unit - lse[:, None])
+        s = tile_scores(s, rows[:, None], columns[None, :], keys[4], scale, biases, WINDOW, MASKED)
+        p = probabilities(s, lse[:, None], scale, NATURAL)
         dp = tl.dot(dout, v.T, input_precision=PRECISION)
         _, ds = score_gradients(p, dp, delta[:, None], columns[None, :], dropout)
         dq = tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION)
@@ -448,24 +462,26 @@ def _attention_bwd_q_kernel(
     statistics = head.to(tl.int64) * total_q + first_q
     q = load_rows(q_base, offs_m, stride_q_token, mask_m, D, BLOCK_D)
     dout = load_rows(dout_base, offs_m, H * D, mask_m, D, BLOCK_D)
-    lse, second, one, two = load_record(record_ptr, statistics + offs_m, mask_m)
+    lse, second, one, two = load_record_once(record_ptr, statistics + offs_m, mask_m)
     delta = second.to(tl.float32, bitcast=True)
     dropout = (None, threshold, drop_scale)
     if rng_ptr is not None:
         dropout = ((one[:, None], two[:, None]), threshold, drop_scale)
     dq = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     start, stop = _visible_blocks(start_m + shift, length_k, left, right, BLOCK_N, BLOCK_M, WINDOW)
-    qk_scale = scale * LOG2_E
+    NATURAL: tl.constexpr = WINDOW or not (
+        alibi_ptr is None and relative_ptr is None and key_bias_ptr is None
+    )
     if not WINDOW:
         whole = length_k // BLOCK_N * BLOCK_N
         dq = _query_gradient_blocks(
-            dq, q, dout, lse, delta, rows, start, whole, keys, biases, dropout, qk_scale,
-            D, BLOCK_D, BLOCK_N, WINDOW, False, PRECISION,
+            dq, q, dout, lse, delta, rows, start, whole, keys, biases, dropout, scale,
+            D, BLOCK_D, BLOCK_N, WINDOW, NATURAL, False, PRECISION,
         )  # fmt: skip
         start = whole
     dq = _query_gradient_blocks(
-        dq, q, dout, lse, delta, rows, start, stop, keys, biases, dropout, qk_scale,
-        D, BLOCK_D, BLOCK_N, WINDOW, True, PRECISION,
+        dq, q, dout, lse, delta, rows, start, stop, keys, biases, dropout, scale,
+        D, BLOCK_D, BLOCK_N, WINDOW, NATURAL, True, PRECISION,
     )  # fmt: skip
     grad_base = dq_ptr + first_q.to(tl.int64) * stride_grad + head * D
     dq *= scale
@@ -619,7 +635,7 @@ def _blocks(
 def _arguments(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> dict:
     """The arguments and constants that all kernels for any length share."""
     q, k, v = (x if x.stride(2) == 1 else x.contiguous() for x in (q, k, v))
-    threshold = int(call.dropout_p * 65536 + 0.5) if call.rng_state is not None else 0
+    threshold, drop_scale = threshold_and_scale(call.dropout_p, call.rng_state)
     heads, head_dim = q.shape[1:]
     cu_seqlens_k = call.cu_seqlens_q if call.cu_seqlens_k is None else call.cu_seqlens_k
     tf32 = q.dtype == torch.float32 and torch.backends.cuda.matmul.fp32_precision == "tf32"
@@ -642,7 +658,7 @@ def _arguments(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> dict:
         "total_q": q.shape[0],
         "scale": call.scale,
         "threshold": threshold,
-        "drop_scale": 65536 / (65536 - threshold),
+        "drop_scale": drop_scale,
         "span": 0 if call.relative_bias is None else call.relative_bias.shape[1] // 2,
         "left": call.window_left if call.window_left >= 0 else UNLIMITED,
         "right": call.window_right if call.window_right >= 0 else UNLIMITED,
@@ -778,6 +794,7 @@ def _backward(
                 total_q,
                 **{name: arguments[name] for name in ("H", "D", "BLOCK_D")},
                 BLOCK_M=64,
+                NATURAL=_biased(arguments),
                 num_warps=4,
             )
     dbias = torch.zeros(3 * heads * head_dim, device=q.device) if wants_bias else nothing()

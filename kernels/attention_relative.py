@@ -13,10 +13,10 @@ import torch.nn.functional as F
 import triton
 import triton.language as tl
 from fastenc.kernels.attention_tile import (
-    LOG2_E,
     head_rows,
     load_record,
     load_rows,
+    probabilities,
     score_gradients,
     sequence_bounds,
     sequence_keys,
@@ -112,12 +112,12 @@ def _attention_bwd_relative_kernel(
                 (offs_m + shift)[:, None],
                 columns[None, :],
                 length_k,
-                scale * LOG2_E,
+                scale,
                 biases,
                 WINDOW,
                 True,
             )
-            p = tl.math.exp2(s - lse[:, None])  # a bias is there
+            p = probabilities(s, lse[:, None], scale, True)  # a bias is there
             dp = tl.dot(dout, v.T, input_precision=PRECISION)
             dropout = (None, threshold, drop_scale)
             if rng_ptr is not None:

@@ -29,10 +29,14 @@ from fastenc.kernels.attention_tile import (
     LOG2_E,
     load_record,
     load_rows,
+    natural_lse,
+    probabilities,
+    scaled,
     shape_constants,
     store_record,
     store_rows,
     store_sums,
+    unit_of,
 )
 from fastenc.kernels.dropout import is_kept, load_rng, row_keys, spread
 from fastenc.kernels.launch import tunable, warp_groups
@@ -91,8 +95,8 @@ def _softmax(q, k, row_starts, starts, qk_scale, PRECISION: tl.constexpr):
     s = tl.dot(q, k.T, input_precision=PRECISION)
     s = tl.where(row_starts[:, None] == starts[None, :], s, float("-inf"))
     exists = row_starts >= 0
-    row_max = tl.where(exists, tl.max(s, 1) * qk_scale, 0.0)
-    p = tl.math.exp2(s * qk_scale - row_max[:, None])
+    row_max = tl.where(exists, scaled(tl.max(s, 1), qk_scale), 0.0)
+    p = tl.math.exp2(s * unit_of(row_max, qk_scale)[:, None] - row_max[:, None])
     return p, row_max, tl.where(exists, tl.sum(p, 1), 1.0)
 
 
@@ -154,7 +158,7 @@ def _attention_short_fwd_kernel(
             factor *= drop_scale
         out = tl.dot(p.to(v.dtype), v, input_precision=PRECISION) * factor[:, None]
         store_rows(out_ptr + head * D, tokens, H * D, mask_m, out, D, BLOCK_D)
-        lse = (row_max + tl.math.log2(row_sum)) / LOG2_E
+        lse = natural_lse(row_max, row_sum, scale)
         tl.store(lse_ptr + head.to(tl.int64) * total_tokens + tokens, lse, mask=mask_m)
 
 
@@ -177,7 +181,7 @@ def _attention_short_record_kernel(
     rng = None
     if rng_ptr is not None:
         rng = load_rng(rng_ptr)
-    store_record(record_ptr, lse, start, rng, head, token, indices, valid)
+    store_record(record_ptr, lse, start, rng, head, token, indices, valid, False)
 
 
 @triton.jit(do_not_specialize=["total_tokens", "threshold"])
@@ -238,7 +242,7 @@ def _attention_short_bwd_kernel(
         dout = load_rows(dout_ptr + head * D, tokens, H * D, mask_m, D, BLOCK_D)
         s = tl.dot(k, q.T, input_precision=PRECISION)
         s = tl.where(starts[:, None] == row_starts[None, :], s, float("-inf"))
-        p = tl.math.exp2(s * (scale * LOG2_E) - lse[None, :])
+        p = probabilities(s, lse[None, :], scale, False)
         dp = tl.dot(v, dout.T, input_precision=PRECISION)
         kept = p
         if rng_ptr is not None:

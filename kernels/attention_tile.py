@@ -1,7 +1,7 @@
 """One tile of scores, queries by keys or keys by queries: what the attention kernels share.
 
-Probabilities are exp2(score * unit - x), one multiply-add before the exponential: unit is the softmax scale * log2(e),
-or 1 where a bias has been added to scores in units of log2. Arguments travel in tuples:
+Probabilities are exp2(product * scale * log2(e) - x), one multiply-add before the exponential. With a bias or a window
+they are exp2((score - x) * log2(e)), where nothing is rounded before the subtraction. Arguments travel in tuples:
 
     keys:     (k_base, v_base, stride_k_token, stride_v_token, length), from the sequence's first key
     biases:   (alibi_ptr, relative_ptr, key_bias_ptr, span, left, right, head, first key in the batch); a bias that is
@@ -14,6 +14,7 @@ import triton.language as tl
 from fastenc.kernels.dropout import is_kept, row_keys, spread
 
 LOG2_E = tl.constexpr(1.4426950408889634)
+HUGE = tl.constexpr(2.0**28)
 
 
 def shape_constants(key: dict) -> dict:
@@ -83,14 +84,46 @@ def load_keys(keys, columns, MASKED: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.
 
 
 @triton.jit
-def score_unit(qk_scale, biases, WINDOW: tl.constexpr):
-    """What tile_scores' results are multiplied by; not negative. qk_scale: softmax scale * log2(e)."""
-    alibi_ptr, relative_ptr, key_bias_ptr, _, _, _, _, _ = biases
-    unbiased: tl.constexpr = alibi_ptr is None and relative_ptr is None and key_bias_ptr is None
-    unit = qk_scale
-    if not unbiased or WINDOW:
-        unit = 1.0
-    return unit
+def scaled(products, unit):
+    """A row's largest product in units of log2; unit: softmax scale * log2(e), above 0.
+
+    A multiply-add subtracts its rounding error from all exponents of the row, which cancels out of the softmax while
+    the error is small. From HUGE on the unit is a power of two, by which the product is exact. Neighbouring numbers
+    then differ by more than 16 in the exponent, so that keys below the maximum get no weight by either unit.
+    """
+    exact = products * unit
+    return tl.where(tl.abs(exact) < HUGE, exact, products * _power_above(unit))
+
+
+@triton.jit
+def unit_of(row_max, unit):
+    """What ``scaled`` multiplied a row's largest product by; row_max: its result."""
+    return tl.where(tl.abs(row_max) < HUGE, unit, _power_above(unit))
+
+
+@triton.jit
+def _power_above(unit):
+    """The least power of two above a positive number."""
+    exponent = tl.cast(unit, tl.float32).to(tl.int32, bitcast=True) & 0x7F800000
+    return (exponent + 0x00800000).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def natural_lse(row_max, row_sum, scale):
+    """The log-sum-exp of scores; row_max: by ``scaled``; row_sum: of exponentials above it."""
+    unit = scale * LOG2_E
+    log_sum = tl.math.log2(row_sum)
+    small = (row_max + log_sum) / LOG2_E
+    return tl.where(tl.abs(row_max) < HUGE, small, row_max * (scale / _power_above(unit)))
+
+
+@triton.jit
+def probabilities(s, lse, scale, NATURAL: tl.constexpr):
+    """Of tile_scores' results and the queries' lse as in their records, which broadcasts.
+
+    NATURAL: whether the results are scores, not products.
+    """
+    return tl.math.exp2((s - lse) * LOG2_E if NATURAL else s * (scale * LOG2_E) - lse)
 
 
 @triton.jit
@@ -99,27 +132,27 @@ def tile_scores(
     rows,  # of the queries, in the count of the sequence's keys; broadcasts with
     columns,  # of the keys
     length_k,
-    qk_scale,
+    scale,
     biases,
     WINDOW: tl.constexpr,
     MASKED: tl.constexpr,  # whether columns may lie past the end
 ):
-    """Scores / score_unit; -inf where a query does not see a key."""
+    """Products, or scores where there is a bias or a window; -inf where a query does not see a key."""
     alibi_ptr, relative_ptr, key_bias_ptr, span, left, right, head, first_key = biases
     unbiased: tl.constexpr = alibi_ptr is None and relative_ptr is None and key_bias_ptr is None
     if not unbiased or WINDOW:
-        s = s * qk_scale
+        s = s * scale
     distance = columns - rows
     if alibi_ptr is not None:
-        s -= tl.load(alibi_ptr + head).to(tl.float32) * LOG2_E * tl.abs(distance).to(tl.float32)
+        s -= tl.load(alibi_ptr + head).to(tl.float32) * tl.abs(distance).to(tl.float32)
     if relative_ptr is not None:
         index = tl.minimum(tl.maximum(distance, -span), span) + span
-        s += tl.load(relative_ptr + head * (2 * span + 1) + index).to(tl.float32) * LOG2_E
+        s += tl.load(relative_ptr + head * (2 * span + 1) + index).to(tl.float32)
     if key_bias_ptr is not None:
         bias = tl.load(
             key_bias_ptr + first_key + columns, mask=columns < length_k, other=float("-inf")
         )
-        s += bias.to(tl.float32) * LOG2_E
+        s += bias.to(tl.float32)
     elif MASKED:
         s = tl.where(columns < length_k, s, float("-inf"))
     if WINDOW:
@@ -128,25 +161,27 @@ def tile_scores(
 
 
 @triton.jit
-def store_record(record_ptr, lse, second, rng, head, rows, indices, valid):
-    """Each query's record, 16 bytes for the backward: lse in units of log2 (inf if the query saw no key), ``second``,
-    and the two words of its key of dropout. Separate loads of them would be repeated in each column that a thread has.
+def store_record(record_ptr, lse, second, rng, head, rows, indices, valid, NATURAL: tl.constexpr):
+    """Each query's record, 16 bytes for the backward: lse (inf if the query saw no key), ``second``, and the two words
+    of its key of dropout. Separate loads of them would be repeated in each column that a thread has.
 
-    lse: natural logarithm; second: int32; rng: by load_rng, or None without dropout.
+    lse: natural logarithm, stored in units of log2 unless NATURAL; second: int32; rng: by load_rng, or None.
     """
-    log2 = tl.where(lse == float("-inf"), float("inf"), lse * LOG2_E).to(tl.int32, bitcast=True)
+    if not NATURAL:
+        lse *= LOG2_E
+    word = tl.where(lse == float("-inf"), float("inf"), lse).to(tl.int32, bitcast=True)
     one, two = second * 0, second * 0
     if rng is not None:
         found = row_keys(rng, head, rows)
         one, two = found[0].to(tl.int32, bitcast=True), found[1].to(tl.int32, bitcast=True)
-    words = tl.reshape(tl.join(tl.join(log2, one), tl.join(second, two)), [valid.shape[0], 4])
+    words = tl.reshape(tl.join(tl.join(word, one), tl.join(second, two)), [valid.shape[0], 4])
     pointers = record_ptr + indices.to(tl.int64)[:, None] * 4 + tl.arange(0, 4)[None, :]
     tl.store(pointers, words, mask=valid[:, None])
 
 
 @triton.jit
 def load_record(record_ptr, indices, valid):
-    """(lse in units of log2, int32 second word, the two words of the key of dropout); without a record, lse is inf."""
+    """(lse, int32 second word, the two words of the key of dropout); without a record, lse is inf."""
     pointers = record_ptr + indices.to(tl.int64)[:, None] * 4 + tl.arange(0, 4)[None, :]
     words = tl.load(pointers, mask=valid[:, None], other=0)
     even, odd = tl.split(tl.reshape(words, [valid.shape[0], 2, 2]))
@@ -154,6 +189,20 @@ def load_record(record_ptr, indices, valid):
     second, two = tl.split(odd)
     lse = tl.where(valid, lse.to(tl.float32, bitcast=True), float("inf"))
     return lse, second, one.to(tl.uint32, bitcast=True), two.to(tl.uint32, bitcast=True)
+
+
+@triton.jit
+def load_record_once(record_ptr, indices, valid):
+    """As load_record, by a load for each word, for programs that read their records before their loop.
+
+    What load_record splits would be moved into another layout again in each turn of the loop.
+    """
+    words = record_ptr + indices.to(tl.int64) * 4
+    lse = tl.load(words, mask=valid, other=0).to(tl.float32, bitcast=True)
+    second = tl.load(words + 1, mask=valid, other=0)
+    one = tl.load(words + 2, mask=valid, other=0).to(tl.uint32, bitcast=True)
+    two = tl.load(words + 3, mask=valid, other=0).to(tl.uint32, bitcast=True)
+    return tl.where(valid, lse, float("inf")), second, one, two
 
 
 @triton.jit

@@ -331,3 +331,38 @@ def test_a_scale_that_is_not_positive(triton_target, scale):
         )
         for mine, truly in results:
             torch.testing.assert_close(mine.double(), truly, rtol=2e-2, atol=2e-3)
+
+
+def hidden_by_the_lowest_number(inputs):
+    """Every key of the first sequence has the bias that transformers hides keys by: sdpa sees equal scores."""
+    inputs.key_bias[:] = 0.0
+    inputs.key_bias[: inputs.cu_seqlens[-1][1]] = torch.finfo(torch.float32).min
+    return inputs
+
+
+def test_keys_that_are_all_hidden_by_the_lowest_number_are_equal(triton_target):
+    case = Case((70, 20), key_bias=True)
+    inputs = hidden_by_the_lowest_number(inputs_of(case, 2, 32, device=triton_target.device))
+    out, lse = run(case, inputs, return_lse=True, impl=triton_target.impl)
+    torch.testing.assert_close(out, run_peer(case, inputs), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(lse, run_reference(case, inputs)[1], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("scale", [1e10, 1e14])
+@pytest.mark.parametrize(
+    "dtype, window", [(torch.float16, (-1, -1)), (torch.float32, (-1, -1)), (torch.float32, (9, 9))]
+)
+def test_scores_beyond_10_to_the_10(triton_target, dtype, window, scale):
+    """Equal ones share the probability, lower ones have none."""
+    qkv = torch.randn(70, 3, 2, 16, device=triton_target.device).to(dtype)
+    qkv[:, :2] = torch.randint(-2, 3, (70, 2, 2, 16)).to(qkv)
+    out, lse = attention(
+        qkv, offsets_of((50, 20)).to(qkv.device), 50,
+        softmax_scale=scale, window_size=window, return_lse=True, impl=triton_target.impl,
+    )  # fmt: skip
+    wide = qkv.double()
+    expected = truth(
+        wide, offsets_of((50, 20)).to(qkv.device), 50, softmax_scale=scale, window_size=window
+    )
+    torch.testing.assert_close(out.double(), expected, rtol=2e-3, atol=2e-3)
+    assert lse.isfinite().all()
