@@ -30,10 +30,9 @@ demo: setup
 test: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
-# Also compiles every kernel ahead of time for every architecture, and writes the record of what they compile to.
+# Also compiles every variant of every Triton kernel ahead of time for every architecture.
 test-all: setup
-	$(BIN)/python -m tests.helpers.triton_record --all --write > /dev/null
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
+	FASTENC_ALL_KERNELS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
 # transformers' own tests of a model, which only its sdist has, on patched models of every family.
 SDIST := build/transformers-suite

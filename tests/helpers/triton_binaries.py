@@ -1,20 +1,29 @@
 """Compiles the Triton kernels ahead of time, without a GPU, and reads what the machine code uses.
 
-Those of each kernel's own rule, and those of an architecture's tuned table. ``triton_record`` keeps what is read, so
-that a binary is compiled again only when what it is made from has changed.
+    python -m tests.helpers.triton_binaries 90 [--processes N] [NAME ...]
+
+Compiles for sm_90 the named binaries, or all: those of each kernel's own rule, and those of the architecture's tuned
+table. Prints {name: usage} as JSON. Triton's cache keeps what has not changed.
+
+Runs in a process of its own: the tests' process has chosen Triton's interpreter.
 """
 
-import hashlib
-import inspect
+import argparse
 import json
+import os
 import re
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from functools import partial
 from importlib import import_module
 from itertools import product
+from multiprocessing import Pool
 from pathlib import Path
+
+if __name__ == "__main__":
+    os.environ.pop("TRITON_INTERPRET", None)
 
 import triton
 from fastenc.kernels import (
@@ -35,8 +44,7 @@ from fastenc.kernels import (
 from fastenc.kernels.attention_tile import shape_constants
 from fastenc.kernels.run import OPTIONS
 from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource, make_backend
-from triton.runtime import JITFunction
+from triton.compiler import ASTSource
 
 TOOLS = Path(triton.__file__).parent / "backends/nvidia/bin"
 FLOAT32_POINTERS = {"lse", "delta", "dlse", "wide_dq", "mean", "rstd", "partial", "sums"}
@@ -101,7 +109,7 @@ def untuned_cases() -> Iterator[tuple[str, object, str, dict]]:
     """Kernels that take a small part of a step, whose rule no table overrules."""
     for dim in (32, 64, 96, 128):
         constants = {"H": 12, "D": dim, "BLOCK_D": triton.next_power_of_2(dim), "BLOCK_M": 64}
-        constants |= {"num_warps": 4}
+        constants |= {"num_warps": 4, "NATURAL": False}
         yield f"delta {dim} bf16", attention._attention_delta_kernel, "bf16", constants
         for precision in ("half", "tf32", "ieee"):
             dtype = "bfloat16" if precision == "half" else "float32"
@@ -212,25 +220,6 @@ def source_of(kernel, element: str, constants: dict) -> tuple[ASTSource, dict]:
     return source, options
 
 
-def made_from(kernel, element: str, constants: dict, capability: int) -> str:
-    """A hash of all that a binary depends on: kernel, launch parameters, Triton, ptxas, and how it is read."""
-    source, options = source_of(kernel, element, constants)
-    backend = make_backend(GPUTarget("cuda", capability, 32))
-    read_by = (INSTRUCTION.pattern, *map(inspect.getsource, (main_loop, compile_case)))
-    parts = [triton.__version__, source.hash(), backend.hash()]
-    parts += [backend.parse_options(options).hash(), *read_by]
-    return hashlib.sha256("-".join(parts).encode()).hexdigest()[:16]
-
-
-def forget_line_numbers() -> None:
-    """Line numbers are debugging information; without them an edit above a kernel leaves its hash as it is."""
-    for name, module in list(sys.modules.items()):
-        if name.startswith("fastenc.kernels."):
-            for function in vars(module).values():
-                if isinstance(function, JITFunction):
-                    function.starting_line_number = 0
-
-
 def compile_case(kernel, element: str, constants: dict, capability: int) -> dict:
     """Registers, stack bytes, local loads and stores (spills), shared memory, matrix instructions and the main loop."""
     source, options = source_of(kernel, element, constants)
@@ -260,3 +249,32 @@ def compile_case(kernel, element: str, constants: dict, capability: int) -> dict
         "loop barriers": sum(instruction == "BAR" for instruction in loop),
         "warps": compiled.metadata.num_warps,
     }
+
+
+def wanted(capability: int) -> dict[str, tuple]:
+    """{name: arguments of compile_case before the capability}"""
+    # Less shared memory is what tells sm_89 from sm_80, and attention alone takes much of it.
+    start = "attention" if capability == 89 else ""
+    table = launch.TABLES / f"sm_{capability}.json"
+    return {name: case for name, *case in cases(table, capability) if name.startswith(start)}
+
+
+def compile_named(capability: int, name: str) -> dict:
+    return compile_case(*wanted(capability)[name], capability)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("capability", type=int)
+    parser.add_argument("names", nargs="*")
+    parser.add_argument("--processes", type=int, default=1)
+    options = parser.parse_args()
+    names = options.names or [*wanted(options.capability)]
+    with Pool(options.processes) as pool:
+        # By name: kernels cannot be sent to another process.
+        usages = pool.map(partial(compile_named, options.capability), names, chunksize=1)
+    print(json.dumps(dict(zip(names, usages, strict=True))))
+
+
+if __name__ == "__main__":
+    main()
