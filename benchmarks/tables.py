@@ -603,7 +603,7 @@ CASES_OF = {
 
 
 def other_libraries(page: str) -> str:
-    """What a page's libraries gain, a table a device; no text where nothing was measured."""
+    """What a page's libraries gain, a table a device."""
     parts = []
     for device in sorted(path for path in RESULTS.glob("*") if path.is_dir()):
         data = load(device, "other_libraries")
@@ -622,7 +622,7 @@ def other_libraries(page: str) -> str:
             lines.append(f"| {case} | {speedup(row)} | {apart} | {used} |")
         turns = min(rows["patched"].get("rounds", 0) for rows in chosen.values())
         parts += [machine_line(data["machine"]) + f" Medians of {turns} turns.", "", *lines, ""]
-    return "\n".join(parts) + "\n"
+    return "\n".join(parts or ["Not measured yet."]) + "\n"
 
 
 def main() -> int:

@@ -430,7 +430,7 @@ def test_the_headline_names_both_orders_where_both_are_measured(tmp_path, monkey
 
 def test_a_page_of_libraries_has_its_own_cases_and_says_what_is_missing(tmp_path, monkeypatch):
     monkeypatch.setattr(tables, "RESULTS", tmp_path)
-    assert tables.other_libraries("others") == "\n"
+    assert tables.other_libraries("others") == "Not measured yet.\n"
     (tmp_path / "cpu").mkdir()
     machine = {"device": "Some CPU", "threads": 2, "versions": {"torch": "2.13"}, "date": "today"}
     patched = {"speedup": 2.5, "largest_difference": 1.2e-7, "rounds": 5}
