@@ -208,7 +208,7 @@ def source_of(kernel, element: str, constants: dict) -> tuple[ASTSource, dict]:
     aligned = {
         (place,): [["tt.divisibility", 16]]
         for place, name in enumerate(names)
-        if (name.endswith("_ptr") or name.startswith("stride_") or name == "width")
+        if (name.endswith("_ptr") or name.startswith("stride_") or name in ("width", "inner"))
         and name not in values
     }
     source = ASTSource(

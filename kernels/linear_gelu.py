@@ -1,0 +1,155 @@
+"""gelu(x W^T + b) as one matrix product, and the product of its backward; activation.py has gelu and its slope.
+
+    forward:  u = x W^T + b, y = gelu(u)
+    backward: du = (dy V) * gelu'(u), where y V^T is the next layer; the gradient of b is du's column sums
+
+Tiling: one program computes BLOCK_M rows and BLOCK_N columns. Programs that run at the same time share rows of x and
+W in the L2 cache: they are numbered in groups of GROUP blocks of rows. The gradient of b is summed over a block's rows
+in registers, and over the blocks in order.
+
+Bytes per element of u beside the products' operands, 2-byte types: forward 4, backward 4. Separate passes move 4 and 6
+more. Source: Hendrycks and Gimpel 2016, arXiv:1606.08415.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from fastenc.kernels.activation import GELU, gate, slope
+from fastenc.kernels.run import run
+from torch import Tensor
+
+
+@triton.jit
+def _tile(rows, width, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP: tl.constexpr):
+    """(row block, column block) of this program."""
+    down, across = tl.cdiv(rows, BLOCK_M), tl.cdiv(width, BLOCK_N)
+    first = tl.program_id(0) // (GROUP * across) * GROUP
+    size = tl.minimum(down - first, GROUP)
+    place = tl.program_id(0) % (GROUP * across)
+    return first + place % size, place // size
+
+
+@triton.jit
+def _product(
+    a_ptr,
+    b_ptr,
+    row,
+    column,
+    rows,
+    width,
+    inner,
+    TRANSPOSED: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    EVEN: tl.constexpr,
+):
+    """a (rows, inner) times b (inner, width), or b^T (width, inner): a tile in float32."""
+    # Rows beyond the last are computed from the last and not stored. Clamped columns would not be read as vectors.
+    a_row = tl.minimum(row, rows - 1).to(tl.int64)[:, None]
+    b_column = column.to(tl.int64)[None, :]
+    inside = (column < width)[None, :]
+    sums = tl.zeros([row.shape[0], column.shape[0]], tl.float32)
+    for start in tl.range(0, inner, BLOCK_K):
+        k = start + tl.arange(0, BLOCK_K)
+        b_index = b_column * inner + k[:, None] if TRANSPOSED else k[:, None] * width + b_column
+        if EVEN:
+            a = tl.load(a_ptr + a_row * inner + k[None, :])
+            b = tl.load(b_ptr + b_index, mask=inside, other=0.0)
+        else:
+            a = tl.load(a_ptr + a_row * inner + k[None, :], mask=k[None, :] < inner, other=0.0)
+            b = tl.load(b_ptr + b_index, mask=inside & (k[:, None] < inner), other=0.0)
+        sums = tl.dot(a, b, sums)
+    return sums
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _linear_gelu_fwd_kernel(
+    x_ptr,  # (rows, inner)
+    weight_ptr,  # (width, inner)
+    bias_ptr,  # (width,)
+    y_ptr,  # (rows, width)
+    u_ptr,  # (rows, width)
+    rows,
+    width,
+    inner,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    GROUP: tl.constexpr,
+    EVEN: tl.constexpr,
+):
+    down, across = _tile(rows, width, BLOCK_M, BLOCK_N, GROUP)
+    row = down * BLOCK_M + tl.arange(0, BLOCK_M)
+    column = across * BLOCK_N + tl.arange(0, BLOCK_N)
+    u = _product(x_ptr, weight_ptr, row, column, rows, width, inner, True, BLOCK_K, EVEN)
+    u += tl.load(bias_ptr + column, mask=column < width, other=0.0).to(tl.float32)[None, :]
+    index = row.to(tl.int64)[:, None] * width + column[None, :]
+    mask = (row < rows)[:, None] & (column < width)[None, :]
+    tl.store(u_ptr + index, u.to(u_ptr.dtype.element_ty), mask=mask)
+    tl.store(y_ptr + index, (u * gate(u, GELU, True)).to(y_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _linear_gelu_bwd_kernel(
+    dy_ptr,  # (rows, inner)
+    weight_ptr,  # (inner, width)
+    u_ptr,  # (rows, width)
+    du_ptr,  # (rows, width)
+    partial_ptr,  # (row blocks, width), float32
+    rows,
+    width,
+    inner,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    GROUP: tl.constexpr,
+    EVEN: tl.constexpr,
+):
+    down, across = _tile(rows, width, BLOCK_M, BLOCK_N, GROUP)
+    row = down * BLOCK_M + tl.arange(0, BLOCK_M)
+    column = across * BLOCK_N + tl.arange(0, BLOCK_N)
+    du = _product(dy_ptr, weight_ptr, row, column, rows, width, inner, False, BLOCK_K, EVEN)
+    index = row.to(tl.int64)[:, None] * width + column[None, :]
+    mask = (row < rows)[:, None] & (column < width)[None, :]
+    u = tl.load(u_ptr + index, mask=mask, other=0.0).to(tl.float32)
+    du *= slope(u, gate(u, GELU, True), GELU, True)
+    tl.store(du_ptr + index, du.to(du_ptr.dtype.element_ty), mask=mask)
+    sums = tl.sum(tl.where((row < rows)[:, None], du, 0.0), 0)
+    tl.store(partial_ptr + down.to(tl.int64) * width + column, sums, mask=column < width)
+
+
+def config() -> dict:
+    """Launch parameters; not tuned on a device yet. Two warp groups of 64 rows each, as wgmma wants."""
+    return {
+        "BLOCK_M": 128,
+        "BLOCK_N": 128,
+        "BLOCK_K": 64,
+        "GROUP": 8,
+        "num_warps": 8,
+        "num_stages": 3,
+    }
+
+
+def linear_gelu_forward(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    """(y, u) for contiguous bfloat16 or float16 x (rows, inner), weight (width, inner), bias (width,)."""
+    y = x.new_empty(x.shape[0], weight.shape[0])
+    u = torch.empty_like(y)
+    _launch(_linear_gelu_fwd_kernel, y, x.shape[1], x, weight, bias, y, u)
+    return y, u
+
+
+def linear_gelu_backward(dy: Tensor, weight: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+    """(du, its column sums in float32) for contiguous dy (rows, inner), weight (inner, width), u (rows, width)."""
+    du = torch.empty_like(u)
+    blocks = triton.cdiv(u.shape[0], config()["BLOCK_M"])
+    partial = torch.empty((blocks, u.shape[1]), dtype=torch.float32, device=u.device)
+    _launch(_linear_gelu_bwd_kernel, u, dy.shape[1], dy, weight, u, du, partial)
+    return du, partial.sum(0)
+
+
+def _launch(kernel, result: Tensor, inner: int, *tensors: Tensor) -> None:
+    rows, width = result.shape
+    launch = config()
+    programs = triton.cdiv(rows, launch["BLOCK_M"]) * triton.cdiv(width, launch["BLOCK_N"])
+    if programs:
+        even = inner % launch["BLOCK_K"] == 0
+        run(kernel, (programs,), *tensors, rows, width, inner, EVEN=even, **launch)
