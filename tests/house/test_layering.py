@@ -37,7 +37,7 @@ ALLOWED["freezing"] = {"integrations", "nn"}
 ALLOWED["train"] = ALLOWED["tasks"] | {"adapt", "train"}
 ALLOWED["cli"] = ALLOWED["train"] | {"analysis", "profiling", "testing", "cli"}
 ALLOWED["demo"] = ALLOWED["train"] | {"demo"}
-ALLOWED = {name: BASE for name in BASE} | ALLOWED
+ALLOWED = {name: BASE for name in sorted(BASE)} | ALLOWED
 # Outside the project's own modules, these layers may import only:
 LIBRARIES = {"reference": {"torch"}, "ops": {"torch"}, "nn": {"torch"}}
 LIBRARIES |= {"packing": {"torch"}, "_transfer": {"torch"}, "_seeds": set(), "_options": set()}
