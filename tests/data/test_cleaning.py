@@ -222,7 +222,9 @@ def test_a_killed_cleaning_goes_on_without_losing_or_repeating(call, tmp_path, c
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     assert status == -signal.SIGKILL, (tmp_path / "log").read_text()
-    assert "holds a cleaning run that did not finish: resume it" in failure(capsys, *killed)
+    assert "holds a cleaning run that did not finish: continue it with --resume" in failure(
+        capsys, *killed
+    )
     other = failure(capsys, *killed, "--english", "--resume")
     assert "was begun with english=False, got True" in other
     run(*killed, "--resume")

@@ -153,7 +153,9 @@ def test_a_killed_writer_loses_no_finished_shard(store, tmp_path, module, name, 
         ):
             TokenStore(folder)
     arguments = (folder, {"": documents(200)}, word_tokenizer())
-    with pytest.raises(ValueError, match="must be empty, got a store: resume it"):
+    with pytest.raises(
+        ValueError, match="must be empty, got a store: continue it with resume=True"
+    ):
         write_store(*arguments, shard_characters=4000)
     write_store(*arguments, shard_characters=4000, resume=True)
     assert {path: path.stat().st_mtime_ns for path in kept} == kept, "a finished shard was lost"

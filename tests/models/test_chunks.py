@@ -122,7 +122,7 @@ def test_aggregation_is_a_loop_over_documents(kind):
     module = chunk_aggregator(kind, WIDE, 8)
     for parameter in module.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
-    lengths = 8 * LENGTHS  # enough sums for their errors to be alike
+    lengths = 16 * LENGTHS  # enough sums for their errors to be alike
     counts = [len(document) for document in lengths]
     vectors, dy = torch.randn(sum(counts), 32), torch.randn(len(counts), 32)
     described = pack_documents(lengths)

@@ -300,5 +300,7 @@ def test_what_is_wrong_is_said(base, data, capsys):
     said = failure(capsys, *command, "mix", "--adapt", "features")
     assert "--layers mix needs every layer's output, but --adapt features stores one" in said
     said = failure(capsys, *command, "mix", "--task", "word-sense")
-    assert "word-sense cannot train a weighted sum of layers: leave out --layers mix" in said
+    assert (
+        "word-sense cannot train a weighted sum of layers, got --layers mix: leave it out" in said
+    )
     assert not (data / "out").exists()

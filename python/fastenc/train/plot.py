@@ -50,7 +50,8 @@ def plot_log(
         axis.xaxis.get_major_locator().set_params(integer=True)
         axis.ticklabel_format(axis="y", scilimits=(-3, 4))
         axis.grid(alpha=0.3)
-        if name != "learning_rate" or best is not None:
+        explained = name != "learning_rate" or best is not None
+        if explained and axis.get_legend_handles_labels()[0]:  # a short run may have no point yet
             axis.legend()
     figure.suptitle(title, fontsize=10)
     write_atomically(image, lambda temporary: figure.savefig(temporary, format="png", dpi=120))
