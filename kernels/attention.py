@@ -30,6 +30,7 @@ from fastenc.kernels.attention_tile import (
     LOG2_E,
     head_rows,
     load_keys,
+    load_log_sum,
     load_record,
     load_record_once,
     load_rows,
@@ -56,8 +57,12 @@ from torch import Tensor
 
 # Numbers that change from batch to batch. A second variant of each kernel for multiples of 16 would gain nothing.
 VARYING = ["total_q", "blocks", "threshold", "span", "left", "right"]
+DELTA = {"BLOCK_M": 64, "BLOCK_N": 32, "num_warps": 4}  # launch of _attention_delta_kernel
 UNLIMITED = 2**30  # tokens of a window
 TABLE_BLOCK = tl.constexpr(64)  # tokens of an entry of attention_blocks.py's tables
+LARGE = tl.constexpr(
+    1024.0
+)  # log-sum-exp, whose rounding changes a probability by more than 3e-5 from here on
 
 
 @triton.jit
@@ -227,40 +232,111 @@ def _attention_fwd_kernel(
     tl.store(lse_ptr + head.to(tl.int64) * total_q + tokens, lse, mask=mask_m)
 
 
-@triton.jit(do_not_specialize=["total_q"])
+@triton.jit
+def _maxima_and_sums(
+    q, rows, start, stop, keys, biases, scale,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    WINDOW: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Of natural scores over keys from start to stop: (maxima, sums of exponentials above them)."""
+    row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    row_sum = tl.zeros([BLOCK_M], tl.float32)
+    for start_n in tl.range(start, stop, BLOCK_N):
+        columns = start_n + tl.arange(0, BLOCK_N)
+        k_base, _, stride_k_token, _, length_k = keys
+        k = load_rows(k_base, columns, stride_k_token, columns < length_k, D, BLOCK_D)
+        s = tl.dot(q, k.T, input_precision=PRECISION)
+        s = tile_scores(s, rows[:, None], columns[None, :], length_k, scale, biases, WINDOW, True)
+        new_max = tl.maximum(row_max, tl.max(s, 1))
+        base = tl.where(new_max == float("-inf"), 0.0, new_max)  # of a row that saw no key yet
+        row_sum *= tl.math.exp2((row_max - base) * LOG2_E)
+        row_sum += tl.sum(tl.math.exp2((s - base[:, None]) * LOG2_E), 1)
+        row_max = new_max
+    return row_max, row_sum
+
+
+@triton.jit(do_not_specialize=["total_q", "blocks", "span", "left", "right"])
 def _attention_delta_kernel(
-    out_ptr,
+    out_ptr,  # (total_q, H, D), contiguous
     dout_ptr,
     dlse_ptr,  # (H, total_q), float32, or None
     lse_ptr,  # (H, total_q), float32
     record_ptr,  # (H, total_q, 4), int32
+    log_sum_ptr,  # (H, total_q), float32; None without a bias or a window
+    q_ptr,
+    k_ptr,
+    cu_seqlens_q_ptr,
+    cu_seqlens_k_ptr,
     rng_ptr,  # or None
+    alibi_ptr,
+    relative_ptr,
+    key_bias_ptr,
+    blocks_ptr,
+    stride_q_token,
+    stride_q_head,
+    stride_k_token,
+    stride_k_head,
     total_q,
+    blocks,  # of the longest sequence
+    scale,
+    span,
+    left,
+    right,
     H: tl.constexpr,
     D: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_M: tl.constexpr,
-    NATURAL: tl.constexpr,  # whether the call has a bias or a window
+    BLOCK_N: tl.constexpr,
+    WINDOW: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):
-    """The queries' records, with delta as their second word.
+    """The queries' records, with delta as their second word, and what load_log_sum loads.
 
     delta[h, i] = sum_d out[i, h, d] * dout[i, h, d] - dlse[h, i]; the sum is sum_j p_ij dp_ij, dropout included.
     """
-    head = tl.program_id(1)
-    offs_m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
-    mask_m = offs_m < total_q
-    indices = head.to(tl.int64) * total_q + offs_m
-    out = load_rows(out_ptr + head * D, offs_m, H * D, mask_m, D, BLOCK_D).to(tl.float32)
-    dout = load_rows(dout_ptr + head * D, offs_m, H * D, mask_m, D, BLOCK_D).to(tl.float32)
+    block, sequence, head = _program(blocks_ptr, blocks, H, BLOCK_M)
+    start_m = block * BLOCK_M
+    first_q, length_q = sequence_bounds(cu_seqlens_q_ptr, sequence)
+    if start_m >= length_q:
+        return
+    offs_m = start_m + tl.arange(0, BLOCK_M)
+    mask_m = offs_m < length_q
+    tokens = first_q + offs_m
+    indices = head.to(tl.int64) * total_q + tokens
+    out = load_rows(out_ptr + head * D, tokens, H * D, mask_m, D, BLOCK_D).to(tl.float32)
+    dout = load_rows(dout_ptr + head * D, tokens, H * D, mask_m, D, BLOCK_D).to(tl.float32)
     delta = tl.sum(out * dout, 1)
     if dlse_ptr is not None:
         delta -= tl.load(dlse_ptr + indices, mask=mask_m, other=0.0)
     lse = tl.load(lse_ptr + indices, mask=mask_m, other=0.0)
+    if log_sum_ptr is not None:
+        log_sum = tl.zeros([BLOCK_M], tl.float32)
+        large = (tl.abs(lse) > LARGE) & (tl.abs(lse) < float("inf"))
+        if tl.max(large.to(tl.int32), 0) > 0:
+            first_k, length_k = sequence_bounds(cu_seqlens_k_ptr, sequence)
+            shift = length_k - length_q
+            keys = sequence_keys(
+                k_ptr, k_ptr, stride_k_token, stride_k_head, stride_k_token, stride_k_head, first_k, length_k, head
+            )  # fmt: skip
+            biases = (alibi_ptr, relative_ptr, key_bias_ptr, span, left, right, head, first_k)
+            q_base = head_rows(q_ptr, first_q, stride_q_token, head, stride_q_head)
+            q = load_rows(q_base, offs_m, stride_q_token, mask_m, D, BLOCK_D)
+            start, stop = _visible_blocks(
+                start_m + shift, length_k, left, right, BLOCK_N, BLOCK_M, WINDOW
+            )
+            row_max, row_sum = _maxima_and_sums(
+                q, offs_m + shift, start, stop, keys, biases, scale,
+                D, BLOCK_D, BLOCK_M, BLOCK_N, WINDOW, PRECISION,
+            )  # fmt: skip
+            log_sum = tl.where(large, tl.math.log2(tl.where(large, row_sum, 1.0)), log_sum)
+            lse = tl.where(large, row_max, lse)
+        tl.store(log_sum_ptr + indices, log_sum, mask=mask_m)
     rng = None
     if rng_ptr is not None:
         rng = load_rng(rng_ptr)
     delta = delta.to(tl.int32, bitcast=True)
-    store_record(record_ptr, lse, delta, rng, head, offs_m, indices, mask_m, NATURAL)
+    NATURAL: tl.constexpr = log_sum_ptr is not None
+    store_record(record_ptr, lse, delta, rng, head, tokens, indices, mask_m, NATURAL)
 
 
 @triton.jit(do_not_specialize=VARYING)
@@ -276,6 +352,7 @@ def _attention_bwd_kv_kernel(
     dv_ptr,
     sums_ptr,  # (slots, 3, H, D), float32, zeroed: of dq and dv over tokens, in _slot's; dk's are 0; or None
     record_ptr,  # (H, total_q, 4), int32: by _attention_delta_kernel
+    log_sum_ptr,  # (H, total_q), float32, by the same; None without a bias or a window
     cu_seqlens_q_ptr,
     cu_seqlens_k_ptr,
     rng_ptr,  # None without dropout; not read
@@ -322,9 +399,6 @@ def _attention_bwd_kv_kernel(
     q_base = head_rows(q_ptr, first_q, stride_q_token, head, stride_q_head)
     dout_base = dout_ptr + first_q.to(tl.int64) * (H * D) + head * D
     statistics = head.to(tl.int64) * total_q + first_q
-    NATURAL: tl.constexpr = WINDOW or not (
-        alibi_ptr is None and relative_ptr is None and key_bias_ptr is None
-    )
     if wide_dq_ptr is not None:
         wide_dq = wide_dq_ptr + first_q.to(tl.int64) * (H * D) + head * D
     dk = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
@@ -345,7 +419,8 @@ def _attention_bwd_kv_kernel(
         s = tile_scores(
             s, (offs_m + shift)[None, :], columns[:, None], length_k, scale, biases, WINDOW, True
         )
-        p = probabilities(s, lse[None, :], scale, NATURAL)
+        log_sum = load_log_sum(log_sum_ptr, statistics + offs_m, mask_m, 0)
+        p = probabilities(s, lse[None, :], log_sum, scale)
         dp = tl.dot(v, dout.T, input_precision=PRECISION)
         kept, ds = score_gradients(p, dp, delta[None, :], columns[:, None], dropout)
         dv = tl.dot(kept.to(dout.dtype), dout, dv, input_precision=PRECISION)
@@ -388,16 +463,16 @@ def _attention_bwd_kv_kernel(
 
 @triton.jit
 def _query_gradient_blocks(
-    dq, q, dout, lse, delta, rows, start, stop, keys, biases, dropout, scale,
+    dq, q, dout, lse, log_sum, delta, rows, start, stop, keys, biases, dropout, scale,
     D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
-    WINDOW: tl.constexpr, NATURAL: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr,
+    WINDOW: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     for start_n in tl.range(start, stop, BLOCK_N):
         columns = start_n + tl.arange(0, BLOCK_N)
         k, v = load_keys(keys, columns, MASKED, D, BLOCK_D)
         s = tl.dot(q, k.T, input_precision=PRECISION)
         s = tile_scores(s, rows[:, None], columns[None, :], keys[4], scale, biases, WINDOW, MASKED)
-        p = probabilities(s, lse[:, None], scale, NATURAL)
+        p = probabilities(s, lse[:, None], log_sum, scale)
         dp = tl.dot(dout, v.T, input_precision=PRECISION)
         _, ds = score_gradients(p, dp, delta[:, None], columns[None, :], dropout)
         dq = tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION)
@@ -413,6 +488,7 @@ def _attention_bwd_q_kernel(
     dq_ptr,  # (total_q, H, D), heads next to each other
     sums_ptr,  # as in the kernel above
     record_ptr,
+    log_sum_ptr,
     cu_seqlens_q_ptr,
     cu_seqlens_k_ptr,
     rng_ptr,  # None without dropout; not read
@@ -463,25 +539,23 @@ def _attention_bwd_q_kernel(
     q = load_rows(q_base, offs_m, stride_q_token, mask_m, D, BLOCK_D)
     dout = load_rows(dout_base, offs_m, H * D, mask_m, D, BLOCK_D)
     lse, second, one, two = load_record_once(record_ptr, statistics + offs_m, mask_m)
+    log_sum = load_log_sum(log_sum_ptr, statistics + offs_m, mask_m, 1)
     delta = second.to(tl.float32, bitcast=True)
     dropout = (None, threshold, drop_scale)
     if rng_ptr is not None:
         dropout = ((one[:, None], two[:, None]), threshold, drop_scale)
     dq = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     start, stop = _visible_blocks(start_m + shift, length_k, left, right, BLOCK_N, BLOCK_M, WINDOW)
-    NATURAL: tl.constexpr = WINDOW or not (
-        alibi_ptr is None and relative_ptr is None and key_bias_ptr is None
-    )
     if not WINDOW:
         whole = length_k // BLOCK_N * BLOCK_N
         dq = _query_gradient_blocks(
-            dq, q, dout, lse, delta, rows, start, whole, keys, biases, dropout, scale,
-            D, BLOCK_D, BLOCK_N, WINDOW, NATURAL, False, PRECISION,
+            dq, q, dout, lse, log_sum, delta, rows, start, whole, keys, biases, dropout, scale,
+            D, BLOCK_D, BLOCK_N, WINDOW, False, PRECISION,
         )  # fmt: skip
         start = whole
     dq = _query_gradient_blocks(
-        dq, q, dout, lse, delta, rows, start, stop, keys, biases, dropout, scale,
-        D, BLOCK_D, BLOCK_N, WINDOW, NATURAL, True, PRECISION,
+        dq, q, dout, lse, log_sum, delta, rows, start, stop, keys, biases, dropout, scale,
+        D, BLOCK_D, BLOCK_N, WINDOW, True, PRECISION,
     )  # fmt: skip
     grad_base = dq_ptr + first_q.to(tl.int64) * stride_grad + head * D
     dq *= scale
@@ -551,7 +625,7 @@ def launched(key: dict) -> Iterator[tuple[str, Any, dict]]:
     constants = {**shape_constants(key), "WINDOW": key["biased"]}
     without_biases = dict.fromkeys(("alibi_ptr", "relative_ptr", "key_bias_ptr"))
     if not key["biased"]:
-        constants |= without_biases
+        constants |= without_biases | {"log_sum_ptr": None}
     yield "", kernel, constants
     if key["head_dim"] == 64 and not key["biased"] and key["precision"] == "half":
         yield " in a grid", kernel, {**constants, "blocks_ptr": None}
@@ -777,26 +851,16 @@ def _backward(
     widest = attention_short.WIDEST_BACKWARD if dlse is None else 0
     division = _divide(arguments, call, widest)
     arguments["dout_ptr"] = dout
-    (total_q, heads, head_dim), batch = q.shape, call.cu_seqlens_q.shape[0] - 1
+    (_, heads, head_dim), batch = q.shape, call.cu_seqlens_q.shape[0] - 1
     if division.any_length:
-        arguments["record_ptr"] = record = lse.new_empty((*lse.shape, 4), dtype=torch.int32)
-        grid = (triton.cdiv(total_q, 64), heads)
+        arguments["record_ptr"] = lse.new_empty((*lse.shape, 4), dtype=torch.int32)
+        arguments["log_sum_ptr"] = torch.empty_like(lse) if _biased(arguments) else None
+        named = {"out_ptr": out, "dlse_ptr": _contiguous(dlse), "lse_ptr": lse}
+        of_grid, grid = _blocks(division, call.max_seqlen_q, DELTA["BLOCK_M"], arguments)
+        named |= arguments | of_grid
+        taken = {name: named[name] for name in _attention_delta_kernel.arg_names if name in named}
         if 0 not in grid:
-            run(
-                _attention_delta_kernel,
-                grid,
-                out,
-                dout,
-                _contiguous(dlse),
-                lse,
-                record,
-                arguments["rng_ptr"],
-                total_q,
-                **{name: arguments[name] for name in ("H", "D", "BLOCK_D")},
-                BLOCK_M=64,
-                NATURAL=_biased(arguments),
-                num_warps=4,
-            )
+            run(_attention_delta_kernel, grid, **taken, **DELTA)
     dbias = torch.zeros(3 * heads * head_dim, device=q.device) if wants_bias else nothing()
     if division.short:
         gradients = (dq, dk, dv)

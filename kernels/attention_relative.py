@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 from fastenc.kernels.attention_tile import (
     head_rows,
+    load_log_sum,
     load_record,
     load_rows,
     probabilities,
@@ -38,6 +39,7 @@ def _attention_bwd_relative_kernel(
     dout_ptr,  # (total_q, H, D), contiguous
     partial_ptr,  # (chunks, H, bands, 2, BLOCK), float32
     record_ptr,  # (H, total_q, 4), int32: by _attention_delta_kernel
+    log_sum_ptr,  # (H, total_q), float32: by the same
     cu_seqlens_q_ptr,
     cu_seqlens_k_ptr,
     rng_ptr,  # None without dropout; not read
@@ -117,7 +119,8 @@ def _attention_bwd_relative_kernel(
                 WINDOW,
                 True,
             )
-            p = probabilities(s, lse[:, None], scale, True)  # a bias is there
+            log_sum = load_log_sum(log_sum_ptr, statistics + offs_m, mask_m, 1)
+            p = probabilities(s, lse[:, None], log_sum, scale)
             dp = tl.dot(dout, v.T, input_precision=PRECISION)
             dropout = (None, threshold, drop_scale)
             if rng_ptr is not None:

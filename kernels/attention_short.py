@@ -242,7 +242,7 @@ def _attention_short_bwd_kernel(
         dout = load_rows(dout_ptr + head * D, tokens, H * D, mask_m, D, BLOCK_D)
         s = tl.dot(k, q.T, input_precision=PRECISION)
         s = tl.where(starts[:, None] == row_starts[None, :], s, float("-inf"))
-        p = probabilities(s, lse[None, :], scale, False)
+        p = probabilities(s, lse[None, :], None, scale)
         dp = tl.dot(v, dout.T, input_precision=PRECISION)
         kept = p
         if rng_ptr is not None:

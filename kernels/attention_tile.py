@@ -1,7 +1,9 @@
 """One tile of scores, queries by keys or keys by queries: what the attention kernels share.
 
 Probabilities are exp2(product * scale * log2(e) - x), one multiply-add before the exponential. With a bias or a window
-they are exp2((score - x) * log2(e)), where nothing is rounded before the subtraction. Arguments travel in tuples:
+they are exp2((score - x) * log2(e) - y), where nothing is rounded before the subtraction. The forward has the row's
+maximum as x. The backward has lse, or where rounding it would show, the maximum again and log2 of the row's sum as y.
+Arguments travel in tuples:
 
     keys:     (k_base, v_base, stride_k_token, stride_v_token, length), from the sequence's first key
     biases:   (alibi_ptr, relative_ptr, key_bias_ptr, span, left, right, head, first key in the batch); a bias that is
@@ -118,12 +120,24 @@ def natural_lse(row_max, row_sum, scale):
 
 
 @triton.jit
-def probabilities(s, lse, scale, NATURAL: tl.constexpr):
+def probabilities(s, lse, log_sum, scale):
     """Of tile_scores' results and the queries' lse as in their records, which broadcasts.
 
-    NATURAL: whether the results are scores, not products.
+    log_sum: by load_log_sum, in lse's shape; None where the results are products, not scores.
     """
-    return tl.math.exp2((s - lse) * LOG2_E if NATURAL else s * (scale * LOG2_E) - lse)
+    if log_sum is None:
+        return tl.math.exp2(s * (scale * LOG2_E) - lse)
+    else:
+        return tl.math.exp2((s - lse) * LOG2_E - log_sum)
+
+
+@triton.jit
+def load_log_sum(log_sum_ptr, indices, valid, AXIS: tl.constexpr):
+    """What the records' lse of a call with a bias or a window lacks, along an axis of the tile; None of other calls."""
+    if log_sum_ptr is None:
+        return None
+    else:
+        return tl.expand_dims(tl.load(log_sum_ptr + indices, mask=valid, other=0.0), AXIS)
 
 
 @triton.jit

@@ -47,7 +47,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 TOOLS = Path(triton.__file__).parent / "backends/nvidia/bin"
-FLOAT32_POINTERS = {"lse", "delta", "dlse", "wide_dq", "mean", "rstd", "partial", "sums"}
+FLOAT32_POINTERS = {"lse", "delta", "dlse", "log_sum", "wide_dq", "mean", "rstd", "partial", "sums"}
 FLOAT32_POINTERS |= {"alibi", "relative", "key_bias", "table"}
 INTEGER_POINTERS = {
     **dict.fromkeys(("cu_seqlens", "cu_seqlens_q", "cu_seqlens_k", "bounds", "blocks"), "*i32"),
@@ -108,9 +108,13 @@ def variants(op: str, key: dict, parameters: dict, kind: str):
 def untuned_cases() -> Iterator[tuple[str, object, str, dict]]:
     """Kernels that take a small part of a step, whose rule no table overrules."""
     for dim in (32, 64, 96, 128):
-        constants = {"H": 12, "D": dim, "BLOCK_D": triton.next_power_of_2(dim), "BLOCK_M": 64}
-        constants |= {"num_warps": 4, "NATURAL": False}
-        yield f"delta {dim} bf16", attention._attention_delta_kernel, "bf16", constants
+        constants = {"H": 12, "D": dim, "BLOCK_D": triton.next_power_of_2(dim), "PRECISION": "ieee"}
+        constants |= {"WINDOW": True, **attention.DELTA}
+        kernel = attention._attention_delta_kernel
+        yield f"attention delta {dim} biased", kernel, "bf16", constants
+        biases = ("log_sum_ptr", "alibi_ptr", "relative_ptr", "key_bias_ptr")
+        unbiased = {**constants, **dict.fromkeys(biases), "WINDOW": False}
+        yield f"delta {dim} bf16", kernel, "bf16", unbiased
         for precision in ("half", "tf32", "ieee"):
             dtype = "bfloat16" if precision == "half" else "float32"
             key = {"head_dim": dim, "precision": precision, "dtype": dtype, "dropout": True}

@@ -348,6 +348,25 @@ def test_keys_that_are_all_hidden_by_the_lowest_number_are_equal(triton_target):
     torch.testing.assert_close(lse, run_reference(case, inputs)[1], rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case((70, 20), key_bias=True),
+        Case((70, 20), relative=5, key_bias=True),
+        Case((70, 5), (130, 3), window=(60, 70), key_bias=True),
+    ],
+    ids=["key bias", "relative, key bias", "cross, window, key bias"],
+)
+def test_gradients_of_keys_that_are_all_hidden_by_the_lowest_number(triton_target, case):
+    """Their queries give each key they see the same probability, as sdpa in the same dtype."""
+    inputs = hidden_by_the_lowest_number(inputs_of(case, 2, 32, device=triton_target.device))
+    out = run(case, inputs, impl=triton_target.impl)
+    dout = torch.randn_like(out)
+    expected = gradients_of(run_peer(case, inputs), inputs.leaves(), dout)
+    for found in gradients(out, inputs.leaves(), dout).values():
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("scale", [1e10, 1e14])
 @pytest.mark.parametrize(
     "dtype, window", [(torch.float16, (-1, -1)), (torch.float32, (-1, -1)), (torch.float32, (9, 9))]
