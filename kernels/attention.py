@@ -30,7 +30,6 @@ from fastenc.kernels.attention_tile import (
     LOG2_E,
     head_rows,
     load_keys,
-    load_log_sum,
     load_record,
     load_record_once,
     load_rows,
@@ -118,7 +117,7 @@ def _forward_blocks(
 
     row_max: of natural scores, or of products in units of log2.
     """
-    query_keys, threshold, _ = dropout
+    query_keys, threshold = dropout
     for start_n in tl.range(start, stop, BLOCK_N):
         columns = start_n + tl.arange(0, BLOCK_N)
         k, v = load_keys(keys, columns, MASKED, D, BLOCK_D)
@@ -197,9 +196,9 @@ def _attention_fwd_kernel(
     offs_m = start_m + tl.arange(0, BLOCK_M)
     mask_m = offs_m < length_q
     rows, tokens = offs_m + shift, first_q + offs_m
-    dropout = (None, threshold, drop_scale)
+    dropout = (None, threshold)
     if rng_ptr is not None:
-        dropout = (row_keys(load_rng(rng_ptr), head, tokens[:, None]), threshold, drop_scale)
+        dropout = (row_keys(load_rng(rng_ptr), head, tokens[:, None]), threshold)
     q_base = head_rows(q_ptr, first_q, stride_q_token, head, stride_q_head)
     q = load_rows(q_base, offs_m, stride_q_token, mask_m, D, BLOCK_D)
     row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
@@ -262,7 +261,7 @@ def _attention_delta_kernel(
     dlse_ptr,  # (H, total_q), float32, or None
     lse_ptr,  # (H, total_q), float32
     record_ptr,  # (H, total_q, 4), int32
-    log_sum_ptr,  # (H, total_q), float32; None without a bias or a window
+    log_sum_ptr,  # (H, total_q), float32, for probabilities(); None without a bias or a window
     q_ptr,
     k_ptr,
     cu_seqlens_q_ptr,
@@ -279,6 +278,7 @@ def _attention_delta_kernel(
     total_q,
     blocks,  # of the longest sequence
     scale,
+    drop_scale,
     span,
     left,
     right,
@@ -290,7 +290,7 @@ def _attention_delta_kernel(
     WINDOW: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """The queries' records, with delta as their second word, and what load_log_sum loads.
+    """The queries' records, with delta / drop_scale as their second word, and log_sum.
 
     delta[h, i] = sum_d out[i, h, d] * dout[i, h, d] - dlse[h, i]; the sum is sum_j p_ij dp_ij, dropout included.
     """
@@ -334,6 +334,7 @@ def _attention_delta_kernel(
     rng = None
     if rng_ptr is not None:
         rng = load_rng(rng_ptr)
+        delta /= drop_scale
     delta = delta.to(tl.int32, bitcast=True)
     NATURAL: tl.constexpr = log_sum_ptr is not None
     store_record(record_ptr, lse, delta, rng, head, tokens, indices, mask_m, NATURAL)
@@ -411,15 +412,17 @@ def _attention_bwd_kv_kernel(
         dout = load_rows(dout_base, offs_m, H * D, mask_m, D, BLOCK_D)
         lse, second, one, two = load_record(record_ptr, statistics + offs_m, mask_m)
         delta = second.to(tl.float32, bitcast=True)
-        dropout = (None, threshold, drop_scale)
+        dropout = (None, threshold)
         if rng_ptr is not None:
-            dropout = ((one[None, :], two[None, :]), threshold, drop_scale)
+            dropout = ((one[None, :], two[None, :]), threshold)
         # Keys by queries: what the next products take on their left stays in registers.
         s = tl.dot(k, q.T, input_precision=PRECISION)
         s = tile_scores(
             s, (offs_m + shift)[None, :], columns[:, None], length_k, scale, biases, WINDOW, True
         )
-        log_sum = load_log_sum(log_sum_ptr, statistics + offs_m, mask_m, 0)
+        log_sum = None
+        if log_sum_ptr is not None:
+            log_sum = tl.load(log_sum_ptr + statistics + offs_m, mask=mask_m, other=0.0)[None, :]
         p = probabilities(s, lse[None, :], log_sum, scale)
         dp = tl.dot(v, dout.T, input_precision=PRECISION)
         kept, ds = score_gradients(p, dp, delta[None, :], columns[:, None], dropout)
@@ -433,9 +436,10 @@ def _attention_bwd_kv_kernel(
             tl.atomic_add(pointers, dq, mask=mask, sem="relaxed")
     grad_start = first_k.to(tl.int64) * stride_grad + head * D
     mask_n = columns < length_k
-    dk *= scale
     if rng_ptr is not None:
+        scale *= drop_scale
         dv *= drop_scale
+    dk *= scale
     store_rows(dk_ptr + grad_start, columns, stride_grad, mask_n, dk, D, BLOCK_D)
     store_rows(dv_ptr + grad_start, columns, stride_grad, mask_n, dv, D, BLOCK_D)
     if sums_ptr is not None:
@@ -539,11 +543,13 @@ def _attention_bwd_q_kernel(
     q = load_rows(q_base, offs_m, stride_q_token, mask_m, D, BLOCK_D)
     dout = load_rows(dout_base, offs_m, H * D, mask_m, D, BLOCK_D)
     lse, second, one, two = load_record_once(record_ptr, statistics + offs_m, mask_m)
-    log_sum = load_log_sum(log_sum_ptr, statistics + offs_m, mask_m, 1)
+    log_sum = None
+    if log_sum_ptr is not None:
+        log_sum = tl.load(log_sum_ptr + statistics + offs_m, mask=mask_m, other=0.0)[:, None]
     delta = second.to(tl.float32, bitcast=True)
-    dropout = (None, threshold, drop_scale)
+    dropout = (None, threshold)
     if rng_ptr is not None:
-        dropout = ((one[:, None], two[:, None]), threshold, drop_scale)
+        dropout = ((one[:, None], two[:, None]), threshold)
     dq = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     start, stop = _visible_blocks(start_m + shift, length_k, left, right, BLOCK_N, BLOCK_M, WINDOW)
     if not WINDOW:
@@ -558,6 +564,8 @@ def _attention_bwd_q_kernel(
         D, BLOCK_D, BLOCK_N, WINDOW, True, PRECISION,
     )  # fmt: skip
     grad_base = dq_ptr + first_q.to(tl.int64) * stride_grad + head * D
+    if rng_ptr is not None:
+        scale *= drop_scale
     dq *= scale
     store_rows(grad_base, offs_m, stride_grad, mask_m, dq, D, BLOCK_D)
     if sums_ptr is not None:

@@ -14,7 +14,6 @@ import triton
 import triton.language as tl
 from fastenc.kernels.attention_tile import (
     head_rows,
-    load_log_sum,
     load_record,
     load_rows,
     probabilities,
@@ -119,14 +118,16 @@ def _attention_bwd_relative_kernel(
                 WINDOW,
                 True,
             )
-            log_sum = load_log_sum(log_sum_ptr, statistics + offs_m, mask_m, 1)
-            p = probabilities(s, lse[:, None], log_sum, scale)
+            log_sum = tl.load(log_sum_ptr + statistics + offs_m, mask=mask_m, other=0.0)
+            p = probabilities(s, lse[:, None], log_sum[:, None], scale)
             dp = tl.dot(dout, v.T, input_precision=PRECISION)
-            dropout = (None, threshold, drop_scale)
+            dropout = (None, threshold)
             if rng_ptr is not None:
-                dropout = ((one[:, None], two[:, None]), threshold, drop_scale)
+                dropout = ((one[:, None], two[:, None]), threshold)
             _, ds = score_gradients(p, dp, delta[:, None], offs_n[None, :], dropout)
             sums += ds
+    if rng_ptr is not None:
+        sums *= drop_scale
     # Row m moved left by m: a column then holds distance c, or c - BLOCK in the rows that wrapped around.
     target = offsets[None, :] + offsets[:, None]
     rolled = tl.gather(sums, target % BLOCK, axis=1)

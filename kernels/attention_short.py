@@ -229,6 +229,9 @@ def _attention_short_bwd_kernel(
     v = load_rows(v_ptr + wide_head * stride_v_head, keys, stride_v_token, valid, D, BLOCK_D)
     dk = tl.zeros([BLOCK, BLOCK_D], tl.float32)
     dv = tl.zeros([BLOCK, BLOCK_D], tl.float32)
+    grad_scale = scale
+    if rng_ptr is not None:
+        grad_scale *= drop_scale  # which the scores' gradients in the loop lack
     ds_sums = tl.zeros([BLOCK], tl.float32)
     columns = spread(keys - starts)[:, None]  # right for the queries that see the key
     for start_m in tl.range(first, last, ROWS):
@@ -248,7 +251,6 @@ def _attention_short_bwd_kernel(
         if rng_ptr is not None:
             keep = is_kept((one[None, :], two[None, :]), columns, threshold)
             kept = tl.where(keep, p, 0.0)
-            dp *= drop_scale
         dv = tl.dot(kept.to(dout.dtype), dout, dv, input_precision=PRECISION)
         ds = kept * dp
         ds -= p * tl.sum(ds, 0)[None, :]
@@ -256,16 +258,16 @@ def _attention_short_bwd_kernel(
             ds_sums += tl.sum(ds, 1)
         ds = ds.to(q.dtype)
         dk = tl.dot(ds, q, dk, input_precision=PRECISION)
-        dq = tl.dot(ds.T, k, input_precision=PRECISION) * scale
+        dq = tl.dot(ds.T, k, input_precision=PRECISION) * grad_scale
         store_rows(dq_ptr + head * D, tokens, stride_grad, mask_m, dq, D, BLOCK_D)
-    dk *= scale
+    dk *= grad_scale
     if rng_ptr is not None:
         dv *= drop_scale
     store_rows(dk_ptr + head * D, keys, stride_grad, valid, dk, D, BLOCK_D)
     store_rows(dv_ptr + head * D, keys, stride_grad, valid, dv, D, BLOCK_D)
     if sums_ptr is not None:
         sums = sums_ptr + (tl.program_id(0) * 3 * H + head).to(tl.int64) * D
-        dq_sum = tl.sum(ds_sums[:, None] * k.to(tl.float32), 0) * scale
+        dq_sum = tl.sum(ds_sums[:, None] * k.to(tl.float32), 0) * grad_scale
         store_sums(sums, dq_sum, D, BLOCK_D)
         store_sums(sums + 2 * H * D, tl.sum(dv, 0), D, BLOCK_D)
 

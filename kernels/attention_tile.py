@@ -8,7 +8,7 @@ Arguments travel in tuples:
     keys:     (k_base, v_base, stride_k_token, stride_v_token, length), from the sequence's first key
     biases:   (alibi_ptr, relative_ptr, key_bias_ptr, span, left, right, head, first key in the batch); a bias that is
               not there is None
-    dropout:  (keys of the queries or None, threshold, drop_scale); keys are those of dropout.row_keys
+    dropout:  (keys of the queries or None, threshold); keys are those of dropout.row_keys
 """
 
 import triton
@@ -123,21 +123,12 @@ def natural_lse(row_max, row_sum, scale):
 def probabilities(s, lse, log_sum, scale):
     """Of tile_scores' results and the queries' lse as in their records, which broadcasts.
 
-    log_sum: by load_log_sum, in lse's shape; None where the results are products, not scores.
+    log_sum: by _attention_delta_kernel, in lse's shape; None where the results are products, not scores.
     """
     if log_sum is None:
         return tl.math.exp2(s * (scale * LOG2_E) - lse)
     else:
         return tl.math.exp2((s - lse) * LOG2_E - log_sum)
-
-
-@triton.jit
-def load_log_sum(log_sum_ptr, indices, valid, AXIS: tl.constexpr):
-    """What the records' lse of a call with a bias or a window lacks, along an axis of the tile; None of other calls."""
-    if log_sum_ptr is None:
-        return None
-    else:
-        return tl.expand_dims(tl.load(log_sum_ptr + indices, mask=valid, other=0.0), AXIS)
 
 
 @triton.jit
@@ -221,15 +212,15 @@ def load_record_once(record_ptr, indices, valid):
 
 @triton.jit
 def score_gradients(p, dp, delta, columns, dropout):
-    """(probabilities after dropout / drop_scale, gradient of the scores) of a tile.
+    """(probabilities after dropout, gradient of the scores) of a tile, both divided by drop_scale.
 
-    p: probabilities; dp: products of output gradients and values; delta: sum_j p_ij dp_ij - dlse_i of the queries. All
-    broadcast against each other, and dropout's keys with the columns.
+    p: probabilities; dp: products of output gradients and values; delta: (sum_j p_ij dp_ij - dlse_i) / drop_scale of
+    the queries. All broadcast against each other, and dropout's keys with the columns.
     """
-    query_keys, threshold, drop_scale = dropout
+    query_keys, threshold = dropout
     if query_keys is None:
         return p, p * (dp - delta)
     else:
         # One selection, because a mask that is used twice stays in registers.
         kept = tl.where(is_kept(query_keys, spread(columns), threshold), p, 0.0)
-        return kept, kept * (dp * drop_scale) - p * delta
+        return kept, kept * dp - p * delta
