@@ -385,3 +385,21 @@ def test_scores_beyond_10_to_the_10(triton_target, dtype, window, scale):
     )
     torch.testing.assert_close(out.double(), expected, rtol=2e-3, atol=2e-3)
     assert lse.isfinite().all()
+
+
+def test_gradients_of_scores_of_10_to_the_10_in_a_window(triton_target):
+    """Equal scores share the probability, so that some gradients are not 0."""
+    qkv = torch.randn(70, 3, 2, 16, device=triton_target.device)
+    qkv[:, :2] = torch.randint(-1, 2, (70, 2, 2, 16)).to(qkv)
+    qkv[:, :2, :, 3:] = 0.0
+    qkv.requires_grad_()
+    offsets = offsets_of((50, 20)).to(qkv.device)
+    options = {"softmax_scale": 1e10, "window_size": (9, 9)}
+    out = attention(qkv, offsets, 50, **options, impl=triton_target.impl)
+    wide = qkv.detach().double().requires_grad_()
+    dout = torch.randn_like(out)
+    (expected,) = torch.autograd.grad(truth(wide, offsets, 50, **options), wide, dout.double())
+    for (dqkv,) in gradients(out, qkv, dout).values():
+        for found, true in zip(dqkv.unbind(1), expected.unbind(1), strict=True):
+            assert true.abs().amax() > 0
+            assert (found - true).abs().amax() <= 1e-5 * true.abs().amax()
