@@ -168,12 +168,13 @@ def embed(
     else:
         tied_weight = t.word
         x = inputs_embeds if inputs_embeds is not None else _words(spec, t, input_ids)
-        if t.position is not None and position_ids is not None:
-            rows = position_ids + position_offset
-            x = x + F.embedding(rows, t.position, t.position_padding_idx)
+        # In transformers' order, so that sums are rounded alike.
         if t.token_type is not None:
             types = torch.zeros_like(input_ids) if token_type_ids is None else token_type_ids
             x = x + F.embedding(types, t.token_type)
+        if t.position is not None and position_ids is not None:
+            rows = position_ids + position_offset
+            x = x + F.embedding(rows, t.position, t.position_padding_idx)
         x = F.dropout(_normalised(spec, t, x), dropout_p)
     return (x if t.projection is None else t.projection(x)), tied_weight
 
