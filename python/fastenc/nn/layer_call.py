@@ -64,7 +64,9 @@ class LayerCall(NamedTuple):
 
     def features(self) -> frozenset[str]:
         """The names of everything in this call that a way must know in order to take it."""
-        rates = {f"{name}_dropout" for name in self.dropout.probabilities()}
-        added = {"adaptation"} if self.adaptation is not None else set()
-        inputs = given_fields(self.inputs, DERIVED_INPUTS)
-        return self.spec.features | inputs | given_fields(self.weights) | rates | added
+        found = self.spec.features | given_fields(self.inputs, DERIVED_INPUTS)
+        if self.weights._field_defaults:
+            found |= given_fields(self.weights)
+        if self.dropout is not NO_DROPOUT:
+            found |= {f"{name}_dropout" for name in self.dropout.probabilities()}
+        return found if self.adaptation is None else found | {"adaptation"}

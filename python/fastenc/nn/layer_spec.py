@@ -154,7 +154,7 @@ NO_DROPOUT = LayerDropout()
 
 def with_rng_states(dropouts: Sequence[LayerDropout], device: torch.device) -> list[LayerDropout]:
     """The layers' dropout with random states, which one call of the generator (one launch on a GPU) makes for all."""
-    if not any(dropout.probabilities() for dropout in dropouts):
+    if all(dropout is NO_DROPOUT or not dropout.probabilities() for dropout in dropouts):
         return list(dropouts)
     states = _checks.draw_rng_states(device, 3 * len(dropouts))
     return [
