@@ -33,7 +33,7 @@ from fastenc.nn.layer_spec import (
 from fastenc.nn.pooling import LAST_LAYERS, pool, pool_layers
 from fastenc.nn.prepend import prepend_rows
 from fastenc.nn.scalar_mix import ScalarMix, add_weighted
-from fastenc.nn.stack import Stack, VisitInput, run_stack, ways_of_layers
+from fastenc.nn.stack import StackModules, VisitInput, run_stack, ways_of_layers
 from fastenc.nn.ways import run_layer
 from fastenc.packing import PackedBatch, check_cu_seqlens
 
@@ -224,8 +224,8 @@ class Encoder(PretrainedModel):
         kept: list[Tensor | None] = [None] * (self.config.num_layers + 1)
         weights = None if self.mix is None else self.mix.weights.unbind()
         weighted_sum: Tensor | None = None
-        stack = self._stack(self.frozen.current(self))
-        states = run_stack(x, cu_seqlens, max_seqlen, self.stack, stack, visit_input)
+        modules = self._stack_modules(self.frozen.current(self))
+        states = run_stack(x, cu_seqlens, max_seqlen, self.stack, modules, visit_input)
         for number, state in enumerate(states):
             if number in wanted:
                 kept[number] = without_prompt(state)
@@ -238,10 +238,10 @@ class Encoder(PretrainedModel):
             last, tuple(kept) if wanted else None, self._pooled(last, batch), table
         )
 
-    def _stack(self, frozen: Sequence[Prepared] | None = None) -> Stack:
+    def _stack_modules(self, frozen: Sequence[Prepared] | None = None) -> StackModules:
         norm, modules = self.first_norm, self._modules_of_layers()
         recomputes = self.gradient_checkpointing and self.training
-        return Stack(
+        return StackModules(
             modules,
             None if norm is None else (norm.weight, getattr(norm, "bias", None)),
             [*self.relative_biases.parameters()],
@@ -255,7 +255,7 @@ class Encoder(PretrainedModel):
 
         See :func:`fastenc.nn.stack.ways_of_layers`.
         """
-        return ways_of_layers(self.config.hidden_size, tokens, self.stack, self._stack())
+        return ways_of_layers(self.config.hidden_size, tokens, self.stack, self._stack_modules())
 
     def layer_weights(self) -> list[tuple[LayerWeights, LayerSpec]]:
         """(weights, description) of every module of ``layers``."""

@@ -19,11 +19,13 @@ def features_of(description: Any) -> frozenset[str]:
     """
     found: set[str] = set()
     for each in fields(description):
+        if not each.init:  # computed from the other fields
+            continue
         value = getattr(description, each.name)
         if is_dataclass(value):
             found |= features_of(value)
-        elif each.default is not MISSING and not each.metadata.get("size"):
-            found |= _named(each.name, value, each.default)
+        elif each.default not in (MISSING, value) and not each.metadata.get("size"):
+            found.add(f"{each.name}={value}" if isinstance(value, str) else each.name)
     return frozenset(found)
 
 
@@ -34,9 +36,3 @@ def given_fields(values: Any, ignored: frozenset[str] = frozenset()) -> frozense
         for name, default in values._field_defaults.items()
         if name not in ignored and getattr(values, name) is not default
     )
-
-
-def _named(name: str, value: Any, default: Any) -> set[str]:
-    if value == default:
-        return set()
-    return {f"{name}={value}" if isinstance(value, str) else name}

@@ -86,7 +86,6 @@ class LayerSpec:
     features: frozenset[str] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "features", frozenset())
         object.__setattr__(self, "features", features_of(self))
 
 

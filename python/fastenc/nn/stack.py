@@ -93,7 +93,7 @@ class StackLayer(Protocol):
     ) -> LayerState: ...
 
 
-class Stack(NamedTuple):
+class StackModules(NamedTuple):
     """The modules and tensors of a model that one call of its stack reads.
 
     Fields:
@@ -118,7 +118,7 @@ def run_stack(
     cu_seqlens: Tensor,
     max_seqlen: int,
     spec: StackSpec,
-    stack: Stack,
+    modules: StackModules,
     visit_input: VisitInput | None = None,
 ) -> Iterator[Tensor]:
     """The states x_0 = x, ..., x_L of the stack, each (total_tokens, hidden_size).
@@ -129,31 +129,33 @@ def run_stack(
         x: (total_tokens, hidden_size), the embeddings' output.
         visit_input: called before each layer.
     """
-    state = start(x, stack.first_norm, spec.layers[0].out_norm)
+    state = start(x, modules.first_norm, spec.layers[0].out_norm)
     yield state.residual
-    inputs = attention_inputs(x, cu_seqlens, max_seqlen, spec, stack.relative_biases)
-    dropouts = with_rng_states([stack.layers[i].dropout() for i in spec.module_of_layer], x.device)
-    recomputed = [each and torch.is_grad_enabled() for each in stack.recomputed]
+    inputs = attention_inputs(x, cu_seqlens, max_seqlen, spec, modules.relative_biases)
+    dropouts = with_rng_states(
+        [modules.layers[i].dropout() for i in spec.module_of_layer], x.device
+    )
+    recomputed = [each and torch.is_grad_enabled() for each in modules.recomputed]
     # A layer that is computed again casts its weights again in the backward instead of keeping the copies.
     casts = (
-        None if any(recomputed) else cast_weights(x, (layer.weights() for layer in stack.layers))
+        None if any(recomputed) else cast_weights(x, (layer.weights() for layer in modules.layers))
     )
     last = len(spec.layers) - 1
     for number, (index, layer_spec) in enumerate(
         zip(spec.module_of_layer, spec.layers, strict=True)
     ):
-        of_layer, layer = inputs(number), stack.layers[index]
+        of_layer, layer = inputs(number), modules.layers[index]
         if visit_input is not None:
             visit_input(number, state.x, of_layer)
         call = (state, of_layer, layer_spec, dropouts[number])
         if recomputed[index]:
             state = checkpoint(layer, *call, use_reentrant=False)
-        elif stack.frozen is not None:
-            state = layer(*call, stack.frozen[index])
+        elif modules.frozen is not None:
+            state = layer(*call, modules.frozen[index])
         else:
             state = layer(*call, NOT_PREPARED if casts is None else Prepared(cast=casts[index]))
         # A pre-norm layer's output is the residual sum. The norm after it belongs to the next layer or ends the stack.
-        yield state.residual if number < last else F.dropout(state.x, stack.final_dropout_p)
+        yield state.residual if number < last else F.dropout(state.x, modules.final_dropout_p)
 
 
 def attention_inputs(
@@ -183,7 +185,7 @@ def attention_inputs(
 
 
 def ways_of_layers(
-    hidden_size: int, tokens: int, spec: StackSpec, stack: Stack
+    hidden_size: int, tokens: int, spec: StackSpec, modules: StackModules
 ) -> list[Mapping[str, str | None]]:
     """For each layer {way of running it: why a call now cannot take it, or None} (:mod:`fastenc.nn.ways`).
 
@@ -191,15 +193,15 @@ def ways_of_layers(
 
     Args: tokens: number of tokens of the batch, in sequences of 32.
     """
-    x = stack.layers[0].weights().down_weight.new_zeros((tokens, hidden_size))
+    x = modules.layers[0].weights().down_weight.new_zeros((tokens, hidden_size))
     length = min(32, spec.max_positions)
     offsets = torch.arange(0, tokens + 1, length, dtype=torch.int32, device=x.device)
-    inputs = attention_inputs(x, offsets, length, spec, stack.relative_biases)
+    inputs = attention_inputs(x, offsets, length, spec, modules.relative_biases)
     found = []
     for number, (index, layer_spec) in enumerate(
         zip(spec.module_of_layer, spec.layers, strict=True)
     ):
-        layer = stack.layers[index]
+        layer = modules.layers[index]
         arguments = (LayerState(x, x), inputs(number), layer.weights(), layer_spec)
         found.append(unsupported_reasons(LayerCall(*arguments, layer.dropout(), layer.adapted())))
     return found

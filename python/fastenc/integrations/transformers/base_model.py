@@ -142,9 +142,9 @@ def run(
     check_cu_seqlens(batch.cu_seqlens, batch.total_tokens, batch.max_seqlen)
     x, tied_weight = embed(live, reading, arguments, batch)
     dtype = _stream_dtype(x)
-    stack = reading.stack(live.frozen.current(model))
+    modules = reading.stack_modules(live.frozen.current(model))
     kept: list[Tensor | None] = []
-    states = run_stack(x, batch.cu_seqlens, batch.max_seqlen, live.stack, stack)
+    states = run_stack(x, batch.cu_seqlens, batch.max_seqlen, live.stack, modules)
     for number, state in enumerate(states):
         # The embeddings' output has the own forward's dtype already.
         kept.append(None if number not in wanted else state.to(dtype) if number else state)

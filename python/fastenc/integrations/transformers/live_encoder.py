@@ -32,7 +32,7 @@ from fastenc.nn.layer_spec import (
     LayerState,
     LayerWeights,
 )
-from fastenc.nn.stack import Stack
+from fastenc.nn.stack import StackModules
 from fastenc.nn.ways import run_layer
 
 LINEARS = ("qkv", "attention_out", "up", "down")
@@ -118,12 +118,12 @@ class Reading(NamedTuple):
     final_dropout_p: float = 0.0
     weighted: tuple[tuple[Any, torch.Size], ...] = ()
 
-    def stack(self, frozen: Sequence[Prepared] | None) -> Stack:
+    def stack_modules(self, frozen: Sequence[Prepared] | None) -> StackModules:
         """The layers and what they share, for one call."""
         norm, tables = self.modules.get("first_norm"), list[Tensor]()
         while (table := self.modules.get(f"relative_biases.{len(tables)}")) is not None:
             tables.append(table.weight)
-        return Stack(
+        return StackModules(
             self.layers,
             None if norm is None else (norm.weight, getattr(norm, "bias", None)),
             tables,

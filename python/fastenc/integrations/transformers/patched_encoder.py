@@ -1,6 +1,7 @@
 """A patched transformers model as an :class:`fastenc.Encoder`: our calls on packed batches, its weights."""
 
-from typing import Any, cast
+from collections.abc import Sequence
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -11,7 +12,7 @@ from fastenc.models.encoder import Encoder
 from fastenc.nn.embeddings import embed
 from fastenc.nn.layer_call import Prepared
 from fastenc.nn.pooling import pool
-from fastenc.nn.stack import Stack
+from fastenc.nn.stack import StackModules
 from fastenc.packing import PackedBatch
 
 
@@ -49,8 +50,8 @@ class PatchedEncoder(Encoder):
             "and a patched model takes PEFT's LoRA"
         )
 
-    def _stack(self, frozen: Any = None) -> Stack:
-        return self._read().stack(cast("list[Prepared] | None", frozen))
+    def _stack_modules(self, frozen: Sequence[Prepared] | None = None) -> StackModules:
+        return self._read().stack_modules(frozen)
 
     def layer_weights(self) -> Any:
         return FrozenOwner(self.model, self.live).layer_weights()
