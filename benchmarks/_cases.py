@@ -15,7 +15,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from fastenc._files import write_atomically
+from fastenc._base.files import write_atomically
 
 AGAIN = 75  # exit code: this process is of no use any more
 Case = tuple[str, Callable[[], dict[str, Any]]]

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fastenc.models.masked_lm import MaskedLM
+from fastenc.models.heads.masked_lm import MaskedLM
 from fastenc.objectives import DistilledLM, Electra
 from fastenc.objectives.distill import TEMPERATURE
 from fastenc.objectives.electra import sample_tokens

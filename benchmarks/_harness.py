@@ -29,7 +29,7 @@ import torch
 from fastenc.kernels import launch
 from torch import Tensor
 
-from fastenc._files import write_atomically
+from fastenc._base.files import write_atomically
 from fastenc.profiling import Ceilings, Work
 from fastenc.profiling.timing import KernelTimer, call_seconds, synchronize
 

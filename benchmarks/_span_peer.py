@@ -8,11 +8,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from fastenc.models.span_scores import BoundaryScores
+from fastenc.models.heads.span_scores import BoundaryScores
 
 
 class PlainSpanClassifier(nn.Module):
-    """The scores of :class:`fastenc.models.span_scores.BoundaryScores`; means of words from the sentence's prefix sums.
+    """The scores of :class:`fastenc.models.heads.span_scores.BoundaryScores`; a word's mean from prefix sums.
 
     Args:
         head: whose sizes and first weights are taken.

@@ -12,10 +12,10 @@ from benchmarks._span_peer import PlainSpanClassifier, collate
 from fastenc.data import BatchSampler, collate_spans
 from fastenc.data.questions import question_windows
 from fastenc.demo.checkpoint import minilm_folder
-from fastenc.models import load_tokenizer
 from fastenc.tasks import QuestionAnswering, SpanNer, Task, TokenClassification
 from fastenc.tasks.metrics import classification_metrics, regression_metrics, tagging_metrics
 from fastenc.tasks.span_decoding import best_null_offset
+from fastenc.text import load_tokenizer
 from fastenc.train import TrainConfig
 
 

@@ -11,7 +11,7 @@ from itertools import cycle
 from pathlib import Path
 
 from benchmarks._harness import RESULTS
-from fastenc._files import write_atomically
+from fastenc._base.files import write_atomically
 
 MOST_CASES = 16
 

@@ -29,12 +29,13 @@ from benchmarks._objective_peers import NAMES_OF_PEERS, PEERS, Peer
 from benchmarks.plots import draw_curves
 from fastenc.data import BatchSampler, read_texts, train_tokenizer
 from fastenc.demo.checkpoint import minilm_folder
-from fastenc.models import Encoder, MaskedLM, load_tokenizer
+from fastenc.models import Encoder, MaskedLM
 from fastenc.models.pretrained import PretrainedModel
-from fastenc.models.tokenizers import save_tokenizer
 from fastenc.objectives import OBJECTIVES, Objective, count_tokens, token_ids
 from fastenc.objectives.loss_terms import count_items, weighted_sum
 from fastenc.objectives.mlm import special_mask
+from fastenc.text import load_tokenizer
+from fastenc.text.tokenizers import save_tokenizer
 from fastenc.train import NewModel, ObjectiveOptions, PretrainConfig, objective_trainer
 from fastenc.train.interruption import TrainingInterrupted
 from fastenc.train.log import read_log

@@ -36,7 +36,7 @@ from torch import Tensor
 
 from benchmarks._harness import DEVICE, ON_GPU, TOLERANCES, UNFINISHED, machine
 from benchmarks._tuning import Problem
-from fastenc._files import write_atomically
+from fastenc._base.files import write_atomically
 from fastenc.profiling.timing import KernelTimer, synchronize
 
 GAIN = 0.98  # of the rule's time: less is noise

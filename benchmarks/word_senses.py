@@ -27,7 +27,7 @@ from benchmarks._harness import read_cases, write
 from fastenc.data.senses import SenseData
 from fastenc.demo.checkpoint import minilm_folder
 from fastenc.models import Encoder
-from fastenc.models.word_vectors import LAYERS
+from fastenc.models.embedding.word_vectors import LAYERS
 from fastenc.tasks import SensePrediction, WordSense
 from fastenc.tasks.word_sense import accuracy_by_lemma, sense_metrics
 

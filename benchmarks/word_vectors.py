@@ -24,7 +24,7 @@ from fastenc.analysis import read_trees, visit_heads
 from fastenc.data.senses import read_senses
 from fastenc.demo.checkpoint import minilm_folder
 from fastenc.models import Encoder
-from fastenc.models.word_vectors import LAYERS
+from fastenc.models.embedding.word_vectors import LAYERS
 from fastenc.packing import pack_sequences
 
 SLICES, PEER_SLICES, BATCH = 10, 3, 32

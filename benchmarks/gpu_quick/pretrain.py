@@ -13,7 +13,7 @@ from pathlib import Path
 from benchmarks._cases import Case
 from benchmarks._harness import ON_GPU
 from benchmarks.gpu_quick.problems import Size
-from fastenc._files import write_atomically
+from fastenc._base.files import write_atomically
 
 LIMIT = 120
 SOURCE = "FASTENC_VISIT_TEXT"  # a file of texts, instead of the installed packages' docstrings

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastenc._transfer import send
+from fastenc._base.transfer import send
 
 BUILD = "build the batch with fastenc.packing.pack or pack_sequences"
 

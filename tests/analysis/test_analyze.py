@@ -244,7 +244,7 @@ def test_the_command_of_neighbours(encoder, data, tmp_path, capsys):
 
 
 def test_too_little_memory_is_said_before_any_work(encoder, monkeypatch):
-    monkeypatch.setattr("fastenc.models.word_vectors._free_memory", lambda: 1000)
+    monkeypatch.setattr("fastenc.models.embedding.word_vectors._free_memory", lambda: 1000)
     monkeypatch.setattr(Encoder, "forward", None)  # which nothing may call
     sentences = [row[3].split() for row in SENSES]
     labels = LabelledWords(sentences, [[str(i % 2) for i in range(len(s))] for s in sentences])
@@ -294,7 +294,7 @@ def test_what_is_wrong_is_said(encoder, data, tmp_path, capsys):
 
 def test_a_mix_weighs_the_layer_that_knows():
     """Labels that only one state holds get that state the largest weight."""
-    from fastenc.models.word_vectors import WordVectors
+    from fastenc.models.embedding.word_vectors import WordVectors
 
     draw = torch.Generator().manual_seed(0)
     labels = torch.randint(0, 2, (400,), generator=draw)
@@ -526,7 +526,7 @@ def test_a_folder_that_cannot_be_written_is_said_before_any_work(
 
 
 def test_progress_is_a_line_now_and_then_without_a_terminal(encoder, data, tmp_path, monkeypatch):
-    monkeypatch.setattr("fastenc._progress.LINE_SECONDS", 0.0)
+    monkeypatch.setattr("fastenc._base.progress.LINE_SECONDS", 0.0)
     said = run("analyze", encoder.base, data, "-o", tmp_path / "x.html", "--word", "bank")
     counted = [line for line in said.splitlines() if line.startswith("analysing: ")]
     assert len(counted) == 9 and counted[-1].startswith("analysing: 9 of 9 figures")

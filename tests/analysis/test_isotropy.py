@@ -22,8 +22,8 @@ from fastenc.analysis import (
 )
 from fastenc.data import train_tokenizer
 from fastenc.models import Encoder, SentenceEmbedder
-from fastenc.models.sentence_files import SentenceSettings
-from fastenc.models.standardization import Standardization
+from fastenc.models.embedding.sentence_files import SentenceSettings
+from fastenc.models.embedding.standardization import Standardization
 from tests.helpers.families import model
 
 TEXTS = [

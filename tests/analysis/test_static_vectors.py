@@ -21,7 +21,7 @@ from fastenc.analysis import (
 )
 from fastenc.data import train_tokenizer
 from fastenc.models import Encoder
-from fastenc.models.word_vectors import WordVectors
+from fastenc.models.embedding.word_vectors import WordVectors
 from tests.helpers.commands import run
 from tests.helpers.families import model
 from tests.helpers.training_run import small_model, word_tokenizer

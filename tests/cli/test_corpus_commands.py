@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from fastenc.data import TokenStore
-from fastenc.models import save_tokenizer
 from fastenc.objectives import OBJECTIVES
+from fastenc.text import save_tokenizer
 from fastenc.train.log import read_log
 from tests.helpers.commands import failure, run
 from tests.helpers.training_run import assert_bitwise_equal, documents, weights, word_tokenizer

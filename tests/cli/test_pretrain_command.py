@@ -2,8 +2,9 @@ import json
 
 import pytest
 
-from fastenc.models import Encoder, save_tokenizer
+from fastenc.models import Encoder
 from fastenc.objectives import OBJECTIVES
+from fastenc.text import save_tokenizer
 from tests.helpers.commands import failure, run
 from tests.helpers.training_run import documents, word_tokenizer
 

@@ -11,7 +11,7 @@ from fastenc.data import (
     train_tokenizer,
 )
 from fastenc.demo.checkpoint import minilm_folder
-from fastenc.models import LongTexts, load_tokenizer, save_tokenizer
+from fastenc.text import LongTexts, load_tokenizer, save_tokenizer
 
 PAIRS = [
     ("one short text", "and a much longer second text of many, many words"),

@@ -5,7 +5,7 @@ import pytest
 
 from fastenc.data import EntityData, read_entities, read_unlabelled
 from fastenc.data.entities import is_nested
-from fastenc.models.tags import Span
+from fastenc.text.tags import Span
 
 GERMAN = """\
 Die	O	O

@@ -14,7 +14,7 @@ from fastenc.data import (
     train_tokenizer,
 )
 from fastenc.demo.checkpoint import minilm_folder
-from fastenc.models import load_tokenizer
+from fastenc.text import load_tokenizer
 from tests.helpers import ROOT
 from tests.helpers.languages import DOCUMENTS
 

@@ -3,7 +3,7 @@ import pytest
 from fastenc.data import read_texts, segment_pairs, train_tokenizer
 from fastenc.data.sentences import split_sentences
 from fastenc.demo.checkpoint import minilm_folder
-from fastenc.models import load_tokenizer, special_tokens
+from fastenc.text import load_tokenizer, special_tokens
 from tests.helpers.texts import TEXT
 
 

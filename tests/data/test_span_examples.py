@@ -7,9 +7,9 @@ import torch
 from fastenc.data import EntityData, collate_spans, encode_spans, sentence
 from fastenc.data.span_examples import spans_of
 from fastenc.demo.checkpoint import minilm_folder
-from fastenc.models import load_tokenizer
-from fastenc.models.tags import Span
-from fastenc.models.windows import cut_windows
+from fastenc.text import load_tokenizer
+from fastenc.text.tags import Span
+from fastenc.text.windows import cut_windows
 
 WORDS = ["the", "unbelievably", "Lovelace's", "engine", "naïvetés", "a", "algebraical", "loom"]
 

@@ -20,7 +20,7 @@ from fastenc.data import (
     write_store,
 )
 from fastenc.demo.checkpoint import minilm_folder
-from fastenc.models import load_tokenizer
+from fastenc.text import load_tokenizer
 from tests.helpers import ROOT
 from tests.helpers.training_run import documents, word_tokenizer
 

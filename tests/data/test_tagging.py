@@ -6,7 +6,7 @@ from transformers import AutoTokenizer, RobertaTokenizerFast
 
 from fastenc.data import TaggedData, collate_tagging, encode_tagged, sentence, train_tokenizer
 from fastenc.demo.checkpoint import minilm_folder
-from fastenc.models import load_tokenizer, save_tokenizer
+from fastenc.text import load_tokenizer, save_tokenizer
 
 NAMES = ["O", "B-X", "I-X"]
 SENTENCES = [

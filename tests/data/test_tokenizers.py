@@ -3,7 +3,7 @@ from transformers import AutoTokenizer, BertTokenizerFast, RobertaTokenizerFast
 
 from fastenc.data import train_tokenizer
 from fastenc.demo.checkpoint import minilm_folder
-from fastenc.models import load_tokenizer, save_tokenizer, special_tokens
+from fastenc.text import load_tokenizer, save_tokenizer, special_tokens
 
 TEXTS = [
     "The quick brown fox jumps over the lazy dog.",

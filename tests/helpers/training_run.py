@@ -14,7 +14,6 @@ from safetensors.torch import load_file
 from fastenc.data import EntityData, LabelledData, TaggedData, sentence
 from fastenc.data.questions import Answer, Question
 from fastenc.models import EncoderConfig, MaskedLM
-from fastenc.models.tags import Span
 from fastenc.objectives import (
     OBJECTIVES,
     MlmCollator,
@@ -26,6 +25,7 @@ from fastenc.tasks import (
     TokenClassification,
     evaluate_masked_lm,
 )
+from fastenc.text.tags import Span
 from fastenc.train import ObjectiveOptions, TrainConfig, Trainer, objective_trainer, task_trainer
 from fastenc.train.processes import process_state
 

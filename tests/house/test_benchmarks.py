@@ -36,10 +36,10 @@ from benchmarks._harness import (
 from fastenc.data import EntityData, TaggedData
 from fastenc.demo.checkpoint import minilm_folder
 from fastenc.models import EncoderConfig
-from fastenc.models.tags import Span
 from fastenc.profiling import Ceilings, models
 from fastenc.tasks import SpanNer, TokenClassification
 from fastenc.testing import CASES, numerics_report
+from fastenc.text.tags import Span
 from tests.helpers import ROOT
 from tests.helpers.training_run import sentence
 

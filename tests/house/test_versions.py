@@ -7,7 +7,7 @@ from importlib import metadata
 import pytest
 
 import fastenc
-from fastenc import _extras
+from fastenc._base import extras
 from tests.helpers import ROOT
 from tests.helpers.families import model
 
@@ -24,7 +24,7 @@ def test_the_needed_versions_are_those_of_the_package():
     bounds = {name: {*re.findall(rf'"{name}>=([\d.]+)"', declared)} for name in rows()}
     for name, (needed, _) in rows().items():
         assert bounds[name] == {*re.findall(r"^([\d.]+) or newer", needed)}, name
-    assert all(bounds[name] == {oldest} for name, oldest in _extras.OLDEST.items())
+    assert all(bounds[name] == {oldest} for name, oldest in extras.OLDEST.items())
 
 
 # torch is left out: the tests also run on machines with another one.

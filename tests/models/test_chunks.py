@@ -10,12 +10,13 @@ import torch.nn.functional as F
 
 from fastenc.adapt import Lora, add_adaptation, freeze_encoder
 from fastenc.data import LabelledData
-from fastenc.models import EncoderConfig, LongTexts, SequenceClassifier
-from fastenc.models.chunk_aggregation import chunk_aggregator
-from fastenc.models.long_texts import AGGREGATIONS
+from fastenc.models import EncoderConfig, SequenceClassifier
+from fastenc.models.heads.chunk_aggregation import chunk_aggregator
 from fastenc.packing import pack_documents, pack_sequences
 from fastenc.tasks import SequenceClassification
 from fastenc.testing import assert_within_budget
+from fastenc.text import LongTexts
+from fastenc.text.long_texts import AGGREGATIONS
 from fastenc.train import TrainConfig, task_trainer
 from fastenc.train.optimizer import parameter_groups
 from tests.helpers.training_run import WORDS, assert_bitwise_equal, weights, word_tokenizer

@@ -8,7 +8,7 @@ import torch
 
 import fastenc
 from fastenc.models import Encoder, SequenceClassifier
-from fastenc.models.sentence_files import read_settings
+from fastenc.models.embedding.sentence_files import read_settings
 from tests.helpers.checkpoints import close, packed, save
 from tests.helpers.extension import needs_cpp
 from tests.helpers.families import model, padded_batch

@@ -19,13 +19,7 @@ from fastenc.adapt import (
     add_adaptation,
     merge_adaptation,
 )
-from fastenc.models import (
-    Encoder,
-    MaskedLM,
-    QuestionAnswerer,
-    SequenceClassifier,
-    TokenClassifier,
-)
+from fastenc.models import Encoder, MaskedLM, QuestionAnswerer, SequenceClassifier, TokenClassifier
 from fastenc.models.architectures import ARCHITECTURES
 from fastenc.models.pretrained import PretrainedModel
 from fastenc.packing import pack_sequences

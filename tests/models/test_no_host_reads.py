@@ -25,11 +25,11 @@ from fastenc.models import (
     SpanClassifier,
     TokenClassifier,
 )
-from fastenc.models.long_texts import AGGREGATIONS
-from fastenc.models.span_classifier import REPRESENTATIONS
+from fastenc.models.heads.span_classifier import REPRESENTATIONS
 from fastenc.objectives import Electra
 from fastenc.ops import _dispatch, linear_masked_cross_entropy, masked_cross_entropy
 from fastenc.packing import pack, pack_documents, pack_sequences
+from fastenc.text.long_texts import AGGREGATIONS
 from fastenc.train import TrainConfig, Trainer
 from tests.helpers.families import FAMILIES, model, padded_batch
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fastenc.models.span_scores import BiaffineScores, BoundaryScores
+from fastenc.models.heads.span_scores import BiaffineScores, BoundaryScores
 from fastenc.testing import assert_within_budget
 from tests.helpers.references import span_scores as reference
 

@@ -6,8 +6,8 @@ import torch
 from safetensors.torch import load_file
 
 from fastenc.models import EncoderConfig, SequenceClassifier, TokenClassifier
-from fastenc.models.tags import convert, scheme_of
 from fastenc.packing import pack, pack_sequences
+from fastenc.text.tags import convert, scheme_of
 from tests.helpers.checkpoints import close, packed, save
 from tests.helpers.families import FAMILIES, model, padded_batch
 

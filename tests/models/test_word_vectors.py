@@ -6,7 +6,7 @@ import torch
 
 from fastenc.data import train_tokenizer
 from fastenc.models import Encoder
-from fastenc.models.word_vectors import LAYERS, embed_words, resolve_layers, visit_states
+from fastenc.models.embedding.word_vectors import LAYERS, embed_words, resolve_layers, visit_states
 from fastenc.nn import ScalarMix
 from fastenc.packing import pack_sequences
 from tests.helpers.commands import failure, run
@@ -136,7 +136,7 @@ def test_a_long_sentence_is_read_in_windows(tmp_path):
 
 
 def test_streams_to_a_file_what_it_returns(tmp_path, monkeypatch):
-    monkeypatch.setattr("fastenc.models.word_vectors.CHUNK", 2)
+    monkeypatch.setattr("fastenc.models.embedding.word_vectors.CHUNK", 2)
     ours, _ = encoder_of("bert", tmp_path)
     whole = ours.embed_words(SENTENCES)
     found = ours.embed_words(iter(SENTENCES), out=tmp_path / "vectors.npy")
@@ -183,7 +183,7 @@ def test_what_is_wrong_is_said_before_any_work(tmp_path, options, message):
 
 def test_too_little_memory_and_no_tokenizer(tmp_path, monkeypatch):
     ours, _ = encoder_of("bert", tmp_path)
-    monkeypatch.setattr("fastenc.models.word_vectors._free_memory", lambda: 1000)
+    monkeypatch.setattr("fastenc.models.embedding.word_vectors._free_memory", lambda: 1000)
     with pytest.raises(ValueError, match=r"17 vectors of 32 numbers need .* stream to a file"):
         ours.embed_words(SENTENCES)
     with pytest.raises(ValueError, match="got one str"):

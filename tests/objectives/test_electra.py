@@ -3,10 +3,11 @@ import torch
 import torch.nn.functional as F
 
 from fastenc.demo.checkpoint import minilm_folder
-from fastenc.models import EncoderConfig, MaskedLM, load_tokenizer, special_tokens
+from fastenc.models import EncoderConfig, MaskedLM
 from fastenc.objectives import OBJECTIVES, Electra, ElectraCollator, MlmCollator
 from fastenc.objectives.electra import sample_tokens, small_config
 from fastenc.packing import pack
+from fastenc.text import load_tokenizer, special_tokens
 from tests.helpers.families import model as hf_model
 from tests.helpers.families import padded_batch
 from tests.helpers.references import electra as reference

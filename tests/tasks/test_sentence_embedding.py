@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from fastenc.data import train_tokenizer
 from fastenc.data.pairs import TextPairs, collate_pairs, encode_pairs, read_pairs
 from fastenc.models import Encoder, EncoderConfig, SentenceEmbedder, SequenceClassifier
-from fastenc.models.similarity_losses import cosent_loss, ranking_loss
+from fastenc.models.heads.similarity_losses import cosent_loss, ranking_loss
 from fastenc.nn.pooling import POOLINGS, pool_layers
 from fastenc.packing import pack_sequences
 from fastenc.tasks import SentenceEmbedding, task_of

@@ -3,9 +3,9 @@ from itertools import combinations
 
 import pytest
 
-from fastenc.models.tags import Span, convert, spans
 from fastenc.tasks.metrics import entity_metrics
 from fastenc.tasks.span_decoding import FoundEntity, best_null_offset, select_entities
+from fastenc.text.tags import Span, convert, spans
 
 flat_and_nested = pytest.mark.parametrize("nested", [False, True], ids=["flat", "nested"])
 

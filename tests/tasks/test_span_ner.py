@@ -11,10 +11,10 @@ from safetensors.torch import load_file
 from fastenc.adapt import Lora, add_adaptation
 from fastenc.data import EntityData, read_entities, sentence, train_tokenizer
 from fastenc.models import Encoder, EncoderConfig, SpanClassifier, TokenClassifier
-from fastenc.models.span_classifier import REPRESENTATIONS
-from fastenc.models.tags import Span
+from fastenc.models.heads.span_classifier import REPRESENTATIONS
 from fastenc.tasks import SpanNer
 from fastenc.tasks.base import run as run_model
+from fastenc.text.tags import Span
 from tests.helpers.checkpoints import close, packed, save
 from tests.helpers.commands import failure, run
 from tests.helpers.families import FAMILIES, model, padded_batch

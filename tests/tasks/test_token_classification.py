@@ -7,10 +7,10 @@ import torch
 
 from fastenc.data import TaggedData, read_tagged, sentence, train_tokenizer
 from fastenc.models import Encoder, EncoderConfig, TokenClassifier
-from fastenc.models.tags import convert
 from fastenc.packing import pack_sequences
 from fastenc.tasks import TokenClassification
 from fastenc.tasks.metrics import tagging_metrics
+from fastenc.text.tags import convert
 from tests.helpers.commands import failure, run
 
 NAMES = ["O", "B-LOC", "I-LOC", "B-PER", "I-PER"]

@@ -11,7 +11,7 @@ from sklearn.metrics.pairwise import cosine_similarity
 from fastenc.data import train_tokenizer
 from fastenc.data.senses import encode_senses, read_senses
 from fastenc.models import Encoder, WordSenseModel
-from fastenc.models.sense_model import nearest
+from fastenc.models.heads.sense_model import nearest
 from fastenc.tasks import WordSense
 from fastenc.tasks.word_sense import SensePrediction, accuracy_by_lemma, sense_metrics
 from fastenc.train import TrainConfig, task_trainer

@@ -8,7 +8,7 @@ import pytest
 import torch
 import transformers
 
-from fastenc._config_files import read_config
+from fastenc._base.config_files import read_config
 from fastenc.cli.pretrain import Pretrain
 from fastenc.models import EncoderConfig, MaskedLM
 from fastenc.train import TrainConfig

@@ -2,7 +2,7 @@
 
 from fastenc.adapt.features import FeatureCache, cache_features
 from fastenc.adapt.freezing import freeze_encoder, trained_parameters
-from fastenc.models.adaptations import (
+from fastenc.models.adapters.adaptations import (
     Adapters,
     Lora,
     PrefixTuning,
@@ -12,7 +12,7 @@ from fastenc.models.adaptations import (
     unmerge_adaptation,
     use_adaptation,
 )
-from fastenc.models.adapter_checkpoint import load_adaptation
+from fastenc.models.adapters.adapter_checkpoint import load_adaptation
 
 __all__ = [
     "Adapters",

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastenc._extras import require
-from fastenc._files import write_atomically
-from fastenc._progress import progress_bar
-from fastenc.models.adaptations import encoder_of
+from fastenc._base.extras import require
+from fastenc._base.files import write_atomically
+from fastenc._base.progress import progress_bar
+from fastenc.models.adapters.adaptations import encoder_of
 from fastenc.models.encoder import Encoder
 from fastenc.models.pretrained import PretrainedModel
 from fastenc.nn.evaluation_mode import evaluation_mode

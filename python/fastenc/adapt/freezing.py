@@ -2,7 +2,7 @@
 
 from torch import nn
 
-from fastenc.models.adaptations import encoder_of
+from fastenc.models.adapters.adaptations import encoder_of
 from fastenc.models.pretrained import PretrainedModel
 
 

@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fastenc._extras import require
-from fastenc._progress import Counter
+from fastenc._base.extras import require
+from fastenc._base.progress import Counter
 from fastenc.analysis import sections
 from fastenc.analysis.data_files import (
     SENSES,
@@ -20,7 +20,7 @@ from fastenc.analysis.figures import Figure, left_out
 from fastenc.analysis.relations import read_trees
 from fastenc.analysis.static_vectors import read_static_vectors
 from fastenc.data.senses import SenseData, Target, read_senses
-from fastenc.models.word_vectors import resolve_layers
+from fastenc.models.embedding.word_vectors import resolve_layers
 
 MAPS = ("pca", "umap")
 PROBED_WORDS = 8000

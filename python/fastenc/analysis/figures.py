@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from xml.etree import ElementTree
 
-from fastenc._extras import require
+from fastenc._base.extras import require
 from fastenc.analysis.intervals import Interval
 
 INK = "#010203"  # placeholder that is replaced by the page's text colour in the SVG

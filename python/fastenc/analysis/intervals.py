@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from fastenc._extras import require
+from fastenc._base.extras import require
 
 LEVEL = 0.95
 DRAWS = 1000  # resamples of a bootstrap

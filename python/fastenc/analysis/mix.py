@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from fastenc.analysis.probes import LabelledWords, chosen_words
-from fastenc.models.word_vectors import check_space
+from fastenc.models.embedding.word_vectors import check_space
 from fastenc.nn import ScalarMix
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fastenc.models.standardization import Standardization
+from fastenc.models.embedding.standardization import Standardization
 
 
 @dataclass

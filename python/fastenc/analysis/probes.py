@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fastenc._extras import require
+from fastenc._base.extras import require
 
 
 class LabelledWords(NamedTuple):

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from fastenc.analysis.heads import visit_heads
 from fastenc.data.columns import numbered_blocks
-from fastenc.models.tokenizers import ids_and_starts, special_tokens, tokenizer_for_words
 from fastenc.nn.evaluation_mode import evaluation_mode
 from fastenc.ops.head_statistics import HeadStatistics
 from fastenc.packing import length_sorted_batches, pack_sequences
+from fastenc.text.tokenizers import ids_and_starts, special_tokens, tokenizer_for_words
 
 FORM, UPOS, HEAD, RELATION = 1, 3, 6, 7  # columns of CoNLL-U, from 0
 DIRECTIONS = ("dependent to head", "head to dependent")

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from fastenc._files import write_atomically
+from fastenc._base.files import write_atomically
 from fastenc.analysis.figures import Figure
 
 STYLE = """

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from fastenc._extras import require
+from fastenc._base.extras import require
 from fastenc.analysis.analogies import read_analogies
 from fastenc.analysis.data_files import TEXT_PAIRS, Split, names_of, spread
 from fastenc.analysis.errors import TooFewData

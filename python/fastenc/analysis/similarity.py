@@ -10,15 +10,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fastenc._extras import require
+from fastenc._base.extras import require
 from fastenc.analysis.errors import TooFewData
 from fastenc.analysis.intervals import Interval, mean_interval, spearman_interval
 from fastenc.analysis.isotropy import Isotropy, self_similarity
 from fastenc.analysis.moments import Moments
 from fastenc.analysis.states import inner_tokens, visit_texts
 from fastenc.data.readers import number_of, numbered_rows, text_of
-from fastenc.models.standardization import Standardization
-from fastenc.models.word_vectors import check_space
+from fastenc.models.embedding.standardization import Standardization
+from fastenc.models.embedding.word_vectors import check_space
 from fastenc.nn.pooling import pool
 from fastenc.packing import PackedBatch
 

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastenc._progress import progress_bar
-from fastenc.models.word_vectors import resolve_layers, visit_states
+from fastenc._base.progress import progress_bar
+from fastenc.models.embedding.word_vectors import resolve_layers, visit_states
 from fastenc.nn.evaluation_mode import evaluation_mode
 from fastenc.packing import PackedBatch, length_sorted_batches, pack_sequences
 

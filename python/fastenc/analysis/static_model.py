@@ -10,11 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fastenc._extras import require
-from fastenc._files import write_atomically
-from fastenc.models.tokenizers import special_tokens
+from fastenc._base.extras import require
+from fastenc._base.files import write_atomically
 from fastenc.nn.evaluation_mode import evaluation_mode
 from fastenc.packing import pack_sequences
+from fastenc.text.tokenizers import special_tokens
 
 WEIGHT = "embedding.weight"
 TEXTS_AT_ONCE = 4096  # number of texts in a call of the tokenizer

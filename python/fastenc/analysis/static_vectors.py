@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fastenc._extras import require
+from fastenc._base.extras import require
 from fastenc.analysis.intervals import Interval, spearman_interval
 from fastenc.analysis.similarity import ScoredPairs
 

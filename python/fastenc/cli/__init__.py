@@ -23,7 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     Args:
         arguments: without the program's name; None: those of this process.
     """
-    from fastenc._provenance import running
+    from fastenc._base.provenance import running
     from fastenc.cli.commands import run
 
     warnings.showwarning = _show_warning

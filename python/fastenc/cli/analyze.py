@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from fastenc._options import REQUIRED, argument, option
-from fastenc._provenance import command, today, versions
+from fastenc._base.options import REQUIRED, argument, option
+from fastenc._base.provenance import command, today, versions
 from fastenc.analysis.analyze import analyze
 from fastenc.analysis.report import data_folder, write_report
 from fastenc.analysis.sections import SEED

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fastenc._extras import require
-from fastenc._files import write_atomically
-from fastenc._options import REQUIRED, argument, option
+from fastenc._base.extras import require
+from fastenc._base.files import write_atomically
+from fastenc._base.options import REQUIRED, argument, option
 from fastenc.cli.options import Command
 from fastenc.data import (
     language_files,
@@ -22,8 +22,8 @@ from fastenc.data.fertility import Fertility, plot_fertility
 from fastenc.data.languages import ALPHA, Chained, text_files
 from fastenc.data.readers import FileTexts, numbered_lines
 from fastenc.data.store_writer import SHARD_CHARACTERS
-from fastenc.models import load_tokenizer, save_tokenizer
 from fastenc.tasks.base import QUOTING
+from fastenc.text import load_tokenizer, save_tokenizer
 
 TEXTS = "Texts: .txt, .tsv, .csv, .jsonl (also .gz), folders of these, or a data set."
 LANGUAGE = "Texts of a language, as name=file or name=folder; may be repeated."

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from fastenc._extras import require
-from fastenc._options import REQUIRED, argument, option
+from fastenc._base.extras import require
+from fastenc._base.options import REQUIRED, argument, option
 from fastenc.cli.options import Command
 from fastenc.cli.outputs import DEVICE, check_suffix, device_named, write
 from fastenc.data.columns import iterate_words

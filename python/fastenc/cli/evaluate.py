@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fastenc._options import argument, option, options_listed_by
+from fastenc._base.options import argument, option, options_listed_by
 from fastenc.cli.options import Command
 from fastenc.cli.outputs import DEVICE, check_suffix, device_named, format_metrics, write
 from fastenc.cli.task_options import all_task_options

@@ -6,13 +6,13 @@ from typing import Any
 
 import torch
 
-from fastenc._options import argument, documented, group, option, options_listed_by
+from fastenc._base.options import argument, documented, group, option, options_listed_by
 from fastenc.adapt import add_adaptation, freeze_encoder, trained_parameters
 from fastenc.cli.options import Command
 from fastenc.cli.task_options import all_task_options
 from fastenc.cli.training import run_trainer
 from fastenc.models import checkpoint
-from fastenc.models.adaptations import LORA_TARGETS, METHODS, Lora, encoder_of
+from fastenc.models.adapters.adaptations import LORA_TARGETS, METHODS, Lora, encoder_of
 from fastenc.tasks import TASKS, Task, make_task, task_named
 from fastenc.tasks.base import MIX
 from fastenc.train import TrainConfig, task_trainer

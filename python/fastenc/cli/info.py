@@ -13,8 +13,8 @@ import torch
 
 import fastenc
 from fastenc import ops
-from fastenc._extras import require
-from fastenc._options import option
+from fastenc._base.extras import require
+from fastenc._base.options import option
 from fastenc.cli.options import Command
 from fastenc.models import Encoder
 from fastenc.ops import _library

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import fastenc
-from fastenc._extras import require
-from fastenc._options import argument, option
+from fastenc._base.extras import require
+from fastenc._base.options import argument, option
 from fastenc.cli.options import Command
 from fastenc.cli.outputs import DEVICE, device_named
 from fastenc.models import MaskedLM

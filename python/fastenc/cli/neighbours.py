@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from fastenc._options import REQUIRED, argument, option
+from fastenc._base.options import REQUIRED, argument, option
 from fastenc.analysis.neighbours import (
     compare_neighbours,
     find_occurrences,

@@ -1,7 +1,7 @@
 """Command-line options and configuration files made from the fields of dataclasses, over argparse.
 
-A command is a dataclass whose fields are its options. A field is made by ``fastenc._options.option`` or ``argument``,
-or is a dataclass of such fields. An option's value comes from the command line, else from the file of ``--config``,
+A command is a dataclass whose fields are its options. A field is made by ``option`` or ``argument`` of
+``fastenc._base.options``, or is a dataclass of such fields. An option's value comes from the command line, else from the file of ``--config``,
 else from the command's presets (a recipe), else it is the default.
 """
 
@@ -14,8 +14,8 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Union, get_args, get_origin, get_type_hints
 
-from fastenc import _options
-from fastenc._config_files import read_config
+from fastenc._base import options
+from fastenc._base.config_files import read_config
 
 
 class Option(NamedTuple):
@@ -69,7 +69,7 @@ class Command:
     instead: ClassVar[dict[str, str]] = {}
     not_in_files: ClassVar[set[str]] = {"config", "resume", "overwrite"}
 
-    config: Path | None = _options.option(
+    config: Path | None = options.option(
         None, "File of options, .toml or .yaml. Options on the command line override it."
     )
 

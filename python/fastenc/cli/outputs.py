@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from fastenc._files import write_atomically
+from fastenc._base.files import write_atomically
 
 DEVICE = "cpu or cuda. Default: a GPU if there is one."
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fastenc._options import REQUIRED, argument, option, options_listed_by
+from fastenc._base.options import REQUIRED, argument, option, options_listed_by
 from fastenc.cli.options import Command
 from fastenc.cli.outputs import DEVICE, check_suffix, device_named
 from fastenc.cli.task_options import prediction_options

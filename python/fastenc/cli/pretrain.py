@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from fastenc._options import argument, group, option
+from fastenc._base.options import argument, group, option
 from fastenc.cli.options import Command, values_of
 from fastenc.cli.training import run_trainer
 from fastenc.data import TokenStore, is_store, read_texts

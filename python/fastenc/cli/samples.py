@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from fastenc._options import argument, option
+from fastenc._base.options import argument, option
 from fastenc.cli.options import Command
 from fastenc.data.samples import write_samples
 

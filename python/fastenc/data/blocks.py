@@ -7,7 +7,7 @@ from random import Random
 from typing import Any
 
 from fastenc.data.sentences import SentenceTokens, tokenize_documents
-from fastenc.models.tokenizers import SpecialTokens, special_tokens
+from fastenc.text.tokenizers import SpecialTokens, special_tokens
 
 Extent = tuple[int, int, int, int]  # start, split, stop, document
 

@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fastenc._progress import progress_bar
+from fastenc._base.progress import progress_bar
 from fastenc.data.readers import LabelledData
-from fastenc.models.long_texts import LongTexts
 from fastenc.packing import pack_documents, pack_sequences
+from fastenc.text.long_texts import LongTexts
 
 TEXTS_AT_ONCE = 1000  # number of texts in a call of the tokenizer
 

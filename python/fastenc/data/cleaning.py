@@ -35,7 +35,7 @@ from datatrove.pipeline.writers.jsonl import JsonlWriter
 from datatrove.utils.hashing import HashConfig
 from datatrove.utils.logging import logger
 
-from fastenc._files import write_atomically
+from fastenc._base.files import write_atomically
 from fastenc.data.cleaning_steps import (
     WORD,
     WORD_OR_CHARACTER,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fastenc.data.readers import kind_of, numbered_lines
-from fastenc.models.tags import SCHEMES, convert, every_tag, scheme_of
+from fastenc.text.tags import SCHEMES, convert, every_tag, scheme_of
 
 CONLLU_WORD, CONLLU_TAG = 2, 4  # FORM and UPOS
 NOT_COLUMNS = (".csv", ".json", ".jsonl")

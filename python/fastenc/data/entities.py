@@ -8,7 +8,7 @@ from typing import Any
 
 from fastenc.data.columns import Sentence, iterate_words, numbered_blocks, read_tagged, sentence
 from fastenc.data.readers import kind_of, numbered_rows
-from fastenc.models.tags import Span, scheme_of, spans
+from fastenc.text.tags import Span, scheme_of, spans
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from fastenc._extras import require
-from fastenc._files import write_atomically
-from fastenc.models.tokenizers import special_tokens
+from fastenc._base.extras import require
+from fastenc._base.files import write_atomically
+from fastenc.text.tokenizers import special_tokens
 
 # Han, Kana, Thai, Lao, Tibetan, Myanmar, Khmer: scripts that put no spaces between words.
 UNSPACED = re.compile(

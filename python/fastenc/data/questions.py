@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fastenc._progress import progress_bar
+from fastenc._base.progress import progress_bar
 from fastenc.data.readers import numbered_rows
-from fastenc.models.windows import owned
+from fastenc.text.windows import owned
 
 QUESTIONS_AT_ONCE = 256  # number of questions in a call of the tokenizer
 
@@ -100,7 +100,7 @@ def question_windows(
     Raises: ValueError with the question's id if the question leaves no room for its context, or if the context has no
         tokens.
     Source: Devlin et al. 2018, arXiv:1810.04805, section 4.2. ``central`` follows
-        :func:`fastenc.models.windows.owned`; BERT's code slightly prefers long windows.
+        :func:`fastenc.text.windows.owned`; BERT's code slightly prefers long windows.
     """
     # A copy, so that the caller's tokenizer keeps its settings.
     copy = type(tokenizer).from_str(tokenizer.to_str())

@@ -12,7 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from fastenc._extras import require
+from fastenc._base.extras import require
 
 Row = dict[str, Any]
 TABLES = (".tsv", ".csv", ".jsonl")

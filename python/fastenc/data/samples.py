@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from random import Random
 
-from fastenc._files import write_atomically
+from fastenc._base.files import write_atomically
 
 SUBJECTS = (
     "the teacher,a farmer,the old sailor,my sister,the mayor,a young doctor,the baker,our guest"

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from fastenc.data.blocks import Extent, check_block_size
 from fastenc.data.sentences import SentenceTokens, tokenize_documents
-from fastenc.models.tokenizers import SpecialTokens, special_tokens
+from fastenc.text.tokenizers import SpecialTokens, special_tokens
 
 SHORT_PROBABILITY = 0.1  # of a random shorter length, as in BERT
 NO_PAIR = (

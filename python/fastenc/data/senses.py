@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fastenc._progress import progress_bar
+from fastenc._base.progress import progress_bar
 from fastenc.data.columns import numbered_blocks
 from fastenc.data.readers import TABLES, kind_of, numbered_lines, numbered_rows, text_of
 from fastenc.data.words import check_room
-from fastenc.models.tokenizers import ids_and_starts, special_tokens, tokenizer_for_words
 from fastenc.packing import pack_sequences
+from fastenc.text.tokenizers import ids_and_starts, special_tokens, tokenizer_for_words
 
 SENTENCES_AT_ONCE = 1000  # number of sentences in a call of the tokenizer
 TABLE_COLUMNS = ("word", "index", "sentence")

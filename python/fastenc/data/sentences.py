@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fastenc._progress import progress_bar
-from fastenc.models.tokenizers import special_tokens
+from fastenc._base.progress import progress_bar
+from fastenc.text.tokenizers import special_tokens
 
 # SPACED_MARKS end a sentence only before white space (Latin and others, Arabic, Devanagari, Urdu, Ethiopic).
 # UNSPACED_MARKS always end a sentence (Han and Kana, Myanmar, Khmer, Tibetan).

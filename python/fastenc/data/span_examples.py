@@ -11,16 +11,16 @@ from torch import Tensor
 
 from fastenc.data.entities import EntityData, shown
 from fastenc.data.words import Tokens, check_room, tokens_of_words
-from fastenc.models.tokenizers import SpecialTokens, special_tokens
-from fastenc.models.windows import cut_windows
 from fastenc.packing import pack_sequences
+from fastenc.text.tokenizers import SpecialTokens, special_tokens
+from fastenc.text.windows import cut_windows
 
 
 class SpanExample(NamedTuple):
     """A window of a sentence, ready for the model.
 
     A word is represented by its first subword. A span belongs to the window that owns its middle token, or the second
-    of its two middle tokens (:func:`fastenc.models.windows.cut_windows`). So every span belongs to exactly one window,
+    of its two middle tokens (:func:`fastenc.text.windows.cut_windows`). So every span belongs to exactly one window,
     the one in which it is most central.
 
     Fields:

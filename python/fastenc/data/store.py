@@ -22,16 +22,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastenc._extras import require
-from fastenc._files import write_folder
-from fastenc._progress import progress_bar
+from fastenc._base.extras import require
+from fastenc._base.files import write_folder
+from fastenc._base.progress import progress_bar
 from fastenc.data.batching import Group
 from fastenc.data.blocks import check_block_size
 from fastenc.data.languages import smoothed_shares
 from fastenc.data.packings import PACKING_RULES
 from fastenc.data.segments import NO_PAIR
 from fastenc.data.sentences import SentenceTokens
-from fastenc.models.tokenizers import load_tokenizer, special_tokens
+from fastenc.text.tokenizers import load_tokenizer, special_tokens
 
 FORMAT = 1
 MANIFEST, SETTINGS, SHARD = "manifest.json", "settings.json", "shard.json"

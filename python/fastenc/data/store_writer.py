@@ -13,9 +13,9 @@ from pathlib import Path
 from threading import Thread
 from typing import Any, NamedTuple
 
-from fastenc._extras import require
-from fastenc._files import write_atomically, write_folder
-from fastenc._progress import progress_bar
+from fastenc._base.extras import require
+from fastenc._base.files import write_atomically, write_folder
+from fastenc._base.progress import progress_bar
 from fastenc.data.sentences import tokenize_documents
 from fastenc.data.store import (
     FORMAT,
@@ -26,7 +26,7 @@ from fastenc.data.store import (
     file_checksum,
     fingerprint,
 )
-from fastenc.models.tokenizers import load_tokenizer, save_tokenizer, special_tokens
+from fastenc.text.tokenizers import load_tokenizer, save_tokenizer, special_tokens
 
 SHARD_CHARACTERS = 2**25
 NO_TEXT = "there is no text to prepare, every document is empty: give documents with text"

@@ -8,9 +8,9 @@ import torch
 
 from fastenc.data.columns import TaggedData, check_tags
 from fastenc.data.words import Tokens, check_room, tokens_of_words
-from fastenc.models.tokenizers import SpecialTokens, special_tokens
-from fastenc.models.windows import cut_windows
 from fastenc.packing import pack_sequences
+from fastenc.text.tokenizers import SpecialTokens, special_tokens
+from fastenc.text.windows import cut_windows
 
 LABEL_SCHEMES = ("first", "all")
 
@@ -18,7 +18,7 @@ LABEL_SCHEMES = ("first", "all")
 class TaggingExample(NamedTuple):
     """A window of a sentence, ready for the model.
 
-    Each token is predicted from the window that owns it (:func:`fastenc.models.windows.cut_windows`).
+    Each token is predicted from the window that owns it (:func:`fastenc.text.windows.cut_windows`).
 
     Fields:
         labels: a class for each token, -100 for tokens without a label; None if tags are to be predicted.

@@ -5,8 +5,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sized
 from typing import Any
 
-from fastenc._extras import require
-from fastenc.models.tokenizers import BERT_TOKENS, ROBERTA_TOKENS
+from fastenc._base.extras import require
+from fastenc.text.tokenizers import BERT_TOKENS, ROBERTA_TOKENS
 
 KINDS = ("wordpiece", "bpe", "unigram")
 ROBERTA_ORDER = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")  # of the ids

@@ -4,9 +4,9 @@ import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from fastenc._progress import progress_bar
+from fastenc._base.progress import progress_bar
 from fastenc.data.columns import Sentence
-from fastenc.models.tokenizers import special_tokens, tokenizer_for_words
+from fastenc.text.tokenizers import special_tokens, tokenizer_for_words
 
 SENTENCES_AT_ONCE = 1000  # number of sentences in a call of the tokenizer
 Tokens = list[tuple[int, int]]  # (index of the word, token id) of each token of a sentence

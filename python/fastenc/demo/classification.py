@@ -3,7 +3,7 @@
 from collections import Counter
 from pathlib import Path
 
-from fastenc._extras import require
+from fastenc._base.extras import require
 from fastenc.data import LabelledData
 from fastenc.demo.checkpoint import minilm_folder
 from fastenc.tasks import SequenceClassification

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 
 import fastenc
-from fastenc._extras import require
+from fastenc._base.extras import require
 from fastenc.demo.checkpoint import minilm_folder
 from fastenc.models import Encoder
 from fastenc.packing import pack_sequences

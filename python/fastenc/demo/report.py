@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from fastenc._files import write_atomically
+from fastenc._base.files import write_atomically
 from fastenc.analysis.figures import COLOURS, INK, draw
 from fastenc.analysis.report import STYLE, named
 from fastenc.demo.pretraining import NEW

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastenc._extras import require
-from fastenc._files import member, write_atomically
+from fastenc._base.extras import require
+from fastenc._base.files import member, write_atomically
 from fastenc.models.architectures import ARCHITECTURES, present_config
 from fastenc.models.architectures.values import TABLE, TEXT, Rule, check
 

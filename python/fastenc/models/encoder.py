@@ -10,13 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fastenc.models.adaptation_state import AdaptationState
+from fastenc.models.adapters.adaptation_state import AdaptationState
 from fastenc.models.architectures.base import Biases
 from fastenc.models.config import EncoderConfig
-from fastenc.models.encode import encode
+from fastenc.models.embedding.encode import encode
+from fastenc.models.embedding.sentence_files import SentenceSettings, read_settings, write_settings
+from fastenc.models.embedding.word_vectors import WordVectors, embed_words
 from fastenc.models.pretrained import PretrainedModel
-from fastenc.models.sentence_files import SentenceSettings, read_settings, write_settings
-from fastenc.models.word_vectors import WordVectors, embed_words
 from fastenc.nn.adaptation import LayerAdaptation
 from fastenc.nn.embeddings import Embeddings, make_norm
 from fastenc.nn.evaluation_mode import trains
@@ -335,11 +335,11 @@ class Encoder(PretrainedModel):
         return x @ y.T
 
     def encode(self, texts: str | Sequence[str], **options: Any) -> Any:
-        """Vectors of texts: :func:`fastenc.models.encode.encode`."""
+        """Vectors of texts: :func:`fastenc.models.embedding.encode.encode`."""
         return encode(self, texts, **options)
 
     def embed_words(self, sentences: Any, **options: Any) -> WordVectors:
-        """Vectors of the words of sentences: :func:`fastenc.models.word_vectors.embed_words`."""
+        """Vectors of the words of sentences: :func:`fastenc.models.embedding.word_vectors.embed_words`."""
         return embed_words(self, sentences, **options)
 
 

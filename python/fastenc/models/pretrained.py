@@ -7,13 +7,14 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor, nn
 
-from fastenc.models import adapter_checkpoint, checkpoint
+from fastenc.models import checkpoint
+from fastenc.models.adapters import adapter_checkpoint
 from fastenc.models.architectures import ARCHITECTURES
 from fastenc.models.architectures.base import Names
 from fastenc.models.config import LAYER_MIX, EncoderConfig
 from fastenc.models.labels import check_labels
-from fastenc.models.tokenizers import load_tokenizer, save_tokenizer
 from fastenc.nn.scalar_mix import ScalarMix
+from fastenc.text.tokenizers import load_tokenizer, save_tokenizer
 
 Model = TypeVar("Model", bound="PretrainedModel")
 # Fine-tuned heads. Some families use the same weight names in several of them, for different purposes.

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from fastenc.data import doc_sentence_blocks, full_sentence_blocks, segment_pairs
-from fastenc.models.masked_lm import MaskedLM
+from fastenc.models.heads.masked_lm import MaskedLM
 from fastenc.models.pretrained import PretrainedModel
 
 PACKINGS: dict[str, Callable[..., list[Any]]] = {

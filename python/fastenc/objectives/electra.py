@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fastenc._seeds import derive_seed
+from fastenc._base.seeds import derive_seed
 from fastenc.models import Encoder, EncoderConfig, LossTerm, MaskedLM, ModelOutput, checkpoint
 from fastenc.models.pretrained import PretrainedModel
 from fastenc.nn.layer import activate_plain

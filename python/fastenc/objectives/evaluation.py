@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastenc._transfer import send_arguments
+from fastenc._base.transfer import send_arguments
 from fastenc.data import BatchSampler
 from fastenc.models.pretrained import PretrainedModel
 from fastenc.nn.evaluation_mode import evaluation_mode

@@ -7,13 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastenc._seeds import derive_seed
+from fastenc._base.seeds import derive_seed
 from fastenc.data.word_starts import WordStarts
 from fastenc.models import MaskedLM
-from fastenc.models.tokenizers import special_tokens
 from fastenc.objectives.base import Objective
 from fastenc.ops._labelled import IGNORED
 from fastenc.packing import PackedBatch, pack_sequences
+from fastenc.text.tokenizers import special_tokens
 
 REPLACEMENTS = ("uniform", "unigram")
 

@@ -6,11 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fastenc._seeds import derive_seed
-from fastenc.models.tokenizers import special_tokens
+from fastenc._base.seeds import derive_seed
 from fastenc.objectives.mlm import replacement_weights, special_mask
 from fastenc.ops import mlm_corruption
 from fastenc.packing import PackedBatch
+from fastenc.text.tokenizers import special_tokens
 
 
 class MlmCorruption(nn.Module):

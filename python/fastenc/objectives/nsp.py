@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fastenc._seeds import derive_seed
+from fastenc._base.seeds import derive_seed
 from fastenc.data import SegmentPair, StoredExamples
 from fastenc.models import EncoderConfig, LossTerm, MaskedLM, ModelOutput
 from fastenc.objectives.base import Objective

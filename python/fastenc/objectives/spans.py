@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fastenc._seeds import derive_seed
+from fastenc._base.seeds import derive_seed
 from fastenc.models import EncoderConfig, LossTerm, MaskedLM, ModelOutput
 from fastenc.nn import LayerNorm
 from fastenc.nn.layer import activate_plain

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import torch
 
-from fastenc.models import Encoder, EncoderConfig, MaskedLM, compile_training
+from fastenc.graphs import compile_training
+from fastenc.models import Encoder, EncoderConfig, MaskedLM
 from fastenc.packing import pack_sequences
 
 # Speed does not depend on the weights' values.

@@ -5,8 +5,8 @@ from dataclasses import asdict
 from itertools import zip_longest
 from pathlib import Path
 
-from fastenc._extras import require
-from fastenc._files import write_atomically
+from fastenc._base.extras import require
+from fastenc._base.files import write_atomically
 from fastenc.profiling.profile import Profile, Row
 
 SHOWN = 20

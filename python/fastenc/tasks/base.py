@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from fastenc._options import option
-from fastenc._progress import progress_bar
-from fastenc._transfer import send_arguments
+from fastenc._base.options import option
+from fastenc._base.progress import progress_bar
+from fastenc._base.transfer import send_arguments
 from fastenc.models.pretrained import PretrainedModel
 from fastenc.nn.evaluation_mode import evaluation_mode
 from fastenc.objectives.loss_terms import labelled_items

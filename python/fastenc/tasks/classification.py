@@ -8,7 +8,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from fastenc._options import option
+from fastenc._base.options import option
 from fastenc.data import (
     ClassificationExample,
     LabelledData,
@@ -19,7 +19,7 @@ from fastenc.data import (
 )
 from fastenc.data.readers import in_parts, iterate_inputs
 from fastenc.data.writers import json_lines, table_lines
-from fastenc.models import LongTexts, SequenceClassifier
+from fastenc.models import SequenceClassifier
 from fastenc.tasks.base import QUOTING, Task
 from fastenc.tasks.metrics import (
     classification_metrics,
@@ -36,6 +36,7 @@ from fastenc.tasks.report import (
     mistakes,
 )
 from fastenc.tasks.summary import count_labels, number_range
+from fastenc.text import LongTexts
 
 FROM_CHECKPOINT = " In prediction: as in training."
 CHUNKED_BATCH_TOKENS = 16_384  # as many as 32 sequences of 512, a full batch of truncated texts

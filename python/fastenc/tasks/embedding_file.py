@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastenc._extras import require
-from fastenc._files import write_atomically
-from fastenc._progress import Counter
+from fastenc._base.extras import require
+from fastenc._base.files import write_atomically
+from fastenc._base.progress import Counter
 from fastenc.data.readers import Row, in_parts, input_rows
 from fastenc.models import Encoder
 from fastenc.tasks.embedding_table import ParquetTable

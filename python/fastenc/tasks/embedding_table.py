@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from fastenc._extras import require
+from fastenc._base.extras import require
 from fastenc.data.readers import Row, in_parts
 
 VECTOR = "embedding"  # name of the vectors' column

@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fastenc._extras import require
-from fastenc.models.tags import Span
+from fastenc._base.extras import require
+from fastenc.text.tags import Span
 
 TEXTS_AT_ONCE = 1024  # number of texts that are compared with all candidates in one product
 

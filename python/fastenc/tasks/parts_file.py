@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from fastenc._files import open_locked, write_atomically
+from fastenc._base.files import open_locked, write_atomically
 
 SECONDS = 3.0  # after which finished items are kept
 

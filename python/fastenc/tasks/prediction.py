@@ -7,7 +7,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from fastenc._progress import Counter
+from fastenc._base.progress import Counter
 from fastenc.tasks.base import Task
 from fastenc.tasks.parts_file import PartsFile, file_stamp
 

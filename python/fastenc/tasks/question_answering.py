@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastenc._options import option
+from fastenc._base.options import option
 from fastenc.data.questions import Question, QuestionWindow, question_windows, read_questions
 from fastenc.data.writers import json_lines
 from fastenc.models import QuestionAnswerer

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from fastenc._extras import require
+from fastenc._base.extras import require
 from fastenc.data.writers import json_lines
 
 Report = dict[str, Iterable[str]]  # name of a file → its lines

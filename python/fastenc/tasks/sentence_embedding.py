@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fastenc._options import option
+from fastenc._base.options import option
 from fastenc.data.pairs import (
     PairExample,
     TextPairs,

@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from fastenc.models.tags import Span
+from fastenc.text.tags import Span
 
 
 class FoundEntity(NamedTuple):

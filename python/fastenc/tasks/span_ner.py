@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastenc._options import option
+from fastenc._base.options import option
 from fastenc.data import (
     EntityData,
     Sentence,
@@ -24,13 +24,13 @@ from fastenc.data.readers import in_parts
 from fastenc.data.span_examples import spans_of
 from fastenc.data.writers import json_lines
 from fastenc.models import SpanClassifier
-from fastenc.models.span_classifier import check_span_options
-from fastenc.models.tags import Span
+from fastenc.models.heads.span_classifier import check_span_options
 from fastenc.tasks.base import Fill, Task, run
 from fastenc.tasks.metrics import entity_metrics
 from fastenc.tasks.report import CLASSES, MISTAKES, Report, entity_figures, mistakes
 from fastenc.tasks.span_decoding import FoundEntity, best_null_offset, select_entities
 from fastenc.tasks.summary import count_labels
+from fastenc.text.tags import Span
 
 DECODINGS = ("flat", "nested")
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fastenc._options import option
+from fastenc._base.options import option
 from fastenc.data import (
     Sentence,
     TaggedData,
@@ -24,7 +24,6 @@ from fastenc.data.readers import in_parts
 from fastenc.data.tagging import LABEL_SCHEMES
 from fastenc.data.writers import json_lines
 from fastenc.models import TokenClassifier
-from fastenc.models.tags import SCHEMES, scheme_of, spans
 from fastenc.tasks.base import Task
 from fastenc.tasks.metrics import tagging_metrics
 from fastenc.tasks.report import (
@@ -38,6 +37,7 @@ from fastenc.tasks.report import (
     mistakes,
 )
 from fastenc.tasks.summary import count_labels
+from fastenc.text.tags import SCHEMES, scheme_of, spans
 
 AGGREGATIONS = ("first", "mean")
 

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fastenc._options import option
-from fastenc._progress import progress_bar
-from fastenc._transfer import send_arguments
+from fastenc._base.options import option
+from fastenc._base.progress import progress_bar
+from fastenc._base.transfer import send_arguments
 from fastenc.data.senses import (
     SenseData,
     SenseExample,
@@ -20,8 +20,8 @@ from fastenc.data.senses import (
     read_senses,
 )
 from fastenc.data.writers import json_lines, table_lines
-from fastenc.models.sense_model import SenseInventory, WordSenseModel, nearest
-from fastenc.models.word_vectors import LAYERS, resolve_layers
+from fastenc.models.embedding.word_vectors import LAYERS, resolve_layers
+from fastenc.models.heads.sense_model import SenseInventory, WordSenseModel, nearest
 from fastenc.nn.evaluation_mode import evaluation_mode
 from fastenc.packing import length_sorted_batches
 from fastenc.tasks.base import Task

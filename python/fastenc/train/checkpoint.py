@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastenc._extras import require
-from fastenc._files import flush
+from fastenc._base.extras import require
+from fastenc._base.files import flush
 from fastenc.models.pretrained import PretrainedModel
 from fastenc.train.optimizer_files import read_optimizer, write_optimizer
 from fastenc.train.output_lock import output_lock

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from fastenc._options import REQUIRED, documented, option
+from fastenc._base.options import REQUIRED, documented, option
 
 PRECISIONS = ("fp32", "bf16")
 PARALLEL = ("ddp", "fsdp")

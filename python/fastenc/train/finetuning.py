@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from fastenc.adapt import cache_features
-from fastenc.models.adaptations import METHODS, encoder_of
+from fastenc.models.adapters.adaptations import METHODS, encoder_of
 from fastenc.tasks import Task
 from fastenc.tasks.base import Fill
 from fastenc.tasks.summary import sequence_lengths

@@ -5,7 +5,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from fastenc._files import write_atomically
+from fastenc._base.files import write_atomically
 from fastenc.tasks import Task
 from fastenc.train import checkpoint as checkpoints
 from fastenc.train.config import TrainConfig

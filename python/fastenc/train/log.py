@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from fastenc._files import write_atomically
+from fastenc._base.files import write_atomically
 
 
 class Log:

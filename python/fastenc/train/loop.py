@@ -15,15 +15,15 @@ from typing import Any
 
 import torch
 
-from fastenc._extras import require
-from fastenc._files import write_atomically
-from fastenc._progress import progress_bar
-from fastenc._seeds import derive_seed
-from fastenc._transfer import send, send_arguments
+from fastenc._base.extras import require
+from fastenc._base.files import write_atomically
+from fastenc._base.progress import progress_bar
+from fastenc._base.seeds import derive_seed
+from fastenc._base.transfer import send, send_arguments
 from fastenc.data import BatchSampler, Group
 from fastenc.data.prefetch import prefetch
+from fastenc.graphs.training import RecordedSteps, training_recorder
 from fastenc.models import LossTerm
-from fastenc.models.graph_training import RecordedSteps, training_recorder
 from fastenc.models.pretrained import PretrainedModel
 from fastenc.objectives.loss_terms import count_items, loss_terms, weighted_sum
 from fastenc.train import checkpoint as checkpoints

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import fastenc
-from fastenc import _provenance
-from fastenc._extras import require
-from fastenc._files import write_atomically
+from fastenc._base import provenance
+from fastenc._base.extras import require
+from fastenc._base.files import write_atomically
 from fastenc.models.pretrained import PretrainedModel
 
 NAME = "README.md"
@@ -97,9 +97,9 @@ def model_card(
     )
     usage = VECTORS if task in (None, "sentence-embedding") else PREDICTOR
     training = {
-        "date": _provenance.today(),
-        "command": _code(_provenance.command() or "called from Python"),
-        "versions": ", ".join(f"{n} {v}" for n, v in _provenance.versions(*PACKAGES).items()),
+        "date": provenance.today(),
+        "command": _code(provenance.command() or "called from Python"),
+        "versions": ", ".join(f"{n} {v}" for n, v in provenance.versions(*PACKAGES).items()),
         **shown_settings(settings),
     }
     number = "" if held_out is None else f", n = {held_out:,}"

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastenc._extras import require
+from fastenc._base.extras import require
 from fastenc.train.parallel import rows_of
 
 STEM = "optimizer"  # of the file's name; also the name of the folder of shards

@@ -5,8 +5,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from fastenc._extras import require
-from fastenc._files import write_atomically
+from fastenc._base.extras import require
+from fastenc._base.files import write_atomically
 from fastenc.train.log import read_log
 
 LABELS = {"loss": "loss (mean over items)", "learning_rate": "learning rate"}

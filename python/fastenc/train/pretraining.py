@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 
-from fastenc._extras import require
-from fastenc._options import documented, option
+from fastenc._base.extras import require
+from fastenc._base.options import documented, option
 from fastenc.data import TokenStore, train_tokenizer
 from fastenc.data.languages import ALPHA
 from fastenc.data.store import HELD_OUT_ONE_IN, MANIFEST, file_checksum
 from fastenc.data.tokenizer_training import KINDS
-from fastenc.models import EncoderConfig, load_tokenizer, special_tokens
+from fastenc.models import EncoderConfig
 from fastenc.models.architectures import ARCHITECTURES, architecture_named
 from fastenc.models.pretrained import PretrainedModel
 from fastenc.objectives import (
@@ -25,6 +25,7 @@ from fastenc.objectives import (
     evaluate_objective,
     token_ids,
 )
+from fastenc.text import load_tokenizer, special_tokens
 from fastenc.train.config import TrainConfig, tokens_checksum
 from fastenc.train.loop import Trainer
 from fastenc.train.model_card import Origin

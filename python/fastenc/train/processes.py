@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from fastenc._extras import require
+from fastenc._base.extras import require
 
 Value = TypeVar("Value")
 TRUE = ("1", "true", "yes")

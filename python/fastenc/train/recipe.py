@@ -6,8 +6,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fastenc._config_files import parse_config
-from fastenc._files import write_atomically
+from fastenc._base.config_files import parse_config
+from fastenc._base.files import write_atomically
 
 SHIPPED = files("fastenc.train") / "recipes"
 

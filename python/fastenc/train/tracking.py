@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from fastenc._extras import require
-from fastenc._files import write_atomically
+from fastenc._base.extras import require
+from fastenc._base.files import write_atomically
 
 PROJECT = "fastenc"
 TRACKERS = ("tensorboard", "wandb")

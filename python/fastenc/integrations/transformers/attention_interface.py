@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fastenc._extras import require
+from fastenc._base.extras import require
 from fastenc.ops import cross_attention
 
 NAME = "fastenc"

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from fastenc.integrations.transformers.live_embeddings import tables_of
 from fastenc.integrations.transformers.live_encoder import FrozenOwner, LiveEncoder, Reading
-from fastenc.models.adaptation_state import AdaptationState
+from fastenc.models.adapters.adaptation_state import AdaptationState
 from fastenc.models.encoder import Encoder
 from fastenc.nn.embeddings import embed
 from fastenc.nn.layer_call import Prepared

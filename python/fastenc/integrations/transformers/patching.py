@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fastenc._extras import require
+from fastenc._base.extras import require
 from fastenc.integrations.transformers import base_model, masked_lm
 from fastenc.integrations.transformers.batch_metadata import KEY, BatchMetadata, take_metadata
 from fastenc.integrations.transformers.live_encoder import (

@@ -10,14 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fastenc._extras import require
-from fastenc._files import write_atomically
+from fastenc._base.extras import require
+from fastenc._base.files import write_atomically
 from fastenc.models.checkpoint import read_json, read_tensor_file
 from fastenc.models.config import EncoderConfig
+from fastenc.models.embedding.word_vectors import LAYERS, resolve_layers, visit_states
 from fastenc.models.encoder import Encoder
 from fastenc.models.outputs import ModelOutput
 from fastenc.models.pretrained import PretrainedModel
-from fastenc.models.word_vectors import LAYERS, resolve_layers, visit_states
 from fastenc.ops import segment_pool
 from fastenc.packing import PackedBatch
 
@@ -74,7 +74,7 @@ class WordSenseModel(PretrainedModel):
 
     Args:
         layers: numbers of the states whose mean is a word's vector, as in
-            :func:`fastenc.models.word_vectors.embed_words`. None: as the checkpoint says, else the last four.
+            :func:`fastenc.models.embedding.word_vectors.embed_words`. None: as the checkpoint says, else the last four.
     Raises: ValueError for layers that do not exist.
     Source: Loureiro et al. 2021, arXiv:2008.11608.
     """

@@ -8,14 +8,14 @@ from torch import Tensor, nn
 
 from fastenc.models.config import EncoderConfig
 from fastenc.models.encoder import Encoder
+from fastenc.models.heads.prediction_head import PredictionHead
 from fastenc.models.labels import check_names, config_of, names_to_build
 from fastenc.models.outputs import ModelOutput
-from fastenc.models.prediction_head import PredictionHead
 from fastenc.models.pretrained import PretrainedModel
-from fastenc.models.tags import may_follow, scheme_of
 from fastenc.nn import CRF
 from fastenc.ops import crf_decode, crf_log_likelihood, crf_marginals, masked_cross_entropy
 from fastenc.packing import PackedBatch
+from fastenc.text.tags import may_follow, scheme_of
 
 FORBIDDEN = -10_000.0  # far below the score of any path of allowed tags
 

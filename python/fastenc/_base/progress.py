@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any
 
-from fastenc._extras import require
+from fastenc._base.extras import require
 
 LINE_SECONDS = 10.0  # between two lines of a counter without a terminal
 

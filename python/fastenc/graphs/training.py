@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fastenc._transfer import send_arguments, staged
-from fastenc.models.graph_recording import (
+from fastenc._base.transfer import send_arguments, staged
+from fastenc.graphs.recording import (
     CudaGraphRecorder,
     Recorder,
     WeightAddresses,
@@ -20,8 +20,8 @@ from fastenc.models.graph_recording import (
     copied,
     overwrite,
 )
+from fastenc.graphs.token_buckets import Bucket, at_least, bucket_of, pad_to
 from fastenc.models.pretrained import PretrainedModel
-from fastenc.models.token_buckets import Bucket, at_least, bucket_of, pad_to
 from fastenc.ops import _dispatch
 from fastenc.ops._labelled import IGNORED
 from fastenc.packing import PackedBatch

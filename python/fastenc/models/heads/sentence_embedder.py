@@ -9,7 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fastenc.models.config import EncoderConfig
+from fastenc.models.embedding.sentence_files import MODULES, SentenceSettings, read_settings
 from fastenc.models.encoder import Encoder
+from fastenc.models.heads.similarity_losses import cosent_loss, ranking_loss
 from fastenc.models.outputs import ModelOutput
 from fastenc.models.pretrained import (
     FINE_TUNED,
@@ -17,8 +19,6 @@ from fastenc.models.pretrained import (
     another_task,
     architecture_of,
 )
-from fastenc.models.sentence_files import MODULES, SentenceSettings, read_settings
-from fastenc.models.similarity_losses import cosent_loss, ranking_loss
 from fastenc.nn.pooling import check_pooling
 from fastenc.packing import PackedBatch
 
@@ -32,10 +32,10 @@ class SentenceEmbedder(PretrainedModel):
         pooling: "cls", "mean", "max" or "last-four" (:func:`fastenc.nn.pooling.pool_layers`). None: as the checkpoint
             says, else "mean".
         max_length: number of tokens to which texts are cut. None: as the checkpoint says, else the model's positions.
-        similarity_loss: the loss for pairs with scores: "cosent" (:func:`fastenc.models.similarity_losses.cosent_loss`)
-            or "cosine", the mean squared error between cosine similarity and score.
+        similarity_loss: the loss for pairs with scores: "cosent"
+            (:func:`fastenc.models.heads.similarity_losses.cosent_loss`) or "cosine", the mean squared error between cosine similarity and score.
         scale: factor of the cosine similarities in the ranking loss and in CoSENT.
-        symmetric: see :func:`fastenc.models.similarity_losses.ranking_loss`.
+        symmetric: see :func:`fastenc.models.heads.similarity_losses.ranking_loss`.
     Raises: ValueError naming the argument, the rule and the value.
     Source: Reimers and Gurevych 2019, arXiv:1908.10084.
     """

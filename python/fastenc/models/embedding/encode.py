@@ -6,9 +6,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from fastenc._progress import progress_bar
-from fastenc._transfer import send
-from fastenc.models.sentence_files import SentenceSettings
+from fastenc._base.progress import progress_bar
+from fastenc._base.transfer import send
+from fastenc.models.embedding.sentence_files import SentenceSettings
 from fastenc.nn.evaluation_mode import without_dropout
 from fastenc.nn.pooling import check_pooling
 from fastenc.packing import length_sorted_batches, pack_sequences

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fastenc.models.windows import cut_windows
+from fastenc.text.windows import cut_windows
 
 TRUNCATIONS = ("head", "tail", "head+tail")
 AGGREGATIONS = ("mean", "max", "attention", "transformer")
@@ -24,8 +24,8 @@ class LongTexts:
         truncation: the n tokens that are kept of a longer text: "head", the first n; "tail", the last n; "head+tail",
             the first n * 128 // 510 and then the last ones. With two special tokens that is 128 + 382 tokens for
             max_length 512, and 31 + 95 for 128.
-        chunks: how the vectors of a text's chunks are aggregated (:mod:`fastenc.models.chunk_aggregation`): "mean",
-            "max", "attention" or "transformer"; None: truncate, without chunks.
+        chunks: how the vectors of a text's chunks are aggregated
+            (:mod:`fastenc.models.heads.chunk_aggregation`): "mean", "max", "attention" or "transformer"; None: truncate, without chunks.
         stride: number of tokens that neighbouring chunks share. The last chunk begins earlier, so that it is full.
         max_chunks: largest number of chunks of a text; they have room + (max_chunks - 1) * (room - stride) tokens.
     Raises: ValueError naming the field, the rule and the value.

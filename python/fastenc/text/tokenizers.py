@@ -5,8 +5,8 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fastenc._extras import require
-from fastenc._files import write_atomically
+from fastenc._base.extras import require
+from fastenc._base.files import write_atomically
 
 # (pad, unk, cls, sep, mask)
 BERT_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")

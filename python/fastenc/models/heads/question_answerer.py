@@ -5,8 +5,8 @@ from torch.nn import functional as F
 
 from fastenc.models.config import EncoderConfig
 from fastenc.models.encoder import Encoder
+from fastenc.models.heads.prediction_head import PredictionHead
 from fastenc.models.outputs import ModelOutput
-from fastenc.models.prediction_head import PredictionHead
 from fastenc.models.pretrained import PretrainedModel
 from fastenc.ops import unpack
 from fastenc.packing import PackedBatch

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fastenc.models.graph_recording import (
+from fastenc.graphs.recording import (
     CudaGraphRecorder,
     Recorder,
     WeightAddresses,
@@ -16,8 +16,8 @@ from fastenc.models.graph_recording import (
     copied,
     overwrite,
 )
+from fastenc.graphs.token_buckets import Bucket, bucket_of, cut_to, pad_to
 from fastenc.models.pretrained import PretrainedModel
-from fastenc.models.token_buckets import Bucket, bucket_of, cut_to, pad_to
 from fastenc.ops import _dispatch
 from fastenc.packing import PackedBatch
 

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 from fastenc.models.config import EncoderConfig
 from fastenc.models.encoder import Encoder
+from fastenc.models.heads.span_scores import BiaffineScores, BoundaryScores
 from fastenc.models.labels import check_names, config_of, names_to_build
 from fastenc.models.outputs import ModelOutput
 from fastenc.models.pretrained import PretrainedModel, architecture_of
-from fastenc.models.span_scores import BiaffineScores, BoundaryScores
 from fastenc.ops import masked_cross_entropy
 from fastenc.packing import PackedBatch
 

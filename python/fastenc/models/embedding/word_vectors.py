@@ -10,16 +10,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fastenc._extras import require
-from fastenc._files import write_atomically
-from fastenc._progress import progress_bar
-from fastenc._transfer import send
-from fastenc.models.tokenizers import ids_and_starts, special_tokens, tokenizer_for_words
-from fastenc.models.windows import cut_windows
+from fastenc._base.extras import require
+from fastenc._base.files import write_atomically
+from fastenc._base.progress import progress_bar
+from fastenc._base.transfer import send
 from fastenc.nn import ScalarMix
 from fastenc.nn.evaluation_mode import evaluation_mode
 from fastenc.ops import segment_pool
 from fastenc.packing import PackedBatch, length_sorted_batches, pack_sequences
+from fastenc.text.tokenizers import ids_and_starts, special_tokens, tokenizer_for_words
+from fastenc.text.windows import cut_windows
 
 LAYERS = (-4, -3, -2, -1)
 COMBINATIONS = ("mean", "sum", "concat", "last")

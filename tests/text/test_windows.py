@@ -1,6 +1,6 @@
 import pytest
 
-from fastenc.models.windows import cut_windows
+from fastenc.text.windows import cut_windows
 
 
 @pytest.mark.parametrize(

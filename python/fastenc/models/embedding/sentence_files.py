@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastenc._extras import require
-from fastenc._files import member, write_atomically
+from fastenc._base.extras import require
+from fastenc._base.files import member, write_atomically
 from fastenc.models.architectures.values import NOT_NEGATIVE, check
 from fastenc.models.checkpoint import read_any_json, read_json, read_tensor_file
 from fastenc.models.config import EncoderConfig
-from fastenc.models.standardization import Standardization
+from fastenc.models.embedding.standardization import Standardization
 from fastenc.nn.pooling import LAST_LAYERS, POOLINGS
 from fastenc.nn.scalar_mix import ScalarMix
 

@@ -6,16 +6,10 @@ import pytest
 import torch
 
 import fastenc
-from fastenc.models import (
-    Encoder,
-    EncoderConfig,
-    MaskedLM,
-    SequenceClassifier,
-    TokenClassifier,
-    TrainingRunner,
-)
-from fastenc.models.graph_training import RecordedSteps
-from fastenc.models.token_buckets import bucket_of, pad_to
+from fastenc.graphs import TrainingRunner
+from fastenc.graphs.token_buckets import bucket_of, pad_to
+from fastenc.graphs.training import RecordedSteps
+from fastenc.models import Encoder, EncoderConfig, MaskedLM, SequenceClassifier, TokenClassifier
 from fastenc.packing import check_cu_seqlens, pack_sequences
 from tests.helpers.recording import Repeat
 

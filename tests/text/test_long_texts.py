@@ -8,9 +8,9 @@ from transformers import AutoTokenizer
 
 from fastenc.data import collate_classification, encode_texts, train_tokenizer
 from fastenc.demo.checkpoint import minilm_folder
-from fastenc.models import LongTexts, load_tokenizer, save_tokenizer
-from fastenc.models.long_texts import truncated
 from fastenc.packing import pack_documents
+from fastenc.text import LongTexts, load_tokenizer, save_tokenizer
+from fastenc.text.long_texts import truncated
 from tests.helpers.training_run import WORDS, word_tokenizer
 
 TEXT = " ".join(WORDS[:11])  # one token a word

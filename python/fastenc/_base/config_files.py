@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fastenc._extras import require
+from fastenc._base.extras import require
 
 
 def read_config(path: Path) -> dict[str, Any]:

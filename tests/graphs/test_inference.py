@@ -7,8 +7,9 @@ import pytest
 import torch
 
 import fastenc
-from fastenc.models import Encoder, EncoderConfig, InferenceRunner, MaskedLM, SequenceClassifier
-from fastenc.models.token_buckets import Bucket, bucket_of, pad_to
+from fastenc.graphs import InferenceRunner
+from fastenc.graphs.token_buckets import Bucket, bucket_of, pad_to
+from fastenc.models import Encoder, EncoderConfig, MaskedLM, SequenceClassifier
 from fastenc.packing import check_cu_seqlens, pack_sequences
 
 LONGEST = 40

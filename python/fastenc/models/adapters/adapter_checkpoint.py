@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fastenc._extras import require
-from fastenc._files import write_atomically
+from fastenc._base.extras import require
+from fastenc._base.files import write_atomically
 from fastenc.models import checkpoint
-from fastenc.models.adaptations import (
+from fastenc.models.adapters.adaptations import (
     Adaptation,
     Adapters,
     Additions,
@@ -31,8 +31,8 @@ from fastenc.models.adaptations import (
     head_parameters,
     new_modules,
 )
-from fastenc.models.tokenizers import load_tokenizer
 from fastenc.nn.adaptation import LayerAdaptation, LowRank
+from fastenc.text.tokenizers import load_tokenizer
 
 BASE, PROMPT = "base_model.", "prompt_embeddings"
 TYPES = {Lora: "LORA", PrefixTuning: "PREFIX_TUNING", Adapters: "FASTENC_ADAPTERS"}

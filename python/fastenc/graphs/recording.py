@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fastenc._transfer import staged
+from fastenc._base.transfer import staged
 from fastenc.packing import PackedBatch
 
 # A recorder runs the function at least once. It returns the function's result, and a function that computes the result

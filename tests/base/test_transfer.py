@@ -4,7 +4,7 @@ from unittest.mock import Mock
 
 import torch
 
-from fastenc._transfer import send, send_arguments, staged
+from fastenc._base.transfer import send, send_arguments, staged
 from fastenc.packing import pack_sequences
 
 CUDA = torch.device("cuda", 0)

@@ -3,7 +3,7 @@ from itertools import product
 
 import pytest
 
-from fastenc.models.tags import convert, every_tag, may_follow, scheme_of, spans
+from fastenc.text.tags import convert, every_tag, may_follow, scheme_of, spans
 
 IOB2 = ["O", "B-LOC", "I-LOC", "B-ORG-X", "I-ORG-X"]
 BIOES = [*IOB2, "E-LOC", "S-LOC", "E-ORG-X", "S-ORG-X"]

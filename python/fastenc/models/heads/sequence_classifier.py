@@ -8,17 +8,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fastenc.models.chunk_aggregation import ChunkAttention, chunk_aggregator
 from fastenc.models.config import EncoderConfig
 from fastenc.models.encoder import Encoder
+from fastenc.models.heads.chunk_aggregation import ChunkAttention, chunk_aggregator
+from fastenc.models.heads.prediction_head import PredictionHead
 from fastenc.models.labels import check_names, config_of, names_to_build
-from fastenc.models.long_texts import LongTexts
 from fastenc.models.outputs import ModelOutput
-from fastenc.models.prediction_head import PredictionHead
 from fastenc.models.pretrained import PretrainedModel, architecture_of
 from fastenc.nn.pooling import pool
 from fastenc.ops._labelled import IGNORED
 from fastenc.packing import Documents, PackedBatch, single_chunks
+from fastenc.text.long_texts import LongTexts
 
 PROBLEM_TYPES = ("single_label_classification", "regression", "multi_label_classification")
 
@@ -30,7 +30,7 @@ class SequenceClassifier(PretrainedModel):
     dense layer over the first token, activation and a linear layer, with dropout before each linear layer.
 
     With chunks, the head's inputs (pooler's output or first token) of a document's chunks are aggregated to one vector
-    (:mod:`fastenc.models.chunk_aggregation`), and the head computes one result per document. Weights of the
+    (:mod:`fastenc.models.heads.chunk_aggregation`), and the head computes one result per document. Weights of the
     aggregation are saved beside the family's weights; transformers ignores them.
 
     Args:

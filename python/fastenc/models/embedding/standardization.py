@@ -7,8 +7,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fastenc._extras import require
-from fastenc._files import write_atomically
+from fastenc._base.extras import require
+from fastenc._base.files import write_atomically
 from fastenc.models.checkpoint import read_json, read_tensor_file
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"

@@ -1,0 +1,1 @@
+"""Helpers of every layer, which import nothing of the package above them."""
