@@ -255,7 +255,7 @@ def scores_of_every_seed(results: Sequence[dict]) -> str:
         lines.append(f"| {what} | {metric_of(next(iter(rows.values())))} | {' | '.join(cells)} |")
     return section(
         "Fine-tuning: MiniLM, the defaults, the seeds of all machines together",
-        "FASTENC_DATA=... python -m benchmarks.train_tasks --seeds 0 1 2",
+        "FASTENC_DATA=... python -m benchmarks.studies.train_tasks --seeds 0 1 2",
         "Scores × 100, mean and standard deviation, in brackets the number of seeds.",
         "\n".join(lines),
     )
@@ -277,7 +277,7 @@ def predict_throughput(data: dict) -> str:
             lines.append(f"| {' | '.join(cells)} |")
     return section(
         "A million short texts through `fastenc predict`",
-        "FASTENC_DATA=... python -m benchmarks.predict_throughput",
+        "FASTENC_DATA=... python -m benchmarks.studies.predict_throughput",
         "MiniLM with a classifier, pieces of two to seven words of wikipedia_en, batches of 32; the encoder alone runs "
         "on batches whose tokens are ready. Probabilities are transformers'. "
         + machine_line(data["machine"]),
@@ -289,7 +289,7 @@ def peak_memory(data: dict) -> str:
     mebibytes = lambda row: f"{row['MiB_above_weights']:,.0f} MiB"
     return section(
         "Peak memory of inference: 16,384 tokens through BERT-base",
-        "python -m benchmarks.peak_memory",
+        "python -m benchmarks.studies.peak_memory",
         "Float32, above the weights; a state of the batch takes 48 MiB. "
         + machine_line(data["machine"]),
         grid(data["cases"], {case: case for case in data["cases"]}, "peak memory", mebibytes),
@@ -322,7 +322,7 @@ def train_objectives(data: dict) -> str:
             lines.append(f"| {' | '.join(cells)} |")
     return section(
         "Pretraining: every objective on wikipedia_en",
-        "FASTENC_DATA=... python -m benchmarks.train_objectives",
+        "FASTENC_DATA=... python -m benchmarks.studies.train_objectives",
         "Mean loss of each term on held-out articles, in nats. The constant guess is the best that does not read the "
         "text: the frequencies of tokens in training, the share of wrong pairs or of replaced tokens, the mean of the "
         "teacher's distributions or states. The peer begins with the same weights and takes the same batches, for "
@@ -357,7 +357,7 @@ def fine_tune_objectives(data: dict) -> str:
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return section(
         "What the checkpoints of short pretraining are worth: 8,000 phrases of SST-2",
-        "FASTENC_DATA=... python -m benchmarks.fine_tune_objectives NAME=CHECKPOINT ...",
+        "FASTENC_DATA=... python -m benchmarks.studies.fine_tune_objectives NAME=CHECKPOINT ...",
         "Accuracy on dev × 100 after 500 steps, mean and standard deviation, in brackets the number of seeds; 50.9 is "
         "the more frequent class. Checkpoints that began with random weights and those that began with MiniLM were "
         "measured on different devices of this page. ELECTRA's scores depend on whether its discriminator has learnt. "
@@ -384,7 +384,7 @@ def word_vectors(data: dict) -> str:
             lines.append(f"| {provider} | {each:.1f} | {ratios} |")
     return section(
         "Word vectors, and statistics of heads: MiniLM (6 × 384)",
-        "FASTENC_DATA=... python -m benchmarks.word_vectors 20000",
+        "FASTENC_DATA=... python -m benchmarks.studies.word_vectors 20000",
         "Sentences of UD English EWT, then of SemCor; transformers with output_hidden_states and batches sorted by "
         "length; both sides tokenise. Ratios are medians over alternating slices, of the time that passed and of CPU "
         "time, which leaves out other work on the machine. OMP_NUM_THREADS sets the threads. "
@@ -401,7 +401,7 @@ def static_vectors(data: dict) -> str:
         lines.append(f"| {case} | {cells} | {row['best layer']} | {row['items']:,} |")
     return section(
         "Static vectors against MiniLM's of words alone",
-        "FASTENC_DATA=... python -m benchmarks.static_vectors questions-words.txt",
+        "FASTENC_DATA=... python -m benchmarks.studies.static_vectors questions-words.txt",
         "× 100: Spearman's correlation with people's scores of pairs of words, and the share of Google's analogies "
         "answered rightly among their words, on the items that word2vec knows. word2vec is gensim's skip-gram on 4.9 "
         "million words of Wikipedia, few for it; distilled is MiniLM's static model. "
@@ -426,7 +426,7 @@ def word_senses(data: dict) -> str:
         lines.append(f"| {word} | {' | '.join(cells)} |")
     return section(
         "Word senses: nearest mean vector",
-        "FASTENC_DATA=... python -m benchmarks.word_senses",
+        "FASTENC_DATA=... python -m benchmarks.studies.word_senses",
         "The layers are chosen on a tenth of the training rows (of WiC on dev). A lemma that the training rows lack "
         "gets no sense, so that F1 and accuracy differ. BERT-base's published figures on CoarseWSD-20 are 95.7 % and "
         "94.0 %. " + machine_line(data["machine"]),
