@@ -1,5 +1,4 @@
 import os
-import warnings
 from functools import wraps
 from pathlib import Path
 from typing import NamedTuple
@@ -16,7 +15,8 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
-from fastenc.ops import _dispatch, _gemm, _library  # noqa: E402
+from fastenc.ops import _gemm  # noqa: E402
+from fastenc.testing.operators import triton_kernels_on_cpu  # noqa: E402
 from tests.helpers.extension import _C  # noqa: E402
 
 
@@ -95,15 +95,8 @@ def triton_target(monkeypatch):
         pytest.skip("the compiled extension is not available")
     # The interpreter keeps bfloat16 as integers and multiplies those.
     usable = (torch.float32, torch.float16)
-    limit = lambda op, impl, x, cpp_limit, triton_limit: triton_limit
-    monkeypatch.setattr(_dispatch, "unsupported_reason", limit)
-    library = torch.library.Library("fastenc", "IMPL")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it says that something is overridden
-        for name, kernel in _library.triton_kernels.items():
-            library.impl(name, kernel, "CPU", allow_override=True)
-    yield TritonTarget(torch.device("cpu"), "cpp", usable)
-    library._destroy()
+    with triton_kernels_on_cpu():
+        yield TritonTarget(torch.device("cpu"), "cpp", usable)
 
 
 @pytest.fixture(autouse=True)

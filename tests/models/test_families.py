@@ -190,6 +190,7 @@ def test_files_both_ways_bit_for_bit(family, kind, tmp_path):
     ours.save_pretrained(tmp_path / "ours")
     again, info = type(theirs).from_pretrained(tmp_path / "ours", output_loading_info=True)
     assert not any(info[name] for name in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    assert again.config.architectures == [type(theirs).__name__]
     wanted, found = theirs.state_dict(), again.state_dict()
     assert wanted.keys() == found.keys()
     for name, value in wanted.items():
