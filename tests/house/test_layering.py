@@ -29,7 +29,7 @@ ROOMS = {
         "models/adapters": "_base models nn text",
         "models/embedding": "_base models models/architectures nn ops packing text",
         "models/heads": "_base models models/architectures models/embedding nn ops packing text",
-        "integrations": "_base models models/adapters models/architectures nn ops packing",
+        "integrations": "_base models models/adapters models/architectures nn ops packing text",
         "freezing": "integrations nn",
         "graphs": "_base models ops packing",
         "profiling": "_base graphs models ops packing",
