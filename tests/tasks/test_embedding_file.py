@@ -277,7 +277,7 @@ def test_the_time_that_is_left_counts_this_runs_texts_only():
     counter = progress.Counter("embedding", "texts", total=4000, done=1000)
     counter.add(1000)
     assert counter.line(500.0) == "embedding: 2,000 of 4,000 texts, 2.0 texts/s, 0:16:40 left"
-    assert counter.line(4000.0) == "embedding: 2,000 of 4,000 texts, 1:06:40 left"
+    assert counter.line(4000.0) == "embedding: 2,000 of 4,000 texts, 2:13:20 left"
 
 
 def test_a_run_that_fails_before_its_first_part_leaves_nothing(base, tmp_path, capsys):
