@@ -1,4 +1,5 @@
-"""The study of objectives with tiny sizes: its peers compute the same losses, and no constant guess is better."""
+"""The study of objectives at tiny sizes: its peers compute the same losses, and no constant guess is better than
+ours."""
 
 import gzip
 import json
@@ -46,7 +47,7 @@ def tiny(tmp_path, monkeypatch):
 
 
 def make_run(name, folder):
-    if name != "mlm" and not (folder / "mlm").exists():  # with which others begin
+    if name != "mlm" and not (folder / "mlm").exists():  # the other objectives start from it
         make_run("mlm", folder).trainer.model.save_pretrained(folder / "mlm")
     return train_objectives.Run(name, STUDIES[name], folder)
 
