@@ -1,4 +1,4 @@
-"""The CUDA kernels on a GPU: real sizes, capture, compilation, synchronisation. Elsewhere they are emulated."""
+"""The CUDA kernels on a GPU: real sizes, capture, compilation, synchronisation. Another file emulates them on a CPU."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Products that PyTorch has on a GPU only."""
+"""Products that PyTorch has only on a GPU."""
 
 import torch
 
@@ -6,6 +6,6 @@ from fastenc.ops import _gemm
 
 
 def widening_products_on_cpu(monkeypatch):
-    """Let matrices of bfloat16 be multiplied into float32."""
+    """Give the CPU the product of bfloat16 matrices with a float32 result."""
     monkeypatch.setattr(_gemm, "_widens", lambda a: a.dtype == torch.bfloat16)
     monkeypatch.setattr(_gemm, "_widening_product", lambda a, b: a.float() @ b.float())

@@ -1,11 +1,11 @@
-"""Compiles the Triton kernels ahead of time, without a GPU, and reads what the machine code uses.
+"""Compiles the Triton kernels ahead of time, without a GPU, and reads which resources the machine code uses.
 
     python -m tests.helpers.triton_binaries 90 [--processes N] [NAME ...]
 
-Compiles for sm_90 the named binaries, or all: those of each kernel's own rule, and those of the architecture's tuned
-table. Prints {name: usage} as JSON. Triton's cache keeps what has not changed.
+Compiles the named binaries for sm_90, or all: those of each kernel's own rule, and those of the architecture's tuned
+table. Prints {name: usage} as JSON. Triton's cache holds what has not changed.
 
-Runs in a process of its own: the tests' process has chosen Triton's interpreter.
+It runs in a process of its own, because the tests' process has chosen Triton's interpreter.
 """
 
 import argparse
@@ -63,7 +63,7 @@ FLOATS = {"scale", "eps", "drop_scale", "padding_value"}
 
 
 def type_of(argument: str, element: str) -> str:
-    """The type a kernel's argument has in use, told by its name."""
+    """The type that a kernel's argument has in use, told from its name."""
     if argument.endswith("_ptr"):
         name = argument.removesuffix("_ptr")
         return INTEGER_POINTERS.get(name) or (
@@ -73,7 +73,7 @@ def type_of(argument: str, element: str) -> str:
 
 
 ELEMENTS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
-# Every kernel's module; those with tuned launches are in launch.registry from here on.
+# Every kernel's module. Importing them puts the tunable launches into launch.registry.
 MODULES = [
     import_module(f"fastenc.kernels.{path.stem}")
     for path in sorted(Path(launch.__file__).parent.glob("[!_]*.py"))
@@ -106,7 +106,7 @@ def variants(op: str, key: dict, parameters: dict, kind: str):
 
 
 def untuned_cases() -> Iterator[tuple[str, object, str, dict]]:
-    """Kernels that take a small part of a step, whose rule no table overrules."""
+    """Kernels that take a small part of a step; the tuned table has no entries for them."""
     for dim in (32, 64, 96, 128):
         constants = {"H": 12, "D": dim, "BLOCK_D": triton.next_power_of_2(dim), "PRECISION": "ieee"}
         constants |= {"WINDOW": True, **attention.DELTA}
@@ -175,7 +175,7 @@ def untuned_cases() -> Iterator[tuple[str, object, str, dict]]:
 
 
 MATRIX = {"HMMA", "HGMMA", "UTCHMMA"}
-# Address, name and, of a branch, where it goes.
+# Address, name and, for a branch, its target.
 INSTRUCTION = re.compile(
     r"^\s+/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+\s+)?([A-Z0-9]+)(?:[^;]*?`?\(?(0x[0-9a-f]+)\)?)?[^;]*;",
     re.M,
@@ -205,7 +205,7 @@ def main_loop(loops, instructions) -> list[str]:
 
 
 def source_of(kernel, element: str, constants: dict) -> tuple[ASTSource, dict]:
-    """What Triton compiles, and its options."""
+    """The source for Triton's compiler, and its options."""
     options = {"enable_fp_fusion": True}
     options |= {name: constants[name] for name in OPTIONS if name in constants}
     names = kernel.arg_names
@@ -272,7 +272,7 @@ def usage_of(compiled) -> dict:
 
 def wanted(capability: int) -> dict[str, tuple]:
     """{name: arguments of compile_case before the capability}"""
-    # Less shared memory is what tells sm_89 from sm_80, and attention alone takes much of it.
+    # sm_89 differs from sm_80 only in having less shared memory, of which attention alone needs much.
     start = "attention" if capability == 89 else ""
     table = launch.TABLES / f"sm_{capability}.json"
     return {name: case for name, *case in cases(table, capability) if name.startswith(start)}
@@ -290,7 +290,7 @@ def main() -> None:
     options = parser.parse_args()
     names = options.names or [*wanted(options.capability)]
     with Pool(options.processes) as pool:
-        # By name: kernels cannot be sent to another process.
+        # By name, because kernels cannot be sent to another process.
         usages = pool.map(partial(compile_named, options.capability), names, chunksize=1)
     print(json.dumps(dict(zip(names, usages, strict=True))))
 

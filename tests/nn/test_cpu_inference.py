@@ -1,4 +1,4 @@
-"""A layer without gradients in two ops of the CPU, beside torch's own functions."""
+"""A layer without gradients in two CPU ops, compared with torch's own functions."""
 
 import pytest
 import torch
@@ -29,7 +29,7 @@ def threads(request):
 
 @pytest.fixture
 def emulated(monkeypatch):
-    """A processor that computes bfloat16 products by conversion."""
+    """A processor without bfloat16 units, which computes bfloat16 products in float32."""
     monkeypatch.setattr(_gemm, "emulates_bfloat16", lambda: True)
 
 
@@ -66,7 +66,7 @@ def test_few_rows_by_every_instruction_set(dtype, instruction_set, threads):
     check(Layer(KINDS["bert"], (20, 0, 5), dtype))
 
 
-# 336 is more than the kernel keeps at a time, and no whole number of panels.
+# 336 columns are more than the kernel computes at a time, and no whole number of panels.
 @pytest.mark.parametrize(
     ("activation", "inner", "gated"),
     [("gelu", 96, False), ("gelu", 336, False), ("gelu_tanh", 336, False), ("silu", 336, True)],
@@ -79,7 +79,9 @@ def test_widths_and_lengths(lengths, activation, inner, gated, instruction_set, 
 
 
 def test_rows_do_not_depend_on_those_beside_them(monkeypatch):
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)  # sequences are shared out either way
+    monkeypatch.setattr(
+        torch, "get_num_threads", lambda: 1
+    )  # both runs then give a thread whole sequences
     layer = Layer(KINDS["bert"], (7, 130, 250), grad=False)
     (whole,) = layer.run(run_cpu_inference)
     layer.values["x"], layer.offsets = layer.values["x"][7:137], layer.offsets.new_tensor([0, 130])

@@ -1,4 +1,4 @@
-"""Calls of the registered C++ ops, which go past Python's checks: an error names the op that was called."""
+"""Direct calls of the registered C++ ops, without Python's checks: an error names the op."""
 
 import re
 

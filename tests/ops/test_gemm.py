@@ -1,4 +1,4 @@
-"""Products by our kernel and by torch against float64, whichever the processor would choose."""
+"""Our products and torch's against float64, whichever this processor would choose."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.usefixtures("ours", "instruction_set")
 
 
 def within(actual, expected, inner):
-    """Relative to the largest sum; the usual bound of a sum's rounding, sqrt(inner) instead of inner."""
+    """Relative to the largest sum, with the probable bound of a sum's rounding: sqrt(inner) instead of inner."""
     bound = 4 * inner**0.5 * torch.finfo(actual.dtype).eps
     return (actual.double() - expected).abs().max() <= bound * expected.abs().max()
 
@@ -69,7 +69,7 @@ def test_few_rows_in_bfloat16(shape, biased):
     expected = x.double() @ weight.double().t() + (0 if bias is None else bias.double())
     y = linear(x, weight, bias)
     assert y.dtype == torch.bfloat16
-    # Only the result is rounded.
+    # Only the result is rounded to bfloat16.
     assert (y.double() - expected).abs().max() <= 2**-8 * expected.abs().max()
 
 
@@ -108,7 +108,7 @@ def test_gradients(rows, wanted):
             name: value.to(dtype).requires_grad_(name in wanted) for name, value in wide.items()
         }
         y = function(*given.values())
-        # The gradient of a sum is one number expanded.
+        # The gradient of sum() is one number, expanded.
         results.append((y, *torch.autograd.grad(y.sum(), [given[name] for name in wanted])))
     for actual, expected in zip(*results, strict=True):
         assert actual.shape == expected.shape
