@@ -130,7 +130,7 @@ case $PART in
     else
       echo "memcheck: compute-sanitizer is not on the PATH"
     fi
-    for op in attention layer_norm masked_cross_entropy bias_gelu embedding_layer_norm; do
+    for op in attention layer_norm masked_cross_entropy bias_gelu linear_gelu embedding_layer_norm; do
       (($(left) > 60)) && stage "bench_$op" "$(left)" "$RUN benchmarks.bench_$op"
     done
     mkdir -p "$VISIT/results" "$VISIT/profile"

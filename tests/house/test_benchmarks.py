@@ -286,7 +286,7 @@ def test_an_ops_providers_agree_and_have_a_roofline(op, monkeypatch):
         ("ON_GPU", True),
         ("ROWS", 16),
         ("DROPOUTS", (0.0,)),
-        ("compiled", lambda function: function),
+        ("compiled", lambda function, **how: function),
         ("compare", hurried),
     ):
         if hasattr(module, name):

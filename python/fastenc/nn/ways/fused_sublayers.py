@@ -29,6 +29,7 @@ from fastenc.ops._column_sum import column_sum
 from fastenc.ops._gemm import gemm
 from fastenc.ops.attention import TENSORS, self_attention_call
 from fastenc.ops.bias_glu import ACTIVATIONS as GLU_ACTIVATIONS
+from fastenc.ops.linear_gelu import in_epilogue
 from fastenc.packing import check_cu_seqlens
 
 # The features of a call that these nodes compute.
@@ -279,9 +280,16 @@ class _FeedForward(torch.autograd.Function):
         if cast is not None:
             up_weight, down_weight = cast.up_weight, cast.down_weight
         up_weight, down_weight = up_weight.to(x.dtype), down_weight.to(x.dtype)
-        up = gemm(x, up_weight.t())
-        _checks.check_vector("encoder_layer", "up_bias", up_bias, up)
-        inner, mask = drop(_activate(up, up_bias, spec), dropout.inner)
+        # What linear_gelu computes: erf-GELU of a product with a bias.
+        is_linear_gelu = not spec.gated and spec.activation == "gelu" and not dropout.inner
+        ctx.in_epilogue = False
+        if up_bias is not None and is_linear_gelu and in_epilogue(x):
+            ctx.in_epilogue, mask = True, None
+            inner, up = torch.ops.fastenc.linear_gelu_fwd(x, up_weight, up_bias.to(x.dtype))
+        else:
+            up = gemm(x, up_weight.t())
+            _checks.check_vector("encoder_layer", "up_bias", up_bias, up)
+            inner, mask = drop(_activate(up, up_bias, spec), dropout.inner)
         projected = gemm(inner, down_weight.t())
         ctx.spec, ctx.inner_dropout_p = spec, dropout.inner
         down_dropout = _mask(x, dropout.down, dropout.rng_states[2])
@@ -316,11 +324,14 @@ class _FeedForward(torch.autograd.Function):
             if needs_down:
                 ddown_weight = gemm(dprojected.t(), inner, dtype=ctx.dtypes[2])
             if needs_x or needs_up or needs_up_bias:
-                dinner = gemm(dprojected, down_weight)
-                if mask is not None:
-                    scale = 1 / (1 - ctx.inner_dropout_p)
-                    dinner = torch.ops.aten.native_dropout_backward(dinner, mask, scale)
-                dup, dup_bias = _activate_backward(dinner, up, up_bias, ctx.spec)
+                if ctx.in_epilogue:
+                    dup, dup_bias = torch.ops.fastenc.linear_gelu_bwd(dprojected, down_weight, up)
+                else:
+                    dinner = gemm(dprojected, down_weight)
+                    if mask is not None:
+                        scale = 1 / (1 - ctx.inner_dropout_p)
+                        dinner = torch.ops.aten.native_dropout_backward(dinner, mask, scale)
+                    dup, dup_bias = _activate_backward(dinner, up, up_bias, ctx.spec)
                 if needs_up:
                     dup_weight = gemm(dup.t(), x, dtype=ctx.dtypes[0])
                 if needs_x and ctx.one_input:
