@@ -16,7 +16,7 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
-from fastenc.ops import _dispatch, _gemm, _library  # noqa: E402
+from fastenc.ops import dispatch, gemm  # noqa: E402
 from tests.helpers.extension import _C  # noqa: E402
 
 
@@ -53,9 +53,9 @@ def ours(request, monkeypatch):
     wanted = request.param == "our products"
     if wanted and _C is None:
         pytest.skip("the compiled extension is not available")
-    monkeypatch.setattr(_gemm, "ours_is_faster", lambda: wanted)
+    monkeypatch.setattr(gemm, "ours_is_faster", lambda: wanted)
     if not wanted:  # nor for few rows
-        monkeypatch.setattr(_gemm, "has_vectors", lambda: False)
+        monkeypatch.setattr(gemm, "has_vectors", lambda: False)
     return wanted
 
 
@@ -92,11 +92,11 @@ def triton_kernels(monkeypatch):
     # The interpreter stores bfloat16 as integers and would multiply these.
     usable = (torch.float32, torch.float16)
     limit = lambda op, impl, x, cpp_limit, triton_limit: triton_limit
-    monkeypatch.setattr(_dispatch, "unsupported_reason", limit)
+    monkeypatch.setattr(dispatch, "unsupported_reason", limit)
     library = torch.library.Library("fastenc", "IMPL")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a warning that the kernel is overridden
-        for name, kernel in _library.triton_kernels.items():
+        for name, kernel in library.triton_kernels.items():
             library.impl(name, kernel, "CPU", allow_override=True)
     yield TritonTarget(torch.device("cpu"), "cpp", usable)
     library._destroy()

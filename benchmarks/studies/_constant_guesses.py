@@ -12,7 +12,7 @@ from fastenc.models.heads.masked_lm import MaskedLM
 from fastenc.objectives import DistilledLM, Electra
 from fastenc.objectives.distill import TEMPERATURE
 from fastenc.objectives.electra import sample_tokens
-from fastenc.ops._labelled import IGNORED
+from fastenc.ops.labelled import IGNORED
 
 
 @torch.inference_mode()

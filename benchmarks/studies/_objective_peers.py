@@ -15,7 +15,7 @@ from fastenc.models import LossTerm
 from fastenc.objectives.distill import COSINE_WEIGHT, KL_WEIGHT, MASKED_WEIGHT, TEMPERATURE
 from fastenc.objectives.electra import DETECTION_WEIGHT, GENERATOR_FOLDER
 from fastenc.objectives.spans import MAX_POSITIONS, POSITION_SIZE, SpanMaskedLM
-from fastenc.ops._labelled import IGNORED
+from fastenc.ops.labelled import IGNORED
 from tests.helpers.references import electra as electra_reference
 from tests.helpers.references.spans import span_boundary_logits
 

@@ -19,7 +19,7 @@ from fastenc.models import Encoder
 from fastenc.objectives import OBJECTIVES
 from fastenc.objectives.distill import TEMPERATURE
 from fastenc.objectives.loss_terms import loss_terms
-from fastenc.ops._labelled import IGNORED
+from fastenc.ops.labelled import IGNORED
 from fastenc.train import NewModel, ObjectiveOptions
 
 pytest.importorskip("transformers")

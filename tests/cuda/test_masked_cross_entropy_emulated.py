@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fastenc.ops import _dispatch, linear_masked_cross_entropy, masked_cross_entropy
+from fastenc.ops import dispatch, linear_masked_cross_entropy, masked_cross_entropy
 from fastenc.testing import assert_within_budget
 from tests.helpers import cuda_emulation
 from tests.helpers.cross_entropy import (
@@ -31,7 +31,7 @@ def library(tmp_path_factory):
 def emulated(library, monkeypatch):
     """The public ops on the emulated kernels of a GPU with clusters; a call chooses another architecture."""
     library.emulate_architecture(90)
-    monkeypatch.setattr(_dispatch, "CPP_DTYPES", (torch.float32, torch.float16, torch.bfloat16))
+    monkeypatch.setattr(dispatch, "CPP_DTYPES", (torch.float32, torch.float16, torch.bfloat16))
     with cuda_emulation.in_place_of_cpp():
         yield library.emulate_architecture
 

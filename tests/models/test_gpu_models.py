@@ -17,7 +17,7 @@ from fastenc.models import (
 )
 from fastenc.nn.ways import fused_sublayers
 from fastenc.objectives import OBJECTIVES, PACKINGS
-from fastenc.ops import _library
+from fastenc.ops import library
 from fastenc.packing import pack, pack_sequences
 from fastenc.train import TrainConfig, Trainer
 from tests.helpers.families import FAMILIES, model, padded_batch
@@ -172,7 +172,7 @@ def check_steps_do_not_wait(m, arguments):
     assert torch.stack(losses).isfinite().all()
 
 
-@pytest.mark.skipif(not _library.HAS_CUDA, reason="the extension was compiled without CUDA")
+@pytest.mark.skipif(not library.HAS_CUDA, reason="the extension was compiled without CUDA")
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_steps_of_every_objective_do_not_wait(name):
     tokenizer, chosen = word_tokenizer(), OBJECTIVES[name]

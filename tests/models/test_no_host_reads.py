@@ -27,7 +27,7 @@ from fastenc.models import (
 )
 from fastenc.models.heads.span_classifier import REPRESENTATIONS
 from fastenc.objectives import Electra
-from fastenc.ops import _dispatch, linear_masked_cross_entropy, masked_cross_entropy
+from fastenc.ops import dispatch, linear_masked_cross_entropy, masked_cross_entropy
 from fastenc.packing import pack, pack_documents, pack_sequences
 from fastenc.text.long_texts import AGGREGATIONS
 from fastenc.train import TrainConfig, Trainer
@@ -40,16 +40,16 @@ SIZES = (97, 32, 2, 2, 48, 40)  # as an EncoderConfig's first fields
 @pytest.fixture(autouse=True)
 def kernels_on_meta(monkeypatch):
     """Meta tensors take the GPU's implementations."""
-    elsewhere = _dispatch.unsupported_reason
+    elsewhere = dispatch.unsupported_reason
 
     def reason(op, impl, x, cpp_limit, triton_limit):
-        if x.device == META and impl in _dispatch.DECLARED[op].implementations and impl != "cpp":
+        if x.device == META and impl in dispatch.DECLARED[op].implementations and impl != "cpp":
             return triton_limit if impl == "triton" else None
         return elsewhere(op, impl, x, cpp_limit, triton_limit)
 
-    monkeypatch.setattr(_dispatch, "unsupported_reason", reason)
+    monkeypatch.setattr(dispatch, "unsupported_reason", reason)
     # Torch has no autocast for meta tensors, and raises where one asks.
-    monkeypatch.setattr(_dispatch, "autocast_dtype", lambda device: None)
+    monkeypatch.setattr(dispatch, "autocast_dtype", lambda device: None)
 
 
 def a_batch():

@@ -8,7 +8,7 @@ from fastenc.nn.layer import run_single_ops
 from fastenc.nn.layer_call import Prepared
 from fastenc.nn.ways import cpu_inference
 from fastenc.nn.ways.cpu_inference import pack, run_cpu_inference, unsupported_reason
-from fastenc.ops import _gemm
+from fastenc.ops import gemm
 from fastenc.testing import assert_within_budget
 from tests.helpers.attention_cases import EDGE_LENGTHS
 from tests.helpers.extension import needs_cpp
@@ -30,7 +30,7 @@ def threads(request):
 @pytest.fixture
 def emulated(monkeypatch):
     """A processor without bfloat16 units, which computes bfloat16 products in float32."""
-    monkeypatch.setattr(_gemm, "emulates_bfloat16", lambda: True)
+    monkeypatch.setattr(gemm, "emulates_bfloat16", lambda: True)
 
 
 def check(layer, **options):
@@ -56,7 +56,7 @@ def test_every_kind(name, frozen, dtype, lengths, emulated):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("lengths", [(1,), (3, 0, 20)], ids=str)
 def test_few_rows(name, form, dtype, lengths, monkeypatch):
-    monkeypatch.setattr(_gemm, "emulates_bfloat16", lambda: form == "emulated")
+    monkeypatch.setattr(gemm, "emulates_bfloat16", lambda: form == "emulated")
     layer = Layer(KINDS[name], lengths, dtype)
     check(layer, prepared=Prepared(packed=pack(layer.weights()) if form == "frozen" else None))
 
@@ -103,8 +103,8 @@ def reason(layer):
 
 
 def test_what_it_cannot_take_it_says(monkeypatch):
-    monkeypatch.setattr(_gemm, "has_vectors", lambda: True)
-    monkeypatch.setattr(_gemm, "emulates_bfloat16", lambda: False)
+    monkeypatch.setattr(gemm, "has_vectors", lambda: True)
+    monkeypatch.setattr(gemm, "emulates_bfloat16", lambda: False)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     layer = Layer(KINDS["bert"], MANY)
     assert reason(layer) is None

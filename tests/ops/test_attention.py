@@ -4,7 +4,7 @@ import pytest
 import torch
 from fastenc.kernels.attention_call import self_attention_call
 
-from fastenc.ops import _dispatch, attention, cross_attention
+from fastenc.ops import attention, cross_attention, dispatch
 from fastenc.testing import assert_within_budget
 from tests.helpers.attention_cases import EDGE_LENGTHS, offsets_of, packed, plain, small_call, truth
 from tests.helpers.extension import needs_cpp
@@ -216,7 +216,7 @@ def test_a_direct_call_of_the_op_is_guarded_too():
 def test_auto_warns_once_when_it_has_to_take_the_quadratic_reference(change, reason):
     qkv, cu_seqlens, longest = packed((4, 3), 2, change.get("dim", 16))
     qkv = qkv.detach().to(change.get("dtype", torch.float32))
-    _dispatch._warn_once.cache_clear()
+    dispatch._warn_once.cache_clear()
     with pytest.warns(UserWarning, match=f"attention takes its reference.*square.*{reason}"):
         attention(qkv, cu_seqlens, longest)
     with warnings.catch_warnings():

@@ -4,7 +4,7 @@ import pytest
 import torch
 from fastenc.kernels.attention_call import self_attention_call
 
-import fastenc.ops._encoder_layer  # noqa: F401  (defines the ops of a layer)
+import fastenc.ops.encoder_layer  # noqa: F401  (defines the ops of a layer)
 from fastenc.ops import attention, cross_attention
 from fastenc.testing import assert_within_budget
 from tests.helpers.attention_cases import (

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from fastenc.nn.ways.fused_sublayers import run_fused_sublayers
-from fastenc.ops._column_sum import column_sum
+from fastenc.ops.column_sum import column_sum
 from fastenc.testing import assert_within_budget
 from tests.helpers.extension import needs_cpp
 from tests.helpers.layers import KINDS, Layer

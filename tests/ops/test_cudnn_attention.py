@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fastenc.ops import _cudnn_attention, _dispatch, attention, cross_attention
+from fastenc.ops import _cudnn_attention, attention, cross_attention, dispatch
 from tests.helpers.attention_cases import packed
 
 HALF = torch.bfloat16
@@ -53,7 +53,7 @@ def cudnn(monkeypatch):
     found = StandIn()
     monkeypatch.setattr(_cudnn_attention, "FORWARD", found.forward)
     monkeypatch.setattr(_cudnn_attention, "BACKWARD", found.backward)
-    monkeypatch.setattr(_dispatch, "unsupported_reason", lambda *_: None)
+    monkeypatch.setattr(dispatch, "unsupported_reason", lambda *_: None)
     monkeypatch.setattr(torch.backends.cudnn, "is_available", lambda: True)
     return found
 

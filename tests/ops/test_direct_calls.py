@@ -5,7 +5,7 @@ import re
 import pytest
 import torch
 
-import fastenc.ops._encoder_layer  # noqa: F401  (defines the ops of a layer)
+import fastenc.ops.encoder_layer  # noqa: F401  (defines the ops of a layer)
 from tests.helpers.extension import needs_cpp
 
 

@@ -6,8 +6,8 @@ import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fastenc.models import Encoder, EncoderConfig
-from fastenc.ops import _gemm, _library
-from fastenc.ops._gemm import gemm, gemm_packed, linear, pack_weight
+from fastenc.ops import gemm, library
+from fastenc.ops.gemm import gemm, gemm_packed, linear, pack_weight
 from fastenc.packing import pack_sequences
 
 pytestmark = pytest.mark.usefixtures("ours", "instruction_set")
@@ -73,7 +73,7 @@ def test_few_rows_in_bfloat16(shape, biased):
     assert (y.double() - expected).abs().max() <= 2**-8 * expected.abs().max()
 
 
-@pytest.mark.skipif(not _library.HAS_CPP, reason="the extension is not built")
+@pytest.mark.skipif(not library.HAS_CPP, reason="the extension is not built")
 @pytest.mark.parametrize("rows", [0, 1, 130, 400])
 @pytest.mark.parametrize(("inner", "columns"), [(1, 1), (384, 17), (150, 64), (128, 257)])
 @pytest.mark.parametrize("biased", [False, True])
@@ -86,7 +86,7 @@ def test_products_of_packed_weights(rows, inner, columns, biased):
     assert not rows or within(y, expected, inner)
 
 
-@pytest.mark.skipif(not _library.HAS_CPP, reason="the extension is not built")
+@pytest.mark.skipif(not library.HAS_CPP, reason="the extension is not built")
 @pytest.mark.parametrize(
     ("inner", "columns", "bias"), [(40, 64, None), (32, 65, None), (32, 64, torch.zeros(3))]
 )
@@ -139,7 +139,7 @@ def test_torch_can_compile():
     torch.testing.assert_close(compiled(x, weight), F.linear(x, weight))
 
 
-@pytest.mark.skipif(not _library.HAS_CPP, reason="without the extension the layers are references")
+@pytest.mark.skipif(not library.HAS_CPP, reason="without the extension the layers are references")
 def test_a_training_step_forgets_none(ours):
     torch.manual_seed(0)
     config = EncoderConfig(
@@ -158,7 +158,7 @@ def test_a_training_step_forgets_none(ours):
     assert bool(seen.names & {"mm", "addmm"}) != ours
 
 
-@pytest.mark.skipif(not _library.HAS_CPP, reason="the extension tells the processor")
+@pytest.mark.skipif(not library.HAS_CPP, reason="the extension tells the processor")
 @pytest.mark.parametrize(
     ("intel", "instructions", "expected"),
     [
@@ -172,5 +172,5 @@ def test_which_one(intel, instructions, expected, monkeypatch):
     if not torch.backends.mkl.is_available():
         pytest.skip("this torch comes without MKL")
     built = {"intel_processor": intel, "instruction_set": instructions}
-    monkeypatch.setattr(_library._C, "build_info", lambda: built)
-    assert _gemm.ours_is_faster.__wrapped__() is expected
+    monkeypatch.setattr(library._C, "build_info", lambda: built)
+    assert gemm.ours_is_faster.__wrapped__() is expected

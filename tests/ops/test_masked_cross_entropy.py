@@ -7,7 +7,7 @@ import torch.nn.functional as F
 
 from fastenc import nn as fnn
 from fastenc.ops import linear_masked_cross_entropy, masked_cross_entropy
-from fastenc.ops._labelled import select_labelled
+from fastenc.ops.labelled import select_labelled
 from fastenc.reference import masked_cross_entropy as reference
 from fastenc.testing import assert_within_budget
 from tests.helpers.cross_entropy import (

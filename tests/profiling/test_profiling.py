@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import fastenc
 from fastenc.cli.commands import run as run_command
 from fastenc.models import EncoderConfig, MaskedLM
-from fastenc.ops import _gemm, attention, bias_gelu
+from fastenc.ops import attention, bias_gelu, gemm
 from fastenc.profiling import Ceilings, Work, models, report
 from fastenc.profiling import profile as profiles
 from fastenc.profiling.costs import CountWork, encoder_flops
@@ -156,7 +156,7 @@ def test_profile_lists_every_op_of_a_step(training, tmp_path):
     if training:
         wanted = {"fastenc::attention_bwd", "fastenc::layer_norm_bwd", "aten::_fused_adamw_"}
         calls = {"fastenc::attention_fwd": 2, "fastenc::layer_norm_fwd": 5}
-    elif _gemm.has_vectors():
+    elif gemm.has_vectors():
         wanted, layer = set(), "fastenc::encoder_layer_"
         calls = {layer + "attention": 2, layer + "after_attention": 2}
     else:

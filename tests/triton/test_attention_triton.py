@@ -5,7 +5,7 @@ import torch
 from fastenc.kernels.attention_call import self_attention_call
 
 from fastenc.ops import attention
-from fastenc.ops._attention_blocks import AttentionBlocks
+from fastenc.ops.attention_blocks import AttentionBlocks
 from fastenc.reference.attention import attention as reference
 from fastenc.testing import assert_within_budget
 from tests.helpers.attention_cases import (

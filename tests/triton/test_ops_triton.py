@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 from fastenc import ops, packing
-from fastenc.ops import _dispatch
+from fastenc.ops import dispatch
 from fastenc.testing import assert_within_budget
 from tests.helpers.attention_cases import offsets_of, plain_cross
 from tests.helpers.cross_entropy import labels_for
@@ -385,7 +385,7 @@ class Calls(TorchDispatchMode):
 def test_fastenc_info_knows_which_ops_have_a_gpu_kernel():
     """By the names that users call."""
     x = torch.ones(1)
-    reason = lambda op, impl: _dispatch.unsupported_reason(op, impl, x, None, None)
+    reason = lambda op, impl: dispatch.unsupported_reason(op, impl, x, None, None)
     losses = {"masked_cross_entropy", "linear_masked_cross_entropy"}
     for name in ops.__all__:
         plain = name in losses | {"crf_decode_nbest", "linear_kl_divergence"}

@@ -5,7 +5,7 @@ from random import Random
 import pytest
 import torch
 
-from fastenc.ops._dispatch import DECLARED
+from fastenc.ops.dispatch import DECLARED
 from tests.fuzz.op_calls import CALLS
 from tests.fuzz.valid_calls import check
 

@@ -12,7 +12,7 @@ from fastenc.analysis.states import batches_of, inner_tokens
 from fastenc.nn.evaluation_mode import evaluation_mode
 from fastenc.nn.layer_spec import AttentionInputs, stack, stack_biases
 from fastenc.ops import head_statistics, rotary
-from fastenc.ops._gemm import linear
+from fastenc.ops.gemm import linear
 from fastenc.ops.head_statistics import NAMES, HeadStatistics
 from fastenc.packing import PackedBatch
 

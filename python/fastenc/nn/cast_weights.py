@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fastenc.nn.layer_spec import CastWeights, LayerWeights, stack_biases
 from fastenc.nn.ways.fused_sublayers import mode_reason
-from fastenc.ops import _dispatch
+from fastenc.ops import dispatch
 
 
 def cast_weights(x: Tensor, layers: Iterable[LayerWeights]) -> list[CastWeights] | None:
@@ -19,7 +19,7 @@ def cast_weights(x: Tensor, layers: Iterable[LayerWeights]) -> list[CastWeights]
     Returns: for each layer its copies. None outside autocast, if nothing requires a gradient, and if the weights are
         sharded or have different dtypes.
     """
-    dtype = _dispatch.autocast_dtype(x.device.type)
+    dtype = dispatch.autocast_dtype(x.device.type)
     if dtype is None or mode_reason() is not None:
         return None
     layers = list(layers)

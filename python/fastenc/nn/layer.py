@@ -24,8 +24,8 @@ from fastenc.nn.layer_spec import (
     stack_biases,
 )
 from fastenc.nn.prepend import prepend_rows
-from fastenc.ops import _dispatch, attention, bias_gelu, bias_glu, layer_norm, rms_norm
-from fastenc.ops._gemm import linear
+from fastenc.ops import attention, bias_gelu, bias_glu, dispatch, layer_norm, rms_norm
+from fastenc.ops.gemm import linear
 
 # The features of a call that single ops compute.
 TAKES = frozenset(
@@ -87,7 +87,7 @@ def _use_floats(description: Any) -> None:
 
 def in_autocast_dtype(state: LayerState) -> LayerState:
     """The state in autocast's dtype, which the linear layers return, or as it is outside autocast."""
-    dtype = _dispatch.autocast_dtype(state.x.device.type)
+    dtype = dispatch.autocast_dtype(state.x.device.type)
     if dtype is None or state.x.dtype == state.residual.dtype == dtype:
         return state
     x = state.x.to(dtype)

@@ -21,7 +21,7 @@ DERIVED_INPUTS = frozenset({"bounds", "blocks"})
 
 
 class PackedWeights(NamedTuple):
-    """A layer's weights, each packed by :func:`fastenc.ops._gemm.pack_weight`."""
+    """A layer's weights, each packed by :func:`fastenc.ops.gemm.pack_weight`."""
 
     qkv: Tensor
     attention_out: Tensor

@@ -24,8 +24,8 @@ from fastenc.nn.layer_spec import (
 from fastenc.nn.relative_bias import RelativeBiasSpec, layer_biases
 from fastenc.nn.rotary import RotarySpec, rotary_table, table_rows
 from fastenc.nn.ways import unsupported_reasons
-from fastenc.ops._attention_blocks import attention_blocks
 from fastenc.ops.attention import sequence_bounds
+from fastenc.ops.attention_blocks import attention_blocks
 
 # Called with a layer's number (from 0), the input x of its attention, and the other inputs of its attention.
 VisitInput = Callable[[int, Tensor, AttentionInputs], None]

@@ -10,7 +10,7 @@ from fastenc.objectives.base import Objective
 from fastenc.objectives.loss_terms import weighted_sum
 from fastenc.objectives.mlm import MlmCollator
 from fastenc.ops import linear_kl_divergence
-from fastenc.ops._labelled import IGNORED
+from fastenc.ops.labelled import IGNORED
 from fastenc.packing import PackedBatch
 
 TEMPERATURE = 2.0

@@ -17,8 +17,8 @@ from fastenc.nn.layer_spec import ACTIVATIONS
 from fastenc.objectives.base import Objective
 from fastenc.objectives.loss_terms import weighted_sum
 from fastenc.objectives.mlm import MlmCollator
-from fastenc.ops._gemm import linear
-from fastenc.ops._labelled import IGNORED
+from fastenc.ops.gemm import linear
+from fastenc.ops.labelled import IGNORED
 from fastenc.packing import PackedBatch
 
 DETECTION_WEIGHT = 50.0

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fastenc.models import LossTerm, ModelOutput
-from fastenc.ops._labelled import IGNORED
+from fastenc.ops.labelled import IGNORED
 
 
 def loss_terms(output: ModelOutput) -> dict[str, LossTerm]:

@@ -11,7 +11,7 @@ from fastenc._base.seeds import derive_seed
 from fastenc.data.word_starts import WordStarts
 from fastenc.models import MaskedLM
 from fastenc.objectives.base import Objective
-from fastenc.ops._labelled import IGNORED
+from fastenc.ops.labelled import IGNORED
 from fastenc.packing import PackedBatch, pack_sequences
 from fastenc.text.tokenizers import special_tokens
 

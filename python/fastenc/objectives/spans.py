@@ -20,8 +20,8 @@ from fastenc.objectives.base import Objective
 from fastenc.objectives.loss_terms import weighted_sum
 from fastenc.objectives.mlm import MlmCollator
 from fastenc.ops import linear_masked_cross_entropy
-from fastenc.ops._gemm import linear
-from fastenc.ops._labelled import IGNORED
+from fastenc.ops.gemm import linear
+from fastenc.ops.labelled import IGNORED
 from fastenc.packing import PackedBatch, pack_sequences
 
 GEOMETRIC_P, MAX_WORDS = 0.2, 10

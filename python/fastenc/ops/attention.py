@@ -9,12 +9,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fastenc.kernels.attention_call import TENSORS, AttentionCall, self_attention_call
-from fastenc.ops import _checks
-from fastenc.ops._attention_blocks import AttentionBlocks, check_blocks
+from fastenc.ops import checks
 from fastenc.ops._cudnn_attention import cudnn_attention
-from fastenc.ops._dispatch import choose, declare
-from fastenc.ops._library import define
-from fastenc.ops._numerics import (
+from fastenc.ops.attention_blocks import AttentionBlocks, check_blocks
+from fastenc.ops.dispatch import choose, declare
+from fastenc.ops.library import define
+from fastenc.ops.numerics import (
     FARTHEST,
     LENGTHS,
     LONG_LENGTHS,
@@ -84,7 +84,7 @@ def attention(
             rotated by it.
         bounds: int32 (2, total_tokens), the result of :func:`sequence_bounds`, which several calls over the same
             sequences can share. None: computed in the call if a kernel needs it.
-        blocks: the result of :func:`fastenc.ops._attention_blocks.attention_blocks`, which several calls over the same
+        blocks: the result of :func:`fastenc.ops.attention_blocks.attention_blocks`, which several calls over the same
             sequences can share. With it, a GPU starts programs only for blocks that exist, and runs short sequences
             in the kernel for short sequences even if the batch has a long one. None: the grid is sized for the longest
             sequence.
@@ -114,9 +114,9 @@ def attention(
             "attention: qkv must be floating point of shape (total_tokens, 3, num_heads, head_dim), "
             f"got {qkv.dtype} of shape {tuple(qkv.shape)}: view the fused projection's output that way"
         )
-    _checks.check_device("attention", "cu_seqlens", cu_seqlens, qkv)
+    checks.check_device("attention", "cu_seqlens", cu_seqlens, qkv)
     check_cu_seqlens(cu_seqlens, qkv.shape[0], max_seqlen)
-    _checks.check_window("attention", window_size)
+    checks.check_window("attention", window_size)
     call = self_attention_call(
         cu_seqlens,
         max_seqlen,
@@ -184,9 +184,9 @@ def cross_attention(
                 f"cross_attention: {name} must have shape (total_k, {q.shape[1]}, {q.shape[2]}) and dtype "
                 f"{q.dtype}, as q and the other of k and v, got {value.dtype} of shape {tuple(value.shape)}"
             )
-        _checks.check_device("cross_attention", name, value, q)
-    _checks.check_device("cross_attention", "cu_seqlens_q", cu_seqlens_q, q)
-    _checks.check_device("cross_attention", "cu_seqlens_k", cu_seqlens_k, q)
+        checks.check_device("cross_attention", name, value, q)
+    checks.check_device("cross_attention", "cu_seqlens_q", cu_seqlens_q, q)
+    checks.check_device("cross_attention", "cu_seqlens_k", cu_seqlens_k, q)
     check_cu_seqlens(cu_seqlens_q, q.shape[0], max_seqlen_q, "_q")
     check_cu_seqlens(cu_seqlens_k, k.shape[0], max_seqlen_k, "_k")
     if cu_seqlens_q.shape != cu_seqlens_k.shape:
@@ -194,7 +194,7 @@ def cross_attention(
             "cross_attention: cu_seqlens_q and cu_seqlens_k must have one entry for each sequence, got "
             f"{cu_seqlens_q.shape[0]} and {cu_seqlens_k.shape[0]}: give a sequence without keys length 0"
         )
-    _checks.check_window("cross_attention", window_size)
+    checks.check_window("cross_attention", window_size)
     call = self_attention_call(
         cu_seqlens_q,
         max_seqlen_q,
@@ -220,8 +220,8 @@ def _attend(
 ) -> Any:
     q, k, v = _split(qkv)
     heads, head_dim = q.shape[1:]
-    _checks.check_dropout(op, call.dropout_p)
-    _checks.check_relative_bias(op, call.relative_bias, q)
+    checks.check_dropout(op, call.dropout_p)
+    checks.check_relative_bias(op, call.relative_bias, q)
     _check_biases(op, call.alibi_slopes, call.key_bias, heads, k)
     if call.rotary is not None:
         check_table(op, "rotary", call.rotary, q, call.max_seqlen_q)
@@ -242,7 +242,7 @@ def _attend(
     )
     if chosen == "cudnn":
         return cudnn_attention(q, k, v, call, return_lse)
-    call = call._replace(rng_state=_checks.mask_rng_state(op, call.rng_state, call.dropout_p, q))
+    call = call._replace(rng_state=checks.mask_rng_state(op, call.rng_state, call.dropout_p, q))
     if chosen == "reference":
         out, lse = _reference(q, k, v, call)
         return (out, lse) if return_lse else out
@@ -299,7 +299,7 @@ def _check_bounds(op: str, bounds: Tensor, q: Tensor) -> None:
             f"{op}: bounds must be int32 of shape (2, {q.shape[0]}), got {bounds.dtype} of shape "
             f"{tuple(bounds.shape)}: make them with sequence_bounds"
         )
-    _checks.check_device(op, "bounds", bounds, q)
+    checks.check_device(op, "bounds", bounds, q)
 
 
 def _check_biases(
@@ -317,7 +317,7 @@ def _check_biases(
                 f"{op}: {name} must be floating point of shape {shape}, got {value.dtype} of shape "
                 f"{tuple(value.shape)}"
             )
-        _checks.check_device(op, name, value, k)
+        checks.check_device(op, name, value, k)
         if value.requires_grad:
             raise ValueError(
                 f"{op}: {name} is not differentiable, got a tensor that requires a gradient: detach it"

@@ -4,10 +4,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fastenc.ops import _checks
-from fastenc.ops._dispatch import choose, declare
-from fastenc.ops._library import define
-from fastenc.ops._numerics import TOKENS, normal, numerics_case
+from fastenc.ops import checks
+from fastenc.ops.dispatch import choose, declare
+from fastenc.ops.library import define
+from fastenc.ops.numerics import TOKENS, normal, numerics_case
 from fastenc.reference import bias_glu as reference
 
 declare("bias_glu", "cpp", "triton")
@@ -39,13 +39,13 @@ def bias_glu(
     Deterministic: yes. Differentiable: x, bias.
     Source: Shazeer 2020, arXiv:2002.05202.
     """
-    _checks.check_floating("bias_glu", x)
+    checks.check_floating("bias_glu", x)
     if x.shape[-1] % 2:
         raise ValueError(
             f"bias_glu: the last dimension of x must be even, because it has two halves, got {x.shape[-1]}: "
             "stack the weights of gate and value into one"
         )
-    _checks.check_vector("bias_glu", "bias", bias, x)
+    checks.check_vector("bias_glu", "bias", bias, x)
     if activation not in ACTIVATIONS:
         raise ValueError(f"bias_glu: activation must be one of {ACTIVATIONS}, got {activation!r}")
     if choose("bias_glu", impl, x) == "reference":

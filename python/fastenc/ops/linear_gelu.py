@@ -4,12 +4,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fastenc.ops import _checks
-from fastenc.ops._dispatch import autocast_dtype, choose, declare
-from fastenc.ops._gemm import gemm, linear
-from fastenc.ops._library import define
-from fastenc.ops._numerics import TOKENS, normal, numerics_case
+from fastenc.ops import checks
 from fastenc.ops.bias_gelu import bias_gelu
+from fastenc.ops.dispatch import autocast_dtype, choose, declare
+from fastenc.ops.gemm import gemm, linear
+from fastenc.ops.library import define
+from fastenc.ops.numerics import TOKENS, normal, numerics_case
 from fastenc.reference import linear_gelu as reference
 
 SWITCH = "FASTENC_LINEAR_GELU"
@@ -58,7 +58,7 @@ def in_epilogue(x: Tensor) -> bool:
 def _check(x: Tensor, up_weight: Tensor, up_bias: Tensor, down_weight: Tensor) -> torch.dtype:
     """The dtype to compute in. Raises ValueError if the arguments do not fit each other."""
     op = "linear_gelu"
-    _checks.check_floating(op, x)
+    checks.check_floating(op, x)
     if up_weight.dim() != 2 or up_weight.shape[1] != x.shape[-1]:
         raise ValueError(
             f"{op}: up_weight must have shape (inner, {x.shape[-1]}), got {tuple(up_weight.shape)}"
@@ -73,7 +73,7 @@ def _check(x: Tensor, up_weight: Tensor, up_bias: Tensor, down_weight: Tensor) -
     dtype = autocast_dtype(x.device.type)
     named = {"up_weight": up_weight, "up_bias": up_bias, "down_weight": down_weight}
     for name, value in named.items():
-        _checks.check_parameter(op, name, value, x)
+        checks.check_parameter(op, name, value, x)
         if dtype is None and value.dtype != x.dtype:
             raise ValueError(
                 f"{op}: {name} must have x's dtype {x.dtype}, got {value.dtype}: cast one of them"

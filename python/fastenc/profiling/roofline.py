@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fastenc.ops._gemm import fastest_product
+from fastenc.ops.gemm import fastest_product
 from fastenc.profiling.timing import call_seconds
 
 COPY_BYTES = {"cuda": 2 * 2**30, "cpu": 256 * 2**20}

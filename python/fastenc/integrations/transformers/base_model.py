@@ -13,7 +13,7 @@ from fastenc.integrations.transformers.hooks import has_global_hooks
 from fastenc.integrations.transformers.live_embeddings import embed
 from fastenc.integrations.transformers.live_encoder import LiveEncoder, Reading
 from fastenc.nn.stack import run_stack
-from fastenc.ops import _dispatch, unpack
+from fastenc.ops import dispatch, unpack
 from fastenc.packing import PackedBatch, check_cu_seqlens, pack
 
 INPUTS = ("input_ids", "attention_mask", "token_type_ids", "position_ids", "inputs_embeds")
@@ -68,13 +68,13 @@ def inputs_reason(model: Any, arguments: dict) -> str | None:
             return f"{name} is {value.dtype}"
     weight = next(model.parameters())
     reason = _dtype_reason(weight)
-    if reason is None and (dtype := _dispatch.autocast_dtype(weight.device.type)) is not None:
+    if reason is None and (dtype := dispatch.autocast_dtype(weight.device.type)) is not None:
         reason = _dtype_reason(weight.new_empty(0, dtype=dtype))
     return reason
 
 
 def _dtype_reason(x: Tensor) -> str | None:
-    if _dispatch.choose("attention", "auto", x) != "reference":
+    if dispatch.choose("attention", "auto", x) != "reference":
         return None
     return f"there is no fused attention for {x.dtype} on {x.device.type}"
 
@@ -239,6 +239,6 @@ def _stream_dtype(x: Tensor) -> torch.dtype:
 
     It is LayerNorm's output dtype. On a CPU autocast keeps the dtype of LayerNorm's input; on CUDA it is float32.
     """
-    if x.device.type == "cuda" and _dispatch.autocast_dtype("cuda") is not None:
+    if x.device.type == "cuda" and dispatch.autocast_dtype("cuda") is not None:
         return torch.float32
     return x.dtype

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from fastenc.integrations.transformers.hooks import has_hooks
 from fastenc.nn.adaptation import LayerAdaptation
-from fastenc.ops._gemm import linear
+from fastenc.ops.gemm import linear
 
 
 def is_lora_linear(module: Any) -> bool:

@@ -21,7 +21,7 @@ from fastenc.integrations.transformers.live_encoder import (
 )
 from fastenc.integrations.transformers.patched_encoder import PatchedEncoder, backend_of
 from fastenc.models.architectures import ARCHITECTURES
-from fastenc.ops import _flops  # noqa: F401  (so that a patched model's FLOPs are counted)
+from fastenc.ops import flops  # noqa: F401  (so that a patched model's FLOPs are counted)
 
 STATE = "_fastenc_patch"
 FROZEN = "fastenc_frozen"

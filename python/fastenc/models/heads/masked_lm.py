@@ -13,13 +13,13 @@ from fastenc.nn.embeddings import make_norm
 from fastenc.nn.layer import activate_plain
 from fastenc.nn.layer_spec import ACTIVATIONS, NormSpec
 from fastenc.ops import linear_masked_cross_entropy
-from fastenc.ops._gemm import linear
-from fastenc.ops._labelled import select_labelled
+from fastenc.ops.gemm import linear
+from fastenc.ops.labelled import select_labelled
 from fastenc.packing import PackedBatch
 
 
 class LabelledRows(NamedTuple):
-    """The result of :func:`fastenc.ops._labelled.select_labelled`, after the head's transform.
+    """The result of :func:`fastenc.ops.labelled.select_labelled`, after the head's transform.
 
     Fields:
         hidden: (rows, embedding_size), input of the decoder.

@@ -17,7 +17,7 @@ from fastenc.models.labels import check_names, config_of, names_to_build
 from fastenc.models.outputs import ModelOutput
 from fastenc.models.pretrained import PretrainedModel, architecture_of
 from fastenc.nn.pooling import pool
-from fastenc.ops._labelled import IGNORED
+from fastenc.ops.labelled import IGNORED
 from fastenc.packing import Documents, PackedBatch, single_chunks
 from fastenc.text.long_texts import LongTexts
 

@@ -24,11 +24,11 @@ from fastenc.nn.layer_spec import (
     stack,
     stack_biases,
 )
-from fastenc.ops import _checks, _dispatch
-from fastenc.ops._column_sum import column_sum
-from fastenc.ops._gemm import gemm
+from fastenc.ops import checks, dispatch
 from fastenc.ops.attention import TENSORS, self_attention_call
 from fastenc.ops.bias_glu import ACTIVATIONS as GLU_ACTIVATIONS
+from fastenc.ops.column_sum import column_sum
+from fastenc.ops.gemm import gemm
 from fastenc.ops.linear_gelu import in_epilogue
 from fastenc.packing import check_cu_seqlens
 
@@ -70,7 +70,7 @@ def shape_reason(x: Tensor, spec: LayerSpec) -> str | None:
         return f"head_dim must be a multiple of 16 up to 128, it is {head_dim}"
     if x.shape[-1] > 8192:
         return f"the hidden size must be at most 8192, it is {x.shape[-1]}"
-    if _dispatch.choose("attention", "auto", x) == "reference":
+    if dispatch.choose("attention", "auto", x) == "reference":
         return f"there is no attention kernel for {x.dtype} on {x.device.type}"
     return None
 
@@ -84,7 +84,7 @@ def run_fused_sublayers(call: LayerCall) -> LayerState:
         call.dropout,
     )
     x, w, cast = state.x, call.prepared.stacked or call.weights, call.prepared.cast
-    _checks.check_device("encoder_layer", "cu_seqlens", inputs.cu_seqlens, x)
+    checks.check_device("encoder_layer", "cu_seqlens", inputs.cu_seqlens, x)
     check_cu_seqlens(inputs.cu_seqlens, x.shape[0], inputs.max_seqlen)
     h = _Attention.apply(
         *_distinct(state),
@@ -129,8 +129,8 @@ def _state(results, spec: LayerSpec) -> LayerState:
 
 def _mask(x: Tensor, dropout_p: float, state: Tensor | None) -> tuple[Tensor | None, float]:
     """(seed and offset of the dropout mask or None without dropout, probability)."""
-    _checks.check_dropout("encoder_layer", dropout_p)
-    return _checks.mask_rng_state("encoder_layer", state, dropout_p, x), dropout_p
+    checks.check_dropout("encoder_layer", dropout_p)
+    return checks.mask_rng_state("encoder_layer", state, dropout_p, x), dropout_p
 
 
 class _Attention(torch.autograd.Function):
@@ -288,7 +288,7 @@ class _FeedForward(torch.autograd.Function):
             inner, up = torch.ops.fastenc.linear_gelu_fwd(x, up_weight, up_bias.to(x.dtype))
         else:
             up = gemm(x, up_weight.t())
-            _checks.check_vector("encoder_layer", "up_bias", up_bias, up)
+            checks.check_vector("encoder_layer", "up_bias", up_bias, up)
             inner, mask = drop(_activate(up, up_bias, spec), dropout.inner)
         projected = gemm(inner, down_weight.t())
         ctx.spec, ctx.inner_dropout_p = spec, dropout.inner
@@ -377,9 +377,9 @@ def _formula(biased: Tensor, spec: FeedForwardSpec) -> Tensor:
 def _norm_forward(projected, residual, x_bias, weight, bias, norm, dropout):
     """(y or with pre-norm (y, sum), tensors that the backward needs)."""
     spec, pre_norm = norm
-    _checks.check_like("encoder_layer", "residual", residual, projected)
+    checks.check_like("encoder_layer", "residual", residual, projected)
     for name, value in (("x_bias", x_bias), ("weight", weight), ("bias", bias)):
-        _checks.check_vector("encoder_layer", name, value, projected)
+        checks.check_vector("encoder_layer", name, value, projected)
     rng_state, dropout_p = dropout
     y, h, mean, rstd = torch.ops.fastenc.layer_norm_fwd(
         projected, residual, x_bias, weight, bias, rng_state, dropout_p, spec.eps,
@@ -413,7 +413,7 @@ def _norm_backward(dy, dsum, saved, ctx, needs):
 def _no_autocast(x: Tensor):
     """A context without autocast: a backward that is called inside autocast computes in the forward's dtype too."""
     device = x.device.type
-    if _dispatch.autocast_dtype(device) is None:
+    if dispatch.autocast_dtype(device) is None:
         return nullcontext()
     return torch.autocast(device, enabled=False)
 
