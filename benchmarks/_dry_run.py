@@ -43,13 +43,13 @@ def as_on_a_gpu() -> None:
         triton_limit if impl != "cudnn" else "cuDNN is not there"
     )
     attention_blocks.choose = lambda *arguments, **options: "triton"
-    library = torch.library.Library("fastenc", "IMPL")
-    kept.append(library)
+    overrides = torch.library.Library("fastenc", "IMPL")
+    kept.append(overrides)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it says that something is overridden
         for name, kernel in library.triton_kernels.items():
             kernel = with_values(kernel) if name == "unpack" else kernel
-            library.impl(name, kernel, "CPU", allow_override=True)
+            overrides.impl(name, kernel, "CPU", allow_override=True)
     _device_constructors()  # a table of them, kept as they are at its first use
     for owner, name in ((torch, "empty"), (torch, "empty_like"), (torch.Tensor, "new_empty")):
         setattr(owner, name, zeroed(getattr(owner, name)))

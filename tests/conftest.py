@@ -16,7 +16,7 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
-from fastenc.ops import dispatch, gemm  # noqa: E402
+from fastenc.ops import dispatch, gemm, library  # noqa: E402
 from tests.helpers.extension import _C  # noqa: E402
 
 
@@ -93,13 +93,13 @@ def triton_kernels(monkeypatch):
     usable = (torch.float32, torch.float16)
     limit = lambda op, impl, x, cpp_limit, triton_limit: triton_limit
     monkeypatch.setattr(dispatch, "unsupported_reason", limit)
-    library = torch.library.Library("fastenc", "IMPL")
+    overrides = torch.library.Library("fastenc", "IMPL")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a warning that the kernel is overridden
         for name, kernel in library.triton_kernels.items():
-            library.impl(name, kernel, "CPU", allow_override=True)
+            overrides.impl(name, kernel, "CPU", allow_override=True)
     yield TritonTarget(torch.device("cpu"), "cpp", usable)
-    library._destroy()
+    overrides._destroy()
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ ROOMS = {
         "testing": "ops",
         "data": "_base packing text",
         "models": "_base models/adapters models/architectures models/embedding models/heads nn packing text",
-        "models/architectures": "models nn",
+        "models/architectures": "models nn ops",
         "models/adapters": "_base models nn text",
         "models/embedding": "_base models models/architectures nn ops packing text",
         "models/heads": "_base models models/architectures models/embedding nn ops packing text",

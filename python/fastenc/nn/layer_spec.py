@@ -19,18 +19,6 @@ from fastenc.nn.features import features_of, size
 from fastenc.ops import checks
 from fastenc.ops.attention_blocks import AttentionBlocks
 
-# Name of an activation in a configuration → its name in the kernels.
-ACTIVATIONS: dict[str, str] = {
-    "gelu": "gelu",
-    "gelu_python": "gelu",
-    "gelu_new": "gelu_tanh",
-    "gelu_fast": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "relu": "relu",
-    "silu": "silu",
-    "swish": "silu",
-}
-
 
 @dataclass(frozen=True)
 class NormSpec:

@@ -13,10 +13,10 @@ from fastenc._base.seeds import derive_seed
 from fastenc.models import Encoder, EncoderConfig, LossTerm, MaskedLM, ModelOutput, checkpoint
 from fastenc.models.pretrained import PretrainedModel
 from fastenc.nn.layer import activate_plain
-from fastenc.nn.layer_spec import ACTIVATIONS
 from fastenc.objectives.base import Objective
 from fastenc.objectives.loss_terms import weighted_sum
 from fastenc.objectives.mlm import MlmCollator
+from fastenc.ops.activation import ACTIVATIONS
 from fastenc.ops.gemm import linear
 from fastenc.ops.labelled import IGNORED
 from fastenc.packing import PackedBatch

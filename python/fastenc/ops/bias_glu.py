@@ -5,15 +5,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fastenc.ops import checks
+from fastenc.ops.activation import GATED, NUMBERS
 from fastenc.ops.dispatch import choose, declare
 from fastenc.ops.library import define
 from fastenc.ops.numerics import TOKENS, normal, numerics_case
 from fastenc.reference import bias_glu as reference
 
 declare("bias_glu", "cpp", "triton")
-
-# Numbered as in csrc/activation.h and kernels/activation.py.
-ACTIVATIONS = ("gelu", "gelu_tanh", "silu")
 
 
 def bias_glu(
@@ -46,11 +44,11 @@ def bias_glu(
             "stack the weights of gate and value into one"
         )
     checks.check_vector("bias_glu", "bias", bias, x)
-    if activation not in ACTIVATIONS:
-        raise ValueError(f"bias_glu: activation must be one of {ACTIVATIONS}, got {activation!r}")
+    if activation not in GATED:
+        raise ValueError(f"bias_glu: activation must be one of {GATED}, got {activation!r}")
     if choose("bias_glu", impl, x) == "reference":
         return reference.bias_glu(x, bias, activation=activation)
-    number = ACTIVATIONS.index(activation)
+    number = NUMBERS[activation]
     if torch.is_grad_enabled() and (x.requires_grad or (bias is not None and bias.requires_grad)):
         return _BiasGlu.apply(x, bias, number)
     return torch.ops.fastenc.bias_glu_fwd(x, bias, number)

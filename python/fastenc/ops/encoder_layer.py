@@ -9,9 +9,6 @@ import torch
 
 from fastenc.ops import library
 
-# Numbered as in csrc/activation.h.
-ACTIVATIONS = {"gelu": 0, "gelu_tanh": 1, "silu": 2, "relu": 3}
-
 
 def _fake_attention(x, qkv, bias, packed, few_rows, cu_seqlens, longest, num_heads, head_dim, *_):
     return x.new_empty((x.shape[0], num_heads * head_dim), dtype=torch.float32)

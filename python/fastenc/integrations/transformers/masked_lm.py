@@ -21,8 +21,8 @@ from fastenc.integrations.transformers.live_model import (
 )
 from fastenc.models.architectures import Architecture
 from fastenc.nn.layer import activate_plain
-from fastenc.nn.layer_spec import ACTIVATIONS
 from fastenc.ops import layer_norm, linear_masked_cross_entropy, masked_cross_entropy
+from fastenc.ops.activation import ACTIVATIONS
 from fastenc.ops.gemm import linear
 from fastenc.packing import PackedBatch
 

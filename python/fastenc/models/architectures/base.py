@@ -12,17 +12,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from torch import Tensor
 
 from fastenc.models.architectures.values import FIELDS, ID, SWITCH, Rule, check, shown
-from fastenc.nn.layer_spec import (
-    ACTIVATIONS,
-    AttentionSpec,
-    FeedForwardSpec,
-    LayerDropout,
-    LayerSpec,
-    NormSpec,
-)
+from fastenc.nn.layer_spec import AttentionSpec, FeedForwardSpec, LayerDropout, LayerSpec, NormSpec
 from fastenc.nn.relative_bias import RelativeBiasSpec
 from fastenc.nn.rotary import RotarySpec
 from fastenc.nn.stack import StackSpec
+from fastenc.ops.activation import ACTIVATIONS
 
 if TYPE_CHECKING:
     from fastenc.models.config import EncoderConfig

@@ -32,15 +32,9 @@ from fastenc.models.architectures.values import (
     check,
     one_of,
 )
-from fastenc.nn.layer_spec import (
-    ACTIVATIONS,
-    AttentionSpec,
-    FeedForwardSpec,
-    LayerDropout,
-    LayerSpec,
-    NormSpec,
-)
+from fastenc.nn.layer_spec import AttentionSpec, FeedForwardSpec, LayerDropout, LayerSpec, NormSpec
 from fastenc.nn.rotary import RotarySpec
+from fastenc.ops.activation import ACTIVATIONS
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 # Kind of layer → (key of its theta in older files, default).

@@ -23,14 +23,9 @@ from fastenc.models.architectures.base import (
 )
 from fastenc.models.architectures.rotary import read_rotary, read_scaling
 from fastenc.models.architectures.values import POSITIVE, ROPE, TABLE
-from fastenc.nn.layer_spec import (
-    ACTIVATIONS,
-    AttentionSpec,
-    FeedForwardSpec,
-    LayerSpec,
-    NormSpec,
-)
+from fastenc.nn.layer_spec import AttentionSpec, FeedForwardSpec, LayerSpec, NormSpec
 from fastenc.nn.rotary import RotarySpec
+from fastenc.ops.activation import ACTIVATIONS
 
 # The remote code's names of configuration values → transformers'.
 HUB_CONFIG = {

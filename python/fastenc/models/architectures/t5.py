@@ -17,15 +17,9 @@ from fastenc.models.architectures.base import (
     in_layers,
 )
 from fastenc.models.architectures.values import ACTIVATION, COUNT, SWITCH, TEXT, integer, shown
-from fastenc.nn.layer_spec import (
-    ACTIVATIONS,
-    AttentionSpec,
-    FeedForwardSpec,
-    LayerDropout,
-    LayerSpec,
-    NormSpec,
-)
+from fastenc.nn.layer_spec import AttentionSpec, FeedForwardSpec, LayerDropout, LayerSpec, NormSpec
 from fastenc.nn.relative_bias import RelativeBiasSpec
+from fastenc.ops.activation import ACTIVATIONS
 
 # There is no position table that limits the length. Texts are cut at the pretraining length.
 PRETRAINED_LENGTH = 512

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fastenc.nn.layer_spec import ACTIVATIONS
+from fastenc.ops.activation import ACTIVATIONS
 
 LARGEST = 2**63 - 1  # of a size in torch
 SHOWN = 80  # characters of a wrong value in an error

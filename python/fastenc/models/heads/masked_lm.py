@@ -11,8 +11,9 @@ from fastenc.models.outputs import ModelOutput
 from fastenc.models.pretrained import PretrainedModel
 from fastenc.nn.embeddings import make_norm
 from fastenc.nn.layer import activate_plain
-from fastenc.nn.layer_spec import ACTIVATIONS, NormSpec
+from fastenc.nn.layer_spec import NormSpec
 from fastenc.ops import linear_masked_cross_entropy
+from fastenc.ops.activation import ACTIVATIONS
 from fastenc.ops.gemm import linear
 from fastenc.ops.labelled import select_labelled
 from fastenc.packing import PackedBatch

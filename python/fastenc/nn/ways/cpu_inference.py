@@ -17,8 +17,14 @@ from fastenc.nn.layer_spec import (
     stack,
     stack_biases,
 )
+from fastenc.ops import (
+    activation,
+    dispatch,
+    encoder_layer,  # noqa: F401  (defines the ops of a layer)
+    gemm,
+    library,
+)
 from fastenc.ops import attention as attention_op
-from fastenc.ops import dispatch, encoder_layer, gemm, library
 from fastenc.packing import check_cu_seqlens
 
 # With this many rows per thread, a thread computes all columns of its rows. With fewer, the threads share out the
@@ -144,7 +150,7 @@ def run_cpu_inference(call: LayerCall) -> LayerState:
         packed is not None,
         few_rows,
         f.intermediate_size,
-        encoder_layer.ACTIVATIONS[f.activation],
+        activation.NUMBERS[f.activation],
         f.gated,
         spec.pre_norm,
         spec.attention_norm.norm_type == "rms",

@@ -24,9 +24,8 @@ from fastenc.nn.layer_spec import (
     stack,
     stack_biases,
 )
-from fastenc.ops import checks, dispatch
+from fastenc.ops import activation, checks, dispatch
 from fastenc.ops.attention import TENSORS, self_attention_call
-from fastenc.ops.bias_glu import ACTIVATIONS as GLU_ACTIVATIONS
 from fastenc.ops.column_sum import column_sum
 from fastenc.ops.gemm import gemm
 from fastenc.ops.linear_gelu import in_epilogue
@@ -344,8 +343,8 @@ class _FeedForward(torch.autograd.Function):
 
 
 def _activate(up: Tensor, bias: Tensor | None, spec: FeedForwardSpec) -> Tensor:
-    number = GLU_ACTIVATIONS.index(spec.activation) if spec.activation != "relu" else None
-    if spec.gated and number is not None:
+    if spec.gated and spec.activation in activation.GATED:
+        number = activation.NUMBERS[spec.activation]
         return torch.ops.fastenc.bias_glu_fwd(up, bias, number)
     if not spec.gated and spec.activation in ("gelu", "gelu_tanh"):
         return torch.ops.fastenc.bias_gelu_fwd(up, bias, spec.activation == "gelu_tanh")
@@ -355,8 +354,8 @@ def _activate(up: Tensor, bias: Tensor | None, spec: FeedForwardSpec) -> Tensor:
 def _activate_backward(
     dinner: Tensor, up: Tensor, bias: Tensor | None, spec: FeedForwardSpec
 ) -> tuple[Tensor, Tensor | None]:
-    if spec.gated and spec.activation != "relu":
-        number = GLU_ACTIVATIONS.index(spec.activation)
+    if spec.gated and spec.activation in activation.GATED:
+        number = activation.NUMBERS[spec.activation]
         return torch.ops.fastenc.bias_glu_bwd(dinner, up, bias, number)
     if not spec.gated and spec.activation in ("gelu", "gelu_tanh"):
         return torch.ops.fastenc.bias_gelu_bwd(dinner, up, bias, spec.activation == "gelu_tanh")
