@@ -107,26 +107,29 @@ def variants(op: str, key: dict, parameters: dict, kind: str):
 
 def untuned_cases() -> Iterator[tuple[str, object, str, dict]]:
     """Kernels that take a small part of a step; the tuned table has no entries for them."""
+    unbiased = {**dict.fromkeys(("alibi_ptr", "relative_ptr", "key_bias_ptr")), "WINDOW": False}
     for dim in (32, 64, 96, 128):
-        constants = {"H": 12, "D": dim, "BLOCK_D": triton.next_power_of_2(dim), "PRECISION": "ieee"}
-        constants |= {"WINDOW": True, **attention.DELTA}
-        kernel = attention._attention_delta_kernel
-        yield f"attention delta {dim} biased", kernel, "bf16", constants
-        biases = ("log_sum_ptr", "alibi_ptr", "relative_ptr", "key_bias_ptr")
-        unbiased = {**constants, **dict.fromkeys(biases), "WINDOW": False}
-        yield f"delta {dim} bf16", kernel, "bf16", unbiased
         for precision in ("half", "tf32", "ieee"):
             dtype = "bfloat16" if precision == "half" else "float32"
             key = {"head_dim": dim, "precision": precision, "dtype": dtype, "dropout": True}
+            constants = shape_constants(key) | attention.config_delta(precision)
+            kernel, name = (
+                attention._attention_delta_kernel,
+                f"attention delta {dim} precision={precision}",
+            )
+            yield f"{name} biased", kernel, ELEMENTS[dtype], {**constants, "WINDOW": True}
+            yield name, kernel, ELEMENTS[dtype], {**constants, **unbiased}
             constants = shape_constants(key) | {"WINDOW": True}
             constants |= attention_relative.config(dim, precision)
             name = f"attention backward_relative {dim} precision={precision}"
             kernel = attention_relative._attention_bwd_relative_kernel
             yield name, kernel, ELEMENTS[dtype], constants
     constants = {"BLOCK": 256, "num_warps": 4}
-    record_constants = {"BLOCK_M": 256, "num_warps": 4}
     kernel = attention_short._attention_short_record_kernel
-    yield "records of short sequences", kernel, "bf16", record_constants
+    for dim in (32, 64):
+        shape = {"D": dim, "BLOCK_D": dim, "PRECISION": "ieee"}
+        parameters = {**shape, **attention_short.RECORDS}
+        yield f"attention records of short sequences {dim}", kernel, "bf16", parameters
     yield "sequence bounds", attention_short._sequence_bounds_kernel, "bf16", constants
     kernel = attention_blocks._attention_blocks_kernel
     yield "sequence blocks", kernel, "bf16", attention_blocks.config()
