@@ -26,7 +26,9 @@ if __name__ == "__main__":
     os.environ.pop("TRITON_INTERPRET", None)
 
 import triton
+import triton.language as tl
 from fastenc.kernels import (
+    adamw,
     attention,
     attention_blocks,
     attention_relative,
@@ -48,7 +50,7 @@ from triton.compiler import ASTSource
 
 TOOLS = Path(triton.__file__).parent / "backends/nvidia/bin"
 FLOAT32_POINTERS = {"lse", "delta", "dlse", "log_sum", "wide_dq", "mean", "rstd", "partial", "sums"}
-FLOAT32_POINTERS |= {"alibi", "relative", "key_bias", "table"}
+FLOAT32_POINTERS |= {"alibi", "relative", "key_bias", "table", "found_inf"}
 INTEGER_POINTERS = {
     **dict.fromkeys(("cu_seqlens", "cu_seqlens_q", "cu_seqlens_k", "bounds", "blocks"), "*i32"),
     **dict.fromkeys(("all_blocks", "long_blocks"), "*i32"),
@@ -56,10 +58,12 @@ INTEGER_POINTERS = {
     **dict.fromkeys(("rng", "keys", "seed", "ids", "indices"), "*i64"),
     **dict.fromkeys(("positions", "types", "order"), "*i64"),
     **dict.fromkeys(("choices", "corrupted", "cutoffs", "labels", "tags", "path"), "*i64"),
+    **dict.fromkeys(("tensors", "gradients"), "*i64"),
     "pointers": "*u8",
     "special": "*i1",
 }
 FLOATS = {"scale", "eps", "drop_scale", "padding_value"}
+FLOATS |= {"lr", "decay", "rate1", "rate2", "log_beta1", "log_beta2"}
 
 
 def type_of(argument: str, element: str) -> str:
@@ -154,6 +158,10 @@ def untuned_cases() -> Iterator[tuple[str, object, str, dict]]:
             constants["PRECISION"] = "tf32x3" if element == "fp32" else "ieee"
             name = f"index sum {size} {element}"
             yield name, index_sum._index_sum_kernel, element, constants
+    for copies in (tl.bfloat16, None):
+        constants = {"COPIES": copies, "ALIGNED": True, **adamw.config()}
+        yield f"adamw copies={copies}", adamw._adamw_kernel, "fp32", constants
+    yield "adamw count", adamw._adamw_count_kernel, "fp32", {"BLOCK": adamw.COUNTED}
     for module in MODULES:
         for (name, kernel, constants), element in product(
             getattr(module, "binaries", tuple)(), ELEMENTS.values()

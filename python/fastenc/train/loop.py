@@ -25,6 +25,7 @@ from fastenc.data.prefetch import prefetch
 from fastenc.graphs.training import RecordedSteps, training_recorder
 from fastenc.models import LossTerm
 from fastenc.models.pretrained import PretrainedModel
+from fastenc.nn.adamw import AdamW
 from fastenc.objectives.loss_terms import count_items, loss_terms, weighted_sum
 from fastenc.train import checkpoint as checkpoints
 from fastenc.train.config import TrainConfig, check_same, fine_tuning_lr
@@ -150,7 +151,7 @@ class Trainer:
         torch.manual_seed(config.seed + self.accelerator.process_index)
         self.kind = type(model)
         trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
-        build = partial(build_optimizer, config=config)
+        build = partial(build_optimizer, config=config, device=self.accelerator.device)
         self.parallel = PARALLEL[config.parallel](self.accelerator, model, build)
         self.model, self.optimizer = self.parallel.model, self.parallel.optimizer
         self.adamw = self.parallel.adamw
@@ -269,6 +270,9 @@ class Trainer:
             if saves or stops:
                 self._save()
                 self.statistics.restart_clock()
+                # An evaluation may change weights in a way that the optimiser does not see.
+                if isinstance(self.adamw, AdamW):
+                    self.adamw.forget_copies()
             if stops and not last:
                 self._raise_interrupted()
             if config.patience and self.evaluations_since_best >= config.patience:
