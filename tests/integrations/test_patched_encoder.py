@@ -1,4 +1,4 @@
-"""encoder_of: what an Encoder computes, computed over a patched model, beside the model itself and its checkpoint."""
+"""encoder_of: a patched model's Encoder computes the same as the model itself and as its checkpoint."""
 
 import copy
 

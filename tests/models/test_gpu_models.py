@@ -38,7 +38,7 @@ def a_batch(*lengths, seed=0):
 
 
 def a_gradient(batch):
-    """Of last_hidden_state: one for which a sum of squares, which the last norm keeps the same, would not do."""
+    """A gradient of last_hidden_state. A sum of squares would not do, because the last norm keeps it constant."""
     return torch.randn(batch.total_tokens, CONFIG.hidden_size, device=CUDA)
 
 
@@ -155,7 +155,7 @@ def test_a_training_step_does_not_wait():
 
 
 def check_steps_do_not_wait(m, arguments):
-    """Autocast, loss, gradients and an optimiser's step, after one that compiles the kernels."""
+    """Autocast, loss, gradients and an optimiser's step, after a first step that compiles the kernels."""
     optimizer = torch.optim.AdamW(m.parameters(), fused=True)
 
     def step():
