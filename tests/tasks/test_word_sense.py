@@ -1,4 +1,4 @@
-"""Word senses against centroids made with numpy and scikit-learn, and the commands from files to files."""
+"""Word senses, compared with centroids computed by numpy and scikit-learn; the commands from files to files."""
 
 import json
 
@@ -59,7 +59,7 @@ def files(tmp_path):
 
 
 def expected(base, train, dev, layers):
-    """Centroids and their nearest, from word vectors."""
+    """The nearest centroids, computed from word vectors."""
     encoder = Encoder.from_pretrained(base)
     vectors = {}
     for name, data in (("train", train), ("dev", dev)):
