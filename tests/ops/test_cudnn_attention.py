@@ -1,4 +1,4 @@
-"""What reaches cuDNN's ops and what does not; stand-ins compute in their place here."""
+"""Which arguments cuDNN's ops get, and which are refused. Stand-ins replace the ops."""
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ def by_formula(q, k, v, cu_seqlens, scale):
 
 
 class StandIn:
-    """Takes the arguments by the names of torch's schemas and notes them."""
+    """Takes the arguments by their names in torch's schemas and records them."""
 
     def __init__(self):
         self.calls = []

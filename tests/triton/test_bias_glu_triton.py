@@ -9,7 +9,7 @@ from fastenc.reference import bias_glu as reference
 from fastenc.testing import assert_within_budget
 from tests.helpers.bias_glu import plain
 
-# In the tails e^-z is infinite, so that the gate is 0; the interpreter's numpy says so.
+# In the tails e^-z is infinite, so the gate is 0; numpy warns of the overflow in the interpreter.
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered")
 
 

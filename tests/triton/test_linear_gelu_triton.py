@@ -1,4 +1,4 @@
-"""The products of kernels/linear_gelu.py with their epilogues: on a GPU, or interpreted."""
+"""The products with epilogues of kernels/linear_gelu.py: on a GPU, or interpreted."""
 
 import pytest
 import torch

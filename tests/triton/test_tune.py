@@ -1,4 +1,4 @@
-"""The tuner and the tables it fills: on interpreted kernels, with a clock that prefers what the test wants."""
+"""The tuner and the tables that it fills, on interpreted kernels with a made-up clock."""
 
 import json
 import multiprocessing
@@ -39,7 +39,7 @@ WIDTH = 70
 
 @pytest.fixture
 def tables(tmp_path, monkeypatch):
-    """An empty folder of tables, for a device that has the architecture sm_00."""
+    """An empty folder of tables, for a device of architecture sm_00."""
     monkeypatch.setattr(launch, "TABLES", tmp_path)
     monkeypatch.setattr(launch, "architecture", lambda device: "sm_00")
     forget()
@@ -58,7 +58,7 @@ def problem():
 
 
 def clock_of(cost, x):
-    """Seconds by the launch that is being tried: cost(forward's parameters) + cost(backward's)."""
+    """Seconds of the launch that is being tried: cost(forward's parameters) + cost(backward's parameters)."""
 
     def clock(call, prepare):
         chosen = [bias_gelu.config(WIDTH, like=x, backward=b) for b in (False, True)]
@@ -84,7 +84,7 @@ def test_the_fastest_right_candidate_fills_the_table(triton_target, tables):
         assert (entry["launch"]["ROWS"], entry["launch"]["BLOCK"]) == (4, 512)
         assert entry["us"] < entry["rule_us"]
     assert written["machine"]["versions"]["torch"]
-    # The launcher asks the table now, and the rule where the table has nothing.
+    # The launcher now uses the table, and the rule for launches that are not in the table.
     forget()
     assert bias_gelu.config(WIDTH, like=x, backward=True)["ROWS"] == 4
     rule = bias_gelu.config(WIDTH)
@@ -93,7 +93,7 @@ def test_the_fastest_right_candidate_fills_the_table(triton_target, tables):
 
 
 def test_an_ops_candidates_are_tried_before_single_changes(triton_target, tables, monkeypatch):
-    """Here each single change of the rule is slower: from there the best launch is not found."""
+    """Here every single change of the rule is slower, so single changes would not find the best launch."""
     rule = bias_gelu.config(WIDTH)
     wanted = {"ROWS": 2, "BLOCK": 512}
     assert all(rule[name] != value for name, value in wanted.items())
