@@ -94,9 +94,7 @@ def predict(folder: str, inputs: Path, output: Path, texts: int, threads: int) -
     if process.returncode:
         raise SystemExit(process.returncode)
     row = rates(texts, time.perf_counter() - begin, _children_cpu_seconds() - before)
-    known = (
-        {} if early is None else {"early_memory": early}
-    )  # a short run may end before it was read
+    known = {} if early is None else {"early_memory": early}  # a short run may end first
     return row | known | {"peak_memory": max(memory)}
 
 

@@ -167,9 +167,8 @@ def test_what_is_there_is_taken_and_what_differs_is_made_anew(folder, tmp_path, 
     with monkeypatch.context() as patch:
         patch.setattr(features, "_outputs", fail)
         cached(model, task, examples, tmp_path)
-        model.head["out"].weight.data.add_(
-            1
-        )  # the vectors depend on neither the head nor the pooler
+        # The vectors depend on neither the head nor the pooler.
+        model.head["out"].weight.data.add_(1)
         model.encoder.pooler.weight.data.add_(1)
         cached(model, task, examples, tmp_path)
         shorter = SequenceClassification(max_length=4)

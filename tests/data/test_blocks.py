@@ -21,9 +21,7 @@ def check_blocks(blocks, documents, tokenizer, block_size):
         assert block[0] == special.cls and block[-1] == special.sep
         assert len(block) <= block_size
         body = list(block[1:-1])
-        if (
-            len(queue[0]) > len(body) == block_size - 2
-        ):  # part of a sentence that is longer than a block
+        if len(queue[0]) > len(body) == block_size - 2:  # a part of a sentence longer than a block
             assert queue[0][: len(body)] == body
             queue[0] = queue[0][len(body) :]
             continue

@@ -86,9 +86,8 @@ def check_edits(edits: dict[str, Edit], rng: Random) -> None:
 
 
 def _edited(model: nn.Module, edit: Edit, seed: int) -> tuple[nn.Module, Exception | None]:
-    torch.default_generator.manual_seed(
-        seed
-    )  # torch.manual_seed also formats a stack trace, for a GPU
+    # torch.manual_seed also formats a stack trace, for a GPU.
+    torch.default_generator.manual_seed(seed)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

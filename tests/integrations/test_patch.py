@@ -339,9 +339,7 @@ def test_calls_with_sizes_noted_by_the_collator(family, task):
     theirs = task_model(family, task)
     ours = fastenc.patch(copy.deepcopy(theirs))
     batch = padded_batch(family)
-    if (
-        task != "ForQuestionAnswering"
-    ):  # its loss includes padding, so it takes the model's own forward
+    if task != "ForQuestionAnswering":  # its loss includes padding: the model's own forward
         batch |= labels_for(task, batch)
     collated = fastenc.DataCollatorWithSeqlens(dict)(batch)
     assert "batch_metadata" in collated

@@ -79,9 +79,8 @@ def test_widths_and_lengths(lengths, activation, inner, gated, instruction_set, 
 
 
 def test_rows_do_not_depend_on_those_beside_them(monkeypatch):
-    monkeypatch.setattr(
-        torch, "get_num_threads", lambda: 1
-    )  # both runs then give a thread whole sequences
+    # Both runs then give a thread whole sequences.
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     layer = Layer(KINDS["bert"], (7, 130, 250), grad=False)
     (whole,) = layer.run(run_cpu_inference)
     layer.values["x"], layer.offsets = layer.values["x"][7:137], layer.offsets.new_tensor([0, 130])

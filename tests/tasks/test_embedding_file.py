@@ -315,9 +315,8 @@ def test_quoted_values_are_noticed_and_an_option_decides(base, tmp_path, capsys)
     assert "give --quoting csv" in failure(capsys, *train)
     run(*train, "--quoting", "csv")
     assert json.loads((tmp_path / "run" / "config.json").read_text())["task_options"]["quoting"]
-    run(
-        "predict", tmp_path / "run", table, "-o", tmp_path / "p.jsonl"
-    )  # with the training's options
+    # With the training's options.
+    run("predict", tmp_path / "run", table, "-o", tmp_path / "p.jsonl")
     assert json.loads((tmp_path / "p.jsonl").read_text().splitlines()[0])["sentence"] == (
         'the "cat" sat'
     )

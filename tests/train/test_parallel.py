@@ -202,9 +202,8 @@ def test_the_same_number_of_processes_resumes_bit_for_bit(parallel, root):
 @pytest.mark.parametrize("parallel", PARALLEL)
 def test_a_step_that_is_not_finite_changes_no_shard(parallel, root):
     folder = folder_of(root, "poisoned", parallel)
-    first, last = (
-        weights(checkpoints.folder_of(folder, step)) for step in (4, 6)
-    )  # the gradient was not finite before step 3
+    # The gradient was not finite before step 3.
+    first, last = (weights(checkpoints.folder_of(folder, step)) for step in (4, 6))
     assert_bitwise_equal(first, last)
     whole = folder_of(root, "whole", parallel)
     early, late = (weights(checkpoints.folder_of(whole, step)) for step in (4, 6))
