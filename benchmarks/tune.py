@@ -130,9 +130,8 @@ def compiled_ahead(
         waiting = [pool.submit(compile_candidates, n, dtype, ops) for n in range(len(makers))]
         try:
             for make, compiled in zip(makers, waiting, strict=True):
-                with suppress(
-                    BrokenProcessPool
-                ):  # a compiler that crashed: the others compile when they are timed
+                # If a compiler crashed, the other launches compile when they are timed.
+                with suppress(BrokenProcessPool):
                     compiled.result()
                 yield make
         finally:

@@ -154,7 +154,7 @@ def test_vectors_are_the_encoders_whatever_the_shards(folder, tmp_path, name, mo
     assert min(sizes) < 0.8 * max(sizes)
 
 
-def test_what_is_there_is_taken_and_what_differs_is_made_anew(folder, tmp_path, monkeypatch):
+def test_stored_vectors_are_reused_only_for_the_same_inputs(folder, tmp_path, monkeypatch):
     task, data = TASKS["sequences"]
     model, train = prepared(folder, task, data)
     examples = task.encode(train, model)
@@ -211,7 +211,7 @@ def test_damaged_files_are_an_error(folder, tmp_path):
         cached(model, task, examples, tmp_path)
 
 
-def test_what_cannot_be_kept_is_an_error(folder, tmp_path):
+def test_vectors_that_cannot_be_stored_are_an_error(folder, tmp_path):
     task, data = TASKS["sequences"]
     model, train = prepared(folder, task, data)
     examples = task.encode(train, model)

@@ -275,7 +275,7 @@ def test_static_vectors_beside_the_encoders(encoder, data, tmp_path):
         analyze(encoder, tmp_path, static=file)
 
 
-def test_what_is_wrong_is_said(encoder, data, tmp_path, capsys):
+def test_bad_input_is_named(encoder, data, tmp_path, capsys):
     (tmp_path / "x.txt").write_text("x")
     with pytest.raises(ValueError, match="holds no data to analyse"):
         analyze(encoder, tmp_path)

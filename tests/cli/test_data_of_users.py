@@ -94,7 +94,7 @@ def test_entities_of_three_levels_are_read(tmp_path):
     assert SpanNer(inner_tag_column=(3,)).inner_tag_column == 3
 
 
-def test_a_level_of_entities_that_is_not_read_is_told(tmp_path):
+def test_levels_of_entities_that_are_not_read_are_reported(tmp_path):
     nested = tmp_path / "nested.conll"
     nested.write_text("New B-LOC O\nYork I-LOC O\nUniversity O B-LOC\n\nin O O\nRome B-LOC O\n")
     with pytest.warns(

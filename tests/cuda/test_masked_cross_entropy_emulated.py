@@ -233,7 +233,7 @@ def test_more_labelled_rows_than_announced_give_nan_where_nothing_is_read_back(
     assert loss.isnan() and weight.grad.isnan().all() and hidden.grad[[0, 2, 3]].isnan().all()
 
 
-def test_what_no_kernel_takes_is_an_error(emulated):
+def test_unsupported_input_is_an_error(emulated):
     ops, labels = torch.ops.fastenc, torch.tensor([0, 1])
     for logits, given, message in (
         (torch.randn(2, 5, dtype=torch.float64), labels, "float32, float16 or bfloat16"),

@@ -181,7 +181,7 @@ def test_tables_are_those_of_the_results():
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_pages_are_what_the_package_says():
+def test_generated_pages_are_current():
     """The reference, and the tables of warnings and defaults. A warning without a remedy is an error too."""
     command = [sys.executable, "-W", "ignore", "docs/hooks/pages.py", "--check"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)

@@ -165,7 +165,7 @@ def design_layers():
     return found
 
 
-def test_the_map_of_the_house_is_the_table_of_imports():
+def test_the_table_of_design_md_states_the_imports():
     """A room imports the rooms that DESIGN.md states for it, and what these import in turn."""
     said = design_layers()
     below: dict[str, set[str]] = {}

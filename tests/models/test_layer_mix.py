@@ -294,7 +294,7 @@ def test_every_task_trains_evaluates_and_predicts_with_a_mix(base, data, task, f
     assert (data / f"predictions{suffix}").stat().st_size
 
 
-def test_what_is_wrong_is_said(base, data, capsys):
+def test_bad_input_is_named(base, data, capsys):
     command = ("finetune", base, data / "texts.tsv", "-o", data / "out", "--layers")
     assert "layers must be mix, or left out, got '3'" in failure(capsys, *command, "3")
     said = failure(capsys, *command, "mix", "--adapt", "features")

@@ -81,7 +81,7 @@ def test_casts_made_together_change_no_bit(subject, monkeypatch):
         assert torch.equal(grad, found[1][name]), name
 
 
-def test_what_is_not_cast_together():
+def test_when_weights_are_not_cast_together():
     weights = [Layer(KINDS["bert"]).weights()]
     x = torch.randn(4, weights[0].down_weight.shape[0])
     assert casts.cast_weights(x, weights) is None

@@ -151,7 +151,7 @@ def test_angles_that_depend_on_the_batch(family, tmp_path):
     ],
 )
 @ROTARY
-def test_what_is_not_computed_is_refused(family, given, message, tmp_path):
+def test_unsupported_settings_are_refused(family, given, message, tmp_path):
     folder = save(model(family), tmp_path)
     if family == "modernbert":
         given = {"full_attention": given}

@@ -174,7 +174,7 @@ def test_only_the_wanted_states_are_visited(tmp_path):
         ({"out": "x.txt"}, "out must be a file name that ends in .npy, got x.txt"),
     ],
 )
-def test_what_is_wrong_is_said_before_any_work(tmp_path, options, message):
+def test_bad_input_is_named_before_any_work(tmp_path, options, message):
     ours, _ = encoder_of("bert", tmp_path)
     ours.embeddings.forward = None  # any forward fails
     with pytest.raises(ValueError, match=message):

@@ -101,7 +101,7 @@ def reason(layer):
         return unsupported_reason(layer.call())
 
 
-def test_what_it_cannot_take_it_says(monkeypatch):
+def test_unsupported_layers_have_a_reason(monkeypatch):
     monkeypatch.setattr(gemm, "has_vectors", lambda: True)
     monkeypatch.setattr(gemm, "emulates_bfloat16", lambda: False)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)

@@ -48,7 +48,7 @@ def test_tails_are_exact(instruction_set, activation):
 
 
 @pytest.mark.parametrize("impl", ["cpp", "reference"])
-def test_halves_stand_as_in_the_models_that_have_them(instruction_set, impl):
+def test_halves_are_ordered_as_in_transformers_models(instruction_set, impl):
     """The rows of a stacked weight: ModernBERT's Wi, T5 v1.1's (wi_0, wi_1), LLaMA's (gate_proj, up_proj)."""
     transformers = pytest.importorskip("transformers")
     from transformers.models.llama.modeling_llama import LlamaMLP

@@ -238,7 +238,7 @@ def test_registration_passes_opcheck():
 
 
 @BOTH
-def test_no_memory_is_left_as_it_was_found(lengths):
+def test_no_result_holds_uninitialised_memory(lengths):
     """Values that the kernel does not compute are finite: the rest of whole vectors, and unused tokens."""
     (emissions, start, end, transitions), tags, cu_seqlens = inputs(5, lengths)
     arguments = (emissions, tags, cu_seqlens, cu_seqlens.diff() // 2, start, end, transitions)

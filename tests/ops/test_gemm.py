@@ -140,7 +140,7 @@ def test_torch_can_compile():
 
 
 @pytest.mark.skipif(not library.HAS_CPP, reason="without the extension the layers are references")
-def test_a_training_step_forgets_none(ours):
+def test_all_products_of_a_training_step_are_ours_or_all_are_torchs(ours):
     torch.manual_seed(0)
     config = EncoderConfig(
         vocab_size=50,
@@ -167,7 +167,7 @@ def test_a_training_step_forgets_none(ours):
         (False, "avx2", False),
     ],
 )
-def test_which_one(intel, instructions, expected, monkeypatch):
+def test_which_processors_take_our_products(intel, instructions, expected, monkeypatch):
     monkeypatch.undo()
     if not torch.backends.mkl.is_available():
         pytest.skip("this torch comes without MKL")

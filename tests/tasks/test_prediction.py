@@ -132,7 +132,7 @@ def test_a_killed_run_goes_on_where_it_was(small_parts, inputs, tmp_path, monkey
     assert not list(tmp_path.glob("*.part*"))
 
 
-def test_another_input_is_not_gone_on_with(small_parts, inputs, tmp_path, monkeypatch):
+def test_a_run_is_not_resumed_with_another_input(small_parts, inputs, tmp_path, monkeypatch):
     task, model, output = SequenceClassification(), a_model(SequenceClassifier), tmp_path / "o.tsv"
     real = torch.Tensor.softmax
     calls = []

@@ -219,7 +219,7 @@ def test_bad_files(tmp_path, content, message):
         read_senses(path)
 
 
-def test_what_is_wrong_is_said(base, files):
+def test_bad_input_is_named(base, files):
     with pytest.raises(ValueError, match="min_examples must be at least 1, got 0"):
         WordSense(min_examples=0)
     with pytest.raises(ValueError, match="word_layers must be numbers"):
