@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from benchmarks import _fake_gpu
 from benchmarks._harness import environment
 from fastenc.models import MaskedLM
-from fastenc.ops import _gemm
+from fastenc.ops import gemm
 from fastenc.profiling import models
 
 LENGTHS = (16,) * 4
@@ -66,8 +66,8 @@ def multi_tensor_launches(sizes: Iterable[int], tensors: int) -> int:
 def count(layers: int, adamw: bool, wide_products: bool) -> Counter:
     """Launches of a step by kernel, with and without our AdamW and products that leave float32 gradients."""
     torch.manual_seed(0)
-    _gemm._widens = lambda a: wide_products and a.dtype == torch.bfloat16
-    _gemm._widening_product = wide_product
+    gemm._widens = lambda a: wide_products and a.dtype == torch.bfloat16
+    gemm._widening_product = wide_product
     model = MaskedLM(replace(models.SIZES["bert-base"], num_layers=layers))
     with environment("FASTENC_ADAMW", str(int(adamw))):
         step = models.training_step(model, LENGTHS, torch.device("cpu"), autocast=True)

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from fastenc.nn import weight_copies
-from fastenc.ops._adamw import adamw_count, adamw_step, adamw_tables
-from fastenc.ops._library import HAS_TRITON
+from fastenc.ops.adamw import adamw_count, adamw_step, adamw_tables
+from fastenc.ops.library import HAS_TRITON
 
 UNSUPPORTED = ("amsgrad", "maximize", "differentiable", "capturable")
 

@@ -56,8 +56,8 @@ def build_optimizer(
 ) -> torch.optim.AdamW:
     """AdamW for the model's trained parameters, with fused kernels.
 
-    In bfloat16 on a GPU it is :class:`fastenc.nn.adamw.AdamW`, which spares the forward the casts of the weights and has
-    the same state. With graphs or shards it is torch's: a graph would not notice that a weight was changed.
+    In bfloat16 on a GPU it is :class:`fastenc.nn.adamw.AdamW`, which spares the forward the casts of the weights and
+    has the same state. With graphs or shards it is torch's: a graph would not notice that a weight was changed.
 
     Args: device: where the steps will run; None: the device of the parameters.
     Raises: ValueError if no parameter is trained.
