@@ -2,13 +2,13 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from fastenc.analysis.errors import TooFewData
 from fastenc.analysis.states import batches_of, inner_tokens
+from fastenc.models.encoder import Encoder
 from fastenc.nn.evaluation_mode import evaluation_mode
 from fastenc.nn.layer_spec import AttentionInputs, stack, stack_biases
 from fastenc.ops import head_statistics, rotary
@@ -18,7 +18,7 @@ from fastenc.packing import PackedBatch
 
 
 def visit_heads(
-    encoder: Any,
+    encoder: Encoder,
     batch: PackedBatch,
     visit: Callable[[int, HeadStatistics], None],
     *,
@@ -87,7 +87,11 @@ class HeadSummary:
 
 
 def summarize_heads(
-    encoder: Any, texts: Iterable[str], *, batch_size: int = 32, show_progress: bool | None = False
+    encoder: Encoder,
+    texts: Iterable[str],
+    *,
+    batch_size: int = 32,
+    show_progress: bool | None = False,
 ) -> HeadSummary:
     """Mean entropy, distance and probabilities of every head over the tokens of texts.
 

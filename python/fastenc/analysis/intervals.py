@@ -1,9 +1,12 @@
 """95 % intervals of shares, correlations and means."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from fastenc._base.extras import require
+
+if TYPE_CHECKING:
+    import numpy as np
 
 LEVEL = 0.95
 DRAWS = 1000  # resamples of a bootstrap
@@ -50,7 +53,7 @@ def spearman_interval(x: Sequence[float], y: Sequence[float], seed: int = 0) -> 
     return _percentiles(numpy.concatenate(found))
 
 
-def _resamples(number: int, seed: int) -> Any:
+def _resamples(number: int, seed: int) -> "Iterator[np.ndarray]":
     """Blocks of resamples: how often each item is drawn, float64 (BLOCK, number)."""
     numpy = require("numpy", extra="train")
     rng = numpy.random.default_rng(seed)
@@ -59,7 +62,7 @@ def _resamples(number: int, seed: int) -> Any:
         yield numpy.stack([numpy.bincount(row, minlength=number) for row in chosen]).astype(float)
 
 
-def _centred_ranks(counts: Any, inverse: Any, different: int) -> Any:
+def _centred_ranks(counts: "np.ndarray", inverse: "np.ndarray", different: int) -> "np.ndarray":
     """Each item's mean rank in each resample, minus the mean of all ranks: (resamples, items).
 
     Args:
@@ -73,7 +76,7 @@ def _centred_ranks(counts: Any, inverse: Any, different: int) -> Any:
     return ranks[:, inverse] - counts.sum(1, keepdims=True) / 2
 
 
-def _percentiles(found: Any) -> Interval:
+def _percentiles(found: "np.ndarray") -> Interval:
     numpy = require("numpy", extra="train")
     found = found[numpy.isfinite(found)]
     if not len(found):

@@ -4,13 +4,14 @@ A contextual vector can distinguish the senses of a word, a static vector cannot
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from fastenc.analysis.static_vectors import Neighbour, StaticVectors
+from fastenc.models.encoder import Encoder
 
 
 class Occurrence(NamedTuple):
@@ -49,7 +50,7 @@ def find_occurrences(
 
 
 def isolated_vectors(
-    encoder: Any, sentences: Sequence[Sequence[str]], layers: Sequence[int] = (-1,)
+    encoder: Encoder, sentences: Sequence[Sequence[str]], layers: Sequence[int] = (-1,)
 ) -> StaticVectors:
     """A static vector for each different word of the sentences: the encoder's vector of the word by itself."""
     words = sorted({word.lower() for sentence in sentences for word in sentence})
@@ -58,7 +59,7 @@ def isolated_vectors(
 
 
 def compare_neighbours(
-    encoder: Any,
+    encoder: Encoder,
     occurrences: Sequence[tuple[Sequence[str], int]],
     pool: Sequence[Sequence[str]],
     static: StaticVectors,

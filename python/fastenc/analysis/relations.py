@@ -4,13 +4,14 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from fastenc.analysis.heads import visit_heads
 from fastenc.data.columns import numbered_blocks
+from fastenc.models.encoder import Encoder
 from fastenc.nn.evaluation_mode import evaluation_mode
 from fastenc.ops.head_statistics import HeadStatistics
 from fastenc.packing import length_sorted_batches, pack_sequences
@@ -92,7 +93,7 @@ class RelationScores:
 
 @torch.inference_mode()
 def score_relations(
-    encoder: Any, trees: Sequence[Tree], *, batch_size: int = 32
+    encoder: Encoder, trees: Sequence[Tree], *, batch_size: int = 32
 ) -> dict[tuple[str, str], RelationScores]:
     """For each relation and direction, how often each head attends most to the right word.
 
@@ -105,7 +106,8 @@ def score_relations(
     Returns: {(relation, direction): scores}; direction is one of ``DIRECTIONS``.
     Source: Clark et al. 2019, arXiv:1906.04341.
     """
-    special, splitter = special_tokens(encoder.tokenizer), tokenizer_for_words(encoder.tokenizer)
+    tokenizer = encoder.own_tokenizer()
+    special, splitter = special_tokens(tokenizer), tokenizer_for_words(tokenizer)
     encodings = splitter.encode_batch(
         [tree.words for tree in trees], is_pretokenized=True, add_special_tokens=False
     )

@@ -5,7 +5,6 @@ Every title names the data, every caption the number of items and where an inter
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -47,6 +46,7 @@ from fastenc.analysis.static_comparison import (
 )
 from fastenc.analysis.static_vectors import StaticVectors
 from fastenc.data.senses import SenseData, Target
+from fastenc.models.encoder import Encoder
 
 SEED = 0  # of probes, mixes of layers, bootstraps and UMAP
 RELATIONS = 15  # number of relations that are shown
@@ -56,7 +56,7 @@ BOOTSTRAP = (
 
 
 def map_of_uses(
-    encoder: Any,
+    encoder: Encoder,
     sentences: Sequence[Sequence[str]],
     targets: Sequence[Target],
     layer: int,
@@ -106,7 +106,7 @@ def map_of_uses(
 
 
 def neighbours_figure(
-    encoder: Any,
+    encoder: Encoder,
     data: SenseData,
     targets: Sequence[Target],
     layer: int,
@@ -138,7 +138,7 @@ def neighbours_figure(
     return table("neighbours", title, caption, columns, rows)
 
 
-def anisotropy_figure(encoder: Any, words: Sequence[Sequence[str]], title: str) -> Figure:
+def anisotropy_figure(encoder: Encoder, words: Sequence[Sequence[str]], title: str) -> Figure:
     """The mean cosine of two tokens by layer, and how much of it comes from one dimension."""
     layers = isotropy_by_layer(encoder, [" ".join(sentence) for sentence in words])
     shares = [float(layer.raw.shares.max()) for layer in layers]
@@ -162,7 +162,7 @@ def anisotropy_figure(encoder: Any, words: Sequence[Sequence[str]], title: str) 
     return by_layer("anisotropy", title, caption, panels)
 
 
-def frequency_figure(encoder: Any, words: Sequence[Sequence[str]], title: str) -> Figure:
+def frequency_figure(encoder: Encoder, words: Sequence[Sequence[str]], title: str) -> Figure:
     """The mean cosine of a word's occurrences by its frequency."""
     bins = similarity_by_frequency(encoder, words)
     if not bins:
@@ -188,7 +188,7 @@ def frequency_figure(encoder: Any, words: Sequence[Sequence[str]], title: str) -
 
 
 def similarity_figure(
-    encoder: Any, word_pairs: Sequence[Path], text_pairs: Sequence[Path], title: str
+    encoder: Encoder, word_pairs: Sequence[Path], text_pairs: Sequence[Path], title: str
 ) -> Figure:
     """Correlation with human scores by layer, for each data set before and after standardising."""
     scored = [read_scored_pairs(path) for path in word_pairs]
@@ -227,7 +227,7 @@ def similarity_figure(
 
 
 def static_figure(
-    encoder: Any,
+    encoder: Encoder,
     vectors: StaticVectors,
     pairs: Sequence[Path],
     analogies: Sequence[Path],
@@ -262,7 +262,7 @@ def static_figure(
         f"n = {each.asked:,}; best: layer {layer}"
         for each, layer in zip(results, best, strict=True)
     ]
-    extra: dict[str, list[Any]] = {
+    extra: dict[str, Sequence[object]] = {
         "best": best,
         "items": [each.asked for each in results],
         "covered": [each.asked / each.items for each in results],
@@ -278,7 +278,7 @@ def static_figure(
     return bars("static", title, caption, list(rows), groups, axis, notes, intervals, extra)
 
 
-def heads_figure(encoder: Any, words: Sequence[Sequence[str]], title: str) -> Figure:
+def heads_figure(encoder: Encoder, words: Sequence[Sequence[str]], title: str) -> Figure:
     """What each head attends to on average."""
     summary = summarize_heads(encoder, [" ".join(sentence) for sentence in words])
     means = summary.means
@@ -297,7 +297,7 @@ def heads_figure(encoder: Any, words: Sequence[Sequence[str]], title: str) -> Fi
     return heat_maps("heads", title, caption, maps)
 
 
-def relations_figure(encoder: Any, trees: Sequence[Tree], title: str) -> Figure:
+def relations_figure(encoder: Encoder, trees: Sequence[Tree], title: str) -> Figure:
     """The best head of each frequent relation, compared with the best fixed distance."""
     found = score_relations(encoder, trees)
     if not found:
@@ -348,7 +348,9 @@ def relations_figure(encoder: Any, trees: Sequence[Tree], title: str) -> Figure:
     )
 
 
-def probes_figure(encoder: Any, labelled: Mapping[str, Split], words: int, title: str) -> Figure:
+def probes_figure(
+    encoder: Encoder, labelled: Mapping[str, Split], words: int, title: str
+) -> Figure:
     """The accuracy of linear probes on each layer, beside what random labels, the majority and chance give."""
     panels = []
     for name, (train, test) in labelled.items():
@@ -376,7 +378,7 @@ def probes_figure(encoder: Any, labelled: Mapping[str, Split], words: int, title
     return by_layer("probes", title, caption, panels)
 
 
-def mix_figure(encoder: Any, labelled: Mapping[str, Split], words: int, title: str) -> Figure:
+def mix_figure(encoder: Encoder, labelled: Mapping[str, Split], words: int, title: str) -> Figure:
     """The weights of learned mixes of layers, for labels of words, and those of the model's mix."""
     shares = {}
     for name, (train, _) in labelled.items():

@@ -4,7 +4,7 @@ import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +19,7 @@ from fastenc.analysis.states import inner_tokens, visit_texts
 from fastenc.data.readers import number_of, numbered_rows, text_of
 from fastenc.models.embedding.standardization import Standardization
 from fastenc.models.embedding.word_vectors import check_space
+from fastenc.models.encoder import Encoder
 from fastenc.nn.pooling import pool
 from fastenc.packing import PackedBatch
 
@@ -63,7 +64,11 @@ class LayerIsotropy:
 
 
 def isotropy_by_layer(
-    encoder: Any, texts: Iterable[str], *, batch_size: int = 32, show_progress: bool | None = False
+    encoder: Encoder,
+    texts: Iterable[str],
+    *,
+    batch_size: int = 32,
+    show_progress: bool | None = False,
 ) -> list[LayerIsotropy]:
     """Isotropy of the token vectors of texts in each layer, from the embeddings' output to the last layer.
 
@@ -99,7 +104,7 @@ def isotropy_by_layer(
 
 
 def sentence_moments(
-    encoder: Any, texts: Iterable[str], pooling: str = "mean", batch_size: int = 32
+    encoder: Encoder, texts: Iterable[str], pooling: str = "mean", batch_size: int = 32
 ) -> Moments:
     """Moments of the texts' vectors, for the standardization that is saved with an encoder:
 
@@ -128,7 +133,7 @@ class LayerCorrelation(NamedTuple):
 
 
 def correlation_by_layer(
-    encoder: Any, data: ScoredPairs, *, batch_size: int = 32
+    encoder: Encoder, data: ScoredPairs, *, batch_size: int = 32
 ) -> list[LayerCorrelation]:
     """Correlation of each layer's cosine similarities with human scores of pairs of words or texts.
 
@@ -176,7 +181,7 @@ def _standardization(moments: Moments, what: str) -> Standardization:
     return moments.standardization()
 
 
-def vectors_by_layer(encoder: Any, texts: Sequence[str], *, batch_size: int = 32) -> Tensor:
+def vectors_by_layer(encoder: Encoder, texts: Sequence[str], *, batch_size: int = 32) -> Tensor:
     """The mean over each text's tokens in each layer, special tokens excluded: float32 (layers + 1, texts, width).
 
     Raises: ValueError if the vectors do not fit into memory.
@@ -235,7 +240,7 @@ class FrequencyBin(NamedTuple):
 
 
 def similarity_by_frequency(
-    encoder: Any,
+    encoder: Encoder,
     sentences: Iterable[Sequence[str]],
     *,
     layer: int = -1,

@@ -104,7 +104,9 @@ class StaticVectors:
         """The nearest words of a word, without the word itself."""
         return self.nearest(self[[word]], count, [[word]])[0]
 
-    def analogies(self, questions: Sequence[tuple[str, str, str]], count: int = 1) -> list[Any]:
+    def analogies(
+        self, questions: Sequence[tuple[str, str, str]], count: int = 1
+    ) -> list[list[Neighbour]]:
         """For each question (a, b, c), the best words d in "a is to b as c is to d".
 
             d = argmax cos(d, b/|b| - a/|a| + c/|c|),  a, b and c excluded

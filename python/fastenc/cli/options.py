@@ -35,7 +35,7 @@ class Option(NamedTuple):
     name: str
     type: type
     number: int | str | None
-    default: Any
+    default: object
     help: str
     flags: tuple[str, ...] = ()
     positional: bool = False
@@ -74,7 +74,7 @@ class Command:
     )
 
     @classmethod
-    def presets(cls, given: dict[str, Any]) -> dict[str, Any]:
+    def presets(cls, given: dict[str, Any]) -> dict[str, object]:
         """{key: value} that replace the defaults, such as a recipe's.
 
         Args:
@@ -151,7 +151,7 @@ def parse(name: str, kind: type[Command], arguments: Sequence[str]) -> Command:
     return build(kind, values)
 
 
-def _check_sizes(values: dict[str, Any], options: Iterable[Option]) -> None:
+def _check_sizes(values: dict[str, object], options: Iterable[Option]) -> None:
     """Raises: ValueError for a whole number that does not fit in 64 bits."""
     for option in options:
         value = values.get(option.name)
@@ -160,13 +160,15 @@ def _check_sizes(values: dict[str, Any], options: Iterable[Option]) -> None:
                 raise ValueError(f"{_title(option)} must be less than 2^63, got {each}: give less")
 
 
-def override(kind: type[Command], values: dict[str, Any], others: dict[str, Any]) -> dict[str, Any]:
+def override(
+    kind: type[Command], values: dict[str, object], others: dict[str, object]
+) -> dict[str, object]:
     """``values`` after ``others`` override them, with regard to ``kind.instead``."""
     replaced = {kind.instead[name] for name in others if name in kind.instead} - others.keys()
     return {k: v for k, v in values.items() if k not in replaced} | others
 
 
-def build(kind: Any, values: dict[str, Any]) -> Any:
+def build(kind: Any, values: dict[str, object]) -> Any:
     """An instance of a dataclass from {field: value}. A field may be of the dataclass or of one inside it."""
     hints, arguments = get_type_hints(kind), {}
     for each in fields(kind):
@@ -193,9 +195,9 @@ def in_options_words(text: str, options: Iterable[Option]) -> str:
     return re.sub(r"^\w+(?= must\b)|\b\w+_\w+\b", lambda found: names.get(found[0], found[0]), text)
 
 
-def values_of(command: Any) -> dict[str, Any]:
+def values_of(command: Any) -> dict[str, object]:
     """{key: value} of a command's options, as in a configuration file."""
-    hints, found = get_type_hints(type(command)), dict[str, Any]()
+    hints, found = get_type_hints(type(command)), dict[str, object]()
     for each in fields(command):
         value = getattr(command, each.name)
         if is_dataclass(hints[each.name]):
@@ -206,7 +208,9 @@ def values_of(command: Any) -> dict[str, Any]:
     return found
 
 
-def check_values(values: dict[str, Any], known: dict[str, Option], where: str) -> dict[str, Any]:
+def check_values(
+    values: dict[str, object], known: dict[str, Option], where: str
+) -> dict[str, object]:
     """{field: value} of a configuration file's {key: value}.
 
     Raises: ValueError for an unknown option, with the most similar name, or a value of a wrong type.
@@ -232,7 +236,7 @@ def check_values(values: dict[str, Any], known: dict[str, Option], where: str) -
     return checked
 
 
-def _of_type(value: Any, option: Option, where: str) -> Any:
+def _of_type(value: object, option: Option, where: str) -> Any:
     wanted = option.type
     if wanted in (str, Path) and isinstance(value, str):
         return wanted(value)

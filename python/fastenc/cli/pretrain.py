@@ -108,7 +108,7 @@ class Pretrain(Command):
         model = self._model(found, store, documents)
         if store:
             store.check_tokenizer(
-                model.tokenizer, str(found or self.from_ or self.teacher or "the model")
+                model.own_tokenizer(), str(found or self.from_ or self.teacher or "the model")
             )
         trainer = objective_trainer(
             self.objective,
@@ -176,7 +176,7 @@ def _documents(
     return documents
 
 
-def _with_tokenizer(model: Any, name: str | Path | None) -> Any:
+def _with_tokenizer(model: PretrainedModel, name: str | Path | None) -> PretrainedModel:
     """``model`` itself. Raises: ValueError if it has no tokenizer."""
     if model.tokenizer is None:
         raise ValueError(

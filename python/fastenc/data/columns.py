@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from fastenc.data.readers import kind_of, numbered_lines
 from fastenc.text.tags import SCHEMES, convert, every_tag, scheme_of
@@ -198,7 +198,7 @@ def cut_into_words(text: str, line: int) -> Sentence:
     return Sentence(words, [], [line] * len(words), text, starts)
 
 
-def sentence_of(value: Any, index: int) -> Sentence:
+def sentence_of(value: object, index: int) -> Sentence:
     """The sentence of a Python value, the input with this index: a text, which is cut into words, or a list of words.
 
     Raises: ValueError for anything else.

@@ -1,10 +1,9 @@
 """Reads sentences with their entities, which may be nested, from columns of tags or from JSON lines."""
 
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from fastenc.data.columns import Sentence, iterate_words, numbered_blocks, read_tagged, sentence
 from fastenc.data.readers import kind_of, numbered_rows
@@ -165,7 +164,7 @@ def _json_sentences(path: str | Path) -> tuple[list[Sentence], list[list[Span]]]
     return sentences, entities
 
 
-def _sentence(row: dict[str, Any], where: str) -> Sentence:
+def _sentence(row: Mapping[str, object], where: str) -> Sentence:
     words = row["tokens"]
     if not isinstance(words, list) or not all(isinstance(w, str) and w for w in words):
         raise ValueError(
@@ -175,9 +174,9 @@ def _sentence(row: dict[str, Any], where: str) -> Sentence:
     return sentence(words, (), [line] * len(words))
 
 
-def _entity(value: Any, each: Sentence, where: str) -> Span:
-    fits = isinstance(value, list) and [type(part) for part in value] == [int, int, str]
-    if not fits or not value[2]:
+def _entity(value: object, each: Sentence, where: str) -> Span:
+    types = [type(part) for part in value] if isinstance(value, list) else []
+    if not isinstance(value, list) or types != [int, int, str] or not value[2]:
         raise ValueError(
             f"{where}: an entity must be [start, end, type], got {value!r}: correct it"
         )

@@ -5,13 +5,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from fastenc.data.classification import check_tokens, encode_texts
 from fastenc.data.readers import number_of, numbered_rows, text_of
-from fastenc.packing import pack_sequences
+from fastenc.packing import ModelArguments, pack_sequences
+from fastenc.text.tokenizers import TokenizerLike
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,7 @@ def _check_columns(columns: Sequence[str], allowed: tuple[int, ...]) -> None:
         )
 
 
-def encode_pairs(data: TextPairs, tokenizer: Any, max_length: int) -> list[PairExample]:
+def encode_pairs(data: TextPairs, tokenizer: TokenizerLike, max_length: int) -> list[PairExample]:
     """Token ids of each text, truncated to ``max_length`` tokens, special tokens included.
 
     Raises: ValueError for a text without tokens, if the data have ``scores`` or ``where``; with file and line if they
@@ -132,7 +133,7 @@ def encode_pairs(data: TextPairs, tokenizer: Any, max_length: int) -> list[PairE
     ]
 
 
-def collate_pairs(examples: Sequence[PairExample]) -> dict[str, Any]:
+def collate_pairs(examples: Sequence[PairExample]) -> ModelArguments:
     """The model's arguments.
 
     Returns: {"batch": PackedBatch of the examples' texts, one after another,

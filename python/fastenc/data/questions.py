@@ -5,10 +5,11 @@ import json
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from fastenc._base.progress import progress_bar
 from fastenc.data.readers import numbered_rows
+from fastenc.text.tokenizers import TokenizerLike
 from fastenc.text.windows import owned
 
 QUESTIONS_AT_ONCE = 256  # number of questions in a call of the tokenizer
@@ -81,7 +82,7 @@ def read_questions(path: str | Path, *, answers: bool = True) -> list[Question]:
 
 def question_windows(
     questions: Sequence[Question],
-    tokenizer: Any,
+    tokenizer: TokenizerLike,
     max_length: int = 384,
     stride: int = 128,
     *,

@@ -4,15 +4,15 @@ import warnings
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, chain
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from fastenc.data.entities import EntityData, shown
 from fastenc.data.words import Tokens, check_room, tokens_of_words
-from fastenc.packing import pack_sequences
-from fastenc.text.tokenizers import SpecialTokens, special_tokens
+from fastenc.packing import ModelArguments, pack_sequences
+from fastenc.text.tokenizers import SpecialTokens, TokenizerLike, special_tokens
 from fastenc.text.windows import cut_windows
 
 
@@ -45,7 +45,7 @@ class SpanExample(NamedTuple):
 
 def encode_spans(
     data: EntityData,
-    tokenizer: Any,
+    tokenizer: TokenizerLike,
     max_length: int,
     label_names: Sequence[str],
     max_span_words: int,
@@ -187,7 +187,7 @@ def spans_of(example: SpanExample) -> tuple[Tensor, Tensor]:
     return starts + example.first_word, ends + example.first_word
 
 
-def collate_spans(examples: Sequence[SpanExample]) -> dict[str, Any]:
+def collate_spans(examples: Sequence[SpanExample]) -> ModelArguments:
     """The model's arguments.
 
     Returns, for W words, S spans and K words of the longest span:
@@ -201,7 +201,7 @@ def collate_spans(examples: Sequence[SpanExample]) -> dict[str, Any]:
     spans = enumerate_spans(examples)
     words = torch.arange(spans.word_rows.shape[0])
     longest = int((spans.ends - spans.starts).max()) + 1 if len(spans.starts) else 1
-    arguments = {
+    arguments: ModelArguments = {
         "batch": batch,
         "word_rows": spans.word_rows,
         "windows": torch.minimum(words[:, None] + torch.arange(longest), spans.last_words[:, None]),

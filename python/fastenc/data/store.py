@@ -31,7 +31,7 @@ from fastenc.data.languages import smoothed_shares
 from fastenc.data.packings import PACKING_RULES
 from fastenc.data.segments import NO_PAIR
 from fastenc.data.sentences import SentenceTokens
-from fastenc.text.tokenizers import load_tokenizer, special_tokens
+from fastenc.text.tokenizers import TokenizerLike, load_tokenizer, special_tokens
 
 FORMAT = 1
 MANIFEST, SETTINGS, SHARD = "manifest.json", "settings.json", "shard.json"
@@ -97,7 +97,7 @@ class TokenStore:
         """The ``tokenizers.Tokenizer`` that the store was written with."""
         return load_tokenizer(self.folder)
 
-    def check_tokenizer(self, tokenizer: Any, owner: str) -> None:
+    def check_tokenizer(self, tokenizer: TokenizerLike, owner: str) -> None:
         """Compare a tokenizer with the store's.
 
         Args:
@@ -273,7 +273,7 @@ def is_store(folder: str | Path) -> bool:
     return (Path(folder) / SETTINGS).is_file()
 
 
-def fingerprint(tokenizer: Any) -> str:
+def fingerprint(tokenizer: TokenizerLike) -> str:
     """SHA-256 of every setting of the tokenizer that affects the tokens of a text: all but truncation and padding."""
     settings = json.loads(tokenizer.to_str())
     kept = {
@@ -329,7 +329,7 @@ def _read_json(path: Path) -> Any:
         raise _damaged(path, "JSON", error) from error
 
 
-def _damaged(path: Path, expected: Any, found: Any) -> ValueError:
+def _damaged(path: Path, expected: object, found: object) -> ValueError:
     if path.name == MANIFEST:
         remedy = (
             f"Remove it and run fastenc prepare again with --resume, which writes {path.name} again"

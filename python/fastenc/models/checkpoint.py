@@ -1,6 +1,7 @@
 """Reads and writes model folders: config.json and safetensors, on disk or from the hub."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -265,7 +266,7 @@ def write_tensors(folder: Path, tensors: dict[str, Tensor]) -> None:
     )
 
 
-def write_config(folder: Path, config: dict[str, Any]) -> None:
+def write_config(folder: Path, config: Mapping[str, object]) -> None:
     """Write config.json atomically."""
     text = json.dumps(config, indent=2, sort_keys=True) + "\n"
     write_atomically(folder / CONFIG, lambda path: path.write_text(text, encoding="utf-8"))

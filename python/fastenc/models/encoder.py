@@ -1,7 +1,7 @@
 """The encoder: embeddings and layers over packed tokens."""
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fastenc._base.json_values import JsonObject
 from fastenc.models.adapters.adaptation_state import AdaptationState
 from fastenc.models.architectures.base import Biases
 from fastenc.models.config import EncoderConfig
@@ -238,7 +239,7 @@ class Encoder(PretrainedModel):
         )
 
     def _stack_modules(self, frozen: Sequence[Prepared] | None = None) -> StackModules:
-        norm, modules = self.first_norm, self._modules_of_layers()
+        norm, modules = self.first_norm, self.layer_modules()
         recomputes = self.gradient_checkpointing and self.training
         return StackModules(
             modules,
@@ -260,10 +261,11 @@ class Encoder(PretrainedModel):
         """(weights, description) of every module of ``layers``."""
         return [
             (layer.weights(), self.stack.of_module(i))
-            for i, layer in enumerate(self._modules_of_layers())
+            for i, layer in enumerate(self.layer_modules())
         ]
 
-    def _modules_of_layers(self) -> list[EncoderLayer]:
+    def layer_modules(self) -> list[EncoderLayer]:
+        """The modules that compute layers."""
         return [layer for layer in self.layers if isinstance(layer, EncoderLayer)]
 
     def _check_length(self, batch: PackedBatch) -> None:
@@ -313,14 +315,14 @@ class Encoder(PretrainedModel):
         if self.sentence is not None:
             write_settings(folder, self.sentence, self.config, self.mix)
 
-    def extra_config(self) -> dict[str, Any]:
+    def extra_config(self) -> JsonObject:
         if self.sentence is None:
             return {}
         several = self.mix is not None or self.sentence.pooling == "last-four"
         return {"output_hidden_states": True} if several else {}
 
     @staticmethod
-    def similarity(a: Any, b: Any) -> Tensor:
+    def similarity(a: object, b: object) -> Tensor:
         """Cosine similarities of the rows of a and of b, float32 (rows of a, rows of b).
 
         Args: a, b: tensors or arrays, (rows, width) or (width,).
@@ -337,12 +339,12 @@ class Encoder(PretrainedModel):
         """Vectors of texts: :func:`fastenc.models.embedding.encode.encode`."""
         return encode(self, texts, **options)
 
-    def embed_words(self, sentences: Any, **options: Any) -> WordVectors:
+    def embed_words(self, sentences: Iterable[Sequence[str] | str], **options: Any) -> WordVectors:
         """Vectors of the words of sentences: :func:`fastenc.models.embedding.word_vectors.embed_words`."""
         return embed_words(self, sentences, **options)
 
 
-def _as_vectors(given: Any) -> Tensor:
+def _as_vectors(given: object) -> Tensor:
     try:
         return torch.atleast_2d(torch.as_tensor(given)).float()
     except (TypeError, ValueError):

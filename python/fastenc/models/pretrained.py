@@ -2,11 +2,12 @@
 
 import re
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
+from fastenc._base.json_values import JsonObject
 from fastenc.models import checkpoint
 from fastenc.models.adapters import adapter_checkpoint
 from fastenc.models.architectures import ARCHITECTURES
@@ -14,7 +15,7 @@ from fastenc.models.architectures.base import Names
 from fastenc.models.config import LAYER_MIX, EncoderConfig
 from fastenc.models.labels import check_labels
 from fastenc.nn.scalar_mix import ScalarMix
-from fastenc.text.tokenizers import load_tokenizer, save_tokenizer
+from fastenc.text.tokenizers import TokenizerLike, load_tokenizer, save_tokenizer
 
 Model = TypeVar("Model", bound="PretrainedModel")
 # Fine-tuned heads. Some families use the same weight names in several of them, for different purposes.
@@ -48,7 +49,7 @@ class PretrainedModel(nn.Module):
     optional_parts: ClassVar[
         tuple[str, ...]
     ] = ()  # submodules that a checkpoint of this class may lack
-    tokenizer: Any = None
+    tokenizer: TokenizerLike | None = None
     base: str | None = None
     first_weights: frozenset[str] = frozenset()
     loss_ignores_padding: bool = False
@@ -56,7 +57,7 @@ class PretrainedModel(nn.Module):
     def __init__(self, config: EncoderConfig):
         super().__init__()
         self.config = config
-        self.task_options: dict[str, Any] = {}
+        self.task_options: JsonObject = {}
 
     @property
     def positions(self) -> int:
@@ -65,14 +66,20 @@ class PretrainedModel(nn.Module):
         adapted = getattr(encoder, "adapted", None)
         return self.config.max_positions - (adapted.first_position if adapted is not None else 0)
 
+    def own_tokenizer(self) -> TokenizerLike:
+        """The model's tokenizer. Raises: ValueError for a model without one."""
+        if self.tokenizer is None:
+            raise ValueError(
+                "the model must have a tokenizer, got none: load it from a folder with a tokenizer.json"
+            )
+        return self.tokenizer
+
     def head_names(self) -> dict[str, str]:
         """Our name of a parameter or module of the head → its full name in the family's checkpoints."""
         return {}
 
     @classmethod
-    def build(
-        cls: type[Model], config: EncoderConfig, hf_config: dict[str, Any], **options
-    ) -> Model:
+    def build(cls: type[Model], config: EncoderConfig, hf_config: JsonObject, **options) -> Model:
         """A new model as a checkpoint's configuration describes it; ``options`` override the configuration."""
         return cls(config, **options)
 
@@ -112,7 +119,7 @@ class PretrainedModel(nn.Module):
         return model
 
     @classmethod
-    def check_task(cls, folder: Path, hf_config: dict[str, Any]) -> None:
+    def check_task(cls, folder: Path, hf_config: JsonObject) -> None:
         """Raise ValueError for a checkpoint that was fine-tuned for another task."""
         stored = architecture_of(hf_config)
         if {stored, cls.architecture} <= {*FINE_TUNED} and stored != cls.architecture:
@@ -202,7 +209,7 @@ class PretrainedModel(nn.Module):
         return self.config.architecture.written(tensors, self.config)
 
     @classmethod
-    def stored_in(cls, folder: Path, hf_config: dict[str, Any]) -> bool:
+    def stored_in(cls, folder: Path, hf_config: JsonObject) -> bool:
         """Whether a folder with this config.json holds a model of this class with its head."""
         return architecture_of(hf_config) == cls.architecture
 
@@ -212,7 +219,7 @@ class PretrainedModel(nn.Module):
     def write_beside(self, folder: Path) -> None:
         """Write the model's further files."""
 
-    def extra_config(self) -> dict[str, Any]:
+    def extra_config(self) -> JsonObject:
         """The entries of config.json for the head."""
         return {}
 
@@ -320,22 +327,26 @@ def is_mix(name: str) -> bool:
     return name.removeprefix("encoder.").startswith("mix.")
 
 
-def another_task(model: type, folder: Path, hf_config: dict[str, Any]) -> ValueError:
+def another_task(model: type, folder: Path, hf_config: JsonObject) -> ValueError:
     """The error for a checkpoint whose head is of another task than the model's."""
     return ValueError(
-        f"{folder} was fine-tuned for another task: it holds {hf_config['architectures'][0]}, this is "
+        f"{folder} was fine-tuned for another task: it holds {_class_names(hf_config)[0]}, this is "
         f"{model.__name__}: load it with the model of its task, or begin from {checkpoint.without_head(folder)}"
     )
 
 
-def architecture_of(hf_config: dict[str, Any]) -> str:
+def architecture_of(hf_config: JsonObject) -> str:
     """The model class that a config.json names, without the family ("ForMaskedLM"); "" if it names none."""
-    names = hf_config.get("architectures") or [""]
-    kind = ARCHITECTURES.get(hf_config.get("model_type", ""))
-    if kind is None:
-        return names[0]
-    name = names[0].removeprefix(kind.class_prefix)
-    return "Model" if name == kind.bare_class else name
+    name = (_class_names(hf_config) or [""])[0]
+    family = ARCHITECTURES.get(str(hf_config.get("model_type", "")))
+    if family is None:
+        return name
+    name = name.removeprefix(family.class_prefix)
+    return "Model" if name == family.bare_class else name
+
+
+def _class_names(hf_config: JsonObject) -> list[str]:
+    return cast(list[str], hf_config.get("architectures") or [])
 
 
 def _by_current_names(

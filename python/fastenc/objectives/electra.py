@@ -19,7 +19,8 @@ from fastenc.objectives.mlm import MlmCollator
 from fastenc.ops.activation import ACTIVATIONS
 from fastenc.ops.gemm import linear
 from fastenc.ops.labelled import IGNORED
-from fastenc.packing import PackedBatch
+from fastenc.packing import ModelArguments, PackedBatch
+from fastenc.text.tokenizers import TokenizerLike
 
 DETECTION_WEIGHT = 50.0
 GENERATOR_SIZE = 0.25
@@ -46,7 +47,7 @@ class ElectraCollator:
             )
         self.mlm_collator = mlm_collator
 
-    def __call__(self, sequences: Sequence[Sequence[int]], step: int) -> dict[str, Any]:
+    def __call__(self, sequences: Sequence[Sequence[int]], step: int) -> ModelArguments:
         """The model's arguments.
 
         Returns: {"batch" and "labels" as ``MlmCollator`` makes them,
@@ -60,7 +61,7 @@ class ElectraCollator:
         samples = torch.rand(labelled, generator=generator, dtype=torch.float64)
         return {**masked, "uniform_samples": samples}
 
-    def items(self, arguments: dict[str, Any]) -> dict[str, int]:
+    def items(self, arguments: ModelArguments) -> dict[str, int]:
         """Number of items that each term is a mean over, see :func:`fastenc.objectives.loss_terms.count_items`."""
         return {
             "mlm": len(arguments["uniform_samples"]),
@@ -251,7 +252,7 @@ def sample_tokens(
 
 
 def _collator(
-    tokenizer: Any,
+    tokenizer: TokenizerLike,
     blocks: Sequence[Sequence[int]],
     seed: int,
     *,

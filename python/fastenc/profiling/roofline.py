@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from fastenc._base.json_values import JsonObject
 from fastenc.ops.gemm import fastest_product
 from fastenc.profiling.timing import call_seconds
 
@@ -82,7 +83,7 @@ class Ceilings:
         arithmetic = work.flops / self.product(work.dtype) if work.flops else 0.0
         return max(work.bytes / self.bandwidth, arithmetic)
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> JsonObject:
         """The rates that were measured so far."""
         measured: dict[str, Any] = {}
         if self._bandwidth is not None:

@@ -3,11 +3,11 @@
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from fastenc._base.json_values import JsonObject
 from fastenc._base.options import option
 from fastenc.data import (
     EntityData,
@@ -25,6 +25,7 @@ from fastenc.data.span_examples import spans_of
 from fastenc.data.writers import json_lines
 from fastenc.models import SpanClassifier
 from fastenc.models.heads.span_classifier import check_span_options
+from fastenc.packing import ModelArguments
 from fastenc.tasks.base import Fill, Task, run
 from fastenc.tasks.metrics import entity_metrics
 from fastenc.tasks.report import CLASSES, MISTAKES, Report, entity_figures, mistakes
@@ -36,7 +37,7 @@ DECODINGS = ("flat", "nested")
 
 
 @dataclass(frozen=True)
-class SpanNer(Task):
+class SpanNer(Task[SpanClassifier, EntityData, SpanExample, list[list[FoundEntity]]]):
     """Classifies every span of up to ``max_span_words`` words as one of the entity types or as no entity.
 
     Documents longer than ``max_length`` are read in overlapping windows. A span is learnt and predicted in the window
@@ -96,7 +97,9 @@ class SpanNer(Task):
         if self.decoding not in (None, *DECODINGS):
             raise ValueError(f"decoding must be one of {', '.join(DECODINGS)}, got {self.decoding}")
 
-    def read(self, path: str | Path, train: EntityData | None = None) -> EntityData:
+    def read(
+        self, path: str | Path, train: EntityData | SpanClassifier | None = None
+    ) -> EntityData:
         names = None if train is None else train.label_names
         return read_entities(path, self.word_column, self.tag_column, self.inner_tag_column, names)
 
@@ -107,7 +110,7 @@ class SpanNer(Task):
         for sentences in in_parts(iterate_unlabelled(path, self.word_column), size):
             yield EntityData(sentences, [], [], str(path))
 
-    def data_of(self, inputs: Sequence[Any]) -> EntityData:
+    def data_of(self, inputs: Sequence[object]) -> EntityData:
         """The data of texts, or of sentences as lists of words."""
         return EntityData([sentence_of(each, index) for index, each in enumerate(inputs)], [], [])
 
@@ -132,7 +135,7 @@ class SpanNer(Task):
     def metric_titles(self, model: SpanClassifier) -> dict[str, str]:
         return {"nested": "entities inside others", "nested_found": "of these found"}
 
-    def model_options(self, train: EntityData) -> dict[str, Any]:
+    def model_options(self, train: EntityData) -> JsonObject:
         return {
             "label_names": train.label_names,
             "representation": self.representation,
@@ -148,14 +151,14 @@ class SpanNer(Task):
     def metrics(self, train: EntityData) -> tuple[str, ...]:
         return ("f1", "precision", "recall", "loss")
 
-    def encode(self, data: EntityData, model: Any) -> list[SpanExample]:
+    def encode(self, data: EntityData, model: SpanClassifier) -> list[SpanExample]:
         names, longest = model.label_names, model.max_span_words
-        return encode_spans(data, model.tokenizer, self.room(model), names, longest)
+        return encode_spans(data, model.own_tokenizer(), self.room(model), names, longest)
 
-    def collate(self, examples: Sequence[SpanExample]) -> dict[str, Any]:
+    def collate(self, examples: Sequence[SpanExample]) -> ModelArguments:
         return collate_spans(examples)
 
-    def logits_of(self, arguments: dict[str, Any]) -> list[int]:
+    def logits_of(self, arguments: ModelArguments) -> list[int]:
         batch = arguments["batch"]
         rows = arguments["word_rows"][arguments["starts"]]
         sequences = torch.searchsorted(batch.cu_seqlens, rows, right=True) - 1
@@ -224,7 +227,7 @@ class SpanNer(Task):
         return [select_entities(row, nested=nested) for row in candidates]
 
 
-def _row(each: Sentence, found: list[FoundEntity]) -> dict[str, Any]:
+def _row(each: Sentence, found: list[FoundEntity]) -> dict[str, object]:
     """A sentence as a JSON row. An entity has the characters [start, end) and the words [first_word, end_word)."""
     entities = []
     for (kind, first, stop), probability, _ in found:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from fastenc._base.json_values import JsonObject
 from fastenc._base.options import option
 from fastenc._base.progress import progress_bar
 from fastenc._base.transfer import send_arguments
@@ -23,7 +24,7 @@ from fastenc.data.writers import json_lines, table_lines
 from fastenc.models.embedding.word_vectors import LAYERS, resolve_layers
 from fastenc.models.heads.sense_model import SenseInventory, WordSenseModel, nearest
 from fastenc.nn.evaluation_mode import evaluation_mode
-from fastenc.packing import length_sorted_batches
+from fastenc.packing import ModelArguments, length_sorted_batches
 from fastenc.tasks.base import Task
 
 
@@ -40,7 +41,7 @@ class SensePrediction(NamedTuple):
 
 
 @dataclass(frozen=True)
-class WordSense(Task):
+class WordSense(Task[WordSenseModel, SenseData, SenseExample, Sequence[SensePrediction]]):
     """The sense of a word in its sentence.
 
     The model is not trained by steps. The vector of a sense is the mean of the vectors of its labelled words. Among the
@@ -80,7 +81,7 @@ class WordSense(Task):
             raise ValueError(f"min_examples must be at least 1, got {self.min_examples}: give more")
         self._layers()
 
-    def read(self, path: str | Path, train: Any = None) -> SenseData:
+    def read(self, path: str | Path, train: SenseData | WordSenseModel | None = None) -> SenseData:
         return read_senses(path, self.sense, self.sense_column)
 
     def read_inputs(self, path: str | Path) -> SenseData:
@@ -89,19 +90,19 @@ class WordSense(Task):
     def input_parts(self, path: str | Path, size: int) -> Iterator[SenseData]:
         yield from in_sense_parts(self.read_inputs(path), size)
 
-    def model_options(self, train: SenseData) -> dict[str, Any]:
+    def model_options(self, train: SenseData) -> JsonObject:
         return {} if self.word_layers is None else {"layers": self._layers()}
 
     def metrics(self, train: SenseData) -> tuple[str, ...]:
         return ("f1", "accuracy", "macro_accuracy")
 
     def encode(self, data: SenseData, model: WordSenseModel) -> list[SenseExample]:
-        return encode_senses(data, model.tokenizer, self.room(model))
+        return encode_senses(data, model.own_tokenizer(), self.room(model))
 
-    def collate(self, examples: Sequence[SenseExample]) -> dict[str, Any]:
+    def collate(self, examples: Sequence[SenseExample]) -> ModelArguments:
         return collate_senses(examples)
 
-    def logits_of(self, arguments: dict[str, Any]) -> list[int] | None:
+    def logits_of(self, arguments: ModelArguments) -> list[int] | None:
         starts = arguments["spans"][::2].contiguous()
         counts = torch.bucketize(arguments["batch"].cu_seqlens, starts).diff()
         return counts.tolist()
@@ -154,7 +155,11 @@ class WordSense(Task):
         return metrics
 
     def decode(
-        self, model: WordSenseModel, data: SenseData, examples, logits: list[Tensor]
+        self,
+        model: WordSenseModel,
+        data: SenseData,
+        examples: Sequence[SenseExample],
+        logits: list[Tensor],
     ) -> list[SensePrediction]:
         inventory = _inventory(model)
         rows = inventory.rows()
@@ -164,18 +169,33 @@ class WordSense(Task):
                 found[index] = _predict(inventory, rows, data.targets[index].lemma, vector)
         return [found[index] for index in range(len(data.targets))]
 
-    def evaluate(self, model, data, examples, *arguments: Any, **options: Any) -> dict[str, float]:
+    def evaluate(
+        self,
+        model: WordSenseModel,
+        data: SenseData,
+        examples: Sequence[SenseExample],
+        *arguments: Any,
+        **options: Any,
+    ) -> dict[str, float]:
         metrics = super().evaluate(model, data, examples, *arguments, **options)
         del metrics["loss"]  # the model has no loss; run returns 0
         return metrics
 
-    def score(self, model, data: SenseData, predictions) -> dict[str, float]:
+    def score(
+        self, model: WordSenseModel, data: SenseData, predictions: Sequence[SensePrediction]
+    ) -> dict[str, float]:
         return sense_metrics(data, predictions)
 
-    def lines(self, model, data: SenseData, predictions, suffix: str) -> Iterable[str]:
+    def lines(
+        self,
+        model: WordSenseModel,
+        data: SenseData,
+        predictions: Sequence[SensePrediction],
+        suffix: str,
+    ) -> Iterable[str]:
         rows = []
         for target, (sense, scores) in zip(data.targets, predictions, strict=True):
-            row = {"lemma": target.lemma, "sense": sense or ""}
+            row: dict[str, object] = {"lemma": target.lemma, "sense": sense or ""}
             row |= {"score": scores[sense] if sense else 0.0}
             if suffix == ".jsonl":
                 words = data.sentences[target.sentence]

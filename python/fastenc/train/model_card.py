@@ -5,7 +5,6 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import fastenc
 from fastenc._base import provenance
@@ -56,7 +55,7 @@ class Origin:
 def write_card(
     folder: Path,
     model: PretrainedModel,
-    settings: dict[str, Any],
+    settings: Mapping[str, object],
     summary: Sequence[str],
     metrics: dict[str, float],
     titles: Mapping[str, str] | None = None,
@@ -79,7 +78,7 @@ def write_card(
 def model_card(
     folder: Path,
     model: PretrainedModel,
-    settings: dict[str, Any],
+    settings: Mapping[str, object],
     summary: Sequence[str],
     metrics: dict[str, float],
     titles: Mapping[str, str] | None = None,
@@ -123,12 +122,12 @@ def model_card(
     return "\n\n".join(sections) + "\n"
 
 
-def shown_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+def shown_settings(settings: Mapping[str, object]) -> dict[str, object]:
     """The settings that a user can give, by the names of their options."""
     if settings.get("max_steps"):  # which replaces them
         settings = {name: value for name, value in settings.items() if name != "epochs"}
     given = lambda value: value is not None and value is not False and value not in ("", [], ())
-    flat: dict[str, Any] = {}
+    flat: dict[str, object] = {}
     for name, value in settings.items():
         flat |= value if isinstance(value, dict) else {name: value}
     return {
@@ -138,7 +137,7 @@ def shown_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     if isinstance(value, (list, tuple)):
         return ", ".join(map(_shown, value))
     return f"{value:g}" if isinstance(value, float) else str(value)
@@ -202,7 +201,7 @@ def _number(value: float) -> str:
     return f"{value:.4f}" if isinstance(value, float) else f"{value}"
 
 
-def _table(values: Mapping[str, Any], title: str) -> str:
+def _table(values: Mapping[str, object], title: str) -> str:
     cell = lambda value: str(value).replace("|", "\\|").replace("\n", " ")
     rows = [f"| {title} | value |", "|---|---|"]
     return "\n".join(

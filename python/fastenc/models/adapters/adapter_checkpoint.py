@@ -9,7 +9,7 @@ import json
 import re
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -34,6 +34,9 @@ from fastenc.models.adapters.adaptations import (
 from fastenc.nn.adaptation import LayerAdaptation, LowRank
 from fastenc.text.tokenizers import load_tokenizer
 
+if TYPE_CHECKING:
+    from fastenc.models.pretrained import PretrainedModel
+
 BASE, PROMPT = "base_model.", "prompt_embeddings"
 TYPES = {Lora: "LORA", PrefixTuning: "PREFIX_TUNING", Adapters: "FASTENC_ADAPTERS"}
 TYPES[PromptTuning] = "FASTENC_PROMPT"
@@ -41,7 +44,7 @@ TYPES[PromptTuning] = "FASTENC_PROMPT"
 UNSUPPORTED = {"bias": "none", "use_dora": False, "rank_pattern": {}, "alpha_pattern": {}}
 
 
-def is_adapted(model: Any) -> bool:
+def is_adapted(model: "PretrainedModel") -> bool:
     """Whether saving the model means saving an adaptation: one is in use, and not merged."""
     encoder = encoder_of(model)
     return encoder.adapted.current is not None and not encoder.adapted.unmerged_weights
@@ -66,7 +69,7 @@ def load(
     return model
 
 
-def load_adaptation(model: Any, folder: str | Path, name: str = "default") -> None:
+def load_adaptation(model: "PretrainedModel", folder: str | Path, name: str = "default") -> None:
     """Add the adaptation of a folder to a model and use it.
 
     Raises: ValueError for a damaged file, an adaptation of another model, task or labels, and as
@@ -77,7 +80,7 @@ def load_adaptation(model: Any, folder: str | Path, name: str = "default") -> No
     _add_from(folder, model, name)
 
 
-def write(folder: Path, model: Any) -> None:
+def write(folder: Path, model: "PretrainedModel") -> None:
     """Write the adaptation in use and the head.
 
     Raises: ValueError when the model does not know which checkpoint its encoder came from.
@@ -122,7 +125,7 @@ def write(folder: Path, model: Any) -> None:
     )
 
 
-def adaptation_of(values: dict[str, Any], model: Any, where: Path) -> Adaptation:
+def adaptation_of(values: dict[str, Any], model: "PretrainedModel", where: Path) -> Adaptation:
     """The adaptation that adapter_config.json describes.
 
     Args: where: the file, for error messages.
@@ -151,7 +154,7 @@ def adaptation_of(values: dict[str, Any], model: Any, where: Path) -> Adaptation
     )
 
 
-def _check_head(folder: Path, model: Any) -> None:
+def _check_head(folder: Path, model: "PretrainedModel") -> None:
     """Raise ValueError if the folder's head is for another task or other labels than the model's."""
     if not (folder / checkpoint.CONFIG).exists():  # PEFT stores the task only
         task = checkpoint.read_adapter_config(folder).get("task_type") or ""
@@ -167,7 +170,7 @@ def _check_head(folder: Path, model: Any) -> None:
             )
 
 
-def _add_from(folder: Path, model: Any, name: str) -> None:
+def _add_from(folder: Path, model: "PretrainedModel", name: str) -> None:
     """:func:`load_adaptation` without the check of the head."""
     where = folder / checkpoint.ADAPTER_CONFIG
     adaptation = adaptation_of(checkpoint.read_adapter_config(folder), model, where)
@@ -181,7 +184,7 @@ def _add_from(folder: Path, model: Any, name: str) -> None:
 
 
 def _stored_values(
-    folder: Path, model: Any, adaptation: Adaptation, modules: Additions
+    folder: Path, model: "PretrainedModel", adaptation: Adaptation, modules: Additions
 ) -> list[tuple[Tensor, Tensor]]:
     """(tensor, its value in the file) for each tensor of the modules and of the model's head.
 
@@ -221,7 +224,7 @@ def _stored_values(
     return values
 
 
-def _config(model: Any, adaptation: Adaptation) -> dict[str, Any]:
+def _config(model: "PretrainedModel", adaptation: Adaptation) -> dict[str, Any]:
     if isinstance(adaptation, Lora):
         chosen = [
             name
@@ -251,7 +254,9 @@ def _config(model: Any, adaptation: Adaptation) -> dict[str, Any]:
     return asdict(adaptation)
 
 
-def _added(model: Any, adaptation: Adaptation, modules: Additions) -> dict[str, list[Tensor]]:
+def _added(
+    model: "PretrainedModel", adaptation: Adaptation, modules: Additions
+) -> dict[str, list[Tensor]]:
     """Name in the file, without prefixes of PEFT and of a head → the tensors with its values, which the file holds
     concatenated along the last dimension."""
     if isinstance(modules, nn.Parameter):
@@ -273,7 +278,7 @@ def _added(model: Any, adaptation: Adaptation, modules: Additions) -> dict[str, 
     }
 
 
-def _matrices(model: Any, added: LayerAdaptation, target: str) -> dict[str, Tensor]:
+def _matrices(model: "PretrainedModel", added: LayerAdaptation, target: str) -> dict[str, Tensor]:
     targets = model.config.architecture.lora_targets(model.config)
     linear = next(name for name, several in targets.items() if target in several)
     low_rank = added.low_rank[linear]
@@ -281,7 +286,7 @@ def _matrices(model: Any, added: LayerAdaptation, target: str) -> dict[str, Tens
     return {"A": low_rank.a[target], "B": low_rank.b[target]}
 
 
-def _head(model: Any, with_prefix: bool) -> dict[str, tuple[str, Tensor]]:
+def _head(model: "PretrainedModel", with_prefix: bool) -> dict[str, tuple[str, Tensor]]:
     """The family's name of each parameter of the head → (our name, the parameter)."""
     theirs = model.family_names(with_prefix)
     return {
@@ -290,24 +295,24 @@ def _head(model: Any, with_prefix: bool) -> dict[str, tuple[str, Tensor]]:
     }
 
 
-def _head_modules(model: Any) -> list[str]:
+def _head_modules(model: "PretrainedModel") -> list[str]:
     names = {name.split(".")[0] for name in model.head_names().values()}
     if any("pooler" in name for name in head_parameters(model)):
         names.add("pooler")
     return sorted(names)
 
 
-def _prefix(model: Any) -> str:
+def _prefix(model: "PretrainedModel") -> str:
     """The prefix of the encoder's names in transformers' model of this class."""
     return "" if model.architecture == "Model" else _model_prefix(model)
 
 
-def _model_prefix(model: Any) -> str:
+def _model_prefix(model: "PretrainedModel") -> str:
     prefix = model.config.architecture.prefix
     return f"{prefix}." if prefix else ""
 
 
-def _lora_modules(model: Any) -> list[tuple[str, str, int]]:
+def _lora_modules(model: "PretrainedModel") -> list[tuple[str, str, int]]:
     """(the encoder's name of the module, LoRA target, layer's number) of every linear layer of the checkpoint."""
     kind = model.config.architecture
     names, targets = kind.names(model.config), kind.lora_targets(model.config)
@@ -320,7 +325,7 @@ def _lora_modules(model: Any) -> list[tuple[str, str, int]]:
     return found
 
 
-def _lora_targets(model: Any, wanted: Any, where: Path) -> tuple[str, ...]:
+def _lora_targets(model: "PretrainedModel", wanted: Any, where: Path) -> tuple[str, ...]:
     """The LoRA targets that PEFT's target_modules (a regular expression, or a list of name endings) select.
 
     Raises: ValueError if it does not select the same targets in all layers.

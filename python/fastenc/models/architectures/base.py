@@ -119,7 +119,7 @@ class Architecture:
     question_answerer: ClassVar[HeadSpec | None] = HeadSpec(
         {"out": "qa_outputs"}, dropout_after=False
     )
-    supported: ClassVar[dict[str, Any]] = {
+    supported: ClassVar[dict[str, object]] = {
         "position_embedding_type": "absolute",
         "is_decoder": False,
         "add_cross_attention": False,

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fastenc._base.extras import require
 from fastenc._base.files import member, write_atomically
+from fastenc._base.json_values import JsonObject
 from fastenc.models.architectures.values import NOT_NEGATIVE, check
 from fastenc.models.checkpoint import read_any_json, read_json, read_tensor_file
 from fastenc.models.config import EncoderConfig
@@ -154,7 +155,7 @@ def _steps(path: Path) -> list[tuple[str, str]]:
     return steps
 
 
-def _pooling(values: dict[str, Any]) -> str | None:
+def _pooling(values: JsonObject) -> str | None:
     """The pooling in the config.json of a Pooling module, or None if it is not implemented here."""
     if "pooling_mode" in values:
         found = values["pooling_mode"]
@@ -205,7 +206,7 @@ def _json(path: Path) -> dict[str, Any]:
         raise ValueError(f"{path} cannot be read ({error}): write the folder again") from error
 
 
-def _write_json(path: Path, values: Any) -> None:
+def _write_json(path: Path, values: object) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps(values, indent=2) + "\n"
     write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
