@@ -239,7 +239,7 @@ class Encoder(PretrainedModel):
         )
 
     def _stack_modules(self, frozen: Sequence[Prepared] | None = None) -> StackModules:
-        norm, modules = self.first_norm, self.layer_modules()
+        norm, modules = self.first_norm, self._modules_of_layers()
         recomputes = self.gradient_checkpointing and self.training
         return StackModules(
             modules,
@@ -261,11 +261,10 @@ class Encoder(PretrainedModel):
         """(weights, description) of every module of ``layers``."""
         return [
             (layer.weights(), self.stack.of_module(i))
-            for i, layer in enumerate(self.layer_modules())
+            for i, layer in enumerate(self._modules_of_layers())
         ]
 
-    def layer_modules(self) -> list[EncoderLayer]:
-        """The modules that compute layers."""
+    def _modules_of_layers(self) -> list[EncoderLayer]:
         return [layer for layer in self.layers if isinstance(layer, EncoderLayer)]
 
     def _check_length(self, batch: PackedBatch) -> None:

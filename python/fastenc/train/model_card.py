@@ -5,6 +5,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import fastenc
 from fastenc._base import provenance
@@ -87,7 +88,8 @@ def model_card(
 ) -> str:
     """The text of the card; arguments as in :func:`write_card`."""
     origin = origin or Origin()
-    config, task, titles = model.config, settings.get("task"), titles or {}
+    config, titles = model.config, titles or {}
+    task = cast("str | None", settings.get("task"))
     base = origin.base or model.base
     parameters = sum(parameter.numel() for parameter in model.parameters())
     trained = settings.get("trained parameters", parameters)

@@ -114,7 +114,7 @@ class FSDP:
             if isinstance(module, EncoderLayer):
                 fully_shard(module, mesh=mesh)
         fully_shard(model, mesh=mesh)
-        self.model: nn.Module = model
+        self.model: Any = model  # an FSDPModule, whose parameters are DTensors
         self.plain_model = model
         self.adamw = self.optimizer = build(self.model)
 

@@ -6,20 +6,31 @@ because the files of these classes import this one.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 import torch
 from torch import nn
 
 from fastenc.models.config import EncoderConfig
 from fastenc.nn.adaptation import Bottleneck, LayerAdaptation, LowRank
+from fastenc.nn.layer_spec import LayerWeights
 
 if TYPE_CHECKING:
-    from fastenc.models.encoder import Encoder, EncoderLayer
+    from fastenc.models.encoder import Encoder
     from fastenc.models.pretrained import PretrainedModel
 
 # The linear layers that LoRA can be added to. A family has either "qkv" or the first three; "gate" only if it is gated.
 LORA_TARGETS = ("query", "key", "value", "qkv", "attention_out", "gate", "up", "down")
+
+
+class AdaptableLayer(Protocol):
+    """The module of a layer, of an encoder or of a patched model, to which adaptations are added."""
+
+    training: bool
+    adaptation: str | None
+    adaptations: nn.ModuleDict
+
+    def weights(self) -> LayerWeights: ...
 
 
 @dataclass(frozen=True)
@@ -64,7 +75,7 @@ class Lora:
             )
         return tuple(target for target in known if target in targets)
 
-    def layer(self, layer: "EncoderLayer", config: EncoderConfig) -> LayerAdaptation:
+    def layer(self, layer: AdaptableLayer, config: EncoderConfig) -> LayerAdaptation:
         low_rank, targets = {}, self.targets_of(config)
         for name, names in config.architecture.lora_targets(config).items():
             wanted = [target for target in names if target in targets]
@@ -91,7 +102,7 @@ class Adapters:
     def __post_init__(self) -> None:
         _at_least_one("size", self.size)
 
-    def layer(self, layer: "EncoderLayer", config: EncoderConfig) -> LayerAdaptation:
+    def layer(self, layer: AdaptableLayer, config: EncoderConfig) -> LayerAdaptation:
         width = config.hidden_size
         return LayerAdaptation(
             after_attention=Bottleneck(width, self.size),
@@ -113,7 +124,7 @@ class PrefixTuning:
     def __post_init__(self) -> None:
         _at_least_one("length", self.length)
 
-    def layer(self, layer: "EncoderLayer", config: EncoderConfig) -> LayerAdaptation:
+    def layer(self, layer: AdaptableLayer, config: EncoderConfig) -> LayerAdaptation:
         rows = sum(weight.shape[0] for weight in layer.weights().qkv_weights)
         return LayerAdaptation(prefix=torch.randn(self.length, 2, rows // 3))
 
@@ -206,7 +217,7 @@ def new_modules(encoder: "Encoder", adaptation: Adaptation) -> Additions:
         return nn.Parameter(start.detach().clone())
     return [
         adaptation.layer(layer, encoder.config).to(weight).train(layer.training)
-        for layer in encoder.layer_modules()
+        for layer in _layers(encoder)
     ]
 
 
@@ -222,7 +233,7 @@ def add_modules(
     if isinstance(added, nn.Parameter):
         encoder.adapted.prompts[name] = added
     else:
-        for layer, module in zip(encoder.layer_modules(), added, strict=True):
+        for layer, module in zip(_layers(encoder), added, strict=True):
             layer.adaptations[name] = module
     encoder.adapted.descriptions[name] = adaptation
     use_adaptation(model, name)
@@ -252,7 +263,7 @@ def use_adaptation(model: "PretrainedModel", name: str | None) -> None:
     adapted.first_position = used.length if isinstance(used, PrefixTuning) else 0
     for key, parameter in adapted.prompts.items():
         parameter.requires_grad_(key == name)
-    for layer in encoder.layer_modules():
+    for layer in _layers(encoder):
         layer.adaptation = None if name is None or name not in layer.adaptations else name
         for key, added in layer.adaptations.items():
             added.requires_grad_(key == name)
@@ -281,10 +292,10 @@ def merge_adaptation(model: "PretrainedModel") -> None:
             f"only a LoRA in use can be merged into the weights, got {found}: {remedy}"
         )
     encoder.frozen.drop()
-    for layer in encoder.layer_modules():
-        for linear, added in layer.adaptations[name].low_rank.items():
+    for layer in _layers(encoder):
+        for linear, added in _added_to(layer, name).low_rank.items():
             weights = layer.weights().of_linear(linear)
-            deltas = added.weight().split([weight.shape[0] for weight in weights])
+            deltas = cast(LowRank, added).weight().split([weight.shape[0] for weight in weights])
             for weight, delta in zip(weights, deltas, strict=True):
                 adapted.unmerged_weights.append((weight, weight.clone()))
                 weight.add_(delta.to(weight.dtype))
@@ -317,7 +328,15 @@ def added_modules(encoder: "Encoder", name: str) -> Additions:
     """The modules or the prompt that an adaptation added to an encoder."""
     if name in encoder.adapted.prompts:
         return encoder.adapted.prompts[name]
-    return [layer.adaptations[name] for layer in encoder.layer_modules()]
+    return [_added_to(layer, name) for layer in _layers(encoder)]
+
+
+def _layers(encoder: "Encoder") -> list[AdaptableLayer]:
+    return cast(list[AdaptableLayer], [*encoder.layers])
+
+
+def _added_to(layer: AdaptableLayer, name: str) -> LayerAdaptation:
+    return cast(LayerAdaptation, layer.adaptations[name])
 
 
 def head_parameters(model: "PretrainedModel") -> dict[str, nn.Parameter]:

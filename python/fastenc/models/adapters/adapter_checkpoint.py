@@ -87,6 +87,7 @@ def write(folder: Path, model: "PretrainedModel") -> None:
     """
     encoder = encoder_of(model)
     name = encoder.adapted.current
+    assert name is not None  # is_adapted(model)
     if model.base is None:
         raise ValueError(
             "an adaptation is saved with the path of its encoder's checkpoint, got an encoder that was not loaded from "
