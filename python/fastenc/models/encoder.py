@@ -224,7 +224,7 @@ class Encoder(PretrainedModel):
         kept: list[Tensor | None] = [None] * (self.config.num_layers + 1)
         weights = None if self.mix is None else self.mix.weights.unbind()
         weighted_sum: Tensor | None = None
-        modules = self._stack_modules(self.frozen.current(self))
+        modules = self._stack_modules(self.frozen.current())
         states = run_stack(x, cu_seqlens, max_seqlen, self.stack, modules, visit_input)
         for number, state in enumerate(states):
             if number in wanted:

@@ -52,8 +52,8 @@ class FrozenWeights(nn.Module):
         if torch.is_grad_enabled() or forward_ad._current_level >= 0:
             self.drop()
 
-    def current(self, owner: WeightsOwner) -> list[Prepared] | None:
-        """The frozen layers that this call may use, one for each module of ``owner.layer_weights()``; None: none."""
+    def current(self) -> list[Prepared] | None:
+        """The frozen layers that this call may use, one for each module that computes layers; None: none."""
         self.drop_in_call_with_gradients()
         if torch.is_grad_enabled() or torch.compiler.is_compiling():
             return None

@@ -4,7 +4,7 @@ import copy
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -39,6 +39,9 @@ from fastenc.nn.layer_spec import (
 )
 from fastenc.nn.stack import StackModules
 from fastenc.nn.ways import run_layer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 LINEARS = ("qkv", "attention_out", "up", "down")
 POOLER = "pooler"
@@ -168,7 +171,7 @@ class LiveEncoder:
         frozen: the copies of the weights that :func:`fastenc.freeze` made.
     """
 
-    def __init__(self, model: Any):
+    def __init__(self, model: "PreTrainedModel"):
         self.config = EncoderConfig.from_hf(model.config.to_dict())
         kind = self.config.architecture
         self.stack = kind.stack(self.config)
@@ -190,13 +193,13 @@ class LiveEncoder:
         )
         self._expected = new_of_same_class(model)
         self.output_class = output_class(model)
-        self._last: tuple[Snapshot, dict[str, Any], Reading] | None = None
+        self._last: tuple[Snapshot, dict[str, object], Reading] | None = None
 
     @property
     def kind(self) -> Architecture:
         return self.config.architecture
 
-    def read(self, model: Any) -> Reading:
+    def read(self, model: "PreTrainedModel") -> Reading:
         """Read the model. The last reading is returned if the model has not changed since."""
         last, values = self._last, vars(model.config)
         if last is not None and last[1] == values and last[0].is_current():
@@ -208,7 +211,7 @@ class LiveEncoder:
         self._last = snapshot, values, reading
         return reading
 
-    def _configuration_difference(self, model: Any) -> str | None:
+    def _configuration_difference(self, model: "PreTrainedModel") -> str | None:
         """How the attention windows in the configuration have changed, or None.
 
         transformers reads them in each call. The other values are read only when a model is built.
@@ -223,7 +226,7 @@ class LiveEncoder:
         same = windows == [spec.attention.window for spec in self.stack.layers]
         return None if same else "its configuration names other windows"
 
-    def _read_modules(self, model: Any) -> Reading:
+    def _read_modules(self, model: "PreTrainedModel") -> Reading:
         """The reading of a model that has the modules of its class."""
         layers = []
         for index in range(self.kind.layer_modules(self.config)):
@@ -256,7 +259,7 @@ class LiveEncoder:
             return Reading("a probability of dropout is 1")
         return Reading(None, tuple(layers), outside, embeddings, final, self._weighted(model))
 
-    def _weighted(self, model: Any) -> tuple[tuple[Any, torch.Size], ...]:
+    def _weighted(self, model: "PreTrainedModel") -> tuple[tuple[Any, torch.Size], ...]:
         found = []
         for name, paths in self._names.items():
             for path in paths:
@@ -272,23 +275,23 @@ class LiveEncoder:
         names = [name for name, module in inner if not isinstance(module, nn.Linear)]
         return len({layer.get_submodule(name).training for name in names}) > 1
 
-    def _dropout_p(self, model: Any, name: str, described: float) -> float:
+    def _dropout_p(self, model: "PreTrainedModel", name: str, described: float) -> float:
         path = self._dropouts.get(name)
         if path is None:
             return described if model.training else 0.0
         module = model.get_submodule(path)
-        return module.p if module.training else 0.0
+        return cast(float, module.p) if module.training else 0.0
 
-    def _dropout(self, model: Any, index: int) -> LayerDropout:
+    def _dropout(self, model: "PreTrainedModel", index: int) -> LayerDropout:
         described = self.kind.layer_dropout(self.config)
-        read = {}
+        read: dict[str, Any] = {}
         for field in LayerDropout._fields:
             path = self._dropouts.get(f"layers.{index}.{field}")
             if path is not None:
                 read[field] = model.get_submodule(path).p
         return described._replace(**read)
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         return self.__dict__ | {"_last": None}
 
     def __deepcopy__(self, memo: dict) -> "LiveEncoder":
@@ -301,7 +304,7 @@ class LiveEncoder:
 class FrozenOwner:
     """Gives :class:`FrozenWeights` the weights of a patched model."""
 
-    def __init__(self, model: Any, live: LiveEncoder):
+    def __init__(self, model: "PreTrainedModel", live: LiveEncoder):
         self._model, self._live = model, live
 
     def layer_weights(self) -> list[tuple[LayerWeights, LayerSpec]]:
@@ -330,7 +333,7 @@ def architecture_of(base: Any) -> Architecture | None:
     return architecture if kind.__name__ == name else None
 
 
-def _found(model: Any, path: str) -> Any:
+def _found(model: "PreTrainedModel", path: str) -> Any:
     """The module at this path, or None if there is none (such as ELECTRA's projection between equal widths)."""
     try:
         return model.get_submodule(path)
