@@ -1,8 +1,8 @@
 """Copies of parameters in autocast's dtype, which an optimiser keeps current.
 
 :func:`fastenc.nn.cast_weights.cast_weights` makes the copies. :class:`fastenc.nn.adamw.AdamW` watches its parameters.
-It writes the copies with them, and the next forward takes the copies instead of casting again. A copy is current as long
-as nothing else has changed the parameter: torch counts changes in place, and another tensor has another address. Torch
+It writes the copies with them, and the next forward takes the copies instead of casting again. A copy is current while
+nothing else has changed the parameter: torch counts changes in place, and another tensor has another address. Torch
 does not count changes through ``parameter.data``: code that makes such a change calls :func:`forget`.
 """
 
