@@ -115,7 +115,7 @@ class AdaptOptions:
                 f"one further, or give {checkpoint.without_head(folder)}"
             )
 
-    def apply(self, model: PretrainedModel) -> None:
+    def apply(self, model: "PretrainedModel") -> None:
         """Freeze the weights that are not trained, and add the adaptation."""
         if self.freeze_layers is not None or self.adapt == "features":
             freeze_encoder(model, self.freeze_layers)

@@ -208,7 +208,7 @@ def _install(module: "PreTrainedModel", fused: Callable[..., Any]) -> _State:
     # The Trainer reads the signature to know the columns that the model takes.
     forward.__signature__ = signature  # type: ignore[attr-defined]
     module.forward = forward  # type: ignore[method-assign]
-    module._replicate_for_data_parallel = functools.partial(_replica, module)
+    module._replicate_for_data_parallel = functools.partial(_replica, module)  # type: ignore[method-assign]
     return state
 
 
