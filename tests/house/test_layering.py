@@ -32,7 +32,7 @@ ROOMS = {
         "integrations": "_base models models/adapters models/architectures nn ops packing text",
         "freezing": "integrations nn",
         "graphs": "_base models ops packing",
-        "profiling": "_base graphs models ops packing",
+        "profiling": "_base graphs models nn ops packing",
         "adapt": "_base models models/adapters nn packing",
         "objectives": "_base data models models/heads nn ops packing text",
         "tasks": "_base data models models/embedding models/heads nn objectives packing text",
