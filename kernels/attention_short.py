@@ -13,7 +13,8 @@ segment's first sequence's begin. The second has the one sequence after these, w
 it. A program finds its tile from the bounds of the sequences at three tokens. In a greedy assignment over the whole
 batch, each tile would depend on all tiles before it. A sequence of more than BLOCK tokens, which can only be the last
 of a segment, is left to other kernels. Programs of empty tiles exit at once. The grid, 2 ceil(T / BLOCK) tiles, depends
-on the number of tokens only.
+on the number of tokens only. It has half as many where the host knows that all sequences have a length that divides
+BLOCK, because then no second tile has tokens.
 
 Bytes: forward 4 T H D elements, backward 7.
 """
@@ -79,9 +80,9 @@ def _sequence_bounds_kernel(
 
 
 @triton.jit
-def _tile(starts_ptr, ends_ptr, total_tokens, BLOCK: tl.constexpr):
+def _tile(starts_ptr, ends_ptr, total_tokens, tiles, BLOCK: tl.constexpr):
     """(first token, one past the last) of this program's tile."""
-    edge = tl.program_id(0) // 2 * BLOCK
+    edge = tl.program_id(0) // tiles * BLOCK
     starts_here = tl.load(starts_ptr + edge) == edge
     first = tl.where(starts_here, edge, tl.load(ends_ptr + edge))
     end = tl.minimum(edge + BLOCK, total_tokens) - 1
@@ -90,7 +91,7 @@ def _tile(starts_ptr, ends_ptr, total_tokens, BLOCK: tl.constexpr):
     full = first + BLOCK
     inside = tl.load(starts_ptr + full, mask=full < total_tokens, other=2147483647)
     middle = tl.minimum(inside, last)
-    second = tl.program_id(0) % 2 == 1
+    second = tl.program_id(0) % tiles == 1
     return tl.where(second, middle, first), tl.where(second, last, middle)
 
 
@@ -112,7 +113,7 @@ def _is_kept(rng, head, tokens, row_starts, keys, threshold):
     return is_kept(row_keys(rng, head, tokens[:, None]), columns, threshold)
 
 
-@triton.jit(do_not_specialize=["total_tokens", "threshold"])
+@triton.jit(do_not_specialize=["total_tokens", "tiles", "threshold"])
 def _attention_short_fwd_kernel(
     q_ptr,  # (total_tokens, H, D)
     k_ptr,
@@ -128,6 +129,7 @@ def _attention_short_fwd_kernel(
     stride_v_token,
     stride_v_head,
     total_tokens,
+    tiles,  # of a segment
     scale,
     threshold,
     drop_scale,
@@ -139,7 +141,7 @@ def _attention_short_fwd_kernel(
     PRECISION: tl.constexpr,
 ):
     starts_ptr, ends_ptr = bounds_ptr, bounds_ptr + total_tokens
-    first, last = _tile(starts_ptr, ends_ptr, total_tokens, BLOCK)
+    first, last = _tile(starts_ptr, ends_ptr, total_tokens, tiles, BLOCK)
     if first >= last:
         return
     head = tl.program_id(1)
@@ -252,7 +254,7 @@ def _attention_short_record_kernel(
             )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["total_tokens", "threshold"])
+@triton.jit(do_not_specialize=["total_tokens", "tiles", "threshold"])
 def _attention_short_bwd_kernel(
     q_ptr,
     k_ptr,
@@ -273,6 +275,7 @@ def _attention_short_bwd_kernel(
     stride_v_head,
     stride_grad,  # of tokens in dq, dk and dv
     total_tokens,
+    tiles,  # of a segment
     scale,
     threshold,
     drop_scale,
@@ -285,7 +288,7 @@ def _attention_short_bwd_kernel(
 ):
     """Scores are keys by queries: what the products of dk and dv take on their left stays in registers."""
     starts_ptr, ends_ptr = bounds_ptr, bounds_ptr + total_tokens
-    first, last = _tile(starts_ptr, ends_ptr, total_tokens, BLOCK)
+    first, last = _tile(starts_ptr, ends_ptr, total_tokens, tiles, BLOCK)
     if first >= last:
         return
     head = tl.program_id(1)
@@ -305,7 +308,7 @@ def _attention_short_bwd_kernel(
     for start_m in tl.range(first, last, ROWS):
         tokens = start_m + tl.arange(0, ROWS)
         mask_m = tokens < last
-        # Past the tile all of these and the query are 0: it adds nothing to the sequence that begins at token 0.
+        # Past the tile all of these and the query are 0, which adds nothing.
         log_sum, base, row_starts, one, two = load_record(
             record_ptr, wide_head * total_tokens + tokens, mask_m
         )
@@ -427,7 +430,8 @@ def backward(
     launch = _config(max_seqlen, True, arguments)
     sums = None
     if wants_sums:
-        shape = (_tiles(arguments, launch), 3, arguments["H"], arguments["D"])
+        segments, tiles = _tiles(arguments, max_seqlen, launch)
+        shape = (segments * tiles, 3, arguments["H"], arguments["D"])
         sums = torch.zeros(shape, dtype=torch.float32, device=dq.device)
     total_tokens = arguments["total_q"]
     if total_tokens and bounds is None:
@@ -463,8 +467,15 @@ def _config(max_seqlen: int, backward: bool, arguments: dict) -> dict:
     )
 
 
-def _tiles(arguments: dict, launch: dict) -> int:
-    return 2 * triton.cdiv(arguments["total_q"], launch["BLOCK"])
+def _tiles(arguments: dict, max_seqlen: int, launch: dict) -> tuple[int, int]:
+    """(segments, tiles of a segment).
+
+    A batch of as many tokens as sequences of max_seqlen have has no others. If their length divides BLOCK, each segment
+    is one whole tile.
+    """
+    total_tokens, batch = arguments["total_q"], arguments["cu_seqlens_q_ptr"].shape[0] - 1
+    whole = total_tokens == batch * max_seqlen and launch["BLOCK"] % max(1, max_seqlen) == 0
+    return triton.cdiv(total_tokens, launch["BLOCK"]), 1 if whole else 2
 
 
 def _run(kernel, bounds: Tensor | None, max_seqlen: int, launch: dict, arguments: dict) -> None:
@@ -474,6 +485,7 @@ def _run(kernel, bounds: Tensor | None, max_seqlen: int, launch: dict, arguments
         return
     if bounds is None:
         bounds = sequence_bounds(arguments["cu_seqlens_q_ptr"], total_tokens, max_seqlen)
-    named = arguments | {"bounds_ptr": bounds, "total_tokens": total_tokens}
+    segments, tiles = _tiles(arguments, max_seqlen, launch)
+    named = arguments | {"bounds_ptr": bounds, "total_tokens": total_tokens, "tiles": tiles}
     taken = {name: named[name] for name in kernel.arg_names if name in named}
-    run(kernel, (_tiles(arguments, launch), arguments["H"]), **taken, **launch)
+    run(kernel, (segments * tiles, arguments["H"]), **taken, **launch)

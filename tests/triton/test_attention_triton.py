@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from fastenc.kernels import attention_short
 from fastenc.kernels.attention_call import self_attention_call
 
 from fastenc.ops import attention
@@ -99,6 +100,46 @@ def test_short_sequences_keep_the_budget(triton_target, lengths, dim):
             torch.autograd.grad(exact, exact_qkv, dout.double())[0],
             f"{dtype} dqkv",
         )
+
+
+@pytest.mark.parametrize(
+    "lengths, block, whole",
+    [
+        ((16,) * 5, 64, True),
+        ((64,) * 2, 64, True),
+        ((128,) * 2, 128, True),
+        ((48,) * 4, 64, False),  # the third begins in the second segment
+        ((64, 32, 64), 64, False),
+    ],
+)
+def test_no_program_has_an_empty_tile_where_lengths_divide_it(
+    triton_target, monkeypatch, lengths, block, whole
+):
+    """The host knows it from the number of tokens. The same batch with a larger max_seqlen has two tiles a segment."""
+    grids, run_kernel = [], attention_short.run
+
+    def noting(kernel, grid, *arguments, **named):
+        if "tiles" in named:
+            grids.append(grid)
+        run_kernel(kernel, grid, *arguments, **named)
+
+    monkeypatch.setattr(attention_short, "run", noting)
+    qkv, cu_seqlens, longest = packed(lengths, 1, 16, torch.float16)
+    qkv = qkv.detach().to(triton_target.device).requires_grad_()
+    cu_seqlens, dout = cu_seqlens.to(qkv.device), torch.randn_like(qkv[:, 0])
+    results = []
+    for max_seqlen in {longest, min(longest + 1, block)}:
+        out = attention(qkv, cu_seqlens, max_seqlen, impl=triton_target.impl)
+        results.append((out, *torch.autograd.grad(out, qkv, dout)))
+        segments = -(-sum(lengths) // block)
+        tiles = 1 if whole and max_seqlen == longest else 2
+        assert grids == [(tiles * segments, 1)] * 2
+        grids.clear()
+    theirs = plain(qkv, lengths)
+    expected = (theirs, *torch.autograd.grad(theirs, qkv, dout))
+    for ours in results:
+        assert all(map(torch.equal, ours, results[0]))
+        torch.testing.assert_close(ours, expected, rtol=1e-2, atol=1e-2)
 
 
 @pytest.mark.parametrize(
