@@ -12,6 +12,7 @@ from fastenc.nn import weight_copies
 from fastenc.ops.adamw import adamw_count, adamw_step, adamw_tables
 from fastenc.ops.library import HAS_TRITON
 
+IMPLEMENTATION = {"fused": True, "foreach": None, "capturable": False}
 UNSUPPORTED = ("amsgrad", "maximize", "differentiable", "capturable")
 
 
@@ -28,8 +29,8 @@ class AdamW(torch.optim.AdamW):
 
     Args: those of torch.optim.AdamW.
     Attributes: copies: autocast's dtype. found_inf: float32 tensor; where it is 1, a step changes nothing. May be set.
-    Raises: ValueError in ``step`` for a parameter or gradient that is not contiguous float32, for a learning rate that
-        is a tensor, and for amsgrad, maximize, differentiable and capturable.
+    Raises: ValueError in ``step`` for a parameter that is not contiguous float32, for parameters on several devices,
+        for a learning rate that is a tensor, and for amsgrad, maximize, differentiable and capturable.
     Numerics: fp32, within the rounding of torch's kernel. Deterministic: yes.
     Source: Loshchilov and Hutter 2019, arXiv:1711.05101.
     """
@@ -52,6 +53,12 @@ class AdamW(torch.optim.AdamW):
         super().add_param_group(param_group)
         weight_copies.watch(self.param_groups[-1]["params"])
 
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state of this class or of torch.optim.AdamW, whichever implementation it stepped with."""
+        groups = [{**group, **IMPLEMENTATION} for group in state_dict["param_groups"]]
+        # As a fused optimiser's, the step counts go to the parameters' device.
+        super().load_state_dict({**state_dict, "param_groups": groups})
+
     def forget_copies(self) -> None:
         """Drop the copies of all parameters; the next forward makes new ones."""
         weight_copies.forget(p for group in self.param_groups for p in group["params"])
@@ -67,10 +74,16 @@ class AdamW(torch.optim.AdamW):
         updated = [tensors for group in groups for tensors in group]
         if not updated:
             return loss
+        devices = {tensors.parameter.device for tensors in updated}
+        if len(devices) > 1:
+            raise ValueError(
+                f"this AdamW takes parameters on one device, got {', '.join(sorted(map(str, devices)))}: use "
+                "torch.optim.AdamW"
+            )
         tables = self._tables_of(updated)
         gradients = _addresses([tensors.gradient for tensors in updated])
         aligned = tables.aligned and all(address % 16 == 0 for address in gradients)
-        device = updated[0].parameter.device
+        (device,) = devices
         pinned = torch.tensor(gradients, pin_memory=device.type == "cuda")
         on_device = pinned.to(device, non_blocking=True)
         found_inf = getattr(self, "found_inf", None)
