@@ -24,7 +24,7 @@ STEP = tl.constexpr(3)
 COPY = tl.constexpr(4)
 SIZE = tl.constexpr(5)
 
-COPY_DTYPES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, None: None}
+COPY_DTYPES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 COUNTED = 1024  # step counts of a program
 
 
@@ -85,9 +85,8 @@ def _update(
     _store(m_ptr, m, mask, MASKED)
     _store(v_ptr, v, mask, MASKED)
     _store(p_ptr, p, mask, MASKED)
-    if COPIES is not None:  # noqa: SIM102, decided when it is compiled
-        if has_copy:
-            _store(copy_ptr, p.to(COPIES), mask, MASKED)
+    if has_copy:
+        _store(copy_ptr, p.to(COPIES), mask, MASKED)
 
 
 @triton.jit(do_not_specialize=["count", "first"])
@@ -106,7 +105,7 @@ def _adamw_kernel(
     log_beta2,
     eps,
     BLOCK: tl.constexpr,
-    COPIES: tl.constexpr,  # the copies' type, or None
+    COPIES: tl.constexpr,  # the copies' type
     ALIGNED: tl.constexpr,
 ):
     block = blocks_ptr + 2 * (first + tl.program_id(0))
@@ -120,21 +119,19 @@ def _adamw_kernel(
     g_ptr = _pointer(tl.load(gradients_ptr + tl.load(block)), tl.float32, ALIGNED) + index
     m_ptr = _pointer(tl.load(tensor + MEAN * count), tl.float32, ALIGNED) + index
     v_ptr = _pointer(tl.load(tensor + SQUARE * count), tl.float32, ALIGNED) + index
-    copy_ptr, has_copy = p_ptr, False
-    if COPIES is not None:
-        address = tl.load(tensor + COPY * count)
-        copy_ptr, has_copy = _pointer(address, COPIES, ALIGNED) + index, address != 0
+    copy = tl.load(tensor + COPY * count)
+    copy_ptr = _pointer(copy, COPIES, ALIGNED) + index
     step = tl.load(tl.load(tensor + STEP * count).to(tl.pointer_type(tl.float32)))
     lr = lr / _one_minus_power(log_beta1, step)
     root = tl.sqrt(_one_minus_power(log_beta2, step))
     if start + BLOCK <= size:
         _update(
-            p_ptr, g_ptr, m_ptr, v_ptr, copy_ptr, has_copy, None,
+            p_ptr, g_ptr, m_ptr, v_ptr, copy_ptr, copy != 0, None,
             lr, decay, rate1, rate2, root, eps, COPIES, False,
         )  # fmt: skip
     else:
         _update(
-            p_ptr, g_ptr, m_ptr, v_ptr, copy_ptr, has_copy, index < size,
+            p_ptr, g_ptr, m_ptr, v_ptr, copy_ptr, copy != 0, index < size,
             lr, decay, rate1, rate2, root, eps, COPIES, True,
         )  # fmt: skip
 
@@ -197,7 +194,7 @@ def adamw_step(
     betas: tuple[float, float],
     eps: float,
     weight_decay: float,
-    copies: torch.dtype | None,
+    copies: torch.dtype,
     aligned: bool,
 ) -> None:
     """Update the tensors of the blocks [first, first + programs), after :func:`adamw_count`."""

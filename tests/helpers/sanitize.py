@@ -269,9 +269,10 @@ def adamw(dtype):
         return
     tensors = [leaf(size) for size in (1, 1023, 1025, 4096)]
     optimizer = AdamW(tensors)
-    optimizer.copies = dtype
-    for tensor in tensors[1:] if dtype != torch.float32 else ():
-        weight_copies.keep(tensor, torch.empty_like(tensor, dtype=dtype))
+    if dtype != torch.float32:
+        optimizer.copies = dtype
+        for tensor in tensors[1:]:
+            weight_copies.keep(tensor, torch.empty_like(tensor, dtype=dtype))
     optimizer.found_inf = torch.zeros(())
     for _ in range(2):
         sum(tensor.square().sum() for tensor in tensors).backward()
