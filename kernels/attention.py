@@ -573,6 +573,8 @@ def _attention_bwd_q_kernel(
 @tunable(
     "attention",
     bucketed=("max_seqlen",),
+    # Larger blocks of keys need more warps. Two kernels add nothing atomically, and compute the scores twice.
+    candidates=({"BLOCK_N": 128, "num_warps": 8}, {"ATOMIC": False}),
     BLOCK_M=(32, 64, 128),
     BLOCK_N=(32, 64, 128),
     num_warps=(4, 8),
@@ -584,9 +586,18 @@ def config(kernel: str, head_dim: int, precision: str, biased: bool, warp_groups
     precision: "half" for 2-byte types, else the precision of float32 products. biased: there is a window or a bias.
     warp_groups: the device's matrix instructions run on groups of four warps (wgmma), which needs tiles of 64 rows.
 
+    "backward_kv" has ATOMIC: whether it adds dq atomically; if not, "backward_q" computes it.
+
     64 query rows take 4 warps, because 8 warps would compute each softmax twice. Without warp groups backward_kv, which
     keeps two accumulators and five operands, takes 32 rows at a time: 64 rows spill.
     """
+    launch = _tile_and_warps(kernel, head_dim, precision, biased, warp_groups)
+    return {**launch, "ATOMIC": True} if kernel == "backward_kv" else launch
+
+
+def _tile_and_warps(
+    kernel: str, head_dim: int, precision: str, biased: bool, warp_groups: bool
+) -> dict:
     if warp_groups and precision == "half" and head_dim <= 64 and not biased:
         return _launch(64, 128 if kernel == "forward" else 64, 4)
     if precision == "ieee":
@@ -850,7 +861,8 @@ def _backward(
 ) -> tuple[Tensor, ...]:
     """As attention_backward, for queries and keys that are rotated already.
 
-    dq is added atomically, or computed by a second kernel under torch.use_deterministic_algorithms.
+    dq is added atomically, or computed by a second kernel under torch.use_deterministic_algorithms or where a tuned
+    table says that this is faster.
     """
     nothing = lambda: q.new_empty(0)
     if packed:
@@ -918,9 +930,10 @@ def _backward_any_length(
     max_seqlen_q, max_seqlen_k = call.max_seqlen_q, call.max_seqlen_k
     batch = arguments["cu_seqlens_q_ptr"].shape[0] - 1
     gradients = {"dq_ptr": dq, "stride_grad": dq.stride(0), "sums_ptr": None}
-    launch = _config("backward_kv", max_seqlen_k, arguments)
+    launch = dict(_config("backward_kv", max_seqlen_k, arguments))
+    atomic = launch.pop("ATOMIC") and not torch.are_deterministic_algorithms_enabled()
     launch_q, wide_dq, finished = None, None, None
-    if torch.are_deterministic_algorithms_enabled():
+    if not atomic:
         launch_q = _config("backward_q", max_seqlen_q, arguments)
     else:
         wide_dq, finished = _zeroed_dq(q, batch)

@@ -246,6 +246,7 @@ SMALL = {
 def test_each_op_asks_for_a_launch_forward_and_one_backward(triton_target, tables, monkeypatch, op):
     monkeypatch.setattr(bench_embedding_layer_norm, "VOCABULARY", 20)
     monkeypatch.setattr(launch.registry[op], "grid", {})
+    monkeypatch.setattr(launch.registry[op], "candidates", ())
     tuner = tune.Tuner(tables / "sm_00.json", lambda call, prepare: 1.0, impl=triton_target.impl)
     tuner.tune(SMALL[op]())
     assert [entry["op"] for entry in tuner.entries.values()] == [op, op]
@@ -254,6 +255,7 @@ def test_each_op_asks_for_a_launch_forward_and_one_backward(triton_target, table
 @pytest.mark.parametrize("mode", ["tf32", "deterministic"])
 def test_attention_is_tuned_in_modes_of_its_own(triton_target, tables, monkeypatch, mode):
     monkeypatch.setattr(launch.registry["attention"], "grid", {})
+    monkeypatch.setattr(launch.registry["attention"], "candidates", ())
     made = bench_attention.attention_problem(
         [20, 9],
         1,
@@ -272,6 +274,45 @@ def test_attention_is_tuned_in_modes_of_its_own(triton_target, tables, monkeypat
     else:
         assert {kernel for kernel, _ in asked} == {"forward", "backward_kv", "backward_q"}
     assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_attentions_backward_is_tried_with_wider_blocks_and_in_two_kernels(
+    triton_target, tables, monkeypatch
+):
+    """A table in which two kernels are faster makes the backward take them."""
+    monkeypatch.setattr(launch.registry["attention"], "grid", {})
+    started, tried, run_kernel = {}, [], attention.run
+
+    def noting(kernel, grid, *arguments, **named):
+        started[kernel] = named.get("BLOCK_N")
+        run_kernel(kernel, grid, *arguments, **named)
+
+    def clock(call, prepare):
+        argument = () if prepare is None else (prepare(),)
+        started.clear()
+        call(*argument)
+        tried.append(dict(started))
+        return 0.5 if attention._attention_bwd_q_kernel in started else 1.0
+
+    monkeypatch.setattr(attention, "run", noting)
+    tolerance = _tuning.TF32_TOLERANCE
+    made = bench_attention.attention_problem(
+        [20, 9], 1, 32, torch.float32, 0.0, mode=_tuning.tf32, tolerance=tolerance
+    )
+    tuner = tune.Tuner(tables / "sm_00.json", clock, impl=triton_target.impl)
+    tuner.tune(made)
+    in_one, in_two = attention._attention_bwd_kv_kernel, attention._attention_bwd_q_kernel
+    assert any(kernels.get(in_one) == 128 and in_two not in kernels for kernels in tried)
+    assert any(in_two in kernels for kernels in tried)
+    # Only the backward over the keys has the choice of two kernels.
+    chosen = {e["key"]["kernel"]: e["launch"].get("ATOMIC") for e in tuner.entries.values()}
+    assert chosen == {"forward": None, "backward_kv": False}
+    forget()
+    with made.mode():
+        out = made.run(*made.inputs, impl=triton_target.impl)
+        started.clear()
+        out.sum().backward()
+    assert {in_one, in_two} <= started.keys()
 
 
 @pytest.mark.parametrize("dtype", tune.DTYPES.values(), ids=tune.DTYPES)
