@@ -9,7 +9,7 @@ from typing import TypeVar
 from fastenc.analysis.probes import LabelledWords
 from fastenc.analysis.relations import Tree, read_trees
 from fastenc.data.columns import read_tagged
-from fastenc.data.readers import kind_of, numbered_lines
+from fastenc.data.readers import file_type_of, numbered_lines
 from fastenc.data.senses import SenseData, read_senses
 
 WORD_PAIRS, TEXT_PAIRS = ("word1", "word2", "score"), ("sentence1", "sentence2", "score")
@@ -44,12 +44,12 @@ def find_data(folder: str | Path) -> AnalysisData:
         raise ValueError(f"{folder} is not a folder: give one with the data to analyse")
     found = AnalysisData()
     for path in sorted(path for path in Path(folder).rglob("*") if path.is_file()):
-        kind = kind_of(path)
-        if kind in (".conllu", ".conll"):
-            (found.trees if kind == ".conllu" else found.entities).append(path)
-        elif kind == ".txt" and _first_line(path).startswith(": "):
+        file_type = file_type_of(path)
+        if file_type in (".conllu", ".conll"):
+            (found.trees if file_type == ".conllu" else found.entities).append(path)
+        elif file_type == ".txt" and _first_line(path).startswith(": "):
             found.analogies.append(path)
-        elif kind == ".tsv":
+        elif file_type == ".tsv":
             columns = set(_first_line(path).split("\t"))
             for wanted, paths in (
                 (SENSES, found.senses),

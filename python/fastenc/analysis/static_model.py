@@ -61,8 +61,8 @@ class StaticModel:
         tensors = {WEIGHT: self.vectors.contiguous()}
         write_atomically(folder / "model.safetensors", lambda path: save_file(tensors, path))
         write_atomically(folder / "tokenizer.json", lambda path: self.tokenizer.save(str(path)))
-        kind = "sentence_transformers.models.StaticEmbedding"
-        modules = [{"idx": 0, "name": "0", "path": "", "type": kind}]
+        module_type = "sentence_transformers.models.StaticEmbedding"
+        modules = [{"idx": 0, "name": "0", "path": "", "type": module_type}]
         text = json.dumps(modules, indent=2)
         write_atomically(folder / "modules.json", lambda path: path.write_text(text))
 

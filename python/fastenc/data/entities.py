@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fastenc.data.columns import Sentence, iterate_words, numbered_blocks, read_tagged, sentence
-from fastenc.data.readers import kind_of, numbered_rows
+from fastenc.data.readers import file_type_of, numbered_rows
 from fastenc.text.tags import Span, scheme_of, spans
 
 
@@ -53,7 +53,7 @@ def read_entities(
         wrong type, a sentence without words, an entity outside its sentence, a tag that is neither IOB2 nor BIOES, a
         type that is not in ``label_names``, and a file without entities if ``label_names`` is None.
     """
-    if kind_of(path) == ".jsonl":
+    if file_type_of(path) == ".jsonl":
         sentences, entities = _json_sentences(path)
     else:
         columns = [tag_column]
@@ -69,7 +69,7 @@ def read_entities(
                 f"{path} must hold at least one entity to learn from, got none: give another file, or give "
                 "tag_column the column of the entities"
             )
-        if kind_of(path) != ".jsonl":
+        if file_type_of(path) != ".jsonl":
             _warn_of_unread_levels(path, columns, set(names))
     for each, row in zip(sentences, entities, strict=True):
         for entity in row:
@@ -92,7 +92,7 @@ def read_unlabelled(path: str | Path, word_column: int | None = None) -> EntityD
 
 def iterate_unlabelled(path: str | Path, word_column: int | None = None) -> Iterator[Sentence]:
     """The sentences of :func:`read_unlabelled`, one at a time."""
-    if kind_of(path) != ".jsonl":
+    if file_type_of(path) != ".jsonl":
         return iterate_words(path, word_column)
     return (_sentence(row, where) for where, row in numbered_rows(path, ["tokens"]))
 
@@ -180,10 +180,10 @@ def _entity(value: object, each: Sentence, where: str) -> Span:
         raise ValueError(
             f"{where}: an entity must be [start, end, type], got {value!r}: correct it"
         )
-    first, stop, kind = value
+    first, stop, entity_type = value
     if not 0 <= first < stop <= len(each.words):
         raise ValueError(
             f"{where}: an entity must lie within the sentence's {len(each.words)} words, got {value}: start counts "
             "from 0, and end is the index after the last word"
         )
-    return Span(kind, first, stop)
+    return Span(entity_type, first, stop)

@@ -6,7 +6,7 @@ from itertools import chain, repeat
 from pathlib import Path
 from random import Random
 
-from fastenc.data.readers import TABLES, is_data_set, kind_of, read_texts
+from fastenc.data.readers import TABLES, file_type_of, is_data_set, read_texts
 
 ALPHA = 0.3  # exponent of the smoothing, the value of XLM-R
 
@@ -129,7 +129,7 @@ def text_files(path: str) -> list[str]:
     folder = Path(path)
     if not folder.is_dir() or is_data_set(folder):
         return [path]
-    inside = sorted(file for file in folder.rglob("*") if kind_of(file) in (".txt", *TABLES))
+    inside = sorted(file for file in folder.rglob("*") if file_type_of(file) in (".txt", *TABLES))
     if not inside:
         raise ValueError(
             f"{path} must hold a file of the kinds {', '.join(('.txt', *TABLES))} (or gzipped), got none: give another "

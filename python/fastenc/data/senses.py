@@ -10,7 +10,7 @@ import torch
 
 from fastenc._base.progress import progress_bar
 from fastenc.data.columns import numbered_blocks
-from fastenc.data.readers import TABLES, kind_of, numbered_lines, numbered_rows, text_of
+from fastenc.data.readers import TABLES, file_type_of, numbered_lines, numbered_rows, text_of
 from fastenc.data.words import check_room
 from fastenc.packing import ModelArguments, pack_sequences
 from fastenc.text.tokenizers import (
@@ -88,10 +88,10 @@ def read_senses(
 
 
 def _is_table(path: str | Path) -> bool:
-    if kind_of(path) == ".tsv":  # a table or a file in columns
+    if file_type_of(path) == ".tsv":  # a table or a file in columns
         _, header = next(numbered_lines(Path(path)), (0, ""))
         return set(TABLE_COLUMNS) <= set(header.split("\t"))
-    return kind_of(path) in TABLES
+    return file_type_of(path) in TABLES
 
 
 def _read_table(path: str | Path, sense: str, labelled: bool) -> SenseData:

@@ -78,15 +78,15 @@ def encode_spans(
     for number, (each, tokens) in enumerate(zip(data.sentences, encoded, strict=True)):
         gold: dict[tuple[int, int], int] | None = {} if data.label_names else None
         if gold is not None:
-            for kind, first, stop in data.entities[number]:
-                gold.setdefault((first, stop - 1), index[kind])
+            for entity_type, first, stop in data.entities[number]:
+                gold.setdefault((first, stop - 1), index[entity_type])
         windows = list(_windows(tokens, gold, number, max_length, special, max_span_words))
         examples += windows
         if gold is not None:
             learnt = {
-                (e.first_word + first, e.first_word + last, kind)
+                (e.first_word + first, e.first_word + last, label)
                 for e in windows
-                for first, last, kind in e.labels or ()
+                for first, last, label in e.labels or ()
             }
             for entity in data.entities[number]:
                 if (entity.first, entity.stop - 1, index[entity.type]) not in learnt:
@@ -126,8 +126,8 @@ def _windows(
             None,
         )
         if gold is not None:
-            local = [(i - first_word, j - first_word, kind) for (i, j), kind in gold.items()]
-            labels = [(i, j, kind) for i, j, kind in local if _holds(example, i, j)]
+            local = [(i - first_word, j - first_word, label) for (i, j), label in gold.items()]
+            labels = [(i, j, label) for i, j, label in local if _holds(example, i, j)]
             example = example._replace(labels=labels)
         yield example
 
@@ -213,12 +213,12 @@ def collate_spans(examples: Sequence[SpanExample]) -> ModelArguments:
     labels = torch.zeros_like(spans.starts)
     before = accumulate((len(e.word_tokens) for e in examples), initial=0)
     gold = [
-        (first + offset, last - first, kind)
+        (first + offset, last - first, label)
         for example, offset in zip(examples, before, strict=False)
-        for first, last, kind in example.labels or ()
+        for first, last, label in example.labels or ()
     ]
     if gold:
-        firsts, lengths, kinds = map(torch.tensor, zip(*gold, strict=True))
+        firsts, lengths, classes = map(torch.tensor, zip(*gold, strict=True))
         # The spans with the same first word are consecutive, shortest first.
-        labels[torch.searchsorted(spans.starts, firsts) + lengths] = kinds
+        labels[torch.searchsorted(spans.starts, firsts) + lengths] = classes
     return {**arguments, "labels": labels[spans.owned]}

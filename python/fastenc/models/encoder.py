@@ -142,37 +142,39 @@ class Encoder(PretrainedModel):
 
     def __init__(self, config: EncoderConfig):
         super().__init__(config)
-        kind, width = config.architecture, config.hidden_size
-        self.stack = kind.stack(config)
-        biases = kind.biases(config)
+        architecture, width = config.architecture, config.hidden_size
+        self.stack = architecture.stack(config)
+        biases = architecture.biases(config)
         rows = config.max_positions + config.position_offset
         self.embeddings = Embeddings(
             config.vocab_size,
             config.embedding_size,
             width,
-            positions=rows if kind.position_table(config) else 0,
+            positions=rows if architecture.position_table(config) else 0,
             position_offset=config.position_offset,
             token_types=config.type_vocab_size,
-            norm=kind.embedding_norm(config),
+            norm=architecture.embedding_norm(config),
             norm_bias=biases.embedding_norm,
-            scale=kind.embedding_scale(config),
-            dropout_p=kind.embedding_dropout_p(config),
-            projection=kind.embedding_projection(config),
+            scale=architecture.embedding_scale(config),
+            dropout_p=architecture.embedding_dropout_p(config),
+            projection=architecture.embedding_projection(config),
         )
         norm = self.stack.layers[0].out_norm
-        self.first_norm = make_norm(norm, width, biases.norm) if kind.first_norm(config) else None
+        self.first_norm = (
+            make_norm(norm, width, biases.norm) if architecture.first_norm(config) else None
+        )
         self.layers = nn.ModuleList(
             EncoderLayer(config, self.stack.of_module(i), biases)
-            for i in range(kind.layer_modules(config))
+            for i in range(architecture.layer_modules(config))
         )
-        tables = kind.relative_biases(config)
+        tables = architecture.relative_biases(config)
         buckets = 0 if self.stack.relative_bias is None else self.stack.relative_bias.num_buckets
         self.relative_biases = nn.ModuleList(
             nn.Embedding(buckets, config.num_heads) for _ in range(tables)
         )
         self.pooler = nn.Linear(width, width) if config.pooler else None
         self.mix = ScalarMix(config.num_layers + 1) if config.layer_mix else None
-        self.final_dropout_p = kind.final_dropout_p(config)
+        self.final_dropout_p = architecture.final_dropout_p(config)
         self.gradient_checkpointing = False
         self.adapted = AdaptationState()
         self.frozen = FrozenWeights()

@@ -42,9 +42,9 @@ def check_labels(folder: Path, hf_config: JsonObject, options: dict[str, Any]) -
             f"{folder}: its head has the labels {names}, the data has {given} (look at {odd[0]!r}): {remedy}"
         )
     if wanted != len(names):
-        kind = options.get("problem_type") or "classification"
+        problem_type = options.get("problem_type") or "classification"
         raise ValueError(
-            f"{folder}: its head has {len(names)} outputs, for {names}; {kind} asks for {wanted}: {remedy}"
+            f"{folder}: its head has {len(names)} outputs, for {names}; {problem_type} asks for {wanted}: {remedy}"
         )
 
 

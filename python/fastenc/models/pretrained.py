@@ -196,9 +196,9 @@ class PretrainedModel(nn.Module):
 
     def _class_name(self) -> str:
         """The name of transformers' class for this model."""
-        kind = self.config.architecture
+        architecture = self.config.architecture
         ours = self.architecture
-        return kind.class_prefix + (kind.bare_class if ours == "Model" else ours)
+        return architecture.class_prefix + (architecture.bare_class if ours == "Model" else ours)
 
     def _tensors(self) -> dict[str, Tensor]:
         """The weights by their names in the family's checkpoints."""
@@ -206,7 +206,7 @@ class PretrainedModel(nn.Module):
         state = self.state_dict()
         for ours, theirs in self.family_names(with_prefix=self.architecture != "Model").items():
             tensors.update(zip(theirs, state[ours].chunk(len(theirs)), strict=True))
-        return self.config.architecture.written(tensors, self.config)
+        return self.config.architecture.export_state_dict(tensors, self.config)
 
     @classmethod
     def stored_in(cls, folder: Path, hf_config: JsonObject) -> bool:
@@ -232,9 +232,9 @@ class PretrainedModel(nn.Module):
         """Initialise one module: weights normally distributed (the architecture gives the standard deviation for the
         module's name), biases 0, norms 1."""
         if isinstance(module, nn.Linear | nn.Embedding):
-            kind = self.config.architecture
-            std = kind.initial_std(self.config, name.rpartition(".")[2])
-            cutoff = kind.initial_cutoff(self.config)
+            architecture = self.config.architecture
+            std = architecture.initial_std(self.config, name.rpartition(".")[2])
+            cutoff = architecture.initial_cutoff(self.config)
             if cutoff is None:
                 nn.init.normal_(module.weight, std=std)
             else:
@@ -249,9 +249,9 @@ class PretrainedModel(nn.Module):
 
     def family_names(self, with_prefix: bool) -> dict[str, tuple[str, ...]]:
         """Our name of a parameter → its names in the family's checkpoints; several tensors are stacked in ours."""
-        kind = self.config.architecture
-        prefix = f"{kind.prefix}." if with_prefix and kind.prefix else ""
-        encoder_names = {**kind.names(self.config), "mix": LAYER_MIX}
+        architecture = self.config.architecture
+        prefix = f"{architecture.prefix}." if with_prefix and architecture.prefix else ""
+        encoder_names = {**architecture.names(self.config), "mix": LAYER_MIX}
         head_names = self.head_names()
         table: dict[str, tuple[str, ...]] = {}
         for key in self.state_dict():
@@ -274,7 +274,7 @@ class PretrainedModel(nn.Module):
 
         Raises: ValueError for missing or unexpected weights of the encoder, and for wrong shapes or dtypes.
         """
-        kind = self.config.architecture
+        architecture = self.config.architecture
         state, missing = {}, []
         read: set[str] = set()
         state, heads = self.state_dict(), self.head_names()
@@ -308,7 +308,7 @@ class PretrainedModel(nn.Module):
                 f"{folder} is incomplete: it lacks {_few(missing)}: write the checkpoint again, or check that "
                 "config.json belongs to it"
             )
-        encoder = _modules_of_encoder(kind.names(self.config))
+        encoder = _modules_of_encoder(architecture.names(self.config))
         unread = [
             name
             for name in sorted({*found} - read)
@@ -356,12 +356,12 @@ def _by_current_names(
 
     Raises: ValueError if two of them are the same weight of the model and differ.
     """
-    kind = config.architecture
-    prefix = f"{kind.prefix}." if kind.prefix else ""
+    architecture = config.architecture
+    prefix = f"{architecture.prefix}." if architecture.prefix else ""
     found: dict[str, Tensor] = {}
     stored_as: dict[str, str] = {}
     for stored, tensor in tensors.items():
-        for name, value in kind.renamed(stored.removeprefix(prefix), tensor).items():
+        for name, value in architecture.renamed(stored.removeprefix(prefix), tensor).items():
             differs = name in found and not checkpoint.same(found[name], value)
             if differs and not name.endswith(BUFFERS):
                 raise ValueError(
@@ -377,8 +377,8 @@ def _check_depth(config: EncoderConfig, tensors: dict[str, Tensor], folder: Path
 
     This comes before the model is built, because building takes long if config.json gives a very large number.
     """
-    kind = config.architecture
-    path = kind.layers_path
+    architecture = config.architecture
+    path = architecture.layers_path
     if path is None:
         return
     layer = re.compile(rf"{re.escape(path)}\.(\d+)\.")
@@ -386,7 +386,7 @@ def _check_depth(config: EncoderConfig, tensors: dict[str, Tensor], folder: Path
     if max(found, default=0) != config.num_layers:
         raise ValueError(
             f"{checkpoint.weights_file(folder)} has {max(found, default=0)} layers, but config.json says "
-            f"{kind.config_names['num_layers']} {config.num_layers}: do the two files belong together?"
+            f"{architecture.config_names['num_layers']} {config.num_layers}: do the two files belong together?"
         )
 
 

@@ -38,15 +38,15 @@ def load(name: str, *, training: bool) -> Encoder | MaskedLM:
     Returns: a MaskedLM for training, else an Encoder.
     Raises: ValueError for a name that is none of these.
     """
-    kind = MaskedLM if training else Encoder
+    model_class = MaskedLM if training else Encoder
     if name in SIZES:
         torch.manual_seed(0)
-        return kind(SIZES[name])
+        return model_class(SIZES[name])
     if not Path(name).is_dir() and "/" not in name:
         raise ValueError(
             f"MODEL must be one of {', '.join(SIZES)}, a checkpoint's folder or a name on the hub, got {name!r}"
         )
-    return kind.from_pretrained(name)
+    return model_class.from_pretrained(name)
 
 
 def random_sequences(config: EncoderConfig, lengths: Sequence[int]) -> list[list[int]]:

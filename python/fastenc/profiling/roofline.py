@@ -53,9 +53,9 @@ class Ceilings:
         product_size: int | None = None,
     ):
         self.device = torch.device(device)
-        kind = self.device.type
-        self.copy_bytes = copy_bytes or COPY_BYTES[kind]
-        self.product_size = product_size or PRODUCT_SIZE[kind]
+        device_type = self.device.type
+        self.copy_bytes = copy_bytes or COPY_BYTES[device_type]
+        self.product_size = product_size or PRODUCT_SIZE[device_type]
         self._bandwidth: float | None = None
         self._products: dict[torch.dtype, float] = {}
 

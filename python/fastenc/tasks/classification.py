@@ -146,10 +146,10 @@ class SequenceClassification(Task[SequenceClassifier, LabelledData, Classificati
 
     @classmethod
     def options_kept(cls, hf_config: JsonObject) -> JsonObject:
-        kind = hf_config.get("problem_type")  # transformers writes it too
+        problem_type = hf_config.get("problem_type")  # transformers writes it too
         from_kind = {
-            "regression": kind == "regression",
-            "multi_label": kind == "multi_label_classification",
+            "regression": problem_type == "regression",
+            "multi_label": problem_type == "multi_label_classification",
         }
         return from_kind | super().options_kept(hf_config)
 
@@ -159,8 +159,8 @@ class SequenceClassification(Task[SequenceClassifier, LabelledData, Classificati
         for index, each in enumerate(texts):
             columns = each if isinstance(each, tuple) else (each,)
             if len(columns) != len(self.text) or not all(isinstance(x, str) for x in columns):
-                kind = "a text" if len(self.text) == 1 else "a pair of texts"
-                raise ValueError(f"input {index} must be {kind}, got {each!r}")
+                expected = "a text" if len(self.text) == 1 else "a pair of texts"
+                raise ValueError(f"input {index} must be {expected}, got {each!r}")
         return LabelledData(cast(list[str], texts), [], [])
 
     def report(self, model: SequenceClassifier, data: LabelledData, predictions: Tensor) -> Report:

@@ -89,6 +89,6 @@ def make_task(task: type[Task], options: Mapping[str, object]) -> Task:
 
 def task_of_model(model_name: str | Path, options: Mapping[str, object]) -> Task:
     """The task of a fine-tuned model, with its training's options and, above these, ``options``."""
-    kind = task_of(model_name)
-    kept = kind.options_kept(checkpoint.read_config(checkpoint.resolve(model_name)))
-    return make_task(kind, {**kept, **options})
+    task = task_of(model_name)
+    kept = task.options_kept(checkpoint.read_config(checkpoint.resolve(model_name)))
+    return make_task(task, {**kept, **options})

@@ -220,8 +220,10 @@ class SpanNer(Task[SpanClassifier, EntityData, SpanExample, list[list[FoundEntit
             columns = (*spans_of(example), kinds, probabilities, margins)
             rows = zip(*(column[above].tolist() for column in columns), strict=True)
             candidates[example.sentence] += [
-                FoundEntity(Span(model.label_names[kind], first, last + 1), probability, margin)
-                for first, last, kind, probability, margin in rows
+                FoundEntity(
+                    Span(model.label_names[entity_type], first, last + 1), probability, margin
+                )
+                for first, last, entity_type, probability, margin in rows
             ]
         nested = model.nested if self.decoding is None else self.decoding == "nested"
         return [select_entities(row, nested=nested) for row in candidates]
@@ -230,11 +232,11 @@ class SpanNer(Task[SpanClassifier, EntityData, SpanExample, list[list[FoundEntit
 def _row(each: Sentence, found: list[FoundEntity]) -> dict[str, object]:
     """A sentence as a JSON row. An entity has the characters [start, end) and the words [first_word, end_word)."""
     entities = []
-    for (kind, first, stop), probability, _ in found:
+    for (entity_type, first, stop), probability, _ in found:
         start, end = each.starts[first], each.starts[stop - 1] + len(each.words[stop - 1])
         entities.append(
             {
-                "type": kind,
+                "type": entity_type,
                 "text": each.text[start:end],
                 "start": start,
                 "end": end,

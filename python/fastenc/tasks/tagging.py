@@ -257,12 +257,12 @@ def _row(each: Sentence, predicted: Tagging, with_entities: bool) -> dict[str, o
     if with_entities:
         row["entities"] = [
             {
-                "type": kind,
+                "type": entity_type,
                 "text": each.text[each.starts[first] : ends[stop - 1]],
                 "start": each.starts[first],
                 "end": ends[stop - 1],
                 "confidence": round(sum(predicted.confidences[first:stop]) / (stop - first), 6),
             }
-            for kind, first, stop in spans(predicted.tags)
+            for entity_type, first, stop in spans(predicted.tags)
         ]
     return row

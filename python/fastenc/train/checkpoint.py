@@ -171,10 +171,10 @@ def load_optimizer(
         raise _corrupt(folder, error) from error
 
 
-def read_weights(folder: Path, kind: type[PretrainedModel]) -> dict[str, Tensor]:
-    """The weights in a checkpoint: {name: tensor}. ``kind`` is the model's class."""
+def read_weights(folder: Path, model_class: type[PretrainedModel]) -> dict[str, Tensor]:
+    """The weights in a checkpoint: {name: tensor}. ``model_class`` is the model's class."""
     try:
-        return kind.from_pretrained(folder).state_dict()
+        return model_class.from_pretrained(folder).state_dict()
     except ValueError as error:
         raise _corrupt(folder, error) from error
 

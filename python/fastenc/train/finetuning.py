@@ -134,7 +134,7 @@ def default_lr(
     """:func:`fine_tuning_lr` for this model with its adaptation and a run over this number of examples."""
     encoder = encoder_of(model)
     used = encoder.adapted.in_use()
-    adapt = adapt or next((name for name, kind in METHODS.items() if type(used) is kind), None)
+    adapt = adapt or next((name for name, method in METHODS.items() if type(used) is method), None)
     steps = config.steps_over(examples, process_state().num_processes)
     return fine_tuning_lr(model.config.hidden_size, adapt, steps)
 

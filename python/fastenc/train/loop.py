@@ -158,7 +158,7 @@ class Trainer:
         self.warmup_steps = config.warmup_of(self.total_steps)
         # This seed decides dropout. Each process drops other units.
         torch.manual_seed(config.seed + self.accelerator.process_index)
-        self.kind = type(model)
+        self.model_class = type(model)
         trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
         build = partial(build_optimizer, config=config, device=self.accelerator.device)
         self.parallel = PARALLEL[config.parallel](self.accelerator, model, build)
@@ -363,7 +363,7 @@ class Trainer:
         if found is not None:
             state = checkpoints.read_state(found)
             check_same(state["settings"], self.fingerprint, str(found))
-            self.parallel.load(checkpoints.read_weights(found, self.kind))
+            self.parallel.load(checkpoints.read_weights(found, self.model_class))
             states = checkpoints.load_optimizer(found, self.plain_model, self.adamw)
             self._restore_random_states(states, state["step"])
             self.step, self.best = state["step"], state["best"]
@@ -555,7 +555,7 @@ class Trainer:
         """Load the best checkpoint's weights into the model, and write the model, its metrics and its card."""
         self.parallel.finish()
         if (folder := self._best_folder()) is not None:
-            self.parallel.load(checkpoints.read_weights(folder, self.kind))
+            self.parallel.load(checkpoints.read_weights(folder, self.model_class))
         model = self.parallel.whole_model()
         if self.calibrate is not None and self.best is not None:
             metrics = on_main_process(partial(self._measure, self.calibrate, model))

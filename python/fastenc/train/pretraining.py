@@ -35,7 +35,9 @@ from fastenc.train.processes import on_main_process
 # Width of an attention head of a new model if the number of heads is not given.
 HEAD_WIDTH = 32
 # A new model may have one of these families: those with a masked-LM head.
-FAMILIES = tuple(name for name, kind in ARCHITECTURES.items() if kind.lm_head is not None)
+FAMILIES = tuple(
+    name for name, architecture in ARCHITECTURES.items() if architecture.lm_head is not None
+)
 
 
 @documented

@@ -166,7 +166,7 @@ def output(
     hidden = packed.padded(packed.last)
     fields: dict[str, Any] = {"last_hidden_state": hidden}
     if getattr(model, "pooler", None) is not None:
-        fields["pooler_output"] = live.kind.live_pooled(model, hidden)
+        fields["pooler_output"] = live.architecture.live_pooled(model, hidden)
     states = padded_states(packed, hidden, wanted)
     if states is not None:
         fields["hidden_states"] = states

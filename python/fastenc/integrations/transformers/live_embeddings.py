@@ -66,9 +66,9 @@ def _positions(
 ) -> Tensor:
     """The rows of the position table for the padded batch, as the architecture counts them."""
     length = shape[1]
-    if not live.kind.positions_after_padding:
+    if not live.architecture.positions_after_padding:
         return torch.arange(length, device=device)[None] + live.config.position_offset
-    padding = live.kind.padding_row(live.config.pad_token_id)
+    padding = live.architecture.padding_row(live.config.pad_token_id)
     ids = arguments.get("input_ids")
     if ids is None:
         return torch.arange(length, device=device)[None] + padding + 1

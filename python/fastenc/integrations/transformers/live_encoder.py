@@ -173,17 +173,19 @@ class LiveEncoder:
 
     def __init__(self, model: "PreTrainedModel"):
         self.config = EncoderConfig.from_hf(model.config.to_dict())
-        kind = self.config.architecture
-        self.stack = kind.stack(self.config)
+        architecture = self.config.architecture
+        self.stack = architecture.stack(self.config)
         self.embeddings = EmbeddingSpec(
-            kind.embedding_norm(self.config), kind.embedding_scale(self.config)
+            architecture.embedding_norm(self.config), architecture.embedding_scale(self.config)
         )
         self.frozen = FrozenWeights()
-        self._names = {ours: _several(theirs) for ours, theirs in kind.names(self.config).items()}
-        self._dropouts = kind.dropout_names(self.config)
+        self._names = {
+            ours: _several(theirs) for ours, theirs in architecture.names(self.config).items()
+        }
+        self._dropouts = architecture.dropout_names(self.config)
         linears = [
             self._names[f"layers.{index}.{name}"]
-            for index in range(kind.layer_modules(self.config))
+            for index in range(architecture.layer_modules(self.config))
             for name in LINEARS
         ]
         self._allowed = Allowed(
@@ -196,7 +198,7 @@ class LiveEncoder:
         self._last: tuple[Snapshot, dict[str, object], Reading] | None = None
 
     @property
-    def kind(self) -> Architecture:
+    def architecture(self) -> Architecture:
         return self.config.architecture
 
     def read(self, model: "PreTrainedModel") -> Reading:
@@ -219,7 +221,8 @@ class LiveEncoder:
         try:
             now = EncoderConfig.from_hf(model.config.to_dict())
             windows = [
-                self.kind.layer(now, i).attention.window for i in range(len(self.stack.layers))
+                self.architecture.layer(now, i).attention.window
+                for i in range(len(self.stack.layers))
             ]
         except (ValueError, LookupError) as error:
             return f"its configuration was changed: {error}"
@@ -229,7 +232,7 @@ class LiveEncoder:
     def _read_modules(self, model: "PreTrainedModel") -> Reading:
         """The reading of a model that has the modules of its class."""
         layers = []
-        for index in range(self.kind.layer_modules(self.config)):
+        for index in range(self.architecture.layer_modules(self.config)):
             modules = {
                 name: tuple(map(model.get_submodule, self._names[f"layers.{index}.{name}"]))
                 for name in (*LINEARS, "attention_norm", "out_norm")
@@ -252,9 +255,9 @@ class LiveEncoder:
             if not name.startswith("layers.")
         }
         embeddings = self._dropout_p(
-            model, "embeddings", self.kind.embedding_dropout_p(self.config)
+            model, "embeddings", self.architecture.embedding_dropout_p(self.config)
         )
-        final = self._dropout_p(model, "final", self.kind.final_dropout_p(self.config))
+        final = self._dropout_p(model, "final", self.architecture.final_dropout_p(self.config))
         if 1.0 in (embeddings, final, *(p for layer in layers for p in layer.dropouts)):
             return Reading("a probability of dropout is 1")
         return Reading(None, tuple(layers), outside, embeddings, final, self._weighted(model))
@@ -283,7 +286,7 @@ class LiveEncoder:
         return cast(float, module.p) if module.training else 0.0
 
     def _dropout(self, model: "PreTrainedModel", index: int) -> LayerDropout:
-        described = self.kind.layer_dropout(self.config)
+        described = self.architecture.layer_dropout(self.config)
         read: dict[str, Any] = {}
         for field in LayerDropout._fields:
             path = self._dropouts.get(f"layers.{index}.{field}")
@@ -326,11 +329,11 @@ class FrozenOwner:
 
 def architecture_of(base: Any) -> Architecture | None:
     """The architecture for transformers' class of ``base``, or None if it is not supported."""
-    kind, architecture = type(base), ARCHITECTURES.get(base.config.model_type)
-    if architecture is None or not kind.__module__.startswith("transformers."):
+    model_class, architecture = type(base), ARCHITECTURES.get(base.config.model_type)
+    if architecture is None or not model_class.__module__.startswith("transformers."):
         return None
     name = architecture.class_prefix + architecture.bare_class
-    return architecture if kind.__name__ == name else None
+    return architecture if model_class.__name__ == name else None
 
 
 def _found(model: "PreTrainedModel", path: str) -> Any:

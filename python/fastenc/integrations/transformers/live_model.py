@@ -134,13 +134,13 @@ def first_difference(live: Any, expected: Any, allowed: Allowed, path: str = "")
 
 
 def _other_attribute(
-    live: dict, expected: dict, read: set[str], kind: type, is_root: bool
+    live: dict, expected: dict, read: set[str], module_class: type, is_root: bool
 ) -> str | None:
     for key, value in live.items():
         if key in expected:
             if key[0] != "_" and key not in read and not _same(value, expected[key]):
                 return key
-        elif not (is_root and key in PATCHED) and callable(getattr(kind, key, None)):
+        elif not (is_root and key in PATCHED) and callable(getattr(module_class, key, None)):
             return key  # the attribute hides a method of the class
     return next((key for key in expected if key not in live and key not in READ_LIVE), None)
 

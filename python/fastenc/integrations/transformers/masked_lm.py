@@ -30,16 +30,19 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-def is_masked_lm(model: "PreTrainedModel", kind: Architecture) -> bool:
-    return kind.lm_head is not None and type(model).__name__ == f"{kind.class_prefix}ForMaskedLM"
+def is_masked_lm(model: "PreTrainedModel", architecture: Architecture) -> bool:
+    return (
+        architecture.lm_head is not None
+        and type(model).__name__ == f"{architecture.class_prefix}ForMaskedLM"
+    )
 
 
 class LiveHead:
     """What :func:`fastenc.patch` stores for the masked-LM head of a live model."""
 
-    def __init__(self, model: "PreTrainedModel", kind: Architecture):
-        assert kind.lm_head is not None  # is_masked_lm() has seen it
-        names = kind.lm_head.names
+    def __init__(self, model: "PreTrainedModel", architecture: Architecture):
+        assert architecture.lm_head is not None  # is_masked_lm() has seen it
+        names = architecture.lm_head.names
         self._linears = [names[name] for name in ("dense", "decoder") if name in names]
         self._expected = new_of_same_class(model)
         self._last: tuple[Snapshot, str | None] | None = None
@@ -138,10 +141,12 @@ def forward(
 
 def _transform(model: "PreTrainedModel", live: LiveEncoder, hidden: Tensor) -> Tensor:
     """LayerNorm(act(x W + b)), or without the norm if the head has none."""
-    kind, config = live.kind, live.config
+    architecture, config = live.architecture, live.config
     dense, norm = _module(model, live, "dense"), _module(model, live, "norm")
-    assert kind.lm_head is not None  # is_masked_lm() has seen it
-    name = ACTIVATIONS[kind.head(config, kind.lm_head).activation or config.activation]
+    assert architecture.lm_head is not None  # is_masked_lm() has seen it
+    name = ACTIVATIONS[
+        architecture.head(config, architecture.lm_head).activation or config.activation
+    ]
     x = activate_plain(linear(hidden, dense.weight), dense.bias, name)
     if norm is None:
         return x
@@ -149,8 +154,8 @@ def _transform(model: "PreTrainedModel", live: LiveEncoder, hidden: Tensor) -> T
 
 
 def _module(model: "PreTrainedModel", live: LiveEncoder, name: str) -> Any:
-    assert live.kind.lm_head is not None  # is_masked_lm() has seen it
-    path = live.kind.lm_head.names.get(name)
+    assert live.architecture.lm_head is not None  # is_masked_lm() has seen it
+    path = live.architecture.lm_head.names.get(name)
     return None if path is None else model.get_submodule(path)
 
 

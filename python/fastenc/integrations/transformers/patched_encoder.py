@@ -94,7 +94,7 @@ class PatchedEncoder(Encoder):
         if getattr(self.model, "pooler", None) is None or not batch.num_sequences:
             return None
         first = pool(x, batch.cu_seqlens, "cls")
-        return self.live.kind.live_pooled(self.model, first[:, None])
+        return self.live.architecture.live_pooled(self.model, first[:, None])
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Write the adaptation in use, as every :class:`fastenc.Encoder` does; without one, the model itself."""

@@ -102,18 +102,19 @@ def patch(model: Model, *, labelled_logits_only: bool = False) -> Model:
     Raises: ValueError for another architecture, or a configuration that the fused forward does not support.
     """
     top = _pretrained(model)
-    kind = architecture_of(top.base_model)
-    if kind is None:
+    architecture = architecture_of(top.base_model)
+    if architecture is None:
         classes = sorted(a.class_prefix + a.bare_class for a in ARCHITECTURES.values())
         raise ValueError(
             f"patch supports {', '.join(classes)} and models over them, got {type(top).__name__} over "
             f'{type(top.base_model).__name__}: fastenc.register_attention() and attn_implementation="fastenc" give any '
             "model with attention back-ends the attention kernel"
         )
-    has_head = masked_lm.is_masked_lm(top, kind)
+    has_head = masked_lm.is_masked_lm(top, architecture)
     if labelled_logits_only and not has_head:
         raise ValueError(
-            f"labelled_logits_only is for {kind.class_prefix}ForMaskedLM, got {type(top).__name__}: leave it out"
+            f"labelled_logits_only is for {architecture.class_prefix}ForMaskedLM, "
+            f"got {type(top).__name__}: leave it out"
         )
     encoder = _encoder_of(top)
     if STATE not in encoder.__dict__:
@@ -123,7 +124,7 @@ def patch(model: Model, *, labelled_logits_only: bool = False) -> Model:
     if has_head:
         state = _install(top, _masked_lm_forward)
         state.labelled_logits_only = labelled_logits_only
-        state.head = state.head or masked_lm.LiveHead(top, kind)
+        state.head = state.head or masked_lm.LiveHead(top, architecture)
     elif top is not encoder:
         _install(top, _task_forward)
     return model
@@ -192,8 +193,8 @@ def _pretrained(model: nn.Module) -> "PreTrainedModel":
 
 def _encoder_of(top: "PreTrainedModel") -> "PreTrainedModel":
     base = top.base_model
-    kind = architecture_of(base)
-    found = base if kind is None else base.get_submodule(kind.live_path)
+    architecture = architecture_of(base)
+    found = base if architecture is None else base.get_submodule(architecture.live_path)
     return cast("PreTrainedModel", found)
 
 

@@ -132,8 +132,8 @@ def adaptation_of(values: dict[str, Any], model: "PretrainedModel", where: Path)
     Args: where: the file, for error messages.
     Raises: ValueError for a method or an option of PEFT that is not supported here.
     """
-    kind = values["peft_type"]
-    if kind == "LORA":
+    peft_type = values["peft_type"]
+    if peft_type == "LORA":
         for key, expected in UNSUPPORTED.items():
             if values.get(key, expected) != expected:
                 raise ValueError(
@@ -144,14 +144,14 @@ def adaptation_of(values: dict[str, Any], model: "PretrainedModel", where: Path)
         # Rank-stabilised LoRA divides by the root of the rank.
         alpha = alpha * rank**0.5 if values.get("use_rslora") else alpha
         return Lora(rank, alpha, targets, float(values.get("lora_dropout", 0.0)))
-    if kind == "PREFIX_TUNING" and not values.get("prefix_projection"):
+    if peft_type == "PREFIX_TUNING" and not values.get("prefix_projection"):
         return PrefixTuning(values["num_virtual_tokens"])
-    if kind == TYPES[Adapters]:
+    if peft_type == TYPES[Adapters]:
         return Adapters(values["size"])
-    if kind == TYPES[PromptTuning]:
+    if peft_type == TYPES[PromptTuning]:
         return PromptTuning(values["length"])
     raise ValueError(
-        f"{where}: peft_type must be one of {sorted(TYPES.values())} (prefixes without projection), got {kind!r}"
+        f"{where}: peft_type must be one of {sorted(TYPES.values())} (prefixes without projection), got {peft_type!r}"
     )
 
 
@@ -315,8 +315,8 @@ def _model_prefix(model: "PretrainedModel") -> str:
 
 def _lora_modules(model: "PretrainedModel") -> list[tuple[str, str, int]]:
     """(the encoder's name of the module, LoRA target, layer's number) of every linear layer of the checkpoint."""
-    kind = model.config.architecture
-    names, targets = kind.names(model.config), kind.lora_targets(model.config)
+    architecture = model.config.architecture
+    names, targets = architecture.names(model.config), architecture.lora_targets(model.config)
     found = []
     for layer in range(len(encoder_of(model).layers)):
         for linear, several in targets.items():

@@ -135,7 +135,7 @@ class Architecture:
         common = {"pad_token_id": ID, "tie_word_embeddings": SWITCH}
         check(values, {**common, **fields, **self.rules}, "config.json: ")
 
-    def present_config(self, values: dict[str, Any]) -> dict[str, Any]:
+    def normalize_config(self, values: dict[str, Any]) -> dict[str, Any]:
         """The values of config.json in transformers' current names; those of the hub's remote code are converted."""
         return values
 
@@ -317,7 +317,9 @@ class Architecture:
         name = name.replace("LayerNorm.gamma", "LayerNorm.weight")
         return {name.replace("LayerNorm.beta", "LayerNorm.bias"): tensor}
 
-    def written(self, tensors: dict[str, Tensor], config: EncoderConfig) -> dict[str, Tensor]:
+    def export_state_dict(
+        self, tensors: dict[str, Tensor], config: EncoderConfig
+    ) -> dict[str, Tensor]:
         """The tensors of a checkpoint by the names that transformers writes, from those by :meth:`names`."""
         return tensors
 

@@ -59,7 +59,7 @@ class Gte(NomicBert):
         }
     )
 
-    def present_config(self, values: dict[str, Any]) -> dict[str, Any]:
+    def normalize_config(self, values: dict[str, Any]) -> dict[str, Any]:
         if values["model_type"] != self.remote_name:
             return values
         for key, computed in REMOTE_SWITCHES.items():

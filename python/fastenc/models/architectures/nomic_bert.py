@@ -116,7 +116,7 @@ class NomicBert(Architecture):
     def read(self, values: dict[str, Any]) -> dict[str, Any]:
         return super().read({key: value for key, value in values.items() if value is not None})
 
-    def present_config(self, values: dict[str, Any]) -> dict[str, Any]:
+    def normalize_config(self, values: dict[str, Any]) -> dict[str, Any]:
         if "n_embd" not in values:
             return values
         found = {HUB_CONFIG.get(key, key): value for key, value in values.items()}

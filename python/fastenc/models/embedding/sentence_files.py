@@ -70,18 +70,18 @@ def read_settings(folder: Path, config: EncoderConfig) -> SentenceSettings | Non
     if not (folder / MODULES).exists():
         return None
     modules = _steps(folder / MODULES)
-    kinds = [kind for kind, _ in modules]
-    layers = kinds[1:2] == ["WeightedLayerPooling"]
-    after = kinds[2 if layers else 1 :]
-    where = {kind: member(folder, path, folder / MODULES) for kind, path in modules}
+    module_types = [module_type for module_type, _ in modules]
+    layers = module_types[1:2] == ["WeightedLayerPooling"]
+    after = module_types[2 if layers else 1 :]
+    where = {module_type: member(folder, path, folder / MODULES) for module_type, path in modules}
     standardization = Standardization.load(where["Dense"]) if after[1:2] == ["Dense"] else None
     if standardization is not None:
-        after = [kind for kind in after if kind != "Dense"]
-    if kinds[:1] != ["Transformer"] or after not in (["Pooling"], ["Pooling", "Normalize"]):
+        after = [module_type for module_type in after if module_type != "Dense"]
+    if module_types[:1] != ["Transformer"] or after not in (["Pooling"], ["Pooling", "Normalize"]):
         raise ValueError(
             f"{folder / MODULES} must be Transformer, Pooling, optionally a Dense module with a positive diagonal (a "
-            f"standardization), and optionally Normalize, got {', '.join(kinds)}: use sentence-transformers for other "
-            "steps"
+            f"standardization), and optionally Normalize, got {', '.join(module_types)}: use "
+            "sentence-transformers for other steps"
         )
     values = _json(where["Pooling"] / "config.json")
     pooling = _pooling(values)
@@ -92,13 +92,17 @@ def read_settings(folder: Path, config: EncoderConfig) -> SentenceSettings | Non
     prompt = _json(folder / MAIN).get("default_prompt_name") if (folder / MAIN).exists() else None
     if pooling is None or prompt:
         found = (
-            f"a prompt before each text ({prompt})" if prompt else f"{values} after {kinds[:-1]}"
+            f"a prompt before each text ({prompt})"
+            if prompt
+            else f"{values} after {module_types[:-1]}"
         )
         raise ValueError(
             f"{folder} must pool by one of {', '.join(POOLINGS)} and add no prompt, got {found}: use "
             "sentence-transformers"
         )
-    return SentenceSettings(pooling, "Normalize" in kinds, _max_length(folder), standardization)
+    return SentenceSettings(
+        pooling, "Normalize" in module_types, _max_length(folder), standardization
+    )
 
 
 def write_settings(

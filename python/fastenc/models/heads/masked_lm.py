@@ -41,20 +41,22 @@ class MaskedLMHead(nn.Module):
 
     def __init__(self, config: EncoderConfig):
         super().__init__()
-        kind, width = config.architecture, config.embedding_size
-        if kind.lm_head is None:
+        architecture, width = config.architecture, config.embedding_size
+        if architecture.lm_head is None:
             raise ValueError(
                 f"{config.family} has no masked-LM head: take a model of another family"
             )
-        spec = kind.head(config, kind.lm_head)
+        spec = architecture.head(config, architecture.lm_head)
         self.dense = nn.Linear(config.hidden_size, width, bias=spec.dense_bias)
-        self.norm = make_norm(NormSpec("layer", config.eps), width, kind.biases(config).norm)
+        self.norm = make_norm(
+            NormSpec("layer", config.eps), width, architecture.biases(config).norm
+        )
         tied = config.extra.get("tie_word_embeddings", True)
         # In transformers the decoder's bias has two names. With an untied decoder, the one inside the decoder counts.
         decoder_bias = {} if tied else {"bias": f"{spec.names['decoder']}.bias"}
         self.names = {**spec.names, **decoder_bias}
         self.decoder = None if tied else nn.Linear(width, config.vocab_size, bias=False)
-        has_bias = kind.decoder_bias(config)
+        has_bias = architecture.decoder_bias(config)
         self.bias = nn.Parameter(torch.zeros(config.vocab_size)) if has_bias else None
         self.activation = ACTIVATIONS[spec.activation or config.activation]
 

@@ -44,9 +44,9 @@ class TokenClassifier(PretrainedModel):
         super().__init__(config)
         self.label_names = check_names(label_names, num_labels)
         self.encoder = Encoder(config.replace(pooler=False))
-        kind = config.architecture
-        p = kind.token_classifier_dropout_p(config)
-        self.head = PredictionHead(config, kind.token_classifier, len(self.label_names), p)
+        architecture = config.architecture
+        p = architecture.token_classifier_dropout_p(config)
+        self.head = PredictionHead(config, architecture.token_classifier, len(self.label_names), p)
         self.init_modules(self.head)
         self.crf = CRF(len(self.label_names)) if crf else None
         self.loss_ignores_padding = not crf

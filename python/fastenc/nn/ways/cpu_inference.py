@@ -51,16 +51,16 @@ TAKES = frozenset(
 )
 
 
-def unsupported_reason(call: LayerCall) -> str | None:
+def unsupported_reason(layer_call: LayerCall) -> str | None:
     """Why the layer cannot run in these two ops, or None."""
-    x, weights = call.state.x, call.weights
+    x, weights = layer_call.state.x, layer_call.weights
     if torch.compiler.is_compiling():
         return "torch.compile sees through single ops only"
     if torch.is_grad_enabled():
         return "gradients are on"
     if dispatch.autocast_dtype(x.device.type):
         return "autocast is on"
-    reason = weights_reason(weights, call.spec)
+    reason = weights_reason(weights, layer_call.spec)
     if reason is None and not _has_few_rows(x):
         reason = packing_reason(weights)
     if reason is not None:
@@ -109,10 +109,20 @@ def packed_is_faster() -> bool:
     return gemm.has_vectors()
 
 
-def run_cpu_inference(call: LayerCall) -> LayerState:
+def run_cpu_inference(layer_call: LayerCall) -> LayerState:
     """:func:`fastenc.nn.layer.run_single_ops` without gradients."""
-    state, inputs, spec, packed = call.state, call.inputs, call.spec, call.prepared.packed
-    x, w, a, f = state.x, call.prepared.stacked or call.weights, spec.attention, spec.feed_forward
+    state, inputs, spec, packed = (
+        layer_call.state,
+        layer_call.inputs,
+        layer_call.spec,
+        layer_call.prepared.packed,
+    )
+    x, w, a, f = (
+        state.x,
+        layer_call.prepared.stacked or layer_call.weights,
+        spec.attention,
+        spec.feed_forward,
+    )
     take = lambda name, plain: [getattr(packed, name)] if packed is not None else list(plain)
     check_cu_seqlens(inputs.cu_seqlens, x.shape[0], inputs.max_seqlen)
     few_rows = _has_few_rows(x)

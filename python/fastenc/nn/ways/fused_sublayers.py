@@ -39,13 +39,13 @@ TAKES = frozenset(
 )
 
 
-def unsupported_reason(call: LayerCall) -> str | None:
+def unsupported_reason(layer_call: LayerCall) -> str | None:
     """Why the layer cannot run as fused autograd nodes, or None."""
-    x, inputs = call.state.x, call.inputs
-    given = (x, call.state.residual, inputs.relative_bias, *call.weights.tensors())
+    x, inputs = layer_call.state.x, layer_call.inputs
+    given = (x, layer_call.state.residual, inputs.relative_bias, *layer_call.weights.tensors())
     if not any(tensor is not None and tensor.requires_grad for tensor in given):
         return "nothing requires a gradient"
-    return mode_reason() or shape_reason(x, call.spec)
+    return mode_reason() or shape_reason(x, layer_call.spec)
 
 
 def mode_reason() -> str | None:
@@ -74,15 +74,19 @@ def shape_reason(x: Tensor, spec: LayerSpec) -> str | None:
     return None
 
 
-def run_fused_sublayers(call: LayerCall) -> LayerState:
+def run_fused_sublayers(layer_call: LayerCall) -> LayerState:
     """:func:`fastenc.nn.layer.run_single_ops` with two autograd nodes, and with the same dropout masks."""
     state, inputs, spec, dropout = (
-        in_autocast_dtype(call.state),
-        call.inputs,
-        call.spec,
-        call.dropout,
+        in_autocast_dtype(layer_call.state),
+        layer_call.inputs,
+        layer_call.spec,
+        layer_call.dropout,
     )
-    x, w, cast = state.x, call.prepared.stacked or call.weights, call.prepared.cast
+    x, w, cast = (
+        state.x,
+        layer_call.prepared.stacked or layer_call.weights,
+        layer_call.prepared.cast,
+    )
     checks.check_device("encoder_layer", "cu_seqlens", inputs.cu_seqlens, x)
     check_cu_seqlens(inputs.cu_seqlens, x.shape[0], inputs.max_seqlen)
     h = _Attention.apply(
@@ -172,7 +176,7 @@ class _Attention(torch.autograd.Function):
         rng_state, dropout_p = _mask(x, dropout.attention, dropout.rng_states[0])
         bias = None if relative_bias is None else relative_bias.float()
         all_blocks, long_blocks = inputs.blocks or (None, None)
-        call = self_attention_call(
+        attention_call = self_attention_call(
             inputs.cu_seqlens,
             inputs.max_seqlen,
             scale=spec.scale,
@@ -187,7 +191,7 @@ class _Attention(torch.autograd.Function):
             window_right=spec.window[1],
         )
         ctx.bias_dtype = None if relative_bias is None else relative_bias.dtype
-        attended, lse = torch.ops.fastenc.attention_fwd(*qkv.unbind(1), *call)
+        attended, lse = torch.ops.fastenc.attention_fwd(*qkv.unbind(1), *attention_call)
         projected = gemm(attended.flatten(1), out_weight.t())
         out_dropout = _mask(x, dropout.attention_out, dropout.rng_states[1])
         ctx.norm, ctx.dropout_p = norm, out_dropout[1]
@@ -203,10 +207,10 @@ class _Attention(torch.autograd.Function):
             qkv if needs_attention else None,
             attended if needs_out or needs_attention else None,
             lse if needs_attention else None,
-            *(call.tensors() if needs_attention else ()),
+            *(attention_call.tensors() if needs_attention else ()),
             *saved,
         )
-        ctx.call = call.without_tensors() if needs_attention else None
+        ctx.attention_call = attention_call.without_tensors() if needs_attention else None
         ctx.set_materialize_grads(False)
         return results
 
@@ -214,7 +218,7 @@ class _Attention(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx, dy: Tensor | None, dsum: Tensor | None = None):
         x, qkv_weight, out_weight, qkv, attended, lse, *rest = ctx.saved_tensors
-        of_call = 0 if ctx.call is None else TENSORS
+        of_call = 0 if ctx.attention_call is None else TENSORS
         tensors, saved = rest[:of_call], rest[of_call:]
         needs = ctx.needs_input_grad
         needs_x, needs_qkv, needs_qkv_bias, needs_out = needs[0], needs[2], needs[3], needs[4]
@@ -232,7 +236,7 @@ class _Attention(torch.autograd.Function):
                     attended,
                     lse,
                     *qkv.unbind(1),
-                    *ctx.call.with_tensors(tensors),
+                    *ctx.attention_call.with_tensors(tensors),
                     True,
                     needs_relative_bias,
                     needs_qkv_bias,
