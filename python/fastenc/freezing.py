@@ -39,15 +39,15 @@ def unfreeze(model: Model) -> Model:
 
 def _frozen_weights(model: nn.Module) -> list[tuple[WeightsOwner, FrozenWeights]]:
     modules = model.modules() if isinstance(model, nn.Module) else ()
-    found = [
+    pairs = [
         (owner_of_weights(module), child)
         for module in modules
         for child in module.children()
         if isinstance(child, FrozenWeights)
     ]
-    if not found:
+    if not pairs:
         raise ValueError(
             "freeze needs a fastenc model, or a Hugging Face model that fastenc.patch has patched, "
             f"got {type(model).__name__}"
         )
-    return found
+    return pairs

@@ -135,7 +135,7 @@ def draw(
     text = _with_texts(text[text.index("<svg") :], texts or {}).replace(INK, "currentColor")
     # Ids that are not referred to are removed, because other figures of the page have the same.
     used = set(re.findall(r"#(\w+)", text))
-    return re.sub(r' id="([\w-]+)"', lambda found: found[0] if found[1] in used else "", text)
+    return re.sub(r' id="([\w-]+)"', lambda match: match[0] if match[1] in used else "", text)
 
 
 def _major_locator(axes: "Axes") -> "MaxNLocator":

@@ -57,7 +57,7 @@ def visit_heads(
         cu_seqlens, max_seqlen = inputs.cu_seqlens, inputs.max_seqlen
         if inputs.rotary is not None:
             q, k = (rotary(side, inputs.rotary, cu_seqlens, max_seqlen) for side in (q, k))
-        found = head_statistics(
+        statistics = head_statistics(
             q,
             k,
             cu_seqlens,
@@ -68,7 +68,7 @@ def visit_heads(
             window_size=spec.window,
             relative_bias=inputs.relative_bias,
         )
-        visit(layer, found)
+        visit(layer, statistics)
 
     encoder(batch, visit_input=measure)
 
@@ -110,9 +110,9 @@ def summarize_heads(
             inside = inner_tokens(batch)
             tokens += int(inside.sum())
 
-            def add(layer: int, found: HeadStatistics, inside: Tensor = inside) -> None:
+            def add(layer: int, statistics: HeadStatistics, inside: Tensor = inside) -> None:
                 for name in names:
-                    sums[name][layer] += getattr(found, name)[inside].double().sum(0).cpu()
+                    sums[name][layer] += getattr(statistics, name)[inside].double().sum(0).cpu()
 
             visit_heads(encoder, batch, add)
     if not tokens:

@@ -36,17 +36,17 @@ def find_occurrences(
 
     Raises: ValueError if no sentence has the word.
     """
-    wanted, found = word.lower(), []
+    wanted, occurrences = word.lower(), []
     for sentence in sentences:
         lowered = [each.lower() for each in sentence]
         if wanted in lowered:
-            found.append((sentence, lowered.index(wanted)))
-    if not found:
+            occurrences.append((sentence, lowered.index(wanted)))
+    if not occurrences:
         raise ValueError(
             f"the word {word!r} is in none of the {len(sentences):,} sentences: check its spelling, or give more "
             "sentences"
         )
-    return found[:most]
+    return occurrences[:most]
 
 
 def isolated_vectors(
@@ -54,8 +54,8 @@ def isolated_vectors(
 ) -> StaticVectors:
     """A static vector for each different word of the sentences: the encoder's vector of the word by itself."""
     words = sorted({word.lower() for sentence in sentences for word in sentence})
-    found = encoder.embed_words([[word] for word in words], layers=layers, show_progress=False)
-    return StaticVectors.of(words, found.vectors)
+    vectors = encoder.embed_words([[word] for word in words], layers=layers, show_progress=False)
+    return StaticVectors.of(words, vectors.vectors)
 
 
 def compare_neighbours(

@@ -87,8 +87,8 @@ class RelationScores:
     @property
     def best_offset(self) -> tuple[int, float]:
         """(distance, share of the pairs): the baseline, the best fixed distance to the other word."""
-        offset, found = self.offsets.most_common(1)[0]
-        return offset, found / self.count
+        offset, count = self.offsets.most_common(1)[0]
+        return offset, count / self.count
 
 
 @torch.inference_mode()
@@ -117,7 +117,7 @@ def score_relations(
         if 0 < len(ids) <= encoder.positions - 2:
             encoded.append((tree, [special.cls, *ids, special.sep], starts))
     shape = (encoder.config.num_layers, encoder.config.num_heads)
-    found: dict[tuple[str, str], RelationScores] = {}
+    scores: dict[tuple[str, str], RelationScores] = {}
     device = encoder.embeddings.word.weight.device
     with evaluation_mode(encoder):
         for indices in length_sorted_batches([len(ids) for _, ids, _ in encoded], batch_size):
@@ -131,9 +131,9 @@ def score_relations(
             visit_heads(encoder, batch, keep, skip_ends=True)
             offset = 0
             for tree, ids, starts in chosen:
-                _count(tree, starts, strongest[..., offset : offset + len(ids)], found)
+                _count(tree, starts, strongest[..., offset : offset + len(ids)], scores)
                 offset += len(ids)
-    return found
+    return scores
 
 
 def _count(

@@ -69,10 +69,10 @@ def map_of_uses(
             f"a map needs a word with at least three labelled uses, got {len(targets)} of {targets[0].lemma!r}: give "
             "more labelled sentences"
         )
-    found = encoder.embed_words(
+    embedded = encoder.embed_words(
         [sentences[target.sentence] for target in targets], layers=(layer,), show_progress=False
     )
-    vectors = torch.stack([found[i][t.word] for i, t in enumerate(targets)]).float()
+    vectors = torch.stack([embedded[i][t.word] for i, t in enumerate(targets)]).float()
     if torch.equal(vectors, vectors[:1].expand_as(vectors)):
         raise TooFewData(
             f"a map needs uses with different vectors, got {len(targets)} equal ones: give different sentences"
@@ -123,10 +123,10 @@ def neighbours_figure(
     pool = [data.sentences[target.sentence] for target in targets] + others
     vectors = isolated_vectors(encoder, pool, (layer,)) if static is None else static
     occurrences = [(data.sentences[target.sentence], target.word) for target in uses]
-    found = compare_neighbours(encoder, occurrences, pool, vectors, layers=(layer,))
+    compared = compare_neighbours(encoder, occurrences, pool, vectors, layers=(layer,))
     rows = [
         (in_brackets(each), target.senses[0], *listed(each))
-        for each, target in zip(found, uses, strict=True)
+        for each, target in zip(compared, uses, strict=True)
     ]
     origin = "the word alone" if static is None else static.name
     caption = (
@@ -201,14 +201,14 @@ def similarity_figure(
     # The largest sets come first, because a figure shows a limited number of lines.
     for name, data in sorted(sets.items(), key=lambda item: -len(item[1].pairs)):
         try:
-            found = correlation_by_layer(encoder, data)
+            correlation = correlation_by_layer(encoder, data)
         except TooFewData as problem:
             problems.append(f"{name} is left out: {problem}.")
             continue
         label = f"{name} (n = {len(data.pairs):,})"
-        raw[label] = [each.raw for each in found]
-        scaled[label] = [each.standardized for each in found]
-        intervals[label] = [each.interval for each in found]
+        raw[label] = [each.raw for each in correlation]
+        scaled[label] = [each.standardized for each in correlation]
+        intervals[label] = [each.interval for each in correlation]
     if not raw:
         raise TooFewData(" ".join(problems))
     caption = (
@@ -299,21 +299,21 @@ def heads_figure(encoder: Encoder, words: Sequence[Sequence[str]], title: str) -
 
 def relations_figure(encoder: Encoder, trees: Sequence[Tree], title: str) -> Figure:
     """The best head of each frequent relation, compared with the best fixed distance."""
-    found = score_relations(encoder, trees)
-    if not found:
+    scores = score_relations(encoder, trees)
+    if not scores:
         raise TooFewData(
             f"heads need sentences with two related words, got none in {len(trees):,} sentences: give more sentences"
         )
-    frequent = sorted(found, key=lambda key: (-found[key].count, key))[: 2 * RELATIONS]
+    frequent = sorted(scores, key=lambda key: (-scores[key].count, key))[: 2 * RELATIONS]
     best: dict[str, tuple[str, str]] = {}
     for key in frequent:
         relation = key[0]
-        if relation not in best or found[key].best_head[2] > found[best[relation]].best_head[2]:
+        if relation not in best or scores[key].best_head[2] > scores[best[relation]].best_head[2]:
             best[relation] = key
     keys = list(best.values())
-    heads = [found[key].best_head for key in keys]
-    offsets = [found[key].best_offset for key in keys]
-    pairs = [found[key].count for key in keys]
+    heads = [scores[key].best_head for key in keys]
+    offsets = [scores[key].best_offset for key in keys]
+    pairs = [scores[key].count for key in keys]
     labels = [
         f"{relation}, {'to head' if direction == DIRECTIONS[0] else 'to dependent'}"
         for relation, direction in keys
@@ -382,8 +382,8 @@ def mix_figure(encoder: Encoder, labelled: Mapping[str, Split], words: int, titl
     """The weights of learned mixes of layers, for labels of words, and those of the model's mix."""
     shares = {}
     for name, (train, _) in labelled.items():
-        found = learn_mix(encoder, train, max_words=words, seed=SEED)
-        shares[f"{name} (n = {labels_in(train):,})"] = found.shares.tolist()
+        learned = learn_mix(encoder, train, max_words=words, seed=SEED)
+        shares[f"{name} (n = {labels_in(train):,})"] = learned.shares.tolist()
     if encoder.mix is not None:
         shares["this model's mix"] = encoder.mix.shares.tolist()
     caption = (

@@ -82,25 +82,25 @@ def isotropy_by_layer(
     """
     listed = list(texts)
     width, depth = encoder.config.hidden_size, encoder.config.num_layers
-    found = [
+    means = [
         LayerIsotropy(Moments.empty(width), Isotropy.empty(width), Isotropy.empty(width))
         for _ in range(depth + 1)
     ]
 
     def measure(layer: int, state: Tensor, batch: PackedBatch, indices: list[int]) -> None:
         vectors = state[inner_tokens(batch)]
-        found[layer].moments.add(vectors)
-        found[layer].raw.add(vectors)
+        means[layer].moments.add(vectors)
+        means[layer].raw.add(vectors)
 
     visit_texts(encoder, listed, measure, batch_size=batch_size, show_progress=show_progress)
-    standardizations = [_standardization(each.moments, "token") for each in found]
+    standardizations = [_standardization(each.moments, "token") for each in means]
 
     def measure_again(layer: int, state: Tensor, batch: PackedBatch, indices: list[int]) -> None:
         vectors = state[inner_tokens(batch)]
-        found[layer].standardized.add(standardizations[layer](vectors))
+        means[layer].standardized.add(standardizations[layer](vectors))
 
     visit_texts(encoder, listed, measure_again, batch_size=batch_size, show_progress=show_progress)
-    return found
+    return means
 
 
 def sentence_moments(
@@ -154,20 +154,20 @@ def correlation_by_layer(
     index = {text: position for position, text in enumerate(texts)}
     vectors = vectors_by_layer(encoder, texts, batch_size=batch_size)
     indices = torch.tensor([[index[one], index[other]] for one, other in data.pairs])
-    found = []
+    correlations = []
     for raw in vectors:
         moments = Moments.empty(raw.shape[1])
         moments.add(raw)
         scaled = _standardization(moments, "text")(raw)
         before, after = (_cosines(vectors[indices]) for vectors in (raw, scaled))
-        found.append(
+        correlations.append(
             LayerCorrelation(
                 _spearman(before, data.scores),
                 _spearman(after, data.scores),
                 spearman_interval(before, data.scores),
             )
         )
-    return found
+    return correlations
 
 
 def _standardization(moments: Moments, what: str) -> Standardization:
@@ -276,12 +276,14 @@ def similarity_by_frequency(
         start += len(vectors)
     counts = words.bincount(minlength=len(index))
     similarity = self_similarity(sums, counts)
-    found = []
+    similarities = []
     for power in range(1, max(counts.tolist(), default=0).bit_length()):
         chosen = (counts >= 2**power) & (counts < 2 ** (power + 1))
         if chosen.any():
             values = similarity[chosen]
             interval = mean_interval(values.tolist())
             mean = float(values.mean())
-            found.append(FrequencyBin(2**power, 2 ** (power + 1), len(values), mean, interval))
-    return found
+            similarities.append(
+                FrequencyBin(2**power, 2 ** (power + 1), len(values), mean, interval)
+            )
+    return similarities

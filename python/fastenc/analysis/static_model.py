@@ -50,8 +50,8 @@ class StaticModel:
         ids = [e.ids for e in self.tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
         batch = pack_sequences(ids)
         offsets = batch.cu_seqlens[:-1].long()
-        found = F.embedding_bag(batch.input_ids, self.vectors.float(), offsets, mode="mean")
-        return F.normalize(found, dim=1) if normalize else found
+        pooled = F.embedding_bag(batch.input_ids, self.vectors.float(), offsets, mode="mean")
+        return F.normalize(pooled, dim=1) if normalize else pooled
 
     def save(self, folder: str | Path) -> None:
         """Write a folder that sentence-transformers loads."""

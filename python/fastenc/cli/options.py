@@ -94,16 +94,16 @@ class Command:
 
 def options_of(command_class: Any) -> list[Option]:
     """The options of a dataclass, including those of dataclasses in its fields."""
-    hints, found = get_type_hints(command_class), []
+    hints, options = get_type_hints(command_class), []
     for each in fields(command_class):
         if is_dataclass(hints[each.name]):
             title = each.metadata["group"]
-            found += [o._replace(group=title) for o in options_of(hints[each.name])]
+            options += [o._replace(group=title) for o in options_of(hints[each.name])]
         elif "options" in each.metadata:
-            found += each.metadata["options"]()
+            options += each.metadata["options"]()
         elif "help" in each.metadata:
-            found.append(option_of(each, hints[each.name]))
-    return found
+            options.append(option_of(each, hints[each.name]))
+    return options
 
 
 def option_of(each: Field, hint: Any) -> Option:
@@ -191,25 +191,25 @@ def in_options_words(text: str, options: Iterable[Option]) -> str:
     of Python by options: resume=True by --resume, quoting="csv" by --quoting csv, and label= by --label."""
     names = {option.name: _title(option) for option in options}
 
-    def as_option(found: re.Match) -> str:
-        value = f" {found[2]}" if found[2] else ""
-        return f"{names[found[1]]}{value}" if found[1] in names else found[0]
+    def as_option(match: re.Match) -> str:
+        value = f" {match[2]}" if match[2] else ""
+        return f"{names[match[1]]}{value}" if match[1] in names else match[0]
 
     text = re.sub(r'\b(\w+)=(?:True\b|"([^"]*)"|(?=\s))', as_option, text)
-    return re.sub(r"^\w+(?= must\b)|\b\w+_\w+\b", lambda found: names.get(found[0], found[0]), text)
+    return re.sub(r"^\w+(?= must\b)|\b\w+_\w+\b", lambda match: names.get(match[0], match[0]), text)
 
 
 def values_of(command: Any) -> dict[str, object]:
     """{key: value} of a command's options, as in a configuration file."""
-    hints, found = get_type_hints(type(command)), dict[str, object]()
+    hints, values = get_type_hints(type(command)), dict[str, object]()
     for each in fields(command):
         value = getattr(command, each.name)
         if is_dataclass(hints[each.name]):
-            found |= values_of(value)
+            values |= values_of(value)
         elif "help" in each.metadata:
             key = option_of(each, hints[each.name]).key
-            found[key] = str(value) if isinstance(value, Path) else value
-    return found
+            values[key] = str(value) if isinstance(value, Path) else value
+    return values
 
 
 def check_values(

@@ -193,8 +193,8 @@ def iterate_words(path: str | Path, word_column: int | None = None) -> Iterator[
 
 def cut_into_words(text: str, line: int) -> Sentence:
     """The words and punctuation marks of a text, which is on this line of its file."""
-    found = list(re.finditer(r"\w+|[^\w\s]", text))
-    words, starts = [m.group() for m in found], [m.start() for m in found]
+    matches = list(re.finditer(r"\w+|[^\w\s]", text))
+    words, starts = [m.group() for m in matches], [m.start() for m in matches]
     return Sentence(words, [], [line] * len(words), text, starts)
 
 

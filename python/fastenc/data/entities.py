@@ -158,9 +158,9 @@ def _json_sentences(path: str | Path) -> tuple[list[Sentence], list[list[Span]]]
             raise ValueError(
                 f"{where}: entities must be a list of [start, end, type], got {row['entities']!r}: correct it"
             )
-        found = [_entity(value, each, where) for value in row["entities"]]
+        spans = [_entity(value, each, where) for value in row["entities"]]
         sentences.append(each)
-        entities.append(list(dict.fromkeys(found)))
+        entities.append(list(dict.fromkeys(spans)))
     return sentences, entities
 
 

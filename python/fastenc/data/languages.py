@@ -113,15 +113,15 @@ def language_files(arguments: Sequence[str]) -> dict[str, list[str]]:
     A language may be given several times.
     Raises: ValueError if an argument is not ``name=path``, or if a folder has no such files.
     """
-    found: dict[str, list[str]] = {}
+    of_language: dict[str, list[str]] = {}
     for argument in arguments:
         language, equals, path = argument.partition("=")
         if not (language and equals and path):
             raise ValueError(
                 f"language must be name=file or name=folder, got {argument!r}: write it like de=german.txt"
             )
-        found.setdefault(language, []).extend(text_files(path))
-    return found
+        of_language.setdefault(language, []).extend(text_files(path))
+    return of_language
 
 
 def text_files(path: str) -> list[str]:

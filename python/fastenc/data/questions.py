@@ -217,10 +217,10 @@ def _checked(question: Question, where: str) -> Question:
         if not isinstance(value, str) or not value.strip():
             raise ValueError(f"{where}: the {name} must be text, got {value!r}: leave out the row")
     for start, text in question.answers:
-        found = question.context[start : start + len(text)] if start >= 0 else ""
-        if found != text or not text:
+        passage = question.context[start : start + len(text)] if start >= 0 else ""
+        if passage != text or not text:
             raise ValueError(
-                f"{where}: the answer {text!r} must be in its context at character {start}, got {found!r} there: "
+                f"{where}: the answer {text!r} must be in its context at character {start}, got {passage!r} there: "
                 "correct answer_start (which counts characters from 0) or the answer"
             )
     return question

@@ -129,16 +129,18 @@ def read_labelled(
             f"text must name one column, or two for pairs of texts, got {list(text)}: name one or two"
         )
     texts: list[Any] = []
-    found: list[tuple[str, Any]] = []
+    labelled: list[tuple[str, Any]] = []
     value_of = _labels if multi_label else _label
     for where, row in numbered_rows(path, [*text, label], quoting):
         parts = tuple(text_of(row, name, where) for name in text)
         texts.append(parts if len(parts) == 2 else parts[0])
-        found.append((where, value_of(row, label, where)))
-    lines = [where for where, _ in found]
+        labelled.append((where, value_of(row, label, where)))
+    lines = [where for where, _ in labelled]
     if regression:
-        return LabelledData(texts, [number_of(value, where) for where, value in found], [], lines)
-    singles = [(where, v) for where, value in found for v in (value if multi_label else [value])]
+        return LabelledData(
+            texts, [number_of(value, where) for where, value in labelled], [], lines
+        )
+    singles = [(where, v) for where, value in labelled for v in (value if multi_label else [value])]
     names = list(label_names) if label_names is not None else _sorted({v for _, v in singles})
     if not names:
         raise ValueError(
@@ -157,9 +159,9 @@ def read_labelled(
                 "to the training set"
             )
     if multi_label:
-        multi_hot = [[float(name in value) for name in names] for _, value in found]
+        multi_hot = [[float(name in value) for name in names] for _, value in labelled]
         return LabelledData(texts, multi_hot, names, lines)
-    return LabelledData(texts, [index[value] for _, value in found], names, lines)
+    return LabelledData(texts, [index[value] for _, value in labelled], names, lines)
 
 
 def read_inputs(

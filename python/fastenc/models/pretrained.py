@@ -269,7 +269,7 @@ class PretrainedModel(nn.Module):
             table[key] = tuple(f"{prefix}{name}.{leaf}" for name in several)
         return table
 
-    def _to_canonical(self, found: dict[str, Tensor], folder: Path) -> dict[str, Tensor]:
+    def _to_canonical(self, tensors: dict[str, Tensor], folder: Path) -> dict[str, Tensor]:
         """A checkpoint's tensors by our names.
 
         Raises: ValueError for missing or unexpected weights of the encoder, and for wrong shapes or dtypes.
@@ -279,7 +279,7 @@ class PretrainedModel(nn.Module):
         read: set[str] = set()
         state, heads = self.state_dict(), self.head_names()
         for ours, theirs in self.family_names(with_prefix=False).items():
-            absent = [name for name in theirs if name not in found]
+            absent = [name for name in theirs if name not in tensors]
             # A checkpoint may lack the pooler, the mix of layers and this head.
             optional = ours in heads or ours.rsplit(".", 1)[0] in heads
             optional = optional or "pooler" in ours or is_mix(ours)
@@ -290,17 +290,17 @@ class PretrainedModel(nn.Module):
             rows, *columns = state[ours].shape
             expected = (rows // len(theirs), *columns)
             for name in theirs:
-                if found[name].shape != expected:
+                if tensors[name].shape != expected:
                     raise ValueError(
-                        f"{checkpoint.weights_file(folder)}: {name} has shape {tuple(found[name].shape)}, but "
+                        f"{checkpoint.weights_file(folder)}: {name} has shape {tuple(tensors[name].shape)}, but "
                         f"config.json asks for {expected}: do the two files belong together?"
                     )
-                if not found[name].is_floating_point():
+                if not tensors[name].is_floating_point():
                     raise ValueError(
-                        f"{checkpoint.weights_file(folder)}: {name} must be floating point, got {found[name].dtype}: "
+                        f"{checkpoint.weights_file(folder)}: {name} must be floating point, got {tensors[name].dtype}: "
                         "write the checkpoint again, without quantization"
                     )
-            several = [found[name] for name in theirs]
+            several = [tensors[name] for name in theirs]
             state[ours] = torch.cat(several) if len(several) > 1 else several[0]
             read.update(theirs)
         if missing:
@@ -311,7 +311,7 @@ class PretrainedModel(nn.Module):
         encoder = _modules_of_encoder(architecture.names(self.config))
         unread = [
             name
-            for name in sorted({*found} - read)
+            for name in sorted({*tensors} - read)
             if name.startswith(encoder) and not name.endswith(BUFFERS)
         ]
         if unread:
@@ -358,18 +358,18 @@ def _by_current_names(
     """
     architecture = config.architecture
     prefix = f"{architecture.prefix}." if architecture.prefix else ""
-    found: dict[str, Tensor] = {}
+    renamed: dict[str, Tensor] = {}
     stored_as: dict[str, str] = {}
     for stored, tensor in tensors.items():
         for name, value in architecture.renamed(stored.removeprefix(prefix), tensor).items():
-            differs = name in found and not checkpoint.same(found[name], value)
+            differs = name in renamed and not checkpoint.same(renamed[name], value)
             if differs and not name.endswith(BUFFERS):
                 raise ValueError(
                     f"{checkpoint.weights_file(folder)}: {stored_as[name]} and {stored} are the same weight of the "
                     "model, got different values: remove one of them"
                 )
-            found[name], stored_as[name] = value, stored
-    return found
+            renamed[name], stored_as[name] = value, stored
+    return renamed
 
 
 def _check_depth(config: EncoderConfig, tensors: dict[str, Tensor], folder: Path) -> None:
@@ -382,10 +382,10 @@ def _check_depth(config: EncoderConfig, tensors: dict[str, Tensor], folder: Path
     if path is None:
         return
     layer = re.compile(rf"{re.escape(path)}\.(\d+)\.")
-    found = [int(match[1]) + 1 for match in map(layer.match, tensors) if match]
-    if max(found, default=0) != config.num_layers:
+    depths = [int(match[1]) + 1 for match in map(layer.match, tensors) if match]
+    if max(depths, default=0) != config.num_layers:
         raise ValueError(
-            f"{checkpoint.weights_file(folder)} has {max(found, default=0)} layers, but config.json says "
+            f"{checkpoint.weights_file(folder)} has {max(depths, default=0)} layers, but config.json says "
             f"{architecture.config_names['num_layers']} {config.num_layers}: do the two files belong together?"
         )
 

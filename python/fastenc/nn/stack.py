@@ -197,11 +197,11 @@ def ways_of_layers(
     length = min(32, spec.max_positions)
     offsets = torch.arange(0, tokens + 1, length, dtype=torch.int32, device=x.device)
     inputs = attention_inputs(x, offsets, length, spec, modules.relative_biases)
-    found = []
+    ways = []
     for number, (index, layer_spec) in enumerate(
         zip(spec.module_of_layer, spec.layers, strict=True)
     ):
         layer = modules.layers[index]
         arguments = (LayerState(x, x), inputs(number), layer.weights(), layer_spec)
-        found.append(unsupported_reasons(LayerCall(*arguments, layer.dropout(), layer.adapted())))
-    return found
+        ways.append(unsupported_reasons(LayerCall(*arguments, layer.dropout(), layer.adapted())))
+    return ways

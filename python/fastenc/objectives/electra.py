@@ -246,8 +246,8 @@ def sample_tokens(
         probabilities = torch.softmax(linear(hidden_rows, weight, bias).float(), dim=1)
         cumulative = probabilities.cumsum(1, dtype=torch.float64)
         thresholds = samples[:, None] * cumulative[:, -1:]
-        found = torch.searchsorted(cumulative, thresholds, right=True).squeeze(1)
-        tokens.append(found.clamp(max=weight.shape[0] - 1))
+        sampled = torch.searchsorted(cumulative, thresholds, right=True).squeeze(1)
+        tokens.append(sampled.clamp(max=weight.shape[0] - 1))
     return torch.cat(tokens)
 
 

@@ -173,8 +173,8 @@ def _case_inputs(lengths: Sequence[int], generator: torch.Generator) -> dict[str
 
 
 def _stacked(q: Tensor, k: Tensor, cu_seqlens: Tensor, **options: Any) -> Tensor:
-    found = head_statistics(q, k, cu_seqlens, max(LONG_LENGTHS), **options)
-    return torch.stack(found[:7], -1)
+    statistics = head_statistics(q, k, cu_seqlens, max(LONG_LENGTHS), **options)
+    return torch.stack(statistics[:7], -1)
 
 
 def _plain(q: Tensor, k: Tensor, lengths: Sequence[int], mask=None) -> Tensor:

@@ -169,28 +169,35 @@ class SequenceClassification(Task[SequenceClassifier, LabelledData, Classificati
         several = model.problem_type == "multi_label_classification"
         names, rows, labels = model.label_names, _rows(model, predictions), cast(Any, data.labels)
         if several:
-            found: Any = (predictions >= 0).long().tolist()
+            predicted: Any = (predictions >= 0).long().tolist()
             gold: Any = [[int(value) for value in row] for row in labels]
             title = lambda row: [n for n, one in zip(names, row, strict=True) if one]
         else:
-            found, gold, title = predictions.argmax(1).tolist(), list(labels), names.__getitem__
+            predicted, gold, title = predictions.argmax(1).tolist(), list(labels), names.__getitem__
         wrong = (
             {"where": where, **self._texts(text), "true": title(y), **row}
             for where, text, y, p, row in zip(
-                data.where or range(1, len(data) + 1), data.texts, gold, found, rows, strict=True
+                data.where or range(1, len(data) + 1),
+                data.texts,
+                gold,
+                predicted,
+                rows,
+                strict=True,
             )
             if y != p
         )
-        files: Report = {CLASSES: class_figures(gold, found, names), MISTAKES: mistakes(wrong)}
-        return files if several else {**files, CONFUSION: confusion_matrix(gold, found, names)}
+        files: Report = {CLASSES: class_figures(gold, predicted, names), MISTAKES: mistakes(wrong)}
+        return files if several else {**files, CONFUSION: confusion_matrix(gold, predicted, names)}
 
     def describe_labels(self, data: LabelledData) -> str:
         if self.regression:
             return f"{self.label}: {number_range(data.labels)}"  # type: ignore[arg-type]
         if self.multi_label:
             rows: Any = data.labels
-            found = (n for row in rows for n, one in zip(data.label_names, row, strict=True) if one)
-            return f"{self.label}: {count_labels(found)}"
+            labels = (
+                n for row in rows for n, one in zip(data.label_names, row, strict=True) if one
+            )
+            return f"{self.label}: {count_labels(labels)}"
         classes: Any = data.labels
         return f"{self.label}: {count_labels(data.label_names[i] for i in classes)}"
 

@@ -136,15 +136,15 @@ class QuestionAnswering(
         rows = []
         for question, prediction in zip(data, predictions, strict=True):
             answer = answers[prediction.id]
-            found = next((c for c in prediction.candidates if c.text == answer), None)
+            candidate = next((c for c in prediction.candidates if c.text == answer), None)
             rows.append(
                 {
                     "id": prediction.id,
                     "question": question.question,
                     "answer": answer,
-                    "start": found.start if found else 0,
-                    "end": found.end if found else 0,
-                    "probability": found.probability if found else 0.0,
+                    "start": candidate.start if candidate else 0,
+                    "end": candidate.end if candidate else 0,
+                    "probability": candidate.probability if candidate else 0.0,
                     "no_answer_score": prediction.no_answer_score,
                     "candidates": [c._asdict() for c in prediction.candidates],
                 }

@@ -38,16 +38,16 @@ def entity_figures(
         gold, predicted: the entities of each sentence.
     """
     right: Counter = Counter()
-    found: Counter = Counter()
+    predictions: Counter = Counter()
     expected: Counter = Counter()
     for truth, entities in zip(map(set, gold), map(set, predicted), strict=True):
         right.update(entity.type for entity in truth & entities)
-        found.update(entity.type for entity in entities)
+        predictions.update(entity.type for entity in entities)
         expected.update(entity.type for entity in truth)
-    names = sorted(found | expected)
-    precision = [right[name] / max(found[name], 1) for name in names]
+    names = sorted(predictions | expected)
+    precision = [right[name] / max(predictions[name], 1) for name in names]
     recall = [right[name] / max(expected[name], 1) for name in names]
-    f1 = [2 * right[name] / max(found[name] + expected[name], 1) for name in names]
+    f1 = [2 * right[name] / max(predictions[name] + expected[name], 1) for name in names]
     return _table(names, (precision, recall, f1, [expected[name] for name in names]))
 
 

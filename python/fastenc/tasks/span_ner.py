@@ -117,17 +117,22 @@ class SpanNer(Task[SpanClassifier, EntityData, SpanExample, list[list[FoundEntit
     def report(
         self, model: SpanClassifier, data: EntityData, predictions: list[list[FoundEntity]]
     ) -> Report:
-        found = [[each.entity for each in row] for row in predictions]
+        predicted_entities = [[each.entity for each in row] for row in predictions]
         wrong = (
             {
                 "words": each.words,
                 "missed": [entity for entity in truth if entity not in predicted],
                 "wrong": [entity for entity in predicted if entity not in truth],
             }
-            for each, truth, predicted in zip(data.sentences, data.entities, found, strict=True)
+            for each, truth, predicted in zip(
+                data.sentences, data.entities, predicted_entities, strict=True
+            )
             if set(truth) != set(predicted)
         )
-        return {CLASSES: entity_figures(data.entities, found), MISTAKES: mistakes(wrong)}
+        return {
+            CLASSES: entity_figures(data.entities, predicted_entities),
+            MISTAKES: mistakes(wrong),
+        }
 
     def describe_labels(self, data: EntityData) -> str:
         return f"entities: {count_labels(each.type for row in data.entities for each in row)}"
@@ -173,8 +178,8 @@ class SpanNer(Task[SpanClassifier, EntityData, SpanExample, list[list[FoundEntit
     def score(
         self, model, data: EntityData, predictions: list[list[FoundEntity]]
     ) -> dict[str, float]:
-        found = [[each.entity for each in row] for row in predictions]
-        return entity_metrics(found, data.entities)
+        predicted = [[each.entity for each in row] for row in predictions]
+        return entity_metrics(predicted, data.entities)
 
     def calibrate(
         self,

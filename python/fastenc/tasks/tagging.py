@@ -126,19 +126,19 @@ class TokenClassification(Task[TokenClassifier, TaggedData, TaggingExample, list
         pairs = list(zip(data.sentences, predictions, strict=True))
         index = {name: i for i, name in enumerate(model.label_names)}
         gold = [index[tag] for each, _ in pairs for tag in each.tags]
-        found = [index[tag] for _, predicted in pairs for tag in predicted.tags]
+        predicted_tags = [index[tag] for _, predicted in pairs for tag in predicted.tags]
         wrong = (
             {"line": each.lines[0], "words": each.words, "true": each.tags, "tags": predicted.tags}
             for each, predicted in pairs
             if each.tags != predicted.tags
         )
         if scheme_of(model.label_names) is None:
-            figures = class_figures(gold, found, model.label_names)
+            figures = class_figures(gold, predicted_tags, model.label_names)
         else:
             figures = entity_figures(
                 [spans(each.tags) for each, _ in pairs], [spans(p.tags) for _, p in pairs]
             )
-        matrix = confusion_matrix(gold, found, model.label_names)
+        matrix = confusion_matrix(gold, predicted_tags, model.label_names)
         return {CLASSES: figures, CONFUSION: matrix, MISTAKES: mistakes(wrong)}
 
     def describe_labels(self, data: TaggedData) -> str:

@@ -148,9 +148,9 @@ class WordSense(Task[WordSenseModel, SenseData, SenseExample, Sequence[SensePred
         best, metrics = 0, {}
         if dev is not None:
             held_out = self.encode(dev, model)
-            found = self._compare(model, dev, held_out, candidates, inventories, batch_size)
-            best = max(range(len(candidates)), key=lambda index: found[index]["f1"])
-            metrics = found[best]
+            metrics_of = self._compare(model, dev, held_out, candidates, inventories, batch_size)
+            best = max(range(len(candidates)), key=lambda index: metrics_of[index]["f1"])
+            metrics = metrics_of[best]
         model.inventory, model.layers = inventories[best], list(candidates[best])
         return metrics
 
@@ -163,11 +163,11 @@ class WordSense(Task[WordSenseModel, SenseData, SenseExample, Sequence[SensePred
     ) -> list[SensePrediction]:
         inventory = _inventory(model)
         rows = inventory.rows()
-        found: dict[int, SensePrediction] = {}
+        predictions: dict[int, SensePrediction] = {}
         for example, vectors in zip(examples, logits, strict=True):
             for index, vector in zip(example.targets, vectors, strict=True):
-                found[index] = _predict(inventory, rows, data.targets[index].lemma, vector)
-        return [found[index] for index in range(len(data.targets))]
+                predictions[index] = _predict(inventory, rows, data.targets[index].lemma, vector)
+        return [predictions[index] for index in range(len(data.targets))]
 
     def evaluate(
         self,
@@ -233,15 +233,15 @@ class WordSense(Task[WordSenseModel, SenseData, SenseExample, Sequence[SensePred
     ) -> list[dict[str, float]]:
         """The metrics of each candidate list of layers."""
         rows = inventories[0].rows()
-        found: list[list[Any]] = [[None] * len(data.targets) for _ in candidates]
+        predictions_of: list[list[Any]] = [[None] * len(data.targets) for _ in candidates]
         for indices, vectors in _vectors(model, examples, candidates, batch_size):
             for index, of_candidates in zip(indices, vectors, strict=True):
                 lemma = data.targets[index].lemma
                 for predictions, inventory_of, vector in zip(
-                    found, inventories, of_candidates, strict=True
+                    predictions_of, inventories, of_candidates, strict=True
                 ):
                     predictions[index] = _predict(inventory_of, rows, lemma, vector)
-        return [sense_metrics(data, predictions) for predictions in found]
+        return [sense_metrics(data, predictions) for predictions in predictions_of]
 
 
 def sense_metrics(data: SenseData, predictions: Sequence[SensePrediction]) -> dict[str, float]:

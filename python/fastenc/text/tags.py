@@ -32,16 +32,16 @@ def spans(tags: Sequence[str]) -> list[Span]:
 
     An I- or E- tag that does not continue an entity begins one, as in conlleval and seqeval.
     """
-    found: list[Span] = []
+    entities: list[Span] = []
     first, entity_type, before = 0, "", "O"
     for word, tag in enumerate((*tags, "O")):
         prefix, _, name = tag.partition("-")
         if not (prefix in ("I", "E") and before in ("B", "I") and name == entity_type):
             if entity_type:
-                found.append(Span(entity_type, first, word))
+                entities.append(Span(entity_type, first, word))
             first, entity_type = word, name
         before = prefix
-    return found
+    return entities
 
 
 def convert(tags: Sequence[str], scheme: str) -> list[str]:

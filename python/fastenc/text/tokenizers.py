@@ -164,13 +164,13 @@ def special_tokens(tokenizer: TokenizerLike) -> SpecialTokens:
     Raises: ValueError naming the token that is missing.
     """
     names = _role_names(tokenizer)
-    found = [tokenizer.token_to_id(name) for name in names]
-    if None in found:
+    numbers = [tokenizer.token_to_id(name) for name in names]
+    if None in numbers:
         raise ValueError(
-            f"the tokenizer has no token {names[found.index(None)]!r}, which masked-LM data needs: "
+            f"the tokenizer has no token {names[numbers.index(None)]!r}, which masked-LM data needs: "
             "use one with BERT's or RoBERTa's special tokens"
         )
-    ids = [number for number in found if number is not None]
+    ids = [number for number in numbers if number is not None]
     added = tokenizer.get_added_tokens_decoder()
     special = {number for number, token in added.items() if token.special}
     pad, unk, cls, sep, mask = ids

@@ -147,9 +147,9 @@ def _shown(value: object) -> str:
 
 def hub_name(base: str | None) -> str | None:
     """The name on Hugging Face's hub of a checkpoint, from its folder in the hub's cache; None for other folders."""
-    found = re.search(r"models--([^/\\]+)[/\\]snapshots[/\\]", f"{base}/")
-    if found:
-        return found[1].replace("--", "/", 1)
+    match = re.search(r"models--([^/\\]+)[/\\]snapshots[/\\]", f"{base}/")
+    if match:
+        return match[1].replace("--", "/", 1)
     is_name = base is not None and re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", base)
     return base if is_name and not Path(str(base)).exists() else None
 

@@ -46,8 +46,8 @@ def parameter_groups(model: nn.Module, weight_decay: float, layer_decay: float =
 
 def _depth(name: str) -> int | None:
     """0 for parameters of the embeddings, i + 1 for those of layer i, None for those above the layers."""
-    if found := re.search(r"\blayers?\.(\d+)\.", name):
-        return int(found[1]) + 1
+    if match := re.search(r"\blayers?\.(\d+)\.", name):
+        return int(match[1]) + 1
     return 0 if re.search(r"\bembeddings", name) else None
 
 

@@ -263,14 +263,14 @@ class LiveEncoder:
         return Reading(None, tuple(layers), outside, embeddings, final, self._weighted(model))
 
     def _weighted(self, model: "PreTrainedModel") -> tuple[tuple[Any, torch.Size], ...]:
-        found = []
+        weighted = []
         for name, paths in self._names.items():
             for path in paths:
                 live, expected = _found(model, path), _found(self._expected, path)
                 is_norm = name.endswith("norm") and getattr(expected, "weight", None) is not None
                 if is_norm or isinstance(expected, nn.Linear):
-                    found.append((base_linear(live), expected.weight.shape))
-        return tuple(found)
+                    weighted.append((base_linear(live), expected.weight.shape))
+        return tuple(weighted)
 
     def _is_partly_training(self, layer: nn.Module, path: str) -> bool:
         """Whether some modules of a layer are in training mode and others are not, except linear layers and LoRA."""

@@ -194,8 +194,8 @@ def _pretrained(model: nn.Module) -> "PreTrainedModel":
 def _encoder_of(top: "PreTrainedModel") -> "PreTrainedModel":
     base = top.base_model
     architecture = architecture_of(base)
-    found = base if architecture is None else base.get_submodule(architecture.live_path)
-    return cast("PreTrainedModel", found)
+    encoder = base if architecture is None else base.get_submodule(architecture.live_path)
+    return cast("PreTrainedModel", encoder)
 
 
 def _install(module: "PreTrainedModel", fused: Callable[..., Any]) -> _State:

@@ -177,10 +177,10 @@ def _add_from(folder: Path, model: "PretrainedModel", name: str) -> None:
     adaptation = adaptation_of(checkpoint.read_adapter_config(folder), model, where)
     check_new(model, adaptation, name)
     added = new_modules(encoder_of(model), adaptation)
-    found = _stored_values(folder, model, adaptation, added)
+    stored = _stored_values(folder, model, adaptation, added)
     add_modules(model, adaptation, added, name)
     with torch.no_grad():
-        for tensor, value in found:
+        for tensor, value in stored:
             tensor.copy_(value)
 
 
@@ -194,17 +194,17 @@ def _stored_values(
     where = folder / checkpoint.ADAPTER_WEIGHTS
     prefix = _model_prefix(model)
     plain = lambda key: key.removeprefix(BASE).removeprefix("model.").removeprefix(prefix)
-    found = {plain(key): value for key, value in checkpoint.read_adapter_tensors(folder).items()}
+    stored = {plain(key): value for key, value in checkpoint.read_adapter_tensors(folder).items()}
     added, head = _added(model, adaptation, modules), _head(model, with_prefix=False)
-    if missing := added.keys() - found.keys():
+    if missing := added.keys() - stored.keys():
         raise ValueError(f"{where} lacks {min(missing)}: does it belong to this model?")
-    if surplus := [key for key in found if ".lora_" in key and key not in added]:
+    if surplus := [key for key in stored if ".lora_" in key and key not in added]:
         raise ValueError(
             f"{where} has {min(surplus)}, and LoRA is added to the linear layers of attention and feed-forward alone: "
             "train it without that module"
         )
     # PEFT stores the modules of a head that modules_to_save names. The others keep the base model's values.
-    held = head.keys() & found.keys()
+    held = head.keys() & stored.keys()
     first = {key for key, (name, _) in head.items() if name in model.first_weights}
     if held and (missing := first - held):
         raise ValueError(
@@ -216,12 +216,12 @@ def _stored_values(
     for key, tensors in targets.items():
         widths = [tensor.shape[-1] for tensor in tensors]
         expected = (*tensors[0].shape[:-1], sum(widths))
-        if found[key].shape != expected:
+        if stored[key].shape != expected:
             raise ValueError(
-                f"{where}: {key} has shape {tuple(found[key].shape)}, the model's is {expected}: "
+                f"{where}: {key} has shape {tuple(stored[key].shape)}, the model's is {expected}: "
                 "does it belong to this model?"
             )
-        values += zip(tensors, found[key].split(widths, -1), strict=True)
+        values += zip(tensors, stored[key].split(widths, -1), strict=True)
     return values
 
 
@@ -317,13 +317,13 @@ def _lora_modules(model: "PretrainedModel") -> list[tuple[str, str, int]]:
     """(the encoder's name of the module, LoRA target, layer's number) of every linear layer of the checkpoint."""
     architecture = model.config.architecture
     names, targets = architecture.names(model.config), architecture.lora_targets(model.config)
-    found = []
+    modules = []
     for layer in range(len(encoder_of(model).layers)):
         for linear, several in targets.items():
             theirs = names[f"layers.{layer}.{linear}"]
             theirs = (theirs,) if isinstance(theirs, str) else theirs
-            found += [(name, target, layer) for name, target in zip(theirs, several, strict=True)]
-    return found
+            modules += [(name, target, layer) for name, target in zip(theirs, several, strict=True)]
+    return modules
 
 
 def _lora_targets(model: "PretrainedModel", wanted: Any, where: Path) -> tuple[str, ...]:

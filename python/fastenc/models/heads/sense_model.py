@@ -44,11 +44,11 @@ class SenseInventory:
 
     def rows(self) -> dict[str, range]:
         """Lemma → the rows of its senses."""
-        found, start = {}, 0
+        rows, start = {}, 0
         for lemma, names in self.senses.items():
-            found[lemma] = range(start, start + len(names))
+            rows[lemma] = range(start, start + len(names))
             start += len(names)
-        return found
+        return rows
 
 
 def nearest(vector: Tensor, vectors: Tensor, counts: Tensor, min_examples: int) -> Tensor:
