@@ -236,9 +236,10 @@ def load_record(record_ptr, indices, valid):
 
 @triton.jit
 def load_record_once(record_ptr, indices, valid):
-    """As load_record, by a load for each word, for programs that read their records before their loop.
+    """As load_record, by a load for each word: for records that are read before a loop, or for queries by keys.
 
-    What load_record splits would be moved into another layout again in each turn of the loop.
+    What load_record splits would be moved into another layout again in each turn of the loop. Queries by keys, a thread
+    has few queries; without matrix instructions load_record takes so many registers that it spills.
     """
     words = record_ptr + indices.to(tl.int64) * RECORD
     log_sum = tl.load(words, mask=valid, other=0).to(tl.float32, bitcast=True)
