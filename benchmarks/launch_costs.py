@@ -20,8 +20,8 @@ import torch
 from fastenc.kernels import run as launches
 
 from benchmarks import _stub_driver  # noqa: F401
-from fastenc.ops._cases import Case, Draw, Size, first_cases
-from fastenc.ops._library import triton_kernels
+from fastenc.ops.cases import Case, Draw, Size, first_cases
+from fastenc.ops.library import triton_kernels
 from fastenc.testing.operators import OperatorCalls, triton_kernels_on_cpu
 
 SIZE = Size((64,), width=64, inner=64, heads=1, head_dim=64, vocabulary=200)

@@ -1,4 +1,4 @@
-"""Ops at real sizes, with the least work of each direction. A benchmark adds its op's by a function ``visited``:
+"""Ops at real sizes, with the least work of each direction. A benchmark adds its problems with a function ``visited``:
 
 def visited(size: Size) -> Iterator[tuple[str, Callable[[], Problem]]]: ...
 
@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from benchmarks._harness import DEVICE, Work
-from fastenc.ops._cases import Draw, first_cases
-from fastenc.ops._cases import Size as CaseSize
+from fastenc.ops.cases import Draw, first_cases
+from fastenc.ops.cases import Size as CaseSize
 
 DTYPE = torch.bfloat16
 
@@ -38,21 +38,17 @@ class Size(NamedTuple):
         return CaseSize(tuple(lengths), *sizes)
 
     def short(self) -> list[int]:
-        return [128] * (self.tokens // 128)
-
-
-STEPS = ((4096, 128), (16384, 128), (65536, 512))
-REAL = Size(16384, 12, 30522, (64, 128, 512), ("bert-base", "minilm"), STEPS)
-SMALL = Size(128, 1, 50, (64, 128), ("minilm",), ((32, 16),))
+        longest = min(128, self.tokens)
+        return [longest] * (self.tokens // longest)
 
 
 class Problem(NamedTuple):
-    """An op at a size.
+    """An op at one size.
 
     Fields:
-        run: called with the inputs and impl.
-        inputs: floating-point tensors are differentiated.
-        forward, backward: the least work of each direction; None for a backward that has none left.
+        run: the op, called with the inputs and impl.
+        inputs: those of floating point get gradients.
+        forward, backward: the least work of each direction; None: the backward has no work.
     """
 
     name: str
@@ -63,7 +59,7 @@ class Problem(NamedTuple):
 
 
 def problems(size: Size) -> Iterator[tuple[str, Callable[[], Problem]]]:
-    """(name, what makes it)."""
+    """(name, function that makes the problem)."""
     for path in sorted(Path(__file__).parents[1].glob("bench_*.py")):
         module = import_module(f"benchmarks.{path.stem}")
         if hasattr(module, "visited"):
@@ -96,12 +92,12 @@ def problem(op: str, size: CaseSize, forward: Work, backward: Work | None, **mor
 
 
 def random_like(out: Tensor) -> Tensor:
-    """Output gradients, the same ones for every implementation and dtype."""
+    """Output gradients that are the same for every implementation and dtype."""
     return torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).to(out)
 
 
 def results(problem: Problem, inputs: tuple[Tensor, ...], impl: str) -> list[Tensor]:
-    """The output and every gradient, of the same masks at every call."""
+    """The output and every gradient; each call has the same dropout masks."""
     torch.manual_seed(0)
     out = problem.run(*inputs, impl=impl)
     return [out.detach(), *torch.autograd.grad(out, inputs, random_like(out))]

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastenc.ops._cases import Case, Draw, Size, first_cases
+from fastenc.ops.cases import Case, Draw, Size, first_cases
 from fastenc.packing import PackedBatch, pack, pack_sequences
 from tests.fuzz.extremes import EXTREMES
 

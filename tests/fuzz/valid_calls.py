@@ -1,4 +1,4 @@
-"""A valid call gives what its definition gives in float64, forward and gradients, and changes no input."""
+"""A valid call gives the results and gradients of its definition in float64, and changes no input."""
 
 from random import Random
 from typing import Any
@@ -8,7 +8,7 @@ from torch import Tensor
 
 from tests.fuzz.op_calls import Call
 
-# Of the largest value, or of 1: what tells a wrong formula from rounding. Budgets are tested elsewhere.
+# Relative to the largest value, or to 1: tells a wrong formula from rounding. Other tests check the budgets.
 TOLERANCE = {torch.float32: 3e-4, torch.bfloat16: 0.08}
 
 
@@ -51,7 +51,7 @@ def check(call: Call, rng: Random) -> None:
     results, grads = [], []
     exact = call.draw.in_float64(call.arguments)
     for arguments, impl in ((call.arguments, "auto"), (exact, "reference")):
-        torch.manual_seed(seed)  # of dropout's masks
+        torch.manual_seed(seed)  # for dropout's masks
         result = call.case.run(arguments, impl)
         if not results:
             way = torch.randn(result.shape)

@@ -13,13 +13,17 @@ import os
 from collections.abc import Callable
 from fnmatch import fnmatch
 from functools import partial
+from unittest import mock
 
 import torch
 
 import fastenc
 from fastenc import ops, packing
 from fastenc.models import EncoderConfig, MaskedLM
-from fastenc.ops._cases import Draw, Size, first_cases
+from fastenc.nn import weight_copies
+from fastenc.nn.adamw import AdamW
+from fastenc.ops.cases import Draw, Size, first_cases
+from fastenc.ops.linear_gelu import SWITCH
 from tests.helpers.gpu import deterministic
 
 LENGTHS = (1, 0, 17, 64, 65, 130)
@@ -82,6 +86,30 @@ def bias_gelu_in_place(dtype):
 def deterministic_attention(dtype):
     with deterministic():
         with_options("attention", (2,), dtype)
+
+
+@case
+def linear_gelu_in_epilogue(dtype):
+    """The products with epilogues, which "auto" takes by a switch only."""
+    with mock.patch.dict(os.environ, {SWITCH: "1"}):
+        with_options("linear_gelu", (2,), dtype)
+
+
+@case
+def adamw(dtype):
+    """Tensors of several blocks and of a part of one, with copies and without."""
+    if torch.get_default_device().type != "cuda":
+        return
+    tensors = [torch.randn(size, requires_grad=True) for size in (1, 1023, 1025, 4096)]
+    optimizer = AdamW(tensors)
+    if dtype != torch.float32:
+        optimizer.copies = dtype
+        for tensor in tensors[1:]:
+            weight_copies.keep(tensor, torch.empty_like(tensor, dtype=dtype))
+    optimizer.found_inf = torch.zeros(())
+    for _ in range(2):
+        sum(tensor.square().sum() for tensor in tensors).backward()
+        optimizer.step()
 
 
 @case

@@ -1,4 +1,4 @@
-"""The benchmarks' machinery with tiny sizes on a CPU: no figure is asserted that a clock made."""
+"""The benchmarks' machinery at tiny sizes on a CPU. No test depends on a measured time."""
 
 import json
 import subprocess
@@ -20,6 +20,7 @@ from benchmarks import (
     numerics,
     other_libraries,
     plots,
+    step_launches,
     tables,
 )
 from benchmarks._harness import (
@@ -41,7 +42,7 @@ from tests.helpers import ROOT
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch, tmp_path):
-    """Few rounds, small ceilings, results in a folder of the test's own."""
+    """Few rounds, small ceilings, and a folder of the test's own for results."""
     ceilings = Ceilings("cpu", copy_bytes=1 << 16, product_size=32)
     monkeypatch.setattr(_harness, "ceilings", lambda: ceilings)
     monkeypatch.setattr(bench_models, "ceilings", lambda: ceilings)
@@ -154,7 +155,7 @@ def test_attentions_providers_agree(case):
 @pytest.mark.parametrize("case", ATTENTION.values(), ids=ATTENTION)
 def test_flex_attention_is_asked_for_the_same(case):
     batch = bench_attention.Batch(case)
-    # On a CPU it has no gradients, nor takes inputs that want them.
+    # On a CPU it has no gradients and takes no inputs that require them.
     batch.packed = tuple(x.detach() for x in batch.packed)
     constant = tuple(x.detach() for x in batch.variant.parameters)
     batch.variant = batch.variant._replace(parameters=constant)
@@ -286,7 +287,7 @@ def test_an_ops_providers_agree_and_have_a_roofline(op, monkeypatch):
         ("ON_GPU", True),
         ("ROWS", 16),
         ("DROPOUTS", (0.0,)),
-        ("compiled", lambda function: function),
+        ("compiled", lambda function, **how: function),
         ("compare", hurried),
     ):
         if hasattr(module, name):
@@ -306,13 +307,13 @@ def test_numerics_are_kept_and_a_broken_budget_is_an_error(monkeypatch):
     run = lambda *cases: lambda: numerics_report("cpu", cases=cases)
     monkeypatch.setattr(numerics, "numerics_report", run(first, *others))
     numerics.main()
-    row = written("numerics")["cases"]["segment_pool mean, float32"]["forward"]
+    row = written("numerics")["cases"]["segment_pool, float32"]["forward"]
     assert row["holds"] and row["error"] <= row["allowed"]
     off = replace(first, ours=lambda **inputs: 1.1 * first.ours(**inputs))
     monkeypatch.setattr(numerics, "numerics_report", run(off, *others))
-    with pytest.raises(SystemExit, match="segment_pool mean, float32: forward"):
+    with pytest.raises(SystemExit, match="segment_pool, float32: forward"):
         numerics.main()
-    assert not written("numerics")["cases"]["segment_pool mean, float32"]["forward"]["holds"]
+    assert not written("numerics")["cases"]["segment_pool, float32"]["forward"]["holds"]
 
 
 def test_lengths_are_the_data_sets_and_always_the_same():
@@ -372,7 +373,7 @@ def test_a_model_with_other_weights_is_wrong(monkeypatch, tmp_path):
 
 
 def results(folder: Path) -> Path:
-    """Made-up results of every kind of row."""
+    """Made-up results with every form of row."""
     row = {"median_ms": 2.0, "p20_ms": 1.5, "p80_ms": 2.5, "rounds": 9, "speedup": 1.5}
     work = {"bytes": 1e6, "flops": 1e9, "TFLOP_per_s": 0.5, "percent_of_roofline": 61.0}
     rows = {
@@ -493,6 +494,24 @@ def test_what_a_visits_sanitizer_runs_names_every_op():
     assert done.returncode == 0, done.stderr
     ran = {line.split()[0] for line in done.stdout.splitlines()}
     assert ran == {"bias_gelu", "whole_model"}
+
+
+@pytest.mark.parametrize(
+    "sizes,tensors,launches",
+    [
+        ([], 110, 0),
+        ([1] * 110, 110, 1),
+        ([1] * 111, 110, 2),
+        ([320 * 65536], 64, 1),
+        ([320 * 65536 + 1], 64, 2),
+        ([319 * 65536, 65536, 1], 64, 2),
+        ([200 * 65536] * 8, 36, 5),
+        ([0, 0], 64, 0),
+    ],
+)
+def test_launches_of_many_tensors_are_counted_as_pytorch_makes_them(sizes, tensors, launches):
+    """A launch has at most so many tensors, and 320 blocks of 65,536 elements."""
+    assert step_launches.multi_tensor_launches(sizes, tensors) == launches
 
 
 def test_names_of_benchmarks():

@@ -8,11 +8,11 @@ from fastenc import ops
 from tests.helpers import ROOT
 
 MOST = 13
-# They name many ops for their own sake: a new op needs no entry there.
+# These name many ops for reasons of their own: a new op needs no entry there.
 USERS = {
     "CHANGELOG.md",
     "docs/benchmarks.md",
-    "docs/ops.md",  # names those without a gradient, as a test of values holds
+    "docs/ops.md",  # names the ops without a gradient; a test compares the list with the ops
     "docs/reference/ops.md",  # make pages writes it
     "tests/triton/test_ops_triton.py",  # dropout of three ops, and those without a Triton kernel
 }
@@ -25,7 +25,7 @@ def listed():
 
 
 def named_after(op, tracked):
-    """The files of an op's own in the folders of ops, their tests and benchmarks."""
+    """The files with an op's name in the folders of ops, their tests and benchmarks."""
     names = {op, f"bench_{op}", f"test_{op}", f"test_{op}_triton"}
     folders = ("python/fastenc/reference", "python/fastenc/ops", "python/fastenc/nn", "csrc")
     folders += ("kernels", "tests", "benchmarks")

@@ -45,7 +45,7 @@ def test_errors_are_those_of_the_definition():
     (forward, gradient) = numerics_report(
         "cpu", dtypes=[torch.bfloat16], cases=[case(lambda x, count: count * x.exp() * 1.25)]
     )
-    # Off by a quarter everywhere, but for the rounding.
+    # Wrong by a quarter everywhere, except for the rounding.
     for row in (forward, gradient):
         assert row.error == pytest.approx(0.25, abs=0.02) and not row.holds
         assert 0 < row.plain_error < 0.02 and row.plain_error < row.allowed < 0.05

@@ -1,4 +1,4 @@
-"""What every op with a kernel keeps: on a GPU at the sizes of real encoders, or interpreted at small ones."""
+"""What every op with a GPU kernel must do: on a GPU at the sizes of real encoders, or interpreted at small sizes."""
 
 from contextlib import nullcontext
 from dataclasses import replace
@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.testing._internal.optests.generate_tests import DEFAULT_TEST_UTILS
 
 from fastenc import ops, packing
-from fastenc.ops import _cases, _dispatch
-from fastenc.ops._cases import Case, Draw, Size
+from fastenc.ops import cases, dispatch
+from fastenc.ops.cases import Case, Draw, Size
 from fastenc.testing import assert_within_budget
 from fastenc.testing.operators import OperatorCalls
 from tests.helpers.attention_cases import offsets_of
@@ -49,12 +49,12 @@ def name_of(case: Case) -> str:
 # The losses' kernels are not Triton's, but a step with them is recorded and compiled as well.
 CASES = {
     name_of(case): case
-    for case in _cases.CASES
-    if ("triton" in _dispatch.DECLARED[case.op].implementations and case.plain is not None)
+    for case in cases.CASES
+    if ("triton" in dispatch.DECLARED[case.op].implementations and case.plain is not None)
     or case.op == "linear_masked_cross_entropy"
 }
 SHORT = "attention of short sequences"
-# Interpreted, heads of other sizes are among attention's own tests.
+# Attention's own tests interpret heads of other sizes.
 ON_GPU_ONLY = {
     SHORT: replace(CASES["attention"], resize=cut),
     "attention with heads of 32": replace(CASES["attention"], resize=of_heads(32)),
@@ -94,9 +94,9 @@ class Run(NamedTuple):
 
 
 def run_of(name: str, target, size: Size | None = None) -> Run:
-    """The losses take neither ``impl="triton"`` nor, in C++, float16."""
+    """The losses take neither ``impl="triton"`` nor float16 in C++."""
     case = CASES[name]
-    kernels = _dispatch.DECLARED[case.op]
+    kernels = dispatch.DECLARED[case.op]
     usual = [d for d in target.dtypes if kernels.dtypes is None or d in kernels.dtypes]
     has_kernel = "triton" in kernels.implementations
     interpreted = target.device.type == "cpu"
@@ -106,14 +106,14 @@ def run_of(name: str, target, size: Size | None = None) -> Run:
 
 
 def both_ways(out, inputs, dout):
-    """The result and every gradient."""
+    """The result and the gradient of every input that has one."""
     leaves = [v for v in inputs.values() if isinstance(v, Tensor) and v.requires_grad]
     if not leaves:
         return (out.detach(),)
     return out.detach(), *torch.autograd.grad(out, leaves, dout.to(out.dtype))
 
 
-# On a GPU also the width 1,024.
+# On a GPU also with width 1,024.
 @pytest.mark.parametrize("heads", [12, pytest.param(16, marks=pytest.mark.gpu)])
 @EVERY
 def test_results_and_gradients_keep_the_budget(triton_target, name, heads):
@@ -147,7 +147,7 @@ def test_gradients_repeat_bit_for_bit(triton_target, name):
 def test_fastenc_info_knows_which_ops_have_a_gpu_kernel():
     """By the names that users call."""
     x = torch.ones(1)
-    reason = lambda op, impl: _dispatch.unsupported_reason(op, impl, x, None, None)
+    reason = lambda op, impl: dispatch.unsupported_reason(op, impl, x, None, None)
     losses = {"masked_cross_entropy", "linear_masked_cross_entropy"}
     for name in ops.__all__:
         plain = name in losses | {"crf_decode_nbest", "linear_kl_divergence"}
@@ -175,7 +175,7 @@ def test_torch_compile_full_graph_and_dynamic_shapes(triton_target, name):
     if name == "crf_marginals":
         pytest.skip("torch.compile does not trace the gradient that it takes")
     run, on_gpu = run_of(name, triton_target, SMALL), triton_target.device.type == "cuda"
-    torch.compiler.reset()  # other ops' graphs count as recompilations of this one's
+    torch.compiler.reset()  # graphs of other ops count as recompilations of this one
     backend = "inductor" if on_gpu else "aot_eager"
     compiled = torch.compile(run.case.run, fullgraph=True, dynamic=True, backend=backend)
     dtype = torch.float32 if torch.float32 in run.dtypes else run.dtypes[0]
@@ -188,7 +188,7 @@ def test_torch_compile_full_graph_and_dynamic_shapes(triton_target, name):
 
 
 def recorded(step, device):
-    """The step's results, and what computes them again in place: a CUDA graph; on a CPU the step itself."""
+    """The step's results, and a function that computes them again in place: a CUDA graph; on a CPU the step."""
     results = step()
     if device.type == "cpu":
         return results, lambda: [kept.copy_(new) for kept, new in zip(results, step(), strict=True)]
@@ -200,7 +200,7 @@ def recorded(step, device):
 
 
 def tensors(inputs):
-    """All of them, in the same order for the same op; also those of a batch."""
+    """All tensors in the inputs, also those of a batch; always in the same order."""
     for value in inputs.values():
         if isinstance(value, packing.PackedBatch):
             yield from (v for v in vars(value).values() if isinstance(v, Tensor))
@@ -215,19 +215,19 @@ def test_a_recorded_step_follows_values_and_lengths(triton_target, name):
     inputs, other = (run.inputs(run.dtypes[-1], each) for each in (lengths, lengths[::-1]))
     dout = run.upstream(inputs)
     results, replay = recorded(lambda: run.both_ways(inputs, dout), device)
-    replay()  # a capture computes nothing
+    replay()  # the capture computes nothing
     before = [result.clone() for result in results]
     with torch.no_grad():
         for place, new in zip(tensors(inputs), tensors(other), strict=True):
             place.copy_(new)
     replay()
-    # Atomic sums, and products of other shapes, differ by roundings.
+    # Atomic sums, and products of other shapes, differ by rounding.
     torch.testing.assert_close(results, run.both_ways(other, dout), rtol=1e-2, atol=1e-2)
     assert not torch.equal(before[0], results[0])
 
 
 def in_uniform_probabilities(target, dtype, wrap=lambda call: call):
-    """Attention whose values are unit vectors: the result is the mask, and so is the gradient of the values."""
+    """Attention whose values are unit vectors: the result is the mask, and so is the values' gradient."""
     length = 16
     qkv = torch.zeros(length, 3, 1, length, device=target.device, dtype=dtype)
     unit = torch.eye(length, device=target.device, dtype=dtype)
@@ -245,7 +245,7 @@ def in_uniform_probabilities(target, dtype, wrap=lambda call: call):
 
 
 def in_layer_norm(target, dtype, wrap=lambda call: call):
-    """Ones of which dropout takes some: the kept ones alone are above the mean, and have a gradient."""
+    """Ones, some of which are dropped: only the kept ones are above the mean and have a gradient."""
     x = torch.ones(4, 256, device=target.device, dtype=dtype, requires_grad=True)
     residual, dout = torch.zeros_like(x), torch.randn_like(x)
     weight = torch.ones(256, device=target.device, dtype=dtype)
@@ -261,7 +261,7 @@ def in_layer_norm(target, dtype, wrap=lambda call: call):
 
 
 def in_embedding(target, dtype, wrap=lambda call: call):
-    """One token, whose result has a gradient for the norm's bias where dropout keeps it."""
+    """One token, with a gradient for the norm's bias where dropout keeps an element."""
     new = lambda *shape: torch.randn(*shape, device=target.device).to(dtype)
     ids = torch.zeros(1, dtype=torch.long, device=target.device)
     tables, weight, bias = [new(3, 256) for _ in range(3)], new(256), new(256).requires_grad_()
@@ -283,7 +283,7 @@ WITH_DROPOUT = pytest.mark.parametrize(
 
 
 def assert_drops_others_each_time_and_the_same_in_its_backward(step):
-    """step: () -> (result, gradient), each 0 or less where dropped."""
+    """step: () -> (result, gradient), each 0 or less for a dropped element."""
     kept = []
     for _ in range(3):
         result, gradient = step()
@@ -298,7 +298,7 @@ def assert_drops_others_each_time_and_the_same_in_its_backward(step):
 def test_dropout_of_a_recorded_step(triton_target, op):
     for dtype in triton_target.dtypes:
         step = op(triton_target, dtype)
-        step()  # compiled before it is recorded
+        step()  # compile before recording
         results, replay = recorded(step, triton_target.device)
 
         def replayed(results=results, replay=replay):

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from fastenc import ops
-from fastenc.ops._cases import CASES, Case, Draw, Size
-from fastenc.ops._dispatch import choose
+from fastenc.ops.cases import CASES, Case, Draw, Size
+from fastenc.ops.dispatch import choose
 from fastenc.testing.budget import error_budget, errors
 from fastenc.testing.operators import OperatorCalls
 

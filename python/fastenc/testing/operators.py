@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
-from fastenc.ops import _dispatch, _library
+from fastenc.ops import dispatch, library
 
 
 class OperatorCalls(TorchDispatchMode):
@@ -35,13 +35,13 @@ def triton_kernels_on_cpu() -> Iterator[None]:
     Triton's interpreter has to run them, or a driver that takes such tensors.
     """
     limit = lambda op, impl, x, cpp_limit, triton_limit: triton_limit
-    library = torch.library.Library("fastenc", "IMPL")
+    overrides = torch.library.Library("fastenc", "IMPL")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it says that something is overridden
-        for name, kernel in _library.triton_kernels.items():
-            library.impl(name, kernel, "CPU", allow_override=True)
+        warnings.simplefilter("ignore")  # a warning that the kernel is overridden
+        for name, kernel in library.triton_kernels.items():
+            overrides.impl(name, kernel, "CPU", allow_override=True)
     try:
-        with mock.patch.object(_dispatch, "unsupported_reason", limit):
+        with mock.patch.object(dispatch, "unsupported_reason", limit):
             yield
     finally:
-        library._destroy()
+        overrides._destroy()
