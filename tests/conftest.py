@@ -80,12 +80,8 @@ def poisoned(new):
 
 
 @pytest.fixture
-def triton_target(monkeypatch):
+def triton_kernels(monkeypatch):
     """A GPU; or the CPU, where interpreted Triton kernels take the place of the C++ code behind the same ops."""
-    _device_constructors()  # a table of them, kept as they are at its first use
-    makers = ((torch, "empty"), (torch, "empty_like"), (torch.Tensor, "new_empty"))
-    for owner, name in makers:
-        monkeypatch.setattr(owner, name, poisoned(getattr(owner, name)))
     pytest.importorskip("triton")
     if torch.cuda.is_available():
         every = (torch.float32, torch.float16, torch.bfloat16)
@@ -104,6 +100,16 @@ def triton_target(monkeypatch):
             library.impl(name, kernel, "CPU", allow_override=True)
     yield TritonTarget(torch.device("cpu"), "cpp", usable)
     library._destroy()
+
+
+@pytest.fixture
+def triton_target(triton_kernels, monkeypatch):
+    """The same, with NaN in all memory that is allocated."""
+    _device_constructors()  # a table of them, kept as they are at its first use
+    makers = ((torch, "empty"), (torch, "empty_like"), (torch.Tensor, "new_empty"))
+    for owner, name in makers:
+        monkeypatch.setattr(owner, name, poisoned(getattr(owner, name)))
+    return triton_kernels
 
 
 @pytest.fixture(autouse=True)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fastenc._base import debug
 from fastenc.nn.evaluation_mode import trains
 from fastenc.nn.layer import normalise
 from fastenc.nn.layer_norm import LayerNorm, RMSNorm
@@ -197,9 +198,8 @@ def make_norm(spec: NormSpec, width: int, bias: bool) -> LayerNorm | RMSNorm:
 
 
 def check_ids(input_ids: Tensor, vocab_size: int) -> None:
-    """Raise ValueError for ids outside the table; on CPU tensors only, because a GPU would have to wait."""
-    is_checked = input_ids.device.type == "cpu" and not torch.compiler.is_compiling()
-    if not is_checked or not input_ids.numel():
+    """Raise ValueError for ids outside the table, where ``debug.may_read`` allows it."""
+    if not debug.may_read(input_ids) or not input_ids.numel():
         return
     low, high = (int(value) for value in input_ids.aminmax())
     if low < 0 or high >= vocab_size:

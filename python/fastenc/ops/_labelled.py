@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from fastenc._base import debug
 from fastenc.reference.masked_cross_entropy import IGNORED
 
 __all__ = ["IGNORED", "select_labelled", "spread"]
@@ -24,6 +25,7 @@ def select_labelled(
         small, every row gets a label outside of any vocabulary, which gives a NaN loss.
     """
     on_host = labels.device.type == "cpu" and not torch.compiler.is_compiling()
+    is_counted = debug.may_read(labels)
     tokens = labels.shape[0]
     labelled = labels != ignore_index
     if max_labels is None:
@@ -32,8 +34,8 @@ def select_labelled(
         indices = labelled.nonzero().flatten()
         return hidden.index_select(0, indices), labels.index_select(0, indices), indices
     count = labelled.sum()
-    if max_labels < 0 or (on_host and int(count) > max_labels):
-        counted = f" for {int(count)} of them" if on_host else ""
+    if max_labels < 0 or (is_counted and int(count) > max_labels):
+        counted = f" for {int(count)} of them" if is_counted else ""
         raise ValueError(
             f"max_labels must be at least the number of labelled rows, got {max_labels}{counted}: "
             "count them where the labels are made"

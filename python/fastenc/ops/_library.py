@@ -10,6 +10,8 @@ from collections.abc import Callable
 
 import torch
 
+from fastenc._base import debug
+
 library = torch.library.Library("fastenc", "DEF")
 triton_kernels: dict[str, Callable] = {}
 
@@ -51,7 +53,8 @@ def define(schema: str, fake, triton: str | None = None) -> None:
 def _when_called(module: str, function: str):
     def run(*arguments):
         kernels = importlib.import_module(f"fastenc.kernels.{module}")
-        with torch.cuda.device_of(next(a for a in arguments if isinstance(a, torch.Tensor))):
+        tensor = next(a for a in arguments if isinstance(a, torch.Tensor))
+        with torch.cuda.device_of(tensor), debug.triton_op():
             return getattr(kernels, function)(*arguments)
 
     return run

@@ -70,7 +70,7 @@ def attention(
         cu_seqlens: int32 (batch+1,), offsets of the sequences from 0 to total_tokens.
         max_seqlen: host int, at least the longest sequence. On a GPU neither max_seqlen nor the offsets are checked,
             because that would wait for the device. If max_seqlen is too small, or the offsets end before the last
-            token, the remaining rows are undefined. With TRITON_DEBUG=1 the kernels assert both.
+            token, the remaining rows are undefined. FASTENC_DEBUG=1 checks both.
         dropout_p: probability of dropping a softmax weight, rounded to a multiple of 2^-16. Applied whenever
             positive: pass 0 in evaluation.
         softmax_scale: head_dim ** -0.5 if None.

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fastenc._base import debug
 from fastenc.ops import _checks
 from fastenc.ops._dispatch import choose, declare
 from fastenc.ops._library import define
@@ -190,7 +191,7 @@ def _check_used(seqused: Tensor, cu_seqlens: Tensor) -> None:
             f"got {seqused.dtype} of shape {tuple(seqused.shape)}"
         )
     _checks.check_device("crf", "seqused", seqused, cu_seqlens)
-    if seqused.device.type != "cpu" or torch.compiler.is_compiling():
+    if not debug.may_read(seqused):
         return
     offsets = cu_seqlens.tolist()
     lengths, used = list(map(sub, offsets[1:], offsets)), seqused.tolist()
@@ -211,12 +212,13 @@ def _check_tags(
             f"crf: tags must be int64 of shape ({tokens},), one a token, got {tags.dtype} of shape {tuple(tags.shape)}"
         )
     _checks.check_device("crf", "tags", tags, emissions)
-    # On a GPU reading the values would wait for the device.
-    if tags.device.type != "cpu" or not tokens or torch.compiler.is_compiling():
+    if not debug.may_read(tags) or not tokens:
         return
     low, high = (int(value) for value in tags.aminmax())
     if (low < 0 or high >= num_tags) and seqused is not None:  # unused tokens may have any tag
-        position = torch.arange(tokens) - cu_seqlens[:-1].repeat_interleave(cu_seqlens.diff())
+        position = torch.arange(tokens, device=tags.device) - cu_seqlens[:-1].repeat_interleave(
+            cu_seqlens.diff()
+        )
         used = tags[position < seqused.repeat_interleave(cu_seqlens.diff())]
         low, high = (int(value) for value in used.aminmax()) if used.numel() else (0, 0)
     if low < 0 or high >= num_tags:

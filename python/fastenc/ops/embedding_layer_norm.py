@@ -4,6 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fastenc._base import debug
 from fastenc.ops import _checks
 from fastenc.ops._dispatch import choose, declare
 from fastenc.ops._index_sum import MAX_SIZE, add_sorted, index_sum
@@ -133,9 +134,9 @@ def tied_embedding_layer_norm(
         position_offset,
     )
     rng_state = _checks.mask_rng_state(OP, None, dropout_p, word)
+    if (chosen == "reference" or debug.ENABLED) and debug.may_read(input_ids):
+        _check_values(*ids_and_tables)
     if chosen == "reference":
-        if word.device.type == "cpu" and not torch.compiler.is_compiling():
-            _check_values(*ids_and_tables)
         y = reference.embedding_layer_norm(
             input_ids,
             word,

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fastenc._base import debug
 from fastenc.models.config import EncoderConfig
 from fastenc.models.encoder import Encoder
 from fastenc.models.heads.chunk_aggregation import ChunkAttention, chunk_aggregator
@@ -146,7 +147,7 @@ class SequenceClassifier(PretrainedModel):
                 f"labels must be int64 of shape ({logits.shape[0]},), one class per sequence, "
                 f"got {labels.dtype} of shape {tuple(labels.shape)}"
             )
-        if labels.device.type == "cpu" and not torch.compiler.is_compiling() and labels.numel():
+        if debug.may_read(labels) and labels.numel():
             low, high = (int(value) for value in labels.where(labels != IGNORED, 0).aminmax())
             if low < 0 or high >= logits.shape[1]:
                 raise ValueError(
