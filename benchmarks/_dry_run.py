@@ -8,7 +8,6 @@ Nothing is timed: of a case the report says only which kernels were started, and
 """
 
 import os
-import runpy
 import sys
 import warnings
 from collections import Counter
@@ -20,6 +19,8 @@ from importlib import import_module
 from io import StringIO
 from itertools import islice
 from pathlib import Path
+
+import torch
 
 os.environ["FASTENC_WARP_GROUPS"] = "1"
 from fastenc.kernels import device, launch
@@ -34,7 +35,6 @@ MODULE = "benchmarks._dry_run"
 
 def as_on_a_gpu() -> None:
     """Dispatch, launch rules and grids of sm_90 for CPU tensors."""
-    import torch
     from torch.utils._device import _device_constructors
 
     from fastenc.ops import _attention_blocks, _dispatch, _library
@@ -48,6 +48,7 @@ def as_on_a_gpu() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it says that something is overridden
         for name, kernel in _library.triton_kernels.items():
+            kernel = with_values(kernel) if name == "unpack" else kernel
             library.impl(name, kernel, "CPU", allow_override=True)
     _device_constructors()  # a table of them, kept as they are at its first use
     for owner, name in ((torch, "empty"), (torch, "empty_like"), (torch.Tensor, "new_empty")):
@@ -57,6 +58,18 @@ def as_on_a_gpu() -> None:
     for name, module in list(sys.modules.items()):
         if name.startswith("fastenc.kernels.") and hasattr(module, "persistent_programs"):
             module.persistent_programs = device.persistent_programs
+
+
+def with_values(unpack):
+    """``unpack`` with the reference's result: what runs next depends on the labels and masks of a padded batch."""
+    from fastenc.reference import packing as reference
+
+    @wraps(unpack)
+    def run(*arguments):
+        unpack(*arguments)
+        return reference.unpack(*arguments)
+
+    return run
 
 
 def zeroed(new):
@@ -71,6 +84,7 @@ def zeroed(new):
 
 
 kept: list = []  # a library's registrations end with it
+running = ""  # the benchmark or case, whose name begins with the op's
 
 
 def compare(providers: dict, **options) -> dict:
@@ -80,12 +94,25 @@ def compare(providers: dict, **options) -> dict:
         if isinstance(call, str):
             rows[name] = {"missing": call}
             continue
+        before = len(_fake_gpu.launches())
         try:
             call()
-            rows[name] = {"dry run": "not timed"}
         except Exception as error:
             rows[name] = {"failed": f"{type(error).__name__}: {error}"[:150]}
+            continue
+        kernels = kernels_since(before)
+        rows[name] = {"dry run": "not timed", "kernels": ", ".join(kernels)}
+        if name.startswith("fastenc"):
+            rows[name] |= unstarted(kernels, running)
     return rows
+
+
+def kernels_since(launches: int) -> dict[str, int]:
+    return Counter(each["kernel"] for each in _fake_gpu.launches(launches))
+
+
+def unstarted(kernels: dict[str, int], name: str) -> dict[str, str]:
+    return {} if kernels or in_cuda(name) else {"failed": "it starts no kernel"}
 
 
 def noted(cases: Iterable) -> Iterator:
@@ -95,13 +122,12 @@ def noted(cases: Iterable) -> Iterator:
 
 def started(name: str, call) -> dict:
     """The kernels that a case started, and whether it failed; none of its figures."""
-    before = len(_fake_gpu.launches())
+    global running
+    running, before = name, len(_fake_gpu.launches())
     with redirect_stdout(StringIO()), redirect_stderr(StringIO()):  # they tell times
         row = call()
-    kernels = Counter(each["kernel"] for each in _fake_gpu.launches(before))
-    failed = {"failed": row["failed"]} if "failed" in row else {}
-    if not kernels and not in_cuda(name):
-        failed = {"failed": "it starts no kernel"}
+    kernels = kernels_since(before)
+    failed = {"failed": row["failed"]} if "failed" in row else unstarted(kernels, name)
     print(f"  {name}: {', '.join(kernels) or 'CUDA C++, not started'}", flush=True)
     return {"dry run": REMARK, "kernels": kernels, **failed}
 
@@ -122,7 +148,8 @@ def small_sizes() -> None:
 
     for name, config in models.SIZES.items():
         models.SIZES[name] = replace(config, num_layers=1)
-    bench_models.TOKENS, bench_models.NAMES = 512, bench_models.NAMES[:1]
+    bench_models.TOKENS, bench_models.DTYPE = 512, torch.bfloat16
+    bench_models.AUTOCAST = bench_models.GRAPHS = True
     gpu_quick.REAL = gpu_quick.REAL._replace(
         tokens=1024, vocabulary=1000, batches=((512, 128), (1024, 512))
     )
@@ -147,11 +174,18 @@ def small_sizes() -> None:
 def main() -> None:
     if len(sys.argv) < 2:
         raise SystemExit(__doc__)
+    global running
     as_on_a_gpu()
     _harness.compare = compare
     small_sizes()
     sys.argv = sys.argv[1:]
-    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+    name = sys.argv[0]
+    running = name.rpartition(".")[2].removeprefix("bench_")
+    # Not run as __main__, which would be a second copy of the module, with the sizes of a GPU.
+    module = import_module(name)
+    raise SystemExit(
+        (module if hasattr(module, "main") else import_module(f"{name}.__main__")).main()
+    )
 
 
 if __name__ == "__main__":

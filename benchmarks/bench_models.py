@@ -42,6 +42,7 @@ NO_COMPILE = "--no-compile"  # no torch.compile, which takes minutes
 GRAPHS = ON_GPU  # elsewhere there are none to record
 COMPILES = ON_GPU and NO_COMPILE not in sys.argv  # transformers' model by torch.compile
 DTYPE = torch.bfloat16 if ON_GPU else torch.float32
+AUTOCAST = ON_GPU  # training in bfloat16
 TOLERANCE = 5e-2 if ON_GPU else 1e-4  # bfloat16 through up to 24 layers
 WITH_DROPOUT = 5e-2
 SORTED_BATCHES = 8
@@ -185,7 +186,7 @@ def training(ours: MaskedLM, folder: str) -> dict[str, Callable[[], dict]]:
             optimizer = optimizers[id(model)]
 
             def step():
-                with torch.autocast(DEVICE.type, torch.bfloat16, enabled=ON_GPU):
+                with torch.autocast(DEVICE.type, torch.bfloat16, enabled=AUTOCAST):
                     loss = loss_of()
                 loss.backward()
                 optimizer.step()
@@ -195,7 +196,7 @@ def training(ours: MaskedLM, folder: str) -> dict[str, Callable[[], dict]]:
             return step
 
         def recorded():
-            with torch.autocast(DEVICE.type, torch.bfloat16, enabled=ON_GPU):
+            with torch.autocast(DEVICE.type, torch.bfloat16, enabled=AUTOCAST):
                 return graphs({"batch": packed, "labels": labels, "max_labels": count}).loss
 
         calls = {n: f if isinstance(f, str) else step_of(n) for n, f in losses.items()}

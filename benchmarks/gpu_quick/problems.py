@@ -32,11 +32,6 @@ class Size(NamedTuple):
         return 64 * self.heads
 
 
-STEPS = ((4096, 128), (16384, 128), (65536, 512))
-REAL = Size(16384, 12, 30522, (64, 128, 512), ("bert-base", "minilm"), STEPS)
-SMALL = Size(128, 1, 50, (64, 128), ("minilm",), ((32, 16),))
-
-
 class Problem(NamedTuple):
     """An op at a size.
 
