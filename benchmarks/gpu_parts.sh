@@ -74,7 +74,7 @@ build() {
     cp "$VISIT/extension-$SOURCE/${EXTENSION##*/}" "$EXTENSION"
     stage extension 30 "$HAS_CUDA" && return
   fi
-  stage extension 200 "rm -f $EXTENSION; TORCH_CUDA_ARCH_LIST=$ARCH FASTENC_CUDA=1 CFLAGS='-g0 -DNDEBUG' $PYTHON setup.py -q build_ext --inplace && strip $EXTENSION && $HAS_CUDA && mkdir -p $VISIT/extension-$SOURCE && cp $EXTENSION $VISIT/extension-$SOURCE"
+  stage extension 200 "rm -f $EXTENSION; TORCH_CUDA_ARCH_LIST=$ARCH FASTENC_CUDA=1 $PYTHON setup.py -q build_ext --inplace && $HAS_CUDA && mkdir -p $VISIT/extension-$SOURCE && cp $EXTENSION $VISIT/extension-$SOURCE"
 }
 
 build

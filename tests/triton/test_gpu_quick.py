@@ -309,7 +309,7 @@ def commands(tmp_path):
         (tree / file).touch()
     for name in ("gpu_parts.sh",):
         (tree / "benchmarks" / name).write_text((ROOT / "benchmarks" / name).read_text())
-    for name in ("python", "ncu", "compute-sanitizer", "strip"):
+    for name in ("python", "ncu", "compute-sanitizer"):
         program = tmp_path / "bin" / name
         program.parent.mkdir(exist_ok=True)
         program.write_text(STUB)
