@@ -51,5 +51,5 @@ driver.set_active(cuda)
 
 
 def launches(since: int = 0) -> list[dict]:
-    """{"kernel", "grid", "threads", "shared", "parameters": [[bytes, value], ...]} of each launch since that one."""
+    """{"kernel", "function", "grid", "threads", "shared", "parameters": [[bytes, value], ...]} of each launch since that one."""
     return [json.loads(line) for line in LOG.read_text().splitlines()[since:]]

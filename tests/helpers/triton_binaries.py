@@ -182,24 +182,26 @@ INSTRUCTION = re.compile(
 )
 
 
-def main_loop(places, instructions, targets) -> list[str]:
-    """The instructions of the loop that takes the time: of those that hold no other the shortest with matrix
-    instructions (a masked tail is longer), else the longest."""
+def inner_loops(places, targets, instructions) -> list[range]:
+    """The loops that hold no other, as indices of their instructions."""
     order = {int(place, 16): number for number, place in enumerate(places)}
     loops = []
     for number, (name, target) in enumerate(zip(instructions, targets, strict=True)):
         begin = order.get(int(target, 16)) if name == "BRA" and target else None
         if begin is not None and begin < number:
-            loops.append((begin, number + 1))
-    inner = [
-        instructions[begin:end]
-        for begin, end in loops
-        if not any(
-            (begin, end) != other and begin <= other[0] and other[1] <= end for other in loops
-        )
+            loops.append(range(begin, number + 1))
+    holds = lambda loop, other: loop[0] <= other[0] and other[-1] <= loop[-1]
+    return [
+        loop for loop in loops if not any(other != loop and holds(loop, other) for other in loops)
     ]
+
+
+def main_loop(loops, instructions) -> list[str]:
+    """The instructions of the loop that takes the time: the shortest with matrix instructions (a masked tail is
+    longer), else the longest."""
+    inner = [[instructions[number] for number in loop] for loop in loops]
     multiplying = [loop for loop in inner if MATRIX & set(loop)]
-    return list(min(multiplying, key=len) if multiplying else max(inner, key=len, default=()))
+    return min(multiplying, key=len) if multiplying else max(inner, key=len, default=[])
 
 
 def source_of(kernel, element: str, constants: dict) -> tuple[ASTSource, dict]:
@@ -227,7 +229,13 @@ def source_of(kernel, element: str, constants: dict) -> tuple[ASTSource, dict]:
 def compile_case(kernel, element: str, constants: dict, capability: int) -> dict:
     """Registers, stack bytes, local loads and stores (spills), shared memory, matrix instructions and the main loop."""
     source, options = source_of(kernel, element, constants)
-    compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+    return usage_of(
+        triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+    )
+
+
+def usage_of(compiled) -> dict:
+    """What :func:`compile_case` returns, of a kernel that Triton has compiled."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(compiled.asm["cubin"])
         file.flush()
@@ -240,7 +248,10 @@ def compile_case(kernel, element: str, constants: dict, capability: int) -> dict
     number = lambda key: int(re.search(rf"{key}:(\d+)", usage)[1])
     places, instructions, targets = zip(*INSTRUCTION.findall(code), strict=True)
     count = lambda *wanted: sum(instruction in wanted for instruction in instructions)
-    loop = main_loop(places, instructions, targets)
+    loops = inner_loops(places, targets, instructions)
+    loop = main_loop(loops, instructions)
+    looped = {number for each in loops for number in each}
+    straight = [name for number, name in enumerate(instructions) if number not in looped]
     return {
         "registers": number("REG"),
         "stack": number("STACK"),
@@ -251,6 +262,10 @@ def compile_case(kernel, element: str, constants: dict, capability: int) -> dict
         "instructions": len(instructions) - count("NOP"),
         "loop": len(loop),
         "loop barriers": sum(instruction == "BAR" for instruction in loop),
+        "straight": len(straight) - straight.count("NOP"),
+        "special functions": count("MUFU"),
+        "loop special functions": loop.count("MUFU"),
+        "straight special functions": straight.count("MUFU"),
         "warps": compiled.metadata.num_warps,
     }
 
