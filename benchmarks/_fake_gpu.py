@@ -51,5 +51,8 @@ driver.set_active(cuda)
 
 
 def launches(since: int = 0) -> list[dict]:
-    """{"kernel", "function", "grid", "threads", "shared", "parameters": [[bytes, value], ...]} of each launch since that one."""
+    """The launches since that one, each {"kernel", "function", "grid", "threads", "shared", "parameters"}.
+
+    "parameters" is [[bytes, value], ...].
+    """
     return [json.loads(line) for line in LOG.read_text().splitlines()[since:]]

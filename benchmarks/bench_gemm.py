@@ -1,7 +1,7 @@
 """Float32 products of an encoder's layers on a CPU: y = x W^T + b, and both of its gradients.
 
-"fastenc" is our kernel whatever the processor; the layers take it where it is faster (`fastenc info`). "oneDNN" is the
-op that PyTorch has for its own compiler, with the weights as they are.
+"fastenc" is our kernel on any processor; the layers use it where it is faster (`fastenc info`). "oneDNN" is the op that
+PyTorch has for its own compiler, with unpacked weights.
 """
 
 from functools import partial

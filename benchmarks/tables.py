@@ -1,7 +1,8 @@
 """Tables from the committed results: python -m benchmarks.tables [--check | --output FILE]
 
-Without an option docs/benchmarks.md is written, and the tables between markers of the README and of docs/with. With
---check a difference is an error. --output writes the tables only, of the results below $FASTENC_RESULTS if that is set.
+Without an option it writes docs/benchmarks.md, and the tables between the markers of the README and of docs/with. With
+--check, a difference is an error. --output writes only the tables, of the results below $FASTENC_RESULTS if that is
+set.
 """
 
 import argparse
@@ -44,7 +45,7 @@ def machine_line(machine: dict) -> str:
 
 
 def grid(cases: dict, columns: dict[str, str], unit: str, form) -> str:
-    """Providers down, cases across."""
+    """A row for each provider, a column for each case."""
     providers = list(dict.fromkeys(name for case in columns for name in cases[case]))
     lines = [f"| {unit} | " + " | ".join(columns.values()) + " |", "|---|" + "---:|" * len(columns)]
     for provider in providers:
@@ -54,7 +55,7 @@ def grid(cases: dict, columns: dict[str, str], unit: str, form) -> str:
 
 
 def state(row: dict | None) -> str | None:
-    """What stands in place of a time, or None where there is one."""
+    """The words in place of a time, or None if there is a time."""
     if row is None:
         return "–"
     if "missing" in row:
@@ -132,7 +133,7 @@ def masked_cross_entropy(data: dict) -> str:
 
 
 def ops(title: str, name: str, about: str = ""):
-    """A section for an op's benchmark with many cases: cases down, providers across."""
+    """A section for an op's benchmark with many cases: a row for each case, a column for each provider."""
 
     def make(data: dict) -> str:
         cases = data["cases"]
@@ -149,7 +150,7 @@ def ops(title: str, name: str, about: str = ""):
 
 
 def ceilings_line(data: dict) -> str:
-    """What the shares of the roofline divide by; nothing for results without."""
+    """The ceilings by which the shares of the roofline divide; empty for results without them."""
     ceilings = data.get("ceilings", {})
     if "copy_GB_per_s" not in ceilings:
         return ""
@@ -187,8 +188,8 @@ def mlm_step(data: dict) -> str:
 
 
 def training(title: str, name: str, about: str, baseline: str):
-    """Scores, times and memory of training runs whose cases are "<what>, seed <n>": a row for each provider, over the
-    seeds."""
+    """A section for training runs whose cases are "<name>, seed <n>": scores, times and memory over the seeds, a row
+    for each provider."""
 
     def table(data: dict) -> str:
         sets: dict[str, dict[str, list[dict]]] = {}
@@ -233,14 +234,15 @@ def metric_of(rows: Sequence[dict]) -> str:
 
 
 def mean_score(rows: Sequence[dict]) -> str:
-    """Score × 100, of several seeds with its standard deviation."""
+    """Score × 100; of several seeds the mean and its standard deviation."""
     scores = [100 * row.get("test", row["dev"]) for row in rows]
     spread = f" ± {statistics.stdev(scores):.1f}" if len(scores) > 1 else ""
     return f"{statistics.mean(scores):.1f}{spread}"
 
 
 def scores_of_every_seed(results: Sequence[dict]) -> str:
-    """Fine-tuning's scores on all machines together, which differ in rounding alone; a seed of two counts once."""
+    """Fine-tuning scores of all machines together, which differ only by rounding. A seed that two machines ran counts
+    once."""
     sets: dict[str, dict[str, dict[str, dict]]] = {}
     for data in results:
         for case, rows in data["cases"].items():
@@ -255,7 +257,7 @@ def scores_of_every_seed(results: Sequence[dict]) -> str:
         lines.append(f"| {what} | {metric_of(next(iter(rows.values())))} | {' | '.join(cells)} |")
     return section(
         "Fine-tuning: MiniLM, the defaults, the seeds of all machines together",
-        "FASTENC_DATA=... python -m benchmarks.train_tasks --seeds 0 1 2",
+        "FASTENC_DATA=... python -m benchmarks.studies.train_tasks --seeds 0 1 2",
         "Scores × 100, mean and standard deviation, in brackets the number of seeds.",
         "\n".join(lines),
     )
@@ -277,7 +279,7 @@ def predict_throughput(data: dict) -> str:
             lines.append(f"| {' | '.join(cells)} |")
     return section(
         "A million short texts through `fastenc predict`",
-        "FASTENC_DATA=... python -m benchmarks.predict_throughput",
+        "FASTENC_DATA=... python -m benchmarks.studies.predict_throughput",
         "MiniLM with a classifier, pieces of two to seven words of wikipedia_en, batches of 32; the encoder alone runs "
         "on batches whose tokens are ready. Probabilities are transformers'. "
         + machine_line(data["machine"]),
@@ -289,7 +291,7 @@ def peak_memory(data: dict) -> str:
     mebibytes = lambda row: f"{row['MiB_above_weights']:,.0f} MiB"
     return section(
         "Peak memory of inference: 16,384 tokens through BERT-base",
-        "python -m benchmarks.peak_memory",
+        "python -m benchmarks.studies.peak_memory",
         "Float32, above the weights; a state of the batch takes 48 MiB. "
         + machine_line(data["machine"]),
         grid(data["cases"], {case: case for case in data["cases"]}, "peak memory", mebibytes),
@@ -322,7 +324,7 @@ def train_objectives(data: dict) -> str:
             lines.append(f"| {' | '.join(cells)} |")
     return section(
         "Pretraining: every objective on wikipedia_en",
-        "FASTENC_DATA=... python -m benchmarks.train_objectives",
+        "FASTENC_DATA=... python -m benchmarks.studies.train_objectives",
         "Mean loss of each term on held-out articles, in nats. The constant guess is the best that does not read the "
         "text: the frequencies of tokens in training, the share of wrong pairs or of replaced tokens, the mean of the "
         "teacher's distributions or states. The peer begins with the same weights and takes the same batches, for "
@@ -357,7 +359,7 @@ def fine_tune_objectives(data: dict) -> str:
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return section(
         "What the checkpoints of short pretraining are worth: 8,000 phrases of SST-2",
-        "FASTENC_DATA=... python -m benchmarks.fine_tune_objectives NAME=CHECKPOINT ...",
+        "FASTENC_DATA=... python -m benchmarks.studies.fine_tune_objectives NAME=CHECKPOINT ...",
         "Accuracy on dev × 100 after 500 steps, mean and standard deviation, in brackets the number of seeds; 50.9 is "
         "the more frequent class. Checkpoints that began with random weights and those that began with MiniLM were "
         "measured on different devices of this page. ELECTRA's scores depend on whether its discriminator has learnt. "
@@ -384,7 +386,7 @@ def word_vectors(data: dict) -> str:
             lines.append(f"| {provider} | {each:.1f} | {ratios} |")
     return section(
         "Word vectors, and statistics of heads: MiniLM (6 × 384)",
-        "FASTENC_DATA=... python -m benchmarks.word_vectors 20000",
+        "FASTENC_DATA=... python -m benchmarks.studies.word_vectors 20000",
         "Sentences of UD English EWT, then of SemCor; transformers with output_hidden_states and batches sorted by "
         "length; both sides tokenise. Ratios are medians over alternating slices, of the time that passed and of CPU "
         "time, which leaves out other work on the machine. OMP_NUM_THREADS sets the threads. "
@@ -401,7 +403,7 @@ def static_vectors(data: dict) -> str:
         lines.append(f"| {case} | {cells} | {row['best layer']} | {row['items']:,} |")
     return section(
         "Static vectors against MiniLM's of words alone",
-        "FASTENC_DATA=... python -m benchmarks.static_vectors questions-words.txt",
+        "FASTENC_DATA=... python -m benchmarks.studies.static_vectors questions-words.txt",
         "× 100: Spearman's correlation with people's scores of pairs of words, and the share of Google's analogies "
         "answered rightly among their words, on the items that word2vec knows. word2vec is gensim's skip-gram on 4.9 "
         "million words of Wikipedia, few for it; distilled is MiniLM's static model. "
@@ -426,7 +428,7 @@ def word_senses(data: dict) -> str:
         lines.append(f"| {word} | {' | '.join(cells)} |")
     return section(
         "Word senses: nearest mean vector",
-        "FASTENC_DATA=... python -m benchmarks.word_senses",
+        "FASTENC_DATA=... python -m benchmarks.studies.word_senses",
         "The layers are chosen on a tenth of the training rows (of WiC on dev). A lemma that the training rows lack "
         "gets no sense, so that F1 and accuracy differ. BERT-base's published figures on CoarseWSD-20 are 95.7 % and "
         "94.0 %. " + machine_line(data["machine"]),
@@ -503,7 +505,7 @@ def tables() -> str:
 
 
 def readme_results() -> dict[Path, list[dict]]:
-    """{device: its results of inference and of a training step}, of the devices that have both."""
+    """{device: its results of inference and of a training step}, for the devices that have both."""
     devices = sorted(path for path in RESULTS.glob("*") if path.is_dir())
     found = {d: [load(d, name) for name in ("encoder", "mlm_step")] for d in devices}
     return {device: results for device, results in found.items() if all(results)}
@@ -513,12 +515,12 @@ SORTED = "Hugging Face sdpa, sorted"
 
 
 def against(rows: dict, provider: str, peer: str) -> float:
-    """How many times as fast as a peer a provider is."""
+    """How many times as fast as the peer the provider is."""
     return rows[peer]["median_ms"] / rows[provider]["median_ms"]
 
 
 def headline() -> str:
-    """A line a device: against padding in the order given, and against batches of texts sorted by length."""
+    """A line for each device: the speed against padding in the given order, and against batches sorted by length."""
     lines = []
     for inference, step in readme_results().values():
         machine, encoded = inference["machine"], inference["cases"]["lengths of SST-2"]
@@ -537,7 +539,7 @@ def headline() -> str:
 
 
 def speed() -> str:
-    """The README's table: a row a workload, a column a device."""
+    """The README's table: a row for each workload, a column for each device."""
     results = readme_results().values()
     step = "6 x 384, batch 16 x 128"
     # (title, 0 for inference or 1 for training, case, provider, peer; None: the benchmark's baseline)
@@ -570,7 +572,7 @@ def speed() -> str:
 
 
 def families() -> str:
-    """The README's tables of encoders of base size: a row a family, a column a range of lengths."""
+    """The README's tables of encoders of base size: a row for each family, a column for each range of lengths."""
     names = {"bert": "BERT", "mpnet": "MPNet", "albert": "ALBERT", "t5": "T5's encoder"}
     names["modernbert"] = "ModernBERT"
     lines = []
@@ -594,7 +596,7 @@ def families() -> str:
     return "\n".join(lines[:-1]) + "\n"
 
 
-# page in docs/with: the first words of its cases
+# page in docs/with: how the names of its cases begin
 CASES_OF = {
     "transformers": ("Trainer", "pipeline"),
     "sentence-transformers": ("Sentence", "CrossEncoder", "SparseEncoder"),
@@ -603,7 +605,7 @@ CASES_OF = {
 
 
 def other_libraries(page: str) -> str:
-    """What a page's libraries gain, a table a device."""
+    """A table for each device: what the libraries on this page gain."""
     parts = []
     for device in sorted(path for path in RESULTS.glob("*") if path.is_dir()):
         data = load(device, "other_libraries")

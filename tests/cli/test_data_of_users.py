@@ -96,7 +96,9 @@ def test_entities_of_three_levels_are_read(tmp_path):
 def test_a_level_of_entities_that_is_not_read_is_told(tmp_path):
     nested = tmp_path / "nested.conll"
     nested.write_text("New B-LOC O\nYork I-LOC O\nUniversity O B-LOC\n\nin O O\nRome B-LOC O\n")
-    with pytest.warns(UserWarning, match="column 2 .* --tag-column 2 --inner-tag-column 3 to read"):
+    with pytest.warns(
+        UserWarning, match=r"column 2 .* tag_column=2 and inner_tag_column=\(3,\) to read"
+    ):
         SpanNer().read(nested)
     chunks = tmp_path / "chunks.conll"  # as in CoNLL 2003
     chunks.write_text("Rome NNP B-NP B-LOC\nsleeps VBZ B-VP O\n")

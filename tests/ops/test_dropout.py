@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from benchmarks.dropout_battery import WALKS, WEAK, battery, verdict
+from benchmarks.studies.dropout_battery import WALKS, WEAK, battery, verdict
 from fastenc import ops
 from fastenc.reference.dropout import dropout_scales, hash_columns, row_keys
 from tests.helpers.extension import needs_cpp

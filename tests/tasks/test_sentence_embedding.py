@@ -400,10 +400,10 @@ def test_from_files_to_files(tables, start):
 @pytest.mark.parametrize(
     "options,message",
     [
-        ({"columns": ("sentence1",)}, r"--text must name the columns .*use fastenc embed"),
+        ({"columns": ("sentence1",)}, r"text must name the columns .*use fastenc embed"),
         (
             {"columns": ("sentence1", "sentence2", "score"), "similarity": "score"},
-            r"--text must name the columns",
+            r"text must name the columns",
         ),
         ({"similarity": "sentence1"}, r"line 2: .* must be a number, got 'a dog is here'"),
         (

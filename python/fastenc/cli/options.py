@@ -1,8 +1,8 @@
 """Command-line options and configuration files made from the fields of dataclasses, over argparse.
 
 A command is a dataclass whose fields are its options. A field is made by ``option`` or ``argument`` of
-``fastenc._base.options``, or is a dataclass of such fields. An option's value comes from the command line, else from the file of ``--config``,
-else from the command's presets (a recipe), else it is the default.
+``fastenc._base.options``, or is a dataclass of such fields. An option's value comes from the command line, else from
+the file of ``--config``, else from the command's presets (a recipe), else it is the default.
 """
 
 import argparse

@@ -179,7 +179,7 @@ def run_locally(
         reasons = ", ".join(f"{number:,} {why}" for why, number in report["dropped"].items())
         raise ValueError(
             f"none of {report['documents']['read']:,} documents was kept ({reasons}): look at the texts, or take "
-            "fewer --steps"
+            "fewer steps"
         )
     text = json.dumps(report, indent=1) + "\n"
     write_atomically(output / "report.json", lambda path: path.write_text(text, encoding="utf-8"))

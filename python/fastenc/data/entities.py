@@ -140,10 +140,9 @@ def _warn_of_unread_levels(
     ]
     if unread:
         first, *inner = sorted(read.union(unread))
-        options = " ".join(f"--inner-tag-column {number}" for number in inner)
         warnings.warn(
             f"{path}: column {', '.join(map(str, unread))} holds entities of the same types, which are not read: give "
-            f"--tag-column {first} {options} to read every level",
+            f"tag_column={first} and inner_tag_column={tuple(inner)} to read every level",
             stacklevel=4,
         )
 

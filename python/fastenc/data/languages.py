@@ -118,7 +118,7 @@ def language_files(arguments: Sequence[str]) -> dict[str, list[str]]:
         language, equals, path = argument.partition("=")
         if not (language and equals and path):
             raise ValueError(
-                f"--language must be name=file or name=folder, got {argument!r}: write it like de=german.txt"
+                f"language must be name=file or name=folder, got {argument!r}: write it like de=german.txt"
             )
         found.setdefault(language, []).extend(text_files(path))
     return found

@@ -107,7 +107,7 @@ def _numbered_pairs(
 def _check_columns(columns: Sequence[str], allowed: tuple[int, ...]) -> None:
     if len(columns) not in allowed:
         raise ValueError(
-            "--text must name the columns of a text, its partner and, without --similarity, optionally a hard "
+            "text must name the columns of a text, its partner and, without similarity scores, optionally a hard "
             f"negative, got {list(columns)}: name two columns, or use fastenc embed for single texts"
         )
 

@@ -111,10 +111,9 @@ class EncoderLayer(nn.Module):
         state: LayerState,
         inputs: AttentionInputs,
         spec: LayerSpec,
-        dropout: LayerDropout | None = None,
+        dropout: LayerDropout,
         prepared: Prepared = NOT_PREPARED,
     ) -> LayerState:
-        dropout = self.dropout() if dropout is None else dropout
         return run_layer(
             LayerCall(state, inputs, self.weights(), spec, dropout, self.adapted(), prepared)
         )

@@ -95,6 +95,10 @@ class LayerAdaptation(nn.Module):
         self.after_attention, self.after_feed_forward = after_attention, after_feed_forward
         self.prefix = None if prefix is None else nn.Parameter(prefix)
 
+    def is_active(self) -> bool:
+        """Whether a call computes the additions."""
+        return True
+
     def to_output(self, name: str, y: Tensor, x: Tensor) -> Tensor:
         """y plus the LoRA addition, if the linear layer has one; y is the layer's output for the input x."""
         return y + self.low_rank[name](x).to(y.dtype) if name in self.low_rank else y

@@ -111,8 +111,7 @@ class Embeddings(nn.Module):
 
         No position or token type is added. Returns: (rows, hidden_size).
         """
-        x = _normalised(self.spec, self._tables(), rows * self.spec.scale)
-        return x if self.projection is None else self.projection(x)
+        return normalised_words(self.spec, self._tables(), rows)
 
     def _tables(self) -> EmbeddingTables:
         return EmbeddingTables(
@@ -178,6 +177,12 @@ def embed(
             x = x + F.embedding(rows, t.position, t.position_padding_idx)
         x = F.dropout(_normalised(spec, t, x), dropout_p)
     return (x if t.projection is None else t.projection(x)), tied_weight
+
+
+def normalised_words(spec: EmbeddingSpec, tables: EmbeddingTables, rows: Tensor) -> Tensor:
+    """Word vectors (rows, width), scaled, normalised and projected: (rows, hidden_size), without dropout."""
+    x = _normalised(spec, tables, rows * spec.scale)
+    return x if tables.projection is None else tables.projection(x)
 
 
 def _words(spec: EmbeddingSpec, tables: EmbeddingTables, input_ids: Tensor) -> Tensor:

@@ -109,6 +109,11 @@ class LayerWeights(NamedTuple):
     out_norm_weight: Tensor
     out_norm_bias: Tensor | None
 
+    def of_linear(self, name: str) -> tuple[Tensor, ...]:
+        """The stacked weights of the product "qkv", "attention_out", "up" or "down"."""
+        several = {"qkv": self.qkv_weights, "up": self.up_weights}
+        return several[name] if name in several else (getattr(self, f"{name}_weight"),)
+
     def tensors(self) -> list[Tensor]:
         """All tensors that are not None."""
         several = (*self.qkv_weights, *self.qkv_biases, *self.up_weights, *self.up_biases)

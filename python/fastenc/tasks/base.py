@@ -133,7 +133,7 @@ class Task(ABC):
 
         Raises: ValueError if the task has no classes.
         """
-        raise ValueError(f"{self.name} has no classes to report on: leave out --report")
+        raise ValueError(f"{self.name} has no classes to report on: leave out report=True")
 
     def describe_labels(self, data: Any) -> str:
         """A text with the labels of a data set and the number of each; "" for a task without such labels."""

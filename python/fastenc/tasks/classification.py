@@ -161,7 +161,7 @@ class SequenceClassification(Task):
 
     def report(self, model: SequenceClassifier, data: LabelledData, predictions: Tensor) -> Report:
         if model.problem_type == "regression":
-            raise ValueError("a regression has no classes to report on: leave out --report")
+            raise ValueError("a regression has no classes to report on: leave out report=True")
         several = model.problem_type == "multi_label_classification"
         names, rows, labels = model.label_names, _rows(model, predictions), cast(Any, data.labels)
         if several:

@@ -25,7 +25,8 @@ class LongTexts:
             the first n * 128 // 510 and then the last ones. With two special tokens that is 128 + 382 tokens for
             max_length 512, and 31 + 95 for 128.
         chunks: how the vectors of a text's chunks are aggregated
-            (:mod:`fastenc.models.heads.chunk_aggregation`): "mean", "max", "attention" or "transformer"; None: truncate, without chunks.
+            (:mod:`fastenc.models.heads.chunk_aggregation`): "mean", "max", "attention" or "transformer"; None:
+            truncate, without chunks.
         stride: number of tokens that neighbouring chunks share. The last chunk begins earlier, so that it is full.
         max_chunks: largest number of chunks of a text; they have room + (max_chunks - 1) * (room - stride) tokens.
     Raises: ValueError naming the field, the rule and the value.

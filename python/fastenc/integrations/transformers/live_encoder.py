@@ -3,7 +3,7 @@
 import copy
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -17,7 +17,12 @@ from fastenc.integrations.transformers.live_model import (
     output_class,
     weight_difference,
 )
-from fastenc.integrations.transformers.lora import LiveLowRank, base_linear, is_lora_linear
+from fastenc.integrations.transformers.lora import (
+    LiveLora,
+    LiveLowRank,
+    base_linear,
+    is_lora_linear,
+)
 from fastenc.models.architectures import ARCHITECTURES, Architecture
 from fastenc.models.config import EncoderConfig
 from fastenc.nn.adaptation import LayerAdaptation
@@ -47,7 +52,7 @@ class LiveLayer:
         module: transformers' module of the layer.
         modules: our name of a module → transformers' modules, whose weights are stacked.
         dropouts: the dropout probabilities, 0 in evaluation.
-        added: the additions of PEFT's LoRA, active or not, or None without LoRA.
+        added: the additions of PEFT's LoRA, active or not, or of :mod:`fastenc.adapt`; None without additions.
     """
 
     module: nn.Module
@@ -82,10 +87,21 @@ class LiveLayer:
         return self.module.training and getattr(self.module, "gradient_checkpointing", False)
 
     def adapted(self) -> LayerAdaptation | None:
-        if self.added is None:
-            return None
-        active = any(added.is_active() for added in self.added.low_rank.values())  # type: ignore[operator]
-        return self.added if active else None
+        return self.added if self.added is not None and self.added.is_active() else None
+
+    def with_added(self, added: LayerAdaptation | None) -> "LiveLayer":
+        """The layer with the modules of :mod:`fastenc.adapt`.
+
+        Raises: ValueError if PEFT's LoRA is active in the layer.
+        """
+        if added is None:
+            return self
+        if self.adapted() is not None:
+            raise ValueError(
+                "a layer takes one adaptation, got PEFT's LoRA and one of fastenc.adapt: call the PEFT model's "
+                "disable_adapter(), or use_adaptation(encoder, None)"
+            )
+        return replace(self, added=added)
 
     def __call__(
         self,
@@ -336,4 +352,4 @@ def _added(modules: dict[str, tuple[Any, ...]]) -> LayerAdaptation | None:
         for name in LINEARS
         if any(map(is_lora_linear, modules[name]))
     }
-    return LayerAdaptation(low_rank) if low_rank else None
+    return LiveLora(low_rank) if low_rank else None

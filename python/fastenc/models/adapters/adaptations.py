@@ -65,11 +65,12 @@ class Lora:
         for name, names in config.architecture.lora_targets(config).items():
             wanted = [target for target in names if target in targets]
             if wanted:
-                linear = getattr(layer, name)
-                rows = dict.fromkeys(names, linear.out_features // len(names))
+                weights = layer.weights().of_linear(name)
+                out_features = sum(weight.shape[0] for weight in weights)
+                rows = dict.fromkeys(names, out_features // len(names))
                 scale = self.alpha / self.rank
                 low_rank[name] = LowRank(
-                    linear.in_features, rows, wanted, self.rank, scale, self.dropout_p
+                    weights[0].shape[1], rows, wanted, self.rank, scale, self.dropout_p
                 )
         return LayerAdaptation(low_rank=low_rank)
 
@@ -109,7 +110,8 @@ class PrefixTuning:
         _at_least_one("length", self.length)
 
     def layer(self, layer: Any, config: EncoderConfig) -> LayerAdaptation:
-        return LayerAdaptation(prefix=torch.randn(self.length, 2, layer.qkv.out_features // 3))
+        rows = sum(weight.shape[0] for weight in layer.weights().qkv_weights)
+        return LayerAdaptation(prefix=torch.randn(self.length, 2, rows // 3))
 
 
 @dataclass(frozen=True)
@@ -275,9 +277,11 @@ def merge_adaptation(model: Any) -> None:
     encoder.frozen.drop()
     for layer in encoder.layers:
         for linear, added in layer.adaptations[name].low_rank.items():
-            weight = getattr(layer, linear).weight
-            adapted.unmerged_weights.append((weight, weight.clone()))
-            weight.add_(added.weight().to(weight.dtype))
+            weights = layer.weights().of_linear(linear)
+            deltas = added.weight().split([weight.shape[0] for weight in weights])
+            for weight, delta in zip(weights, deltas, strict=True):
+                adapted.unmerged_weights.append((weight, weight.clone()))
+                weight.add_(delta.to(weight.dtype))
         layer.adaptation = None
 
 

@@ -33,7 +33,8 @@ class SentenceEmbedder(PretrainedModel):
             says, else "mean".
         max_length: number of tokens to which texts are cut. None: as the checkpoint says, else the model's positions.
         similarity_loss: the loss for pairs with scores: "cosent"
-            (:func:`fastenc.models.heads.similarity_losses.cosent_loss`) or "cosine", the mean squared error between cosine similarity and score.
+            (:func:`fastenc.models.heads.similarity_losses.cosent_loss`) or "cosine", the mean squared error
+            between cosine similarity and score.
         scale: factor of the cosine similarities in the ranking loss and in CoSENT.
         symmetric: see :func:`fastenc.models.heads.similarity_losses.ranking_loss`.
     Raises: ValueError naming the argument, the rule and the value.

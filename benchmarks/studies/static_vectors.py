@@ -1,6 +1,6 @@
 """Static vectors beside MiniLM's of words alone: similarity of words, and Google's analogies.
 
-python -m benchmarks.static_vectors QUESTIONS    (needs FASTENC_DATA and fastenc[static]; minutes)
+python -m benchmarks.studies.static_vectors QUESTIONS    (needs FASTENC_DATA and fastenc[static]; minutes)
 
 QUESTIONS: word2vec's questions-words.txt, which gensim's package has in test/test_data. word2vec: gensim's skip-gram on
 wikipedia_en (4.9 million words), 200 dimensions, window 5, 5 negative samples, 3 epochs, words that occur 5 times or

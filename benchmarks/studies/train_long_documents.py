@@ -1,6 +1,6 @@
 """MiniLM fine-tuned on full-length film reviews: cut at 512 tokens, or read whole in chunks.
 
-python -m benchmarks.train_long_documents [VARIANT ...] [--seeds 0 1 2] [--epochs N] [--limit N]
+python -m benchmarks.studies.train_long_documents [VARIANT ...] [--seeds 0 1 2] [--epochs N] [--limit N]
 (needs FASTENC_DATA)
 
 movie_reviews (Pang and Lee 2004): 400 of its 1,600 reviews for training, which two cores manage in about two hours,
@@ -15,9 +15,9 @@ are used, and nothing is written.
 import tempfile
 from dataclasses import replace
 
-from benchmarks._runs import Run, collect, training_options
-from benchmarks.task_sets import TaskSet
-from benchmarks.train_tasks import ours, theirs
+from benchmarks.studies._runs import Run, collect, training_options
+from benchmarks.studies.task_sets import TaskSet
+from benchmarks.studies.train_tasks import ours, theirs
 from fastenc.tasks import SequenceClassification
 from fastenc.train import TrainConfig, fine_tuning_lr
 

@@ -1,6 +1,6 @@
 """Every pretraining objective on wikipedia_en, beside transformers and guesses that do not read the text.
 
-python -m benchmarks.train_objectives [OBJECTIVE ...] [--steps N] [--peer-steps N] [--folder FOLDER]
+python -m benchmarks.studies.train_objectives [OBJECTIVE ...] [--steps N] [--peer-steps N] [--folder FOLDER]
 (needs FASTENC_DATA; minutes of a core an objective)
 
 fastenc's objective_trainer trains a BERT of 2 layers, 128 wide, with 4,000 word pieces; "mlm+sop" goes on from the
@@ -23,10 +23,10 @@ from typing import Any
 
 import torch
 
-from benchmarks._constant_guesses import constant_guesses
 from benchmarks._harness import read_cases, write
-from benchmarks._objective_peers import NAMES_OF_PEERS, PEERS, Peer
 from benchmarks.plots import draw_curves
+from benchmarks.studies._constant_guesses import constant_guesses
+from benchmarks.studies._objective_peers import NAMES_OF_PEERS, PEERS, Peer
 from fastenc.data import BatchSampler, read_texts, train_tokenizer
 from fastenc.demo.checkpoint import minilm_folder
 from fastenc.models import Encoder, MaskedLM

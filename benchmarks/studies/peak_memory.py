@@ -1,6 +1,6 @@
 """Peak memory of inference on a CPU: 16,384 tokens through BERT-base, float32, random weights.
 
-python -m benchmarks.peak_memory
+python -m benchmarks.studies.peak_memory
 
 Each provider runs in a process of its own. What a call of eight tokens leaves, the weights among it, is subtracted. A
 state of the batch, 16,384 × 768 in float32, takes 48 MiB.

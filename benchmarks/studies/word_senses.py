@@ -1,6 +1,6 @@
 """Word senses of MiniLM: nearest mean vectors against baselines.
 
-python -m benchmarks.word_senses [coarse] [all-words] [wic]    (needs FASTENC_DATA; minutes)
+python -m benchmarks.studies.word_senses [coarse] [all-words] [wic]    (needs FASTENC_DATA; minutes)
 
 Results of tasks that are not run again stay.
 

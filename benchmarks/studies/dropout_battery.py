@@ -1,6 +1,6 @@
 """Are dropout's masks random? Tests of the hash behind them along columns, rows, heads, seeds and offsets.
 
-    python -m benchmarks.dropout_battery [--words 22] [--dieharder] [--practrand]
+    python -m benchmarks.studies.dropout_battery [--words 22] [--dieharder] [--practrand]
 
 Each walk takes 16-bit words, what a mask compares with its threshold, with one coordinate running fastest. Tests after
 NIST SP 800-22 (frequency, runs, serial patterns, spectrum, matrix rank) and of masks themselves (sums of rows and

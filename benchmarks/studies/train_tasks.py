@@ -3,7 +3,7 @@
 The Trainer has transformers' own model, and the same one patched by fastenc; with pytorch-crf's CRF on it where ours
 has one.
 
-python -m benchmarks.train_tasks [SET ...] [--seeds 0 1 2] [--epochs N] [--limit N]    (needs FASTENC_DATA)
+python -m benchmarks.studies.train_tasks [SET ...] [--seeds 0 1 2] [--epochs N] [--limit N]    (needs FASTENC_DATA)
 
 Batches and their order, learning rate, warm-up, weight decay and clipping are the same; dropout and the classifier's
 first weights are each library's own. Of the evaluations, one an epoch or four in SST-2's long ones, the best on dev
@@ -23,9 +23,9 @@ import torch
 
 import fastenc
 from benchmarks._process import Stopwatch
-from benchmarks._runs import collect, runs_on_sets, training_options
-from benchmarks._trainer import kind_of, transformers_trainer
-from benchmarks.task_sets import SETS, TaskSet
+from benchmarks.studies._runs import collect, runs_on_sets, training_options
+from benchmarks.studies._trainer import kind_of, transformers_trainer
+from benchmarks.studies.task_sets import SETS, TaskSet
 from fastenc.demo.checkpoint import minilm_folder
 from fastenc.tasks import QuestionAnswering, SpanNer, Task, TokenClassification
 from fastenc.train import TrainConfig, fine_tuning_lr, task_trainer

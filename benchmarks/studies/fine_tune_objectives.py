@@ -1,14 +1,14 @@
 """What checkpoints of train_objectives are worth: SST-2, by fastenc and by transformers' Trainer.
 
-python -m benchmarks.fine_tune_objectives NAME=CHECKPOINT ... [--seeds 0 1 2]    (needs FASTENC_DATA)
+python -m benchmarks.studies.fine_tune_objectives NAME=CHECKPOINT ... [--seeds 0 1 2]    (needs FASTENC_DATA)
 
 8,000 phrases, 2 epochs; the same batches in the same order and the same settings, those of train_tasks. Beside the
 scores the spread of the checkpoint's last hidden states on the dev set, before training: their mean distance from their
 mean, relative to their mean length. Near 0, every token has the same state.
 
-The discriminator from MiniLM is what "python -m benchmarks.train_objectives electra" leaves; its control is MiniLM
-itself (fastenc.demo.checkpoint.minilm_folder). That from random weights is checkpoint-00002100, and its random weights
-are the first, of
+The discriminator from MiniLM is what "python -m benchmarks.studies.train_objectives electra" leaves; its control is
+MiniLM itself (fastenc.demo.checkpoint.minilm_folder). That from random weights is checkpoint-00002100, and its random
+weights are the first, of
 
 fastenc pretrain wikipedia_en/train.txt.gz --objective electra --tokenizer build/train_objectives --layers 2
     --hidden 128 --dropout 0 --block-size 64 --batch-size 32 --lr 2e-3 --warmup 0.1 --max-steps 3000 --eval-every 300
@@ -22,9 +22,9 @@ from typing import Any
 
 import torch
 
-from benchmarks._runs import Run, collect
-from benchmarks.task_sets import SETS
-from benchmarks.train_tasks import OURS, THEIRS, ours, theirs
+from benchmarks.studies._runs import Run, collect
+from benchmarks.studies.task_sets import SETS
+from benchmarks.studies.train_tasks import OURS, THEIRS, ours, theirs
 from fastenc.models import EncoderConfig
 from fastenc.models.checkpoint import read_config
 from fastenc.train import TrainConfig, fine_tuning_lr

@@ -1,6 +1,6 @@
 """MiniLM adapted in every way: trained parameters, score, time and memory.
 
-python -m benchmarks.train_adapted [SET ...] [--seeds 0 1 2] [--epochs N] [--limit N]    (needs FASTENC_DATA)
+python -m benchmarks.studies.train_adapted [SET ...] [--seeds 0 1 2] [--epochs N] [--limit N]    (needs FASTENC_DATA)
 
 Each way has its own default learning rate. Beside fastenc's LoRA stands the PEFT library's under transformers' Trainer,
 with the same rank, scale, targets, learning rate and batches (its prefixes compute what ours do, and its prompts stand
@@ -15,9 +15,9 @@ import torch
 from torch import nn
 
 from benchmarks._process import Stopwatch
-from benchmarks._runs import collect, runs_on_sets, training_options
-from benchmarks.task_sets import SETS, TaskSet
-from benchmarks.train_tasks import theirs
+from benchmarks.studies._runs import collect, runs_on_sets, training_options
+from benchmarks.studies.task_sets import SETS, TaskSet
+from benchmarks.studies.train_tasks import theirs
 from fastenc.adapt import Lora, add_adaptation, freeze_encoder, trained_parameters
 from fastenc.demo.checkpoint import minilm_folder
 from fastenc.models.adapters.adaptations import METHODS

@@ -1,6 +1,6 @@
 """Word vectors of 20,000 sentences from MiniLM's last four layers, and what statistics of its heads add to a forward.
 
-python -m benchmarks.word_vectors [sentences] [vectors] [heads]    (needs FASTENC_DATA; minutes)
+python -m benchmarks.studies.word_vectors [sentences] [vectors] [heads]    (needs FASTENC_DATA; minutes)
 
 The sentences are those of UD English EWT, then of SemCor. Peer: transformers with output_hidden_states, batches of 32
 sorted by length, the mean of four layers and of a word's tokens by index_add; both sides tokenise. The sentences go in

@@ -1,6 +1,6 @@
 """A million short texts through `fastenc predict`, beside the encoder alone on texts whose tokens are ready.
 
-python -m benchmarks.predict_throughput [--texts N] [--threads N]    (needs FASTENC_DATA)
+python -m benchmarks.studies.predict_throughput [--texts N] [--threads N]    (needs FASTENC_DATA)
 
 The texts are pieces of two to seven words of wikipedia_en; the model is MiniLM with a classifier. CPU time, which other
 work on the machine hardly changes, stands beside the time that passed. Probabilities of every thousandth text are

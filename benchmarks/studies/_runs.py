@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from benchmarks._harness import read_cases, write
 from benchmarks._process import isolated
-from benchmarks.task_sets import SETS, TaskSet
+from benchmarks.studies.task_sets import SETS, TaskSet
 
 
 class Run(NamedTuple):

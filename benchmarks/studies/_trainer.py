@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from benchmarks._crf_peer import TaggerWithCrf
-from benchmarks._span_peer import PlainSpanClassifier, collate
+from benchmarks.studies._crf_peer import TaggerWithCrf
+from benchmarks.studies._span_peer import PlainSpanClassifier, collate
 from fastenc.data import BatchSampler, collate_spans
 from fastenc.data.questions import question_windows
 from fastenc.demo.checkpoint import minilm_folder

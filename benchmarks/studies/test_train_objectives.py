@@ -7,11 +7,12 @@ import math
 import pytest
 import torch
 
-from benchmarks import _harness, fine_tune_objectives, train_objectives
-from benchmarks._constant_guesses import constant_guesses, entropy
-from benchmarks._objective_peers import NAMES_OF_PEERS, PEERS
-from benchmarks.train_objectives import GUESS, OURS, RESULT, STUDIES
-from benchmarks.train_tasks import THEIRS
+from benchmarks import _harness
+from benchmarks.studies import fine_tune_objectives, train_objectives
+from benchmarks.studies._constant_guesses import constant_guesses, entropy
+from benchmarks.studies._objective_peers import NAMES_OF_PEERS, PEERS
+from benchmarks.studies.train_objectives import GUESS, OURS, RESULT, STUDIES
+from benchmarks.studies.train_tasks import THEIRS
 from fastenc.data.samples import write_samples
 from fastenc.models import Encoder
 from fastenc.objectives import OBJECTIVES
