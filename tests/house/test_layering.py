@@ -20,8 +20,8 @@ ROOMS = {
         "reference": "",
         "packing": "_base",
         "text": "_base",
-        "ops": "reference _C kernels packing",
-        "nn": "ops packing",
+        "ops": "_base reference _C kernels packing",
+        "nn": "_base ops packing",
         "testing": "ops",
         "data": "_base packing text",
         "models": "_base models/adapters models/architectures models/embedding models/heads nn packing text",
@@ -43,7 +43,7 @@ ROOMS = {
     }.items()
 }
 # Outside the standard library and the project's own modules, these rooms may import only:
-LIBRARIES = {"_base": {"torch", "tqdm"}, "text": {"tokenizers", "transformers"}}
+LIBRARIES = {"_base": {"torch", "tqdm", "triton"}, "text": {"tokenizers", "transformers"}}
 LIBRARIES |= {name: {"torch"} for name in ("reference", "ops", "nn", "packing")}
 
 
