@@ -51,8 +51,8 @@ def test_values_on_a_gpu_are_checked_when_debugging(message, monkeypatch):
         CHECKS[message]()
 
 
-def test_values_on_a_gpu_are_not_read_otherwise():
-    assert not debug.ENABLED
+def test_values_on_a_gpu_are_not_read_otherwise(monkeypatch):
+    monkeypatch.setattr(debug, "ENABLED", False)
     check_cu_seqlens(offsets(0, 5, 7), 9, 4)
     check_ids(on_gpu([9]), 9)
 
@@ -66,6 +66,7 @@ def test_ids_outside_a_table_are_named_before_any_kernel_starts(monkeypatch):
 
 def test_offsets_that_change_unseen_are_read_at_every_call(monkeypatch):
     """A change through NumPy does not count as a new version of the tensor."""
+    monkeypatch.setattr(debug, "ENABLED", False)
     cu_seqlens = torch.tensor([0, 5, 7], dtype=torch.int32)
     check_cu_seqlens(cu_seqlens, 7, 5)
     cu_seqlens.numpy()[1] = 9
@@ -79,6 +80,7 @@ def test_a_captured_graph_and_a_compiled_one_read_nothing(monkeypatch):
     monkeypatch.setattr(debug, "ENABLED", True)
     here, there = torch.zeros(1), on_gpu([1])
     assert debug.may_read(here) and debug.may_read(there)
+    assert not debug.may_read(here.to("meta"))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     assert debug.may_read(here) and not debug.may_read(there)

@@ -28,7 +28,7 @@ _ALLOCATIONS = {
 
 def may_read(values: Tensor) -> bool:
     """Whether a check may read a tensor's values."""
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or values.is_meta:
         return False
     if values.device.type == "cpu":
         return True
