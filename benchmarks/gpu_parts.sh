@@ -14,8 +14,8 @@
 # every stage: at most 8 files of at most 16 MiB. The machine needs no network; it is the system's Python, or PYTHON.
 #
 # --dry-run goes through a part without a GPU, in build/dry-run/: the extension is built, and every kernel is compiled
-# and started on a driver that starts nothing (benchmarks/_dry_run.py), at small sizes and without a clock. It takes about
-# half an hour on two cores.
+# and started on a driver that starts nothing (benchmarks/_dry_run.py), at small sizes and without a clock. A part takes
+# 10 to 30 minutes on two cores.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 DRY=

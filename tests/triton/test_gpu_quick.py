@@ -246,6 +246,18 @@ wanted = ("bias_gelu", "masked_cross_entropy")
 cases = [case for case in timing.cases(size) if case[0] in wanted]
 cases.append(("nothing", lambda: {"median_ms": 1.0}))
 _cases.run_cases(_cases.Report(Path(sys.argv[1])), "time", _dry_run.noted(cases))
+
+import torch
+from fastenc import ops
+from fastenc.packing import pack_sequences
+
+def unpacked():
+    print(ops.unpack(torch.tensor([7, 8, 9]), pack_sequences([[1], [2, 3]]), -100).tolist())
+
+idle = lambda: None
+providers = {"fastenc": unpacked, "fastenc, idle": idle, "eager": idle, "another": "not installed"}
+_dry_run.running = "packing"
+print(json.dumps(_dry_run.compare(providers)))
 """
 
 
@@ -272,7 +284,7 @@ def c_compiler():
 
 def test_a_dry_run_starts_kernels_and_tells_no_figure(tmp_path, c_compiler):
     path = tmp_path / "report.json"
-    compiling(sys.executable, "-c", DRY_RUN, str(path))
+    done = compiling(sys.executable, "-c", DRY_RUN, str(path))
     cases = json.loads(path.read_text())["time"]["cases"]
     assert cases["bias_gelu"]["kernels"] == {
         "_bias_gelu_fwd_kernel": 1,
@@ -281,6 +293,16 @@ def test_a_dry_run_starts_kernels_and_tells_no_figure(tmp_path, c_compiler):
     assert cases["nothing"]["failed"] == "it starts no kernel"
     assert all(row["dry run"].startswith("a dry run") for row in cases.values())
     assert "_ms" not in path.read_text()
+    padded, rows = done.stdout.splitlines()[-2:]
+    assert json.loads(padded) == [[7, -100], [8, 9]], "labels and masks keep their values"
+    started = {"dry run": "not timed", "kernels": "_unpack_kernel"}
+    nothing = {"dry run": "not timed", "kernels": ""}
+    assert json.loads(rows) == {
+        "fastenc": started,
+        "fastenc, idle": nothing | {"failed": "it starts no kernel"},
+        "eager": nothing,
+        "another": {"missing": "not installed"},
+    }
 
 
 STUB = """#!/usr/bin/env bash
