@@ -37,19 +37,21 @@ def as_on_a_gpu() -> None:
     """Dispatch, launch rules and grids of sm_90 for CPU tensors."""
     from torch.utils._device import _device_constructors
 
-    from fastenc.ops import _attention_blocks, _dispatch, _library
+    from fastenc.nn import adamw
+    from fastenc.ops import attention_blocks, dispatch, library
 
-    _dispatch.unsupported_reason = lambda op, impl, x, cpp_limit, triton_limit: (
+    dispatch.unsupported_reason = lambda op, impl, x, cpp_limit, triton_limit: (
         triton_limit if impl != "cudnn" else "cuDNN is not there"
     )
-    _attention_blocks.choose = lambda *arguments, **options: "triton"
-    library = torch.library.Library("fastenc", "IMPL")
-    kept.append(library)
+    attention_blocks.choose = lambda *arguments, **options: "triton"
+    adamw.runs_on = lambda device: os.environ.get("FASTENC_ADAMW") != "0"
+    overrides = torch.library.Library("fastenc", "IMPL")
+    kept.append(overrides)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it says that something is overridden
-        for name, kernel in _library.triton_kernels.items():
+        for name, kernel in library.triton_kernels.items():
             kernel = with_values(kernel) if name == "unpack" else kernel
-            library.impl(name, kernel, "CPU", allow_override=True)
+            overrides.impl(name, kernel, "CPU", allow_override=True)
     _device_constructors()  # a table of them, kept as they are at its first use
     for owner, name in ((torch, "empty"), (torch, "empty_like"), (torch.Tensor, "new_empty")):
         setattr(owner, name, zeroed(getattr(owner, name)))
@@ -134,7 +136,7 @@ def started(name: str, call) -> dict:
 
 def in_cuda(name: str) -> bool:
     """Whether the case's op has its kernel in CUDA C++, which this driver is not asked for."""
-    from fastenc.ops._dispatch import DECLARED
+    from fastenc.ops.dispatch import DECLARED
 
     op = name.partition(",")[0]
     return op in DECLARED and "cuda" in DECLARED[op].implementations

@@ -17,8 +17,8 @@ import statistics
 import sys
 import time
 import traceback
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from datetime import datetime, timezone
 from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
@@ -124,10 +124,24 @@ def peer(module: str, make: Callable[[Any], Any]) -> Any:
         return NOT_INSTALLED if missing else f"{type(error).__name__}: {error}"
 
 
-def compiled(function: Callable) -> Callable:
+def compiled(function: Callable, mode: str | None = None) -> Callable:
     """torch.compile for one case. Graphs of other cases are forgotten: after some recompilations it would give up."""
     torch.compiler.reset()
-    return torch.compile(function, dynamic=False)
+    return torch.compile(function, dynamic=False, mode=mode)
+
+
+@contextmanager
+def environment(name: str, value: str) -> Iterator[None]:
+    """Inside, the environment variable has this value."""
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
 
 
 class Prepared(NamedTuple):

@@ -3,7 +3,7 @@
 import torch
 
 from fastenc.models import Encoder
-from fastenc.ops._gemm import gemm_packed, pack_weight
+from fastenc.ops.gemm import gemm_packed, pack_weight
 
 FLOOR = "the packed tokens' matrix products alone, float32"
 

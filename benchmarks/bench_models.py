@@ -41,9 +41,7 @@ TOKENS = 16384 if ON_GPU else 1024
 MODES = ("training", "inference")
 NO_COMPILE = "--no-compile"  # leaves out torch.compile, which takes minutes
 GRAPHS = ON_GPU  # only there can graphs be recorded
-COMPILES = (
-    ON_GPU and NO_COMPILE not in sys.argv
-)  # whether transformers' model runs under torch.compile too
+COMPILES = ON_GPU and NO_COMPILE not in sys.argv  # transformers' model by torch.compile too
 DTYPE = torch.bfloat16 if ON_GPU else torch.float32
 AUTOCAST = ON_GPU  # training in bfloat16
 TOLERANCE = 5e-2 if ON_GPU else 1e-4  # bfloat16 through up to 24 layers

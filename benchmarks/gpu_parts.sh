@@ -126,11 +126,11 @@ case $PART in
       stage host_costs 60 "$PYTHON -m benchmarks.bench_host_costs"
     fi
     if command -v compute-sanitizer >/dev/null; then
-      stage memcheck 90 "PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --error-exitcode 1 --tool memcheck $PYTHON -m tests.helpers.sanitize 'attention*'"
+      stage memcheck 90 "PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --error-exitcode 1 --tool memcheck $PYTHON -m tests.helpers.sanitize 'attention*' linear_gelu adamw"
     else
       echo "memcheck: compute-sanitizer is not on the PATH"
     fi
-    for op in attention layer_norm masked_cross_entropy bias_gelu embedding_layer_norm; do
+    for op in attention layer_norm masked_cross_entropy bias_gelu linear_gelu embedding_layer_norm; do
       (($(left) > 60)) && stage "bench_$op" "$(left)" "$RUN benchmarks.bench_$op"
     done
     mkdir -p "$VISIT/results" "$VISIT/profile"

@@ -102,8 +102,8 @@ def encoder(data: dict) -> str:
     return section(
         "Inference: MiniLM (6 × 384)",
         "FASTENC_DATA=... python -m benchmarks.run encoder",
-        "Speed relative to Hugging Face sdpa in float32; batches of 32, tokens prepared beforehand. "
-        "The last row runs the matrix products of the packed tokens and nothing else. "
+        "Speed relative to Hugging Face sdpa in float32; batches of 32 texts that are already tokenised. "
+        "The last row computes only the matrix products of the packed tokens. "
         + machine_line(data["machine"]),
         grid(data["cases"], columns, "speed-up", speedup),
     )
@@ -166,8 +166,8 @@ def whole_model(name: str, mode: str):
         return section(
             f"{name}, {mode}",
             f"python -m benchmarks.bench_models {name} {mode}",
-            f"Real tokens a second ({steps}), MFU on real tokens, peak memory above the weights, by the data set that "
-            "the lengths are of. " + machine_line(data["machine"]),
+            f"Real tokens per second ({steps}), MFU on real tokens, and peak memory above the weights. A column has "
+            "the text lengths of one data set. " + machine_line(data["machine"]),
             grid(data["cases"], columns, "", tokens_and_mfu),
         )
 
@@ -181,8 +181,8 @@ def mlm_step(data: dict) -> str:
     return section(
         "A masked-LM training step: 6 × 384, batch 16 × 128 without padding, vocabulary 30,522",
         "python -m benchmarks.run mlm_step",
-        "Forward, backward and AdamW. Memory that the head's forward and backward add, the gradient of its weights "
-        f"included: {shown}. " + machine_line(data["machine"]),
+        "Forward, backward and AdamW. Memory that the head's forward and backward add, with the gradient of its "
+        f"weights: {shown}. " + machine_line(data["machine"]),
         grid(cases, {case: "time, speed-up" for case in cases}, "", time_and_speedup),
     )
 
@@ -219,10 +219,10 @@ def training(title: str, name: str, about: str, baseline: str):
                 lines.append(f"| {' | '.join(cells)} |")
         return section(
             title,
-            f"FASTENC_DATA=... python -m benchmarks.{name}",
-            f"{about} Scores × 100: mean and standard deviation over seeds. Time is training with its evaluations; CPU "
-            "time, what the process computed of it, hardly depends on what else ran on the machine, and its ratio is "
-            "the speed-up. Memory is the whole process's. " + machine_line(data["machine"]),
+            f"FASTENC_DATA=... python -m benchmarks.studies.{name}",
+            f"{about} Scores × 100: mean and standard deviation over seeds. Time is training with its evaluations. "
+            "CPU time hardly depends on other work on the machine, so the speed-up is the ratio of CPU times. Memory "
+            "is the whole process's. " + machine_line(data["machine"]),
             "\n".join(lines),
         )
 
@@ -258,7 +258,7 @@ def scores_of_every_seed(results: Sequence[dict]) -> str:
     return section(
         "Fine-tuning: MiniLM, the defaults, the seeds of all machines together",
         "FASTENC_DATA=... python -m benchmarks.studies.train_tasks --seeds 0 1 2",
-        "Scores × 100, mean and standard deviation, in brackets the number of seeds.",
+        "Scores × 100: mean and standard deviation (number of seeds).",
         "\n".join(lines),
     )
 
@@ -280,8 +280,8 @@ def predict_throughput(data: dict) -> str:
     return section(
         "A million short texts through `fastenc predict`",
         "FASTENC_DATA=... python -m benchmarks.studies.predict_throughput",
-        "MiniLM with a classifier, pieces of two to seven words of wikipedia_en, batches of 32; the encoder alone runs "
-        "on batches whose tokens are ready. Probabilities are transformers'. "
+        "MiniLM with a classifier, on pieces of two to seven words of wikipedia_en in batches of 32. The encoder "
+        "alone runs on batches that are already tokenised. The probabilities agree with transformers'. "
         + machine_line(data["machine"]),
         "\n".join(lines),
     )
@@ -292,7 +292,7 @@ def peak_memory(data: dict) -> str:
     return section(
         "Peak memory of inference: 16,384 tokens through BERT-base",
         "python -m benchmarks.studies.peak_memory",
-        "Float32, above the weights; a state of the batch takes 48 MiB. "
+        "Float32, above the weights. One hidden state of the batch takes 48 MiB. "
         + machine_line(data["machine"]),
         grid(data["cases"], {case: case for case in data["cases"]}, "peak memory", mebibytes),
     )
@@ -325,17 +325,17 @@ def train_objectives(data: dict) -> str:
     return section(
         "Pretraining: every objective on wikipedia_en",
         "FASTENC_DATA=... python -m benchmarks.studies.train_objectives",
-        "Mean loss of each term on held-out articles, in nats. The constant guess is the best that does not read the "
-        "text: the frequencies of tokens in training, the share of wrong pairs or of replaced tokens, the mean of the "
-        "teacher's distributions or states. The peer begins with the same weights and takes the same batches, for "
-        "fewer steps of the same schedule: transformers' BertForMaskedLM, BertForPreTraining or ELECTRA, with "
-        "SpanBERT's boundary head and DistilBERT's loss in plain PyTorch. mlm and distill train 2 layers of 128 (the "
-        "student has 1) with 4,000 word pieces, and span and mlm+sop go on from what mlm gave. The pairs of mlm+sop "
-        "have 256 tokens; one in five holds its article's title, which alone tells the order and would give 0.55, so "
-        "its 800 steps do not show that more than titles is learnt. mlm+nsp and electra go on from MiniLM's encoder "
-        "(6 layers of 384), because 2 layers hardly learnt either in 800 and 2,000 steps. Their heads and ELECTRA's "
-        "generator begin with random weights: in 100 steps the generator does not reach the frequencies of tokens, so "
-        "the tokens that it puts in are easy to detect. "
+        "Mean loss of each term on held-out articles, in nats. The constant guess is the best guess that does not "
+        "read the text: the frequencies of tokens in training, the share of wrong pairs or of replaced tokens, the "
+        "mean of the teacher's distributions or states. The peer starts with the same weights and takes the same "
+        "batches, for fewer steps of the same schedule. It is transformers' BertForMaskedLM, BertForPreTraining or "
+        "ELECTRA, with SpanBERT's boundary head and DistilBERT's loss in plain PyTorch. mlm and distill train 2 "
+        "layers of 128 (the student has 1) with 4,000 word pieces. span and mlm+sop start from the encoder that mlm "
+        "trained. The pairs of mlm+sop have 256 tokens. One pair in five holds its article's title, which alone "
+        "tells the order and would give 0.55; so these 800 steps do not show that more than titles is learnt. mlm+nsp "
+        "and electra start from MiniLM's encoder (6 layers of 384), because 2 layers hardly learnt either in 800 and "
+        "2,000 steps. Their heads and ELECTRA's generator start from random weights. In 100 steps the generator does "
+        "not learn the frequencies of tokens, so the tokens that it inserts are easy to detect. "
         + picture(data, "train_objectives", "Held-out losses")
         + machine_line(data["machine"]),
         "\n".join(lines),
@@ -360,15 +360,16 @@ def fine_tune_objectives(data: dict) -> str:
     return section(
         "What the checkpoints of short pretraining are worth: 8,000 phrases of SST-2",
         "FASTENC_DATA=... python -m benchmarks.studies.fine_tune_objectives NAME=CHECKPOINT ...",
-        "Accuracy on dev × 100 after 500 steps, mean and standard deviation, in brackets the number of seeds; 50.9 is "
-        "the more frequent class. Checkpoints that began with random weights and those that began with MiniLM were "
-        "measured on different devices of this page. ELECTRA's scores depend on whether its discriminator has learnt. "
-        "One at its constant guess scores below random weights at every seed, in transformers' Trainer too: it gives "
-        "nearly the same state to every token (spread: mean distance of the last states from their mean, relative to "
-        "their length). One that has learnt (held-out loss 0.21, constant guess 0.40) varies by half a point between "
-        "seeds and stays within 1.5 points of MiniLM, whose encoder it began with; it is larger too. So neither "
-        "ELECTRA's head nor the settings make fine-tuning fail. The masked LM of 2,500 steps from random weights "
-        "scores below random weights too, with their spread. " + machine_line(data["machine"]),
+        "Accuracy on dev × 100 after 500 steps: mean and standard deviation (number of seeds). The more frequent "
+        "class has 50.9. Checkpoints from random weights and checkpoints from MiniLM were measured on different "
+        "devices of this page. ELECTRA's scores depend on whether its discriminator has learnt. A discriminator that "
+        "only reached the constant guess's loss scores below random weights at every seed, in transformers' Trainer "
+        "too. It gives nearly the same state to every token (spread: mean distance of the last states from their "
+        "mean, divided by their mean length). A discriminator that has learnt (held-out loss 0.21, constant guess "
+        "0.40) varies by half a point between seeds and stays within 1.5 points of MiniLM, from whose encoder it "
+        "started; it is a larger model, too. So neither ELECTRA's head nor the settings make fine-tuning fail. The "
+        "masked LM of 2,500 steps from random weights also scores below random weights, with their spread. "
+        + machine_line(data["machine"]),
         "\n".join(lines),
     )
 
@@ -387,9 +388,9 @@ def word_vectors(data: dict) -> str:
     return section(
         "Word vectors, and statistics of heads: MiniLM (6 × 384)",
         "FASTENC_DATA=... python -m benchmarks.studies.word_vectors 20000",
-        "Sentences of UD English EWT, then of SemCor; transformers with output_hidden_states and batches sorted by "
-        "length; both sides tokenise. Ratios are medians over alternating slices, of the time that passed and of CPU "
-        "time, which leaves out other work on the machine. OMP_NUM_THREADS sets the threads. "
+        "Sentences of UD English EWT, then of SemCor. transformers runs with output_hidden_states and batches sorted "
+        "by length; both sides tokenise. Ratios of elapsed time and of CPU time are medians over alternating slices; "
+        "CPU time leaves out other work on the machine. OMP_NUM_THREADS sets the threads. "
         + machine_line(data["machine"]),
         "\n".join(lines),
     )
@@ -402,11 +403,11 @@ def static_vectors(data: dict) -> str:
         cells = " | ".join(f"{100 * row[name]:.1f}" for name in names)
         lines.append(f"| {case} | {cells} | {row['best layer']} | {row['items']:,} |")
     return section(
-        "Static vectors against MiniLM's of words alone",
+        "Static vectors against MiniLM's vectors of single words",
         "FASTENC_DATA=... python -m benchmarks.studies.static_vectors questions-words.txt",
-        "× 100: Spearman's correlation with people's scores of pairs of words, and the share of Google's analogies "
-        "answered rightly among their words, on the items that word2vec knows. word2vec is gensim's skip-gram on 4.9 "
-        "million words of Wikipedia, few for it; distilled is MiniLM's static model. "
+        "× 100: Spearman's correlation with people's scores of word pairs, and the share of Google's analogies with "
+        "the right answer among their words; on the items whose words word2vec knows. word2vec is gensim's skip-gram "
+        "on 4.9 million words of Wikipedia, which are few for it. distilled is MiniLM's static model. "
         + machine_line(data["machine"]),
         "\n".join(lines),
     )
@@ -429,8 +430,8 @@ def word_senses(data: dict) -> str:
     return section(
         "Word senses: nearest mean vector",
         "FASTENC_DATA=... python -m benchmarks.studies.word_senses",
-        "The layers are chosen on a tenth of the training rows (of WiC on dev). A lemma that the training rows lack "
-        "gets no sense, so that F1 and accuracy differ. BERT-base's published figures on CoarseWSD-20 are 95.7 % and "
+        "The layers are chosen on a tenth of the training rows (for WiC on dev). A lemma that is not in the training "
+        "rows gets no sense, so F1 and accuracy differ. BERT-base's published figures on CoarseWSD-20 are 95.7 % and "
         "94.0 %. " + machine_line(data["machine"]),
         "\n".join(lines),
     )
@@ -456,8 +457,8 @@ SECTIONS: dict[str, Callable[[dict], str]] = {
     "families": ops(
         "Inference: encoders of base size, random weights",
         "families",
-        "Batches of 32 texts in the corpus's order, five of 10 to 2,048 tokens; float32. Hugging Face runs sdpa, "
-        "MPNet, which has none, eager. ",
+        "Float32; batches of 32 texts in the corpus's order, of five texts for 10 to 2,048 tokens. Hugging Face runs "
+        "sdpa, or eager for MPNet, which has no sdpa. ",
     ),
     "peak_memory": peak_memory,
     "masked_cross_entropy": masked_cross_entropy,
@@ -472,7 +473,7 @@ SECTIONS: dict[str, Callable[[dict], str]] = {
     "train_long_documents": training(
         "Fine-tuning: MiniLM on film reviews of 851 tokens",
         "train_long_documents",
-        "Cut at 512 tokens, or read in chunks of 256 that share 64.",
+        "Cut at 512 tokens, or read in chunks of 256 tokens that overlap by 64.",
         "transformers Trainer, head",
     ),
     "predict_throughput": predict_throughput,
@@ -482,7 +483,7 @@ SECTIONS: dict[str, Callable[[dict], str]] = {
     "train_adapted": training(
         "Ways to adapt MiniLM, the defaults",
         "train_adapted",
-        "Time includes what is cached.",
+        "Time includes computing the cached features.",
         "full",
     ),
     "train_objectives": train_objectives,

@@ -72,10 +72,16 @@ def kernel_clock() -> Clock:
     return clock
 
 
+def candidates(op: str, parameters: dict) -> Iterator[dict]:
+    """The op's candidates for a launch that has ``parameters``; some are for another of its kernels."""
+    for candidate in launch.registry[op].candidates:
+        if candidate.keys() <= parameters.keys():
+            yield {**parameters, **candidate}
+
+
 def neighbours(op: str, parameters: dict) -> Iterator[dict]:
     """The op's candidates, then the launches that differ from ``parameters`` in at most one parameter."""
-    for candidate in launch.registry[op].candidates:
-        yield {**parameters, **candidate}
+    yield from candidates(op, parameters)
     for parameter, values in launch.registry[op].grid.items():
         for value in values:
             yield {**parameters, parameter: value}
@@ -130,9 +136,8 @@ def compiled_ahead(
         waiting = [pool.submit(compile_candidates, n, dtype, ops) for n in range(len(makers))]
         try:
             for make, compiled in zip(makers, waiting, strict=True):
-                with suppress(
-                    BrokenProcessPool
-                ):  # a compiler that crashed: the others compile when they are timed
+                # If a compiler crashed, the other launches compile when they are timed.
+                with suppress(BrokenProcessPool):
                     compiled.result()
                 yield make
         finally:
@@ -219,8 +224,7 @@ class Tuner:
         rule_seconds = seconds(rule)
         if rule_seconds == math.inf:
             raise RuntimeError(f"{op} {dict(key)}: the rule's own {rule} fails or is wrong")
-        candidates = launch.registry[op].candidates
-        best, found = min([rule, *({**rule, **c} for c in candidates)], key=seconds), None
+        best, found = min([rule, *candidates(op, rule)], key=seconds), None
         while best != found:
             found = best
             for parameter, values in launch.registry[op].grid.items():

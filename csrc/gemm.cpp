@@ -11,7 +11,7 @@ namespace {
 // the second-level cache.
 constexpr int64_t kLeastRows = 192, kMostRows = 512;
 // Up to this number of rows a weight is read unpacked: packing would cost more than it saves.
-constexpr int64_t kFewRows = 128;  // ops/_gemm.py has the same number
+constexpr int64_t kFewRows = 128;  // ops/gemm.py has the same number
 constexpr int64_t kFewRowsColumns = 16;  // columns of a task
 
 // The fewest blocks of rows that give each thread several tasks.

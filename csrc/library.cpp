@@ -1,5 +1,5 @@
 // The Python extension module: says what was compiled and chooses the instruction set. Each op registers itself in its
-// own file; the schemas are defined in Python (fastenc.ops._library).
+// own file; the schemas are defined in Python (fastenc.ops.library).
 // This file includes no torch header: the copy of pybind11 in torch 2.11 does not compile under the stable ABI alone.
 #undef TORCH_TARGET_VERSION
 #include <pybind11/pybind11.h>

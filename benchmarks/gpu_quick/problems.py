@@ -14,7 +14,7 @@ from torch import Tensor
 
 from benchmarks._harness import DEVICE, Work
 from fastenc import ops
-from fastenc.ops._attention_blocks import attention_blocks
+from fastenc.ops.attention_blocks import attention_blocks
 
 DTYPE = torch.bfloat16
 

@@ -1,4 +1,4 @@
-"""What each term of an objective's loss is for the best guess that does not read the text."""
+"""The loss of each term of an objective for the best guess that does not read the text."""
 
 import math
 from collections.abc import Iterable
@@ -12,23 +12,23 @@ from fastenc.models.heads.masked_lm import MaskedLM
 from fastenc.objectives import DistilledLM, Electra
 from fastenc.objectives.distill import TEMPERATURE
 from fastenc.objectives.electra import sample_tokens
-from fastenc.ops._labelled import IGNORED
+from fastenc.ops.labelled import IGNORED
 
 
 @torch.inference_mode()
 def constant_guesses(
     model: Any, teacher: MaskedLM | None, examples: Iterable[dict[str, Any]], counts: Tensor
 ) -> dict[str, float]:
-    """{term: its loss for the guess}, over the collator's examples.
+    """{term: loss of the guess}, over the collator's examples.
 
-        mlm, sbo: mean of -log((count + 1) / (all counts + kinds)) of the tokens to predict
+        mlm, sbo: mean of -log((count + 1) / (sum of counts + number of tokens that occur)) of the tokens to predict
         pair: entropy of the share of wrong pairs
-        rtd: that of the share of tokens that the generator as it is replaces, of those that are ever masked; it knows
-            of the others, which count in the mean
+        rtd: entropy of the share of tokens that the present generator replaces, among those that are ever masked; the
+            guess knows the others, which count in the mean
         kl: T^2 times the mean divergence of the teacher's distributions from their mean
         cosine: 1 - the length of the mean of the teacher's hidden states, each scaled to length 1
 
-    Args: counts: (vocabulary,), of each token in training; 0 for what is never masked.
+    Args: counts: (vocabulary,), how often each token occurs in training; 0 for a token that is never masked.
     """
     kinds = counts.count_nonzero()
     surprise = ((counts.sum() + kinds) / (counts + 1.0)).log()
@@ -68,7 +68,7 @@ def constant_guesses(
 
 
 def replaced_tokens(generator: MaskedLM, example: dict[str, Any]) -> Tensor:
-    """bool (total_tokens,): whether the generator's sample is another token than the text's."""
+    """bool (total_tokens,): whether the token that the generator samples differs from the text's."""
     labels, samples = example["labels"], example["uniform_samples"]
     encoded, table = generator.encode(example["batch"])
     rows = generator.labelled(encoded.last_hidden_state, labels, len(samples))
@@ -78,6 +78,6 @@ def replaced_tokens(generator: MaskedLM, example: dict[str, Any]) -> Tensor:
 
 
 def entropy(chosen: Tensor) -> float:
-    """Of the share of true values, in nats."""
+    """Entropy of the share of true values, in nats."""
     share = chosen.double().mean().item()
     return -sum(p * math.log(p) for p in (share, 1 - share) if p)

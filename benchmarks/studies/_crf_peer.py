@@ -8,7 +8,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 
 class TaggerWithCrf(nn.Module):
-    """The negated mean log-likelihood a word of the tags, as fastenc's; logits as the tagger gives them."""
+    """The negative mean log-likelihood of the tags per word, as fastenc's; the logits are the tagger's."""
 
     def __init__(self, tagger: nn.Module):
         import torchcrf
@@ -18,7 +18,7 @@ class TaggerWithCrf(nn.Module):
         self.crf = torchcrf.CRF(tagger.config.num_labels, batch_first=True)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor) -> dict[str, Any]:
-        """labels: (batch, length), -100 but at the words' first subwords."""
+        """labels: (batch, length), -100 except at the words' first subwords."""
         logits = self.tagger(input_ids=input_ids, attention_mask=attention_mask).logits
         real = labels != -100
         emissions, mask = of_words(logits, real)
@@ -30,12 +30,12 @@ class TaggerWithCrf(nn.Module):
 
     @torch.no_grad()
     def decode(self, logits: Tensor, real: Tensor) -> list[list[int]]:
-        """Each sentence's best path; real: (batch, length), where its words begin."""
+        """Each sentence's best path; real: (batch, length), True where a word begins."""
         return self.crf.decode(*of_words(logits, real))
 
 
 def of_words(values: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
-    """The values where ``real``, sentence by sentence from the left, and the mask of what is no padding."""
+    """The values where ``real`` is True, padded at the right, and the mask of the values."""
     rows = [row[chosen] for row, chosen in zip(values, real, strict=True)]
     lengths = real.sum(1)
     mask = torch.arange(int(lengths.max()), device=real.device) < lengths[:, None]

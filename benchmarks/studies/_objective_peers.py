@@ -1,4 +1,4 @@
-"""Every objective by transformers' models, and plain PyTorch where transformers has no such loss.
+"""Every objective computed with transformers' models, and with plain PyTorch where transformers has no such loss.
 
 A peer is made from the checkpoint that fastenc saved, and takes what fastenc's collator returns.
 """
@@ -15,7 +15,7 @@ from fastenc.models import LossTerm
 from fastenc.objectives.distill import COSINE_WEIGHT, KL_WEIGHT, MASKED_WEIGHT, TEMPERATURE
 from fastenc.objectives.electra import DETECTION_WEIGHT, GENERATOR_FOLDER
 from fastenc.objectives.spans import MAX_POSITIONS, POSITION_SIZE, SpanMaskedLM
-from fastenc.ops._labelled import IGNORED
+from fastenc.ops.labelled import IGNORED
 from tests.helpers.references import electra as electra_reference
 from tests.helpers.references.spans import span_boundary_logits
 
@@ -74,7 +74,7 @@ def pairs(folder: str, teacher: str | None) -> Peer:
 
 
 class BoundaryHead(nn.Module):
-    """SpanBERT's boundary head of torch's own modules, under fastenc's names."""
+    """SpanBERT's boundary head from torch's own modules, with fastenc's names."""
 
     def __init__(self, width: int, vocabulary: int, eps: float):
         super().__init__()
@@ -114,7 +114,7 @@ def spans(folder: str, teacher: str | None) -> Peer:
 
 
 def electra(folder: str, teacher: str | None) -> Peer:
-    """transformers' generator and discriminator, put together as the paper has them."""
+    """transformers' generator and discriminator, combined as in the paper."""
     import transformers
 
     generator = transformers.ElectraForMaskedLM.from_pretrained(Path(folder) / GENERATOR_FOLDER)

@@ -1,4 +1,4 @@
-"""What the scripts that measure training share: their options, and runs whose results are kept."""
+"""What the scripts that measure training share: their options, and runs whose results are stored."""
 
 import argparse
 import os
@@ -11,7 +11,7 @@ from benchmarks.studies.task_sets import SETS, TaskSet
 
 
 class Run(NamedTuple):
-    """``measure(*arguments)`` gives a row's scores and times; ``metric`` is the name of its scores."""
+    """``measure(*arguments)`` returns a row of scores and times; ``metric`` names the score."""
 
     case: str
     provider: str
@@ -23,7 +23,7 @@ class Run(NamedTuple):
 def training_options(
     description: str | None, what: str, known: Iterable[str], default: Sequence[str]
 ) -> argparse.Namespace:
-    """chosen (of ``known``), seeds, epochs, limit."""
+    """Parse the options: (chosen names of ``known``, seeds, epochs, limit)."""
     known = list(known)
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawTextHelpFormatter
@@ -56,8 +56,8 @@ def runs_on_sets(
 
 
 def collect(name: str, runs: Iterable[Run], limit: int | None) -> None:
-    """Each run in a process of its own, its row written at once; runs whose rows are there are left out. With a limit
-    nothing is kept."""
+    """Execute each run in a process of its own and write its row at once. A run whose row is stored is left out. With a
+    limit nothing is written."""
     cases: dict[str, Any] = {} if limit else read_cases(name)
     for case, provider, metric, function, arguments in runs:
         rows = cases.setdefault(case, {})

@@ -1,4 +1,5 @@
-"""Spans of words on transformers' encoder: a head as one writes it from torch's own functions, on padded batches."""
+"""Spans of words on transformers' encoder: a head as a user would write it from torch's functions, on padded
+batches."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,10 +13,10 @@ from fastenc.models.heads.span_scores import BoundaryScores
 
 
 class PlainSpanClassifier(nn.Module):
-    """The scores of :class:`fastenc.models.heads.span_scores.BoundaryScores`; a word's mean from prefix sums.
+    """The scores of :class:`fastenc.models.heads.span_scores.BoundaryScores`; a word's mean comes from prefix sums.
 
     Args:
-        head: whose sizes and first weights are taken.
+        head: gives the sizes and the initial weights.
     """
 
     def __init__(self, encoder: nn.Module, head: BoundaryScores):

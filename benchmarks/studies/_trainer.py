@@ -20,8 +20,7 @@ from fastenc.train import TrainConfig
 
 
 class Kind(ABC):
-    """What the Trainer needs to know of a task: its model, made from the checkpoint ``start``, rows, collator and
-    score."""
+    """What the Trainer needs of a task: its model, made from the checkpoint ``start``, its rows, collator and score."""
 
     architecture: str
 
@@ -52,7 +51,7 @@ class Kind(ABC):
         """The task's metrics of the Trainer's prediction for all rows of the data."""
 
     def calibrate(self, dev: Any, prediction: Any) -> None:  # noqa: B027
-        """Choose after training what a task chooses on the dev set; most choose nothing."""
+        """Choose after training what a task chooses on the dev set; most tasks choose nothing."""
 
 
 class Texts(Kind):
@@ -111,7 +110,7 @@ class Tags(Kind):
         return tagging_metrics(found, gold, entities=any("-" in name for name in self.names))
 
     def paths(self, logits: torch.Tensor, real: torch.Tensor) -> list:
-        """The tags of each sentence's words, which begin where ``real``."""
+        """The tags of each sentence's words; ``real`` is True where a word begins."""
         return [row[chosen] for row, chosen in zip(logits.argmax(-1), real, strict=True)]
 
 
@@ -125,7 +124,7 @@ class TagsWithCrf(Tags):
 
 
 class Questions(Kind):
-    """Windows and the choice of answers are fastenc's, so that what differs is the training."""
+    """Windows and the choice of answers are fastenc's, so that only the training differs."""
 
     architecture = "QuestionAnswering"
 
@@ -155,8 +154,8 @@ class Questions(Kind):
 
 
 class Entities(Kind):
-    """transformers has no model of spans: a head of torch's own functions stands on its encoder. Windows, spans and
-    decoding are fastenc's, so that what differs is the training."""
+    """A head from torch's functions on transformers' encoder, because transformers has no model of spans. Windows,
+    spans and decoding are fastenc's, so that only the training differs."""
 
     def __init__(self, task: Any, train: Any, tokenizer: Any, start: Path | None = None):
         super().__init__(task, train, tokenizer, start)
@@ -210,7 +209,7 @@ def kind_of(task: Task) -> type[Kind]:
 
 
 class EpochAfterEpoch:
-    """A BatchSampler as torch's DataLoader wants it: each iteration is the next epoch."""
+    """A BatchSampler as torch's DataLoader needs it: each iteration is the next epoch."""
 
     def __init__(self, sampler: BatchSampler):
         self.sampler, self.epoch = sampler, -1
@@ -232,7 +231,8 @@ def transformers_trainer(
     compute_metrics: Callable,
     metric: str,
 ) -> Any:
-    """A Trainer that evaluates when fastenc's does and keeps the best by ``metric``; rows: ``input_ids`` and labels."""
+    """A Trainer that evaluates when fastenc does and keeps the best model by ``metric``; rows: ``input_ids`` and
+    labels."""
     import transformers
 
     arguments = transformers.TrainingArguments(
@@ -262,7 +262,7 @@ def transformers_trainer(
             )
 
     class WithinEpochs(transformers.TrainerCallback):
-        """Evaluations before the end of an epoch, at which "epoch" has one."""
+        """The evaluations within an epoch; the Trainer itself makes the one at the end."""
 
         def on_step_end(self, args, state, control, **_):
             steps = state.max_steps // config.epochs

@@ -2,10 +2,10 @@
 
     python -m benchmarks.studies.dropout_battery [--words 22] [--dieharder] [--practrand]
 
-Each walk takes 16-bit words, what a mask compares with its threshold, with one coordinate running fastest. Tests after
-NIST SP 800-22 (frequency, runs, serial patterns, spectrum, matrix rank) and of masks themselves (sums of rows and
+Each walk reads 16-bit words, which a mask compares with its threshold; one coordinate runs fastest. The tests are some
+of NIST SP 800-22 (frequency, runs, serial patterns, spectrum, matrix rank) and tests of masks (sums of rows and
 columns, agreement of neighbouring rows, correlation at lags along both sides). Weak hashes must fail: a battery that
-passes everything shows nothing. --dieharder and --practrand send the walks to those programs, where they are installed.
+passes everything shows nothing. --dieharder and --practrand send the walks to these programs, if they are installed.
 """
 
 import argparse
@@ -30,7 +30,7 @@ def state(seed: int = SEED, offset: int = 0) -> Tensor:
 
 
 def words(hashed: Hash, keys: tuple[Tensor, Tensor], width: int) -> Tensor:
-    """(rows, width), in [0, 65536)."""
+    """Words in [0, 65536), (rows, width)."""
     return hashed(keys, torch.arange(width)) >> 16
 
 
@@ -38,20 +38,20 @@ def words(hashed: Hash, keys: tuple[Tensor, Tensor], width: int) -> Tensor:
 
 
 def along_columns(hashed: Hash, width: int = WIDTH, keys=row_keys) -> Iterator[Tensor]:
-    """Rows of a mask one after another."""
+    """The rows of a mask, one after another."""
     rows = max(1, 2**19 // width)
     for start in range(0, 2**32, rows):
         yield words(hashed, keys(state(), 0, torch.arange(start, start + rows)), width)
 
 
 def along_rows(hashed: Hash, keys=row_keys) -> Iterator[Tensor]:
-    """Columns of a mask, each 4,096 rows long."""
+    """The columns of a mask, each 4,096 rows long."""
     for start in range(0, 2**32, 4096):
         yield words(hashed, keys(state(), 0, torch.arange(start, start + 4096)), 128).t()
 
 
 def along_heads(hashed: Hash, keys=row_keys) -> Iterator[Tensor]:
-    """The same element of 16 heads; rows and columns follow."""
+    """The same element of 16 heads, then the next rows and columns."""
     heads = torch.arange(16)[:, None]
     for start in range(0, 2**32, 64):
         found = words(hashed, keys(state(), heads, torch.arange(start, start + 64)), 512)
@@ -59,7 +59,7 @@ def along_heads(hashed: Hash, keys=row_keys) -> Iterator[Tensor]:
 
 
 def along_seeds(hashed: Hash, keys=row_keys) -> Iterator[Tensor]:
-    """The same row of masks whose seeds follow one another."""
+    """The same row of the masks of consecutive seeds."""
     for start in range(0, 2**32, 64):
         rows = [
             words(hashed, keys(state(start + i), 0, torch.arange(8)), 512).flatten()
@@ -69,7 +69,7 @@ def along_seeds(hashed: Hash, keys=row_keys) -> Iterator[Tensor]:
 
 
 def along_offsets(hashed: Hash, keys=row_keys) -> Iterator[Tensor]:
-    """The same row of masks whose offsets follow one another."""
+    """The same row of the masks of consecutive offsets."""
     for start in range(0, 2**32, 64):
         rows = [
             words(hashed, keys(state(offset=start + i), 0, torch.arange(8)), 512).flatten()
@@ -114,14 +114,14 @@ def from_uniform_counts(counts: Tensor, expected: Tensor) -> float:
 
 
 def word_tests(x: Tensor) -> Iterator[tuple[str, float]]:
-    """Of 16-bit words in the order of the walk."""
+    """Tests of 16-bit words in the order of the walk."""
     flat = x.flatten()
     n = len(flat)
     counts = torch.bincount(flat, minlength=65536).double()
     yield "words", from_uniform_counts(counts, torch.full_like(counts, n / 65536))
     for bit in range(16):
         yield f"bit {bit}", from_normal((((flat >> bit) & 1) * 2 - 1).sum().double() / n**0.5)
-    for high in (12, 8):  # pairs of the upper four bits, of bits that lie lower
+    for high in (12, 8):  # pairs of the upper four bits, then of lower bits
         nibble = (flat >> high) & 15
         pairs = torch.bincount(nibble[:-1:2] * 16 + nibble[1::2], minlength=256).double()
         yield (
@@ -157,7 +157,7 @@ def rank_test(bits: Tensor, side: int = 32) -> float:
 
 
 def mask_tests(x: Tensor, p: float) -> Iterator[tuple[str, float]]:
-    """Of the mask (rows, m) that the words give: dropped with probability p."""
+    """Tests of the mask (rows, m) that the words give for dropout with probability p."""
     threshold = int(p * 65536 + 0.5)
     p = threshold / 65536
     z = ((x < threshold).double() - p) / (p * (1 - p)) ** 0.5  # mean 0, variance 1
@@ -199,13 +199,13 @@ def mask_tests(x: Tensor, p: float) -> Iterator[tuple[str, float]]:
 
 
 def dispersion(z: Tensor) -> float:
-    """Of what should be standard normal: is its variance 1? Two-sided, by the sum's fourth moments."""
+    """p-value of a variance of 1, for values that should be standard normal: two-sided, by the sum's fourth moments."""
     excess = ((z * z) - 1).sum()
     return from_normal(excess / ((z * z).var() * len(z)) ** 0.5)
 
 
 def battery(walk: Iterator[Tensor], size: int) -> dict[str, float]:
-    """Test → p-value, of about 2^size words."""
+    """{test: p-value} over about 2^size words."""
     x = collect(walk, size)
     found = dict(word_tests(x))
     for p in (0.1, 0.5, 0.02):
@@ -219,21 +219,21 @@ def verdict(p_values: dict[str, float]) -> tuple[str, float]:
     return worst, min(1.0, p_values[worst] * len(p_values))
 
 
-# Hashes that are too weak: the battery must find them out.
+# Hashes that are too weak: the battery must reject them.
 
 
 def one_multiply(keys, columns):
-    """Neither the shift nor the second multiplication."""
+    """The hash without its shift and its second multiplication."""
     return ((keys[0].unsqueeze(-1) ^ (columns * 0x9E3779B1 & MASK)) * 0x85EBCA6B) & MASK
 
 
 def weyl(keys, columns):
-    """A row is an arithmetic progression."""
+    """A hash whose rows are arithmetic progressions."""
     return (keys[0].unsqueeze(-1) + columns * 0x9E3779B1) & MASK
 
 
 def numbered_keys(rng_state, stream, rows):
-    """Rows are numbered instead of mixed by Philox."""
+    """Rows that are numbered instead of mixed by Philox."""
     number = rows + 65536 * stream + rng_state[0] + rng_state[1]
     return number & MASK, torch.zeros_like(number)
 
@@ -247,7 +247,7 @@ WEAK = {
 
 
 def external(command: list[str], walk: Iterator[Tensor]) -> None:
-    """Send a walk's words to a program until it has read enough."""
+    """Send a walk's words to a program until it stops reading."""
     with subprocess.Popen(command, stdin=subprocess.PIPE) as program:
         try:
             for block in walk:

@@ -1,14 +1,14 @@
-"""What checkpoints of train_objectives are worth: SST-2, by fastenc and by transformers' Trainer.
+"""What the checkpoints of train_objectives are worth on SST-2, fine-tuned by fastenc and by transformers' Trainer.
 
 python -m benchmarks.studies.fine_tune_objectives NAME=CHECKPOINT ... [--seeds 0 1 2]    (needs FASTENC_DATA)
 
-8,000 phrases, 2 epochs; the same batches in the same order and the same settings, those of train_tasks. Beside the
-scores the spread of the checkpoint's last hidden states on the dev set, before training: their mean distance from their
-mean, relative to their mean length. Near 0, every token has the same state.
+8,000 phrases, 2 epochs; the same batches in the same order and the same settings as in train_tasks. The scores stand
+beside the spread of the checkpoint's last hidden states on the dev set before training: their mean distance from their
+mean, divided by their mean length. If it is near 0, every token has the same state.
 
 The discriminator from MiniLM is what "python -m benchmarks.studies.train_objectives electra" leaves; its control is
-MiniLM itself (fastenc.demo.checkpoint.minilm_folder). That from random weights is checkpoint-00002100, and its random
-weights are the first, of
+MiniLM itself (fastenc.demo.checkpoint.minilm_folder). The discriminator from random weights is checkpoint-00002100 of
+the following run, and its control is the initial weights of this run:
 
 fastenc pretrain wikipedia_en/train.txt.gz --objective electra --tokenizer build/train_objectives --layers 2
     --hidden 128 --dropout 0 --block-size 64 --batch-size 32 --lr 2e-3 --warmup 0.1 --max-steps 3000 --eval-every 300
@@ -47,7 +47,7 @@ def one_run(checkpoint: str, provider: str, seed: int) -> dict:
 
 @torch.inference_mode()
 def spread(start: Path, train: Any, dev: Any) -> float:
-    """mean |x - mean x| / mean |x| over the last states x of all tokens of ``dev``."""
+    """mean |x - mean x| / mean |x|, where x are the last states of all tokens of ``dev``."""
     model = SET.task.load(start, train).eval()
     batch = SET.task.collate(SET.task.encode(dev, model))["batch"]
     states = model.encoder(batch).last_hidden_state

@@ -2,8 +2,8 @@
 
 python -m benchmarks.studies.peak_memory
 
-Each provider runs in a process of its own. What a call of eight tokens leaves, the weights among it, is subtracted. A
-state of the batch, 16,384 × 768 in float32, takes 48 MiB.
+Each provider runs in a process of its own. The memory after a call of eight tokens, which includes the weights, is
+subtracted. A hidden state of the batch, 16,384 × 768 in float32, takes 48 MiB.
 """
 
 import resource
@@ -35,7 +35,7 @@ def resident() -> float:
 
 
 def run(provider: str, length: int) -> dict:
-    """Reads the batch; returns what the process held before."""
+    """Run the batch; returns the MiB that the process held before it."""
     if provider.startswith("fastenc"):
         encoder = Encoder(EncoderConfig(pooler=False)).eval()
         states = "hidden_states" in provider

@@ -1,10 +1,10 @@
-"""A million short texts through `fastenc predict`, beside the encoder alone on texts whose tokens are ready.
+"""A million short texts through `fastenc predict`, compared with the encoder alone on texts already tokenised.
 
 python -m benchmarks.studies.predict_throughput [--texts N] [--threads N]    (needs FASTENC_DATA)
 
-The texts are pieces of two to seven words of wikipedia_en; the model is MiniLM with a classifier. CPU time, which other
-work on the machine hardly changes, stands beside the time that passed. Probabilities of every thousandth text are
-compared with transformers'. Memory is that of the whole process when a twentieth of the texts was done, and its peak.
+The texts are pieces of two to seven words of wikipedia_en; the model is MiniLM with a classifier. CPU time stands
+beside elapsed time, because other work on the machine hardly changes it. Probabilities of every thousandth text are
+compared with transformers'. Memory is that of the whole process after a twentieth of the texts, and its peak.
 """
 
 import argparse
@@ -31,7 +31,7 @@ from fastenc.models import SequenceClassifier
 from fastenc.tasks import SequenceClassification
 from fastenc.tasks.prediction import PART
 
-SAMPLE = 3 * PART  # a part's texts are sorted by length together
+SAMPLE = 3 * PART  # the texts of a part are sorted by length together
 
 
 def pieces(train: Path) -> Iterator[str]:
@@ -94,7 +94,7 @@ def predict(folder: str, inputs: Path, output: Path, texts: int, threads: int) -
     if process.returncode:
         raise SystemExit(process.returncode)
     row = rates(texts, time.perf_counter() - begin, _children_cpu_seconds() - before)
-    known = {} if early is None else {"early_memory": early}  # a short run may end unseen
+    known = {} if early is None else {"early_memory": early}  # a short run may end first
     return row | known | {"peak_memory": max(memory)}
 
 
@@ -106,12 +106,12 @@ def _children_cpu_seconds() -> float:
 def _parts(finished: Path) -> int:
     try:
         return json.loads(finished.read_text())["parts"]
-    except FileNotFoundError:  # not yet, or no more
+    except FileNotFoundError:  # not written yet, or already removed
         return 0
 
 
 def largest_difference(folder: str, inputs: Path, output: Path, texts: int) -> float:
-    """Of the probabilities in the output from those of transformers, at every thousandth text."""
+    """Largest difference from transformers' probabilities, over every thousandth text."""
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
     every = slice(0, None, 1000)

@@ -1,11 +1,11 @@
-"""Static vectors beside MiniLM's of words alone: similarity of words, and Google's analogies.
+"""Static vectors compared with MiniLM's vectors of single words: similarity of words, and Google's analogies.
 
 python -m benchmarks.studies.static_vectors QUESTIONS    (needs FASTENC_DATA and fastenc[static]; minutes)
 
-QUESTIONS: word2vec's questions-words.txt, which gensim's package has in test/test_data. word2vec: gensim's skip-gram on
-wikipedia_en (4.9 million words), 200 dimensions, window 5, 5 negative samples, 3 epochs, words that occur 5 times or
-more. distilled: MiniLM's static model (fastenc.analysis.distill_static), on the same words. Every row has the items
-whose words word2vec knows; an analogy's candidates are the words of all questions.
+QUESTIONS: word2vec's questions-words.txt; gensim's package has it in test/test_data. word2vec: gensim's skip-gram on
+wikipedia_en (4.9 million words), 200 dimensions, window 5, 5 negative samples, 3 epochs, words that occur at least 5
+times. distilled: MiniLM's static model (fastenc.analysis.distill_static) on the same words. Every row has the items
+whose words word2vec knows; the candidates of an analogy are the words of all questions.
 """
 
 import gzip

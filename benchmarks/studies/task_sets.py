@@ -21,10 +21,10 @@ class TaskSet:
     """A data set under the folder ``FASTENC_DATA``.
 
     Fields:
-        task: reads the files, and says what is learned.
-        train, dev, test: files; several are joined. Without dev files every tenth training example is held out to
-            choose the epoch; without test files the dev score is the one to report.
-        most: of more training examples so many, evenly spaced, are taken: a slice that a laptop trains in minutes.
+        task: reads the files and defines what is learned.
+        train, dev, test: files; several are joined. Without dev files, every tenth training example is held out to
+            choose the epoch. Without test files, the dev score is reported.
+        most: with more training examples, this number of evenly spaced ones is taken: a laptop trains on it in minutes.
     """
 
     title: str
@@ -36,7 +36,7 @@ class TaskSet:
     most: int | None = None
 
     def read(self, limit: int | None = None) -> tuple[Any, Any, Any]:
-        """(train, dev, test), at most ``limit`` examples from all over each; test is None where there are no files."""
+        """(train, dev, test), at most ``limit`` evenly spaced examples of each; test is None without test files."""
         train = self._join(self.train)
         if self.most is not None and len(train) > self.most:
             train = _chosen(train, [len(train) * i // self.most for i in range(self.most)])

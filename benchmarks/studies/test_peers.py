@@ -1,4 +1,4 @@
-"""The peers of the task studies have the scores and losses of our models."""
+"""The peers of the task studies compute the same scores and losses as our models."""
 
 import pytest
 import torch

@@ -1,4 +1,5 @@
-"""The study of objectives with tiny sizes: its peers compute the same losses, and no constant guess is better."""
+"""The study of objectives at tiny sizes: its peers compute the same losses, and no constant guess is better than
+ours."""
 
 import gzip
 import json
@@ -18,7 +19,7 @@ from fastenc.models import Encoder
 from fastenc.objectives import OBJECTIVES
 from fastenc.objectives.distill import TEMPERATURE
 from fastenc.objectives.loss_terms import loss_terms
-from fastenc.ops._labelled import IGNORED
+from fastenc.ops.labelled import IGNORED
 from fastenc.train import NewModel, ObjectiveOptions
 
 pytest.importorskip("transformers")
@@ -46,7 +47,7 @@ def tiny(tmp_path, monkeypatch):
 
 
 def make_run(name, folder):
-    if name != "mlm" and not (folder / "mlm").exists():  # with which others begin
+    if name != "mlm" and not (folder / "mlm").exists():  # the other objectives start from it
         make_run("mlm", folder).trainer.model.save_pretrained(folder / "mlm")
     return train_objectives.Run(name, STUDIES[name], folder)
 

@@ -1,11 +1,11 @@
-"""MiniLM adapted in every way: trained parameters, score, time and memory.
+"""MiniLM adapted in every way: number of trained parameters, score, time and memory.
 
 python -m benchmarks.studies.train_adapted [SET ...] [--seeds 0 1 2] [--epochs N] [--limit N]    (needs FASTENC_DATA)
 
-Each way has its own default learning rate. Beside fastenc's LoRA stands the PEFT library's under transformers' Trainer,
-with the same rank, scale, targets, learning rate and batches (its prefixes compute what ours do, and its prompts stand
-before the embeddings' norm). The epoch is chosen on dev, the score is of test where there is one. Each run has a
-process of its own; results that are there already are kept, and with --limit nothing is written.
+Each way has its own default learning rate. fastenc's LoRA stands beside the PEFT library's under transformers' Trainer,
+with the same rank, scale, targets, learning rate and batches. (PEFT's prefixes compute the same as ours, and its
+prompts stand before the embeddings' norm, so neither is compared.) The epoch is chosen on dev; the score is of test
+where there is one. Each run has a process of its own. Stored results are kept; with --limit nothing is written.
 """
 
 import tempfile
@@ -30,7 +30,7 @@ WAYS = (FULL, LOWER, DECAYING, *METHODS, FEATURES, PEFT_LORA)
 
 
 def one_run(name: str, way: str, seed: int, epochs: int, limit: int | None) -> dict:
-    """{"trained", "dev", "test" (where there is one), "seconds", "cpu_seconds"} of a way on a set."""
+    """{"trained", "dev", "test" (if there is one), "seconds", "cpu_seconds"} of a way on a set."""
     chosen = SETS[name]
     method = "lora" if way == PEFT_LORA else way
     rate = fine_tuning_lr(384, method if method in (*METHODS, FEATURES) else None)

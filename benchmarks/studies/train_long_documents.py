@@ -3,13 +3,13 @@
 python -m benchmarks.studies.train_long_documents [VARIANT ...] [--seeds 0 1 2] [--epochs N] [--limit N]
 (needs FASTENC_DATA)
 
-movie_reviews (Pang and Lee 2004): 400 of its 1,600 reviews for training, which two cores manage in about two hours,
-the epoch chosen on 200, the score of 200 others. A review has 851 tokens on average and 3,253 at most; the first 512
-are 58 % of them all. Chunks have 256 tokens and share 64. Learning rate, batch size, warm-up, weight decay and
-clipping are the same everywhere; transformers' Trainer keeps the head, and takes the batches of fastenc's head in
-their order. Each run has a process of its own, whose time (training with its evaluations) and peak memory are reported
-beside the score. Runs whose results are there already are not run again; with --limit only so many reviews of each set
-are used, and nothing is written.
+movie_reviews (Pang and Lee 2004): 400 of its 1,600 reviews for training, which takes two cores about two hours; the
+epoch is chosen on 200, the score is of 200 others. A review has 851 tokens on average and 3,253 at most; the first 512
+tokens of each review are 58 % of all tokens. Chunks have 256 tokens and overlap by 64. Learning rate, batch size,
+warm-up, weight decay and clipping are the same everywhere. transformers' Trainer keeps the head of a text, with the
+batches of fastenc's run in the same order. Each run has a process of its own; its time (training with evaluations) and
+peak memory stand beside the score. Runs with stored results are not repeated. With --limit only this number of reviews
+of each set is used, and nothing is written.
 """
 
 import tempfile

@@ -1,15 +1,15 @@
-"""Every pretraining objective on wikipedia_en, beside transformers and guesses that do not read the text.
+"""Every pretraining objective on wikipedia_en, beside transformers and the best guesses that do not read the text.
 
 python -m benchmarks.studies.train_objectives [OBJECTIVE ...] [--steps N] [--peer-steps N] [--folder FOLDER]
-(needs FASTENC_DATA; minutes of a core an objective)
+(needs FASTENC_DATA; takes one core minutes for each objective)
 
-fastenc's objective_trainer trains a BERT of 2 layers, 128 wide, with 4,000 word pieces; "mlm+sop" goes on from the
-encoder that "mlm" gave, and "distill" makes a student of 1 layer from it. "mlm+nsp" and "electra", which so small a
-model does not learn in the time, go on from the encoder of MiniLM (6 layers, 384 wide). No model has dropout. Beside
-it transformers, or plain PyTorch on its encoder, from the same first weights on the same batches with the same AdamW
-in a plain loop, for fewer steps of the same schedule. Each term of the loss is measured on held-out articles, beside
-that of the best constant guess (_constant_guesses.py). A run that was stopped goes on from its last checkpoint in
-FOLDER; what is finished is not run again.
+fastenc's objective_trainer trains a BERT of 2 layers, 128 wide, with 4,000 word pieces. "mlm+sop" starts from the
+encoder that "mlm" trained, and "distill" trains a student of 1 layer from it. So small a model does not learn "mlm+nsp"
+and "electra" in this time, so these start from the encoder of MiniLM (6 layers, 384 wide). No model has dropout. The
+peer is transformers, or plain PyTorch on its encoder: the same initial weights, batches and AdamW in a plain loop, for
+fewer steps of the same schedule. Each term of the loss is measured on held-out articles, and compared with the loss of
+the best constant guess (_constant_guesses.py). A run that was stopped goes on from its last checkpoint in FOLDER;
+finished runs are not repeated.
 """
 
 import argparse
@@ -52,9 +52,9 @@ class Study:
     """How an objective is trained.
 
     Fields:
-        peer_steps: of the ``steps``, those of the peer.
-        held_out: articles.
-        start: "random" weights, or the encoder that "mlm" gave, or that of "MiniLM".
+        peer_steps: how many of the ``steps`` the peer makes.
+        held_out: number of articles.
+        start: "random" weights, or the encoder that "mlm" trained, or that of "MiniLM".
     """
 
     steps: int
@@ -76,7 +76,7 @@ STUDIES = {
 
 
 class Run:
-    """One objective: the first weights, in ``folder/first``, and a trainer that goes on with what is in the folder."""
+    """One objective: its initial weights in ``folder/first``, and a trainer that resumes from the folder."""
 
     def __init__(self, name: str, study: Study, folder: Path):
         documents, held_out = wikipedia(study.held_out)
@@ -110,7 +110,7 @@ class Run:
         held_out_blocks = options.pack(held_out, tokenizer)
         collator = options.collator(tokenizer, held_out_blocks, self.config.seed + 1)
         batches = BatchSampler([1] * len(held_out_blocks), 32, shuffle=False).epoch(0)
-        # Those of evaluate_objective.
+        # The same as in evaluate_objective.
         self.held_out = [
             collator([held_out_blocks[index] for index in indices], step)
             for step, indices in enumerate(batches)
@@ -119,7 +119,7 @@ class Run:
         self.counts = counts.masked_fill(special_mask(tokenizer), 0)
 
     def train(self) -> dict[str, dict]:
-        """fastenc's row and the constant guess's, as far as the run came."""
+        """The rows of fastenc and of the constant guess, as far as the run came."""
         losses = self.trainer.evaluate
         guesses = lambda model: constant_guesses(model, self.teacher, self.held_out, self.counts)
         self.trainer.evaluate = lambda model: {
@@ -135,7 +135,7 @@ class Run:
         lines = [{"step": 0, **first}, *read_log(self.folder / "log.jsonl")]
         curve = lambda name: [(line["step"], line[name]) for line in lines if name in line]
         guessed = {n.rpartition(" ")[2]: curve(n) for n in first if n.startswith(f"eval_{GUESS}")}
-        # The one term of the objective mlm has no name in the log.
+        # In the log, the only term of the objective mlm has no name.
         ours = {t: curve(f"eval_{t}" if f"eval_{t}" in first else "eval_loss") for t in guessed}
         spent = {"cpu_seconds": time.process_time() - begin}
         return {OURS: {"curves": ours, **spent}, GUESS: {"curves": guessed}}
@@ -168,7 +168,7 @@ class Run:
 
 
 def with_new_head(folder: Path, objective: Objective) -> PretrainedModel:
-    """The objective's model, without dropout: a checkpoint's encoder, and random weights where it has none."""
+    """The objective's model, without dropout: a checkpoint's encoder, with random weights where it has none."""
     encoder = Encoder.from_pretrained(folder)
     stored = {n: w for n, w in encoder.state_dict().items() if n not in encoder.first_weights}
     torch.manual_seed(0)
@@ -177,14 +177,14 @@ def with_new_head(folder: Path, objective: Objective) -> PretrainedModel:
     )
     model = objective.model(config)
     inner = getattr(model, "discriminator", model).encoder
-    inner.load_state_dict(stored, strict=False)  # ELECTRA has no pooler, a masked LM gives none
+    inner.load_state_dict(stored, strict=False)  # ELECTRA has no pooler; a masked LM stores none
     model.tokenizer = encoder.tokenizer
     return model
 
 
 @torch.inference_mode()
 def held_out_losses(peer: Peer, examples: list[dict[str, Any]], collator: Any) -> dict[str, float]:
-    """Each term's mean over all of its items."""
+    """The mean of each term over all of its items."""
     peer.model.eval()
     total: dict[str, float] = {}
     items: dict[str, int] = {}
@@ -206,7 +206,7 @@ def wikipedia(held_out: int) -> tuple[list[str], list[str]]:
 
 
 def keep(name: str, rows: dict[str, dict]) -> dict[str, dict]:
-    """Write rows of an objective beside what is there, and draw them all."""
+    """Write an objective's rows to the stored results, and draw all of them."""
     cases = read_cases(RESULT)
     cases[name] = cases.get(name, {}) | rows
     draw_curves(write(RESULT, cases))
@@ -239,7 +239,7 @@ def main() -> None:
         run = Run(name, study, options.folder)
         if finished[0] < study.steps:
             rows = keep(name, run.train())
-        if reached(rows[OURS]) < study.steps:  # a signal came
+        if reached(rows[OURS]) < study.steps:  # it was stopped by a signal
             return
         for row in run.train_peer():
             keep(name, {NAMES_OF_PEERS[name]: row})

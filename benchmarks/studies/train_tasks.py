@@ -1,15 +1,15 @@
 """MiniLM fine-tuned by fastenc and by transformers' Trainer with the same settings: score, time and memory.
 
-The Trainer has transformers' own model, and the same one patched by fastenc; with pytorch-crf's CRF on it where ours
-has one.
+The Trainer runs transformers' own model and the same model patched by fastenc, with pytorch-crf's CRF where ours has a
+CRF.
 
 python -m benchmarks.studies.train_tasks [SET ...] [--seeds 0 1 2] [--epochs N] [--limit N]    (needs FASTENC_DATA)
 
 Batches and their order, learning rate, warm-up, weight decay and clipping are the same; dropout and the classifier's
-first weights are each library's own. Of the evaluations, one an epoch or four in SST-2's long ones, the best on dev
-counts; the score is of test where there is one. Each run has a process of its own, whose time (training with its
-evaluations) and peak memory are reported beside the score. Runs whose results are there already are not run again;
-with --limit only so many examples of each file are read, and nothing is written.
+initial weights are each library's own. There is one evaluation an epoch, or four in SST-2's long epochs; the best on
+dev counts, and the score is of test where there is one. Each run has a process of its own; its time (training with
+evaluations) and peak memory stand beside the score. Runs with stored results are not repeated. With --limit only this
+number of examples of each file is read, and nothing is written.
 """
 
 import shutil
@@ -44,7 +44,7 @@ def providers(chosen: TaskSet) -> tuple[str, ...]:
 
 
 def one_run(name: str, provider: str, seed: int, epochs: int, limit: int | None) -> dict:
-    """{"dev", "test" (where there is one), "seconds", "cpu_seconds"} of a provider on a set."""
+    """{"dev", "test" (if there is one), "seconds", "cpu_seconds"} of a provider on a set."""
     chosen = SETS[name]
     train, dev, test = chosen.read(limit)
     scratch = tempfile.mkdtemp()
@@ -67,7 +67,7 @@ def one_run(name: str, provider: str, seed: int, epochs: int, limit: int | None)
 def ours(
     task: Task, train, dev, test, metric: str, config: TrainConfig, start: Path | None = None
 ) -> dict:
-    """A checkpoint, MiniLM if none is given, fine-tuned by fastenc: see :func:`one_run`."""
+    """Fine-tune a checkpoint, by default MiniLM, with fastenc: see :func:`one_run`."""
     torch.manual_seed(config.seed)
     model = task.load(start or minilm_folder(), train)
     trainer = task_trainer(task, model, train, config, dev=dev, metric=metric)
@@ -88,8 +88,8 @@ def theirs(
     wrap: Callable | None = None,
     start: Path | None = None,
 ) -> dict:
-    """A checkpoint, MiniLM if none is given, fine-tuned by transformers' Trainer, as it is or what ``wrap`` makes of
-    it: see :func:`one_run`."""
+    """Fine-tune a checkpoint, by default MiniLM, with transformers' Trainer; ``wrap`` may change the model first. See
+    :func:`one_run`."""
     import transformers
 
     transformers.set_seed(config.seed)
@@ -108,7 +108,7 @@ def theirs(
     )
     with Stopwatch() as watch:
         trainer.train()
-    trainer.compute_metrics = None  # which is of dev
+    trainer.compute_metrics = None  # it is for dev
     kind.calibrate(dev, trainer.predict(kind.rows(dev)))
     measure = lambda data: kind.score(data, trainer.predict(kind.rows(data)))[metric]
     result = {"dev": measure(dev)}

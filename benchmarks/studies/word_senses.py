@@ -1,13 +1,13 @@
-"""Word senses of MiniLM: nearest mean vectors against baselines.
+"""Word senses by the nearest mean vectors of MiniLM, compared with baselines.
 
 python -m benchmarks.studies.word_senses [coarse] [all-words] [wic]    (needs FASTENC_DATA; minutes)
 
-Results of tasks that are not run again stay.
+Stored results of other tasks are kept.
 
-coarse: CoarseWSD-20, accuracy of each word, over all rows (micro) and over words (macro). all-words: Senseval-2 and
-SemEval-2013 with SemCor's senses, F1. wic: same sense or not, by a threshold on the cosine that is chosen on dev.
-The layers are chosen on a tenth of the training rows (of WiC on dev), never on the test rows. Baselines: a lemma's most
-frequent sense in the training rows; multinomial naive Bayes of each lemma on the sentence's words and word pairs
+coarse: CoarseWSD-20, accuracy over all rows (micro) and as the mean over words (macro). all-words: Senseval-2 and
+SemEval-2013 with SemCor's senses, F1. wic: same sense or not, by a threshold on the cosine. The layers are chosen on a
+tenth of the training rows, and for WiC layer and threshold on dev; never on test rows. Baselines: a lemma's most
+frequent sense in the training rows; for each lemma, multinomial naive Bayes on the sentence's words and word pairs
 (scikit-learn).
 """
 
@@ -94,7 +94,7 @@ def most_frequent(train: SenseData, test: SenseData) -> list[SensePrediction]:
 
 
 def naive_bayes(train: SenseData, test: SenseData) -> list[SensePrediction]:
-    """Of a lemma with one sense, or none, the sense."""
+    """Naive Bayes for each lemma; a lemma with at most one sense in training gets that sense."""
     found = most_frequent(train, test)
     rows: dict[str, list] = {}
     for target in train.targets:
@@ -117,7 +117,7 @@ def naive_bayes(train: SenseData, test: SenseData) -> list[SensePrediction]:
 
 
 def word_in_context(folder: Path) -> dict:
-    """Accuracy of a threshold on the cosine; the layer, too, is chosen on dev."""
+    """Accuracy of a threshold on the cosine; threshold and layer are chosen on dev."""
     encoder = Encoder.from_pretrained(minilm_folder())
     sets = {name: read_pairs(folder / f"{name}.tsv.gz") for name in ("dev", "test")}
     best: tuple = (-1.0,)

@@ -1,13 +1,13 @@
-"""Word vectors of 20,000 sentences from MiniLM's last four layers, and what statistics of its heads add to a forward.
+"""Word vectors of 20,000 sentences from MiniLM's last four layers, and the cost of head statistics in a forward.
 
 python -m benchmarks.studies.word_vectors [sentences] [vectors] [heads]    (needs FASTENC_DATA; minutes)
 
-The sentences are those of UD English EWT, then of SemCor. Peer: transformers with output_hidden_states, batches of 32
-sorted by length, the mean of four layers and of a word's tokens by index_add; both sides tokenise. The sentences go in
-ten slices through each side by turns, in one process; transformers, which takes several times as long, reads the first
-three. Times are sums over the slices that a side reads; the ratio is the median over the slices that both read. CPU
-time stands beside the time that passed: other work on the machine leaves it as it is. Results of a case that is not
-run again stay.
+The sentences are those of UD English EWT, then of SemCor. Peer: transformers with output_hidden_states on batches of 32
+sorted by length; the mean of four layers, and of a word's tokens by index_add. Both sides tokenise. The sentences go in
+ten slices through each side by turns, in one process. transformers, which takes several times as long, reads only the
+first three slices. Times are sums over the slices that a side reads; the ratio is the median over the slices that both
+read. CPU time stands beside elapsed time, because other work on the machine hardly changes it. Stored results of other
+cases are kept.
 """
 
 import os
@@ -42,7 +42,7 @@ def sentences(count: int) -> list[list[str]]:
 
 
 class Transformers:
-    """Word vectors as its users make them."""
+    """Word vectors as users of transformers compute them."""
 
     def __init__(self) -> None:
         import transformers
@@ -76,8 +76,8 @@ class Transformers:
 def compare(
     sides: dict[str, Callable], slices: Sequence, first_slices: int = SLICES
 ) -> dict[str, dict]:
-    """{name: {sentences, seconds, cpu_seconds, ratios}}; the ratio is of the first side's time to each, the median over
-    the slices that the first side reads, ``first_slices`` of them."""
+    """{name: {sentences, seconds, cpu_seconds, ratios}}. The ratio divides the first side's time by each side's; it is
+    the median over the slices that the first side reads, ``first_slices`` of them."""
     for call in sides.values():
         call(slices[0][:64])
     seconds: dict[str, list[float]] = {name: [] for name in sides}
@@ -130,7 +130,7 @@ def main() -> None:
 
 
 def heads(encoder: Encoder) -> dict[str, Callable]:
-    """A plain forward, and one with every head's statistics."""
+    """A forward without head statistics, and one with the statistics of every head."""
 
     def run(texts: Sequence[list[str]], look: Callable) -> None:
         encoded = encoder.tokenizer.encode_batch(texts, is_pretokenized=True)

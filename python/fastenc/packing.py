@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, chain
 from operator import sub
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor
@@ -170,6 +170,24 @@ class Documents:
         """The same documents with their tensors on ``device``."""
         move = lambda tensor: send(tensor, device, non_blocking)
         return replace(self, cu_chunks=move(self.cu_chunks), position_ids=move(self.position_ids))
+
+
+class ModelArguments(TypedDict, total=False):
+    """A model's keyword arguments, as a collator makes them. Each model's forward describes its own."""
+
+    batch: PackedBatch
+    labels: Tensor
+    max_labels: int
+    pair_labels: Tensor
+    uniform_samples: Tensor
+    documents: Documents
+    text_ids: Tensor
+    spans: Tensor
+    windows: Tensor
+    starts: Tensor
+    ends: Tensor
+    word_rows: Tensor
+    cu_words: Tensor
 
 
 def pack_documents(

@@ -7,7 +7,7 @@ from fastenc import ops
 from fastenc._base import debug
 from fastenc.nn.embeddings import check_ids
 from fastenc.nn.pooling import pool
-from fastenc.ops._labelled import select_labelled
+from fastenc.ops.labelled import select_labelled
 from fastenc.ops.masked_cross_entropy import check_labels
 from fastenc.packing import check_cu_seqlens
 

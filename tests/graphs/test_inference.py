@@ -1,4 +1,4 @@
-"""Buckets and the runner over them; a recorder that repeats the padded forward stands in for CUDA graphs here."""
+"""Buckets, and the runner over them. A recorder that repeats the padded forward replaces CUDA graphs."""
 
 import copy
 from dataclasses import replace
@@ -19,7 +19,7 @@ CONFIG = EncoderConfig(97, 32, 2, 2, 48, LONGEST)
 
 
 class Repeat:
-    """Runs the function again on every replay, and writes its result where the first one is."""
+    """Runs the function again at every replay and writes its result into that of the first run."""
 
     def __init__(self):
         self.recorded = 0

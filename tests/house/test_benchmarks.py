@@ -1,4 +1,4 @@
-"""The benchmarks' machinery with tiny sizes on a CPU: no figure is asserted that a clock made."""
+"""The benchmarks' machinery at tiny sizes on a CPU. No test depends on a measured time."""
 
 import json
 import subprocess
@@ -41,7 +41,7 @@ from tests.helpers import ROOT
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch, tmp_path):
-    """Few rounds, small ceilings, results in a folder of the test's own."""
+    """Few rounds, small ceilings, and a folder of the test's own for results."""
     ceilings = Ceilings("cpu", copy_bytes=1 << 16, product_size=32)
     monkeypatch.setattr(_harness, "ceilings", lambda: ceilings)
     monkeypatch.setattr(bench_models, "ceilings", lambda: ceilings)
@@ -154,7 +154,7 @@ def test_attentions_providers_agree(case):
 @pytest.mark.parametrize("case", ATTENTION.values(), ids=ATTENTION)
 def test_flex_attention_is_asked_for_the_same(case):
     batch = bench_attention.Batch(case)
-    # On a CPU it has no gradients, nor takes inputs that want them.
+    # On a CPU it has no gradients and takes no inputs that require them.
     batch.packed = tuple(x.detach() for x in batch.packed)
     constant = tuple(x.detach() for x in batch.variant.parameters)
     batch.variant = batch.variant._replace(parameters=constant)
@@ -286,7 +286,7 @@ def test_an_ops_providers_agree_and_have_a_roofline(op, monkeypatch):
         ("ON_GPU", True),
         ("ROWS", 16),
         ("DROPOUTS", (0.0,)),
-        ("compiled", lambda function: function),
+        ("compiled", lambda function, **how: function),
         ("compare", hurried),
     ):
         if hasattr(module, name):
@@ -372,7 +372,7 @@ def test_a_model_with_other_weights_is_wrong(monkeypatch, tmp_path):
 
 
 def results(folder: Path) -> Path:
-    """Made-up results of every kind of row."""
+    """Made-up results with every form of row."""
     row = {"median_ms": 2.0, "p20_ms": 1.5, "p80_ms": 2.5, "rounds": 9, "speedup": 1.5}
     work = {"bytes": 1e6, "flops": 1e9, "TFLOP_per_s": 0.5, "percent_of_roofline": 61.0}
     rows = {

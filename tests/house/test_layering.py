@@ -12,7 +12,7 @@ from tests.helpers import ROOT
 
 PACKAGE = ROOT / "python" / "fastenc"
 
-# A room is a folder, or a file of the package's root. Room: the rooms that its files may import.
+# A room is a folder, or a file in the package's root. Room: the rooms that its files may import.
 ROOMS = {
     room: set(imported.split())
     for room, imported in {
@@ -25,14 +25,14 @@ ROOMS = {
         "testing": "ops",
         "data": "_base packing text",
         "models": "_base models/adapters models/architectures models/embedding models/heads nn packing text",
-        "models/architectures": "models nn",
+        "models/architectures": "models nn ops",
         "models/adapters": "_base models nn text",
         "models/embedding": "_base models models/architectures nn ops packing text",
         "models/heads": "_base models models/architectures models/embedding nn ops packing text",
         "integrations": "_base models models/adapters models/architectures nn ops packing text",
         "freezing": "integrations nn",
         "graphs": "_base models ops packing",
-        "profiling": "_base graphs models ops packing",
+        "profiling": "_base graphs models nn ops packing",
         "adapt": "_base models models/adapters nn packing",
         "objectives": "_base data models models/heads nn ops packing text",
         "tasks": "_base data models models/embedding models/heads nn objectives packing text",
@@ -42,7 +42,7 @@ ROOMS = {
         "cli": "_base adapt analysis data models models/adapters ops profiling tasks testing text train",
     }.items()
 }
-# Outside the standard library and the project's own modules, these rooms may import only:
+# From outside the standard library and the project, these rooms may import only:
 LIBRARIES = {"_base": {"torch", "tqdm", "triton"}, "text": {"tokenizers", "transformers"}}
 LIBRARIES |= {name: {"torch"} for name in ("reference", "ops", "nn", "packing")}
 
@@ -65,7 +65,7 @@ def module_name(path: Path) -> str:
 
 
 def room_of(module: str) -> str:
-    """The room of a module of the package, such as "models/heads" for fastenc.models.heads.masked_lm."""
+    """The room of a module of the package: "models/heads" for fastenc.models.heads.masked_lm."""
     parts = module.split(".")[1:]
     inner = "/".join(parts[:2])
     return inner if inner in ROOMS else parts[0]
@@ -94,7 +94,7 @@ def test_every_module_of_the_package_has_a_room():
 
 
 def imported_files(path: Path) -> set[str]:
-    """The package's files that a file imports when it runs, inside its functions too."""
+    """The package's files that a file imports, also inside its functions."""
     tree = ast.parse(path.read_text())
     for node in ast.walk(tree):
         if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
@@ -110,7 +110,7 @@ def imported_files(path: Path) -> set[str]:
 
 
 def circle(graph: dict[str, set[str]]) -> list[str]:
-    """The files of a circle of imports, or nothing."""
+    """The files of a circle of imports, or an empty list."""
     done: set[str] = set()
 
     def follow(name: str, above: list[str]) -> list[str]:
@@ -141,7 +141,7 @@ def calls(tree: ast.AST, names: set[str]) -> bool:
 
 
 def test_layers_run_in_the_loop_of_the_stack_alone():
-    """One layer runs by run_layer, which the two layer modules call; what calls these modules is run_stack."""
+    """run_layer runs one layer. Only the two layer modules call it, and only run_stack calls these modules."""
     callers = {
         name for name, path in FILES.items() if calls(ast.parse(path.read_text()), {"run_layer"})
     }
@@ -155,7 +155,7 @@ def test_layers_run_in_the_loop_of_the_stack_alone():
 
 
 def design_layers():
-    """{layer: what the table of DESIGN.md says that it imports}."""
+    """{layer: the imports that the table of DESIGN.md states}."""
     table = (ROOT / "DESIGN.md").read_text(encoding="utf-8").split("\n\n")[1]
     found = {}
     for line in table.splitlines()[2:]:
@@ -165,8 +165,8 @@ def design_layers():
     return found
 
 
-def test_the_map_of_the_house_is_the_table_of_imports():
-    """A room imports what DESIGN.md names for it, and what lies below that."""
+def test_the_table_of_design_md_states_the_imports():
+    """A room imports the rooms that DESIGN.md states for it, and what these import in turn."""
     said = design_layers()
     below: dict[str, set[str]] = {}
 

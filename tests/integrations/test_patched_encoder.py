@@ -1,4 +1,4 @@
-"""encoder_of: what an Encoder computes, computed over a patched model, beside the model itself and its checkpoint."""
+"""encoder_of: a patched model's Encoder computes the same as the model itself and as its checkpoint."""
 
 import copy
 
@@ -67,7 +67,7 @@ def test_it_is_the_encoder_of_the_saved_checkpoint(tmp_path):
         assert torch.equal(ours.last_hidden_state, expected.last_hidden_state)
         torch.testing.assert_close(ours.pooled, expected.pooled)
         fastenc.freeze(patched)
-        assert encoder.frozen.current(encoder) is not None
+        assert encoder.frozen.current() is not None
         frozen = encoder(batch).last_hidden_state
         torch.testing.assert_close(frozen, fastenc.freeze(loaded)(batch).last_hidden_state)
     assert encoder.layer_ways() == loaded.layer_ways() and isinstance(encoder.stack, StackSpec)

@@ -1,4 +1,4 @@
-"""The vectors of whole files: those of ``encode``, whatever the parts, and after a kill."""
+"""The vectors of whole files are those of ``encode``, for any parts and after a kill."""
 
 import errno
 import json
@@ -33,7 +33,7 @@ def base(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch):
-    """Parts of one batch, each of which is kept at once."""
+    """Parts of one batch; each part is written at once."""
     monkeypatch.setattr(embedding_file, "BATCHES_AT_ONCE", 1)
     monkeypatch.setattr(parts_file, "SECONDS", 0.0)
 
@@ -80,7 +80,7 @@ class Encoding:
 def test_an_interrupted_run_says_what_it_keeps_and_goes_on_there(
     suffix, base, tmp_path, monkeypatch
 ):
-    """What was finished is kept by Ctrl-C, also if no time to keep it had come."""
+    """Ctrl-C writes what is finished, also before the first interval for writing has passed."""
     monkeypatch.setattr(parts_file, "SECONDS", 1e9)
     encoder, output = Encoder.from_pretrained(base), tmp_path / f"v{suffix}"
     options = {"batch_size": 7}
@@ -315,7 +315,8 @@ def test_quoted_values_are_noticed_and_an_option_decides(base, tmp_path, capsys)
     assert "give --quoting csv" in failure(capsys, *train)
     run(*train, "--quoting", "csv")
     assert json.loads((tmp_path / "run" / "config.json").read_text())["task_options"]["quoting"]
-    run("predict", tmp_path / "run", table, "-o", tmp_path / "p.jsonl")  # as in training
+    # With the training's options.
+    run("predict", tmp_path / "run", table, "-o", tmp_path / "p.jsonl")
     assert json.loads((tmp_path / "p.jsonl").read_text().splitlines()[0])["sentence"] == (
         'the "cat" sat'
     )

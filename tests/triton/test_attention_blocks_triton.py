@@ -4,8 +4,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import fastenc
 from fastenc.models import Encoder, EncoderConfig
-from fastenc.ops import _attention_blocks
-from fastenc.ops._attention_blocks import attention_blocks
+from fastenc.ops.attention_blocks import attention_blocks
 from fastenc.packing import pack
 from tests.helpers.families import model
 
@@ -25,7 +24,7 @@ def blocks_of(lengths):
 @pytest.fixture
 def chosen(triton_target, monkeypatch):
     """The kernels that a GPU takes, wherever they run."""
-    monkeypatch.setattr(_attention_blocks, "choose", lambda op, impl, x: "triton")
+    monkeypatch.setattr("fastenc.ops.attention_blocks.choose", lambda op, impl, x: "triton")
     return triton_target
 
 
@@ -115,5 +114,5 @@ def test_a_batch_that_was_packed_on_a_device_gets_its_blocks_once(chosen, subjec
         with_blocks = call(ids, mask)
     assert given.made == 1 and len(given.sizes) >= 2
     assert all(size == [(273 + 3 * 63) // 64, (273 + 2 * 63) // 64] for size in given.sizes)
-    monkeypatch.setattr(_attention_blocks, "choose", lambda op, impl, x: "cpp")
+    monkeypatch.setattr("fastenc.ops.attention_blocks.choose", lambda op, impl, x: "cpp")
     torch.testing.assert_close(with_blocks, call(ids, mask))

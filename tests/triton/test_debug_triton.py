@@ -80,11 +80,11 @@ from benchmarks import _stub_driver
 from fastenc._base import debug
 from fastenc.kernels import run
 from fastenc.kernels.attention_call import self_attention_call
-from fastenc.ops import _library
+from fastenc.ops import library
 
 q = torch.randn(70, 1, 16, dtype=torch.float16)
 call = self_attention_call(torch.tensor([0, 30, 70], dtype=torch.int32), 40, scale=0.25)
-_library.triton_kernels["attention_fwd"](q, q, q, *call)
+library.triton_kernels["attention_fwd"](q, q, q, *call)
 for signature in run.signatures():
     for compiled in signature.compiled.values():
         print(signature.kernel, "__assertfail" in compiled.asm["ptx"])

@@ -32,6 +32,7 @@ ALONE = re.compile(
     r"attention backward_relative|attention kernel=backward_\w+ head_dim=\d+ precision=(ieee|tf32)"
     r"|attention kernel=backward_kv head_dim=(96 precision=half biased=True|128)"
     r"|attention_short max_seqlen=128 backward=True"
+    r"|linear_gelu "
     r"|(embedding_)?layer_norm width=(2560|[3-8]\d{3}) |crf 64 tags"
     r"|head statistics \d+ \w+ targets, window, bias=True"
 )
@@ -60,6 +61,7 @@ class Budget(NamedTuple):
 LONG = "attention kernel={} head_dim=64 precision=half biased=False dropout={} dtype=float16 warp_groups={}"
 SHORT = "attention_short max_seqlen=128 backward={} head_dim=64 dropout={} dtype=float16 warp_groups=True"
 NORM = "{}layer_norm width=768 itemsize=2 backward={} dropout=True dtype=bfloat16"
+LINEAR_GELU = "linear_gelu width=3072 inner=768 backward={} dtype=bfloat16"
 BUDGETS = {
     90: [
         Budget(LONG.format("forward", False, True), 64, (7.5, 7.9), 192, "wgmma"),
@@ -82,6 +84,8 @@ BUDGETS = {
         Budget("bias_gelu width=3072 backward=True dtype=bfloat16 erf", 16, (31.2, 31.2), 64, None),
         Budget("bias_glu width=1536 backward=False dtype=bfloat16 erf", 8, (29.2, 29.2), 32, None),
         Budget("bias_glu width=1536 backward=True dtype=bfloat16 erf", 8, (43.5, 43.5), 72, None),
+        Budget(LINEAR_GELU.format(False), 64, (1.2, 1.3), 144, "wgmma"),
+        Budget(LINEAR_GELU.format(True), 64, (1.3, 1.4), 152, "wgmma"),
         Budget("index sum 512 bf16", 32, (11.8, 11.8), 216, "wgmma"),
         Budget("index sum 2 bf16", 32, (11.0, 11.0), 128, "wgmma"),
     ],
@@ -104,7 +108,7 @@ def compiled(capability: int, *names: str, processes: int = 1) -> dict[str, dict
 def takes_matrix_instructions(name: str) -> bool:
     if name.startswith("head statistics"):
         return "fp32" not in name
-    if name.startswith("index sum"):
+    if name.startswith(("index sum", "linear_gelu")):
         return True
     return name.startswith("attention") and "precision=ieee" not in name
 

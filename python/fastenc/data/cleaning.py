@@ -4,7 +4,7 @@ import json
 import re
 import shutil
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from pprint import pformat
@@ -60,7 +60,7 @@ class Stage:
     """
 
     name: str
-    pipeline: list[Any]
+    pipeline: list[object]
     tasks: int
     logs: str
 
@@ -110,7 +110,7 @@ def cleaning_stages(
     passes = ["filter", *(step for step in ("exact", "near") if step in steps)]
     stages: list[Stage] = []
 
-    def add(name: str, pipeline: list[Any], tasks: int = len(pairs)) -> None:
+    def add(name: str, pipeline: list[object], tasks: int = len(pairs)) -> None:
         stages.append(Stage(name, pipeline, tasks, f"{work}/logs/{name}"))
 
     def dropped(name: str) -> JsonlWriter:
@@ -149,7 +149,11 @@ def cleaning_stages(
 
 
 def run_locally(
-    stages: Sequence[Stage], output: Path, settings: Mapping[str, Any], processes: int, resume: bool
+    stages: Sequence[Stage],
+    output: Path,
+    settings: Mapping[str, object],
+    processes: int,
+    resume: bool,
 ) -> dict[str, Any]:
     """Run stages on this machine, write report.json and remove the intermediate files.
 
@@ -187,7 +191,7 @@ def run_locally(
     return report
 
 
-def executor_script(executor: str, output: str, settings: Mapping[str, Any]) -> str:
+def executor_script(executor: str, output: str, settings: Mapping[str, object]) -> str:
     """The source of a Python program that runs the stages on a cluster.
 
     Args:
@@ -214,9 +218,11 @@ if __name__ == "__main__":
 """
 
 
-def _filters(steps: Sequence[str], english: bool, bad_words: list[str], dropped: Any) -> list[Any]:
+def _filters(
+    steps: Sequence[str], english: bool, bad_words: list[str], dropped: Callable[[str], object]
+) -> list[object]:
     language = Words(WORD)
-    filters: list[Any] = []
+    filters: list[object] = []
     if bad_words:
         words = "|".join(map(re.escape, bad_words))
         filters.append(RegexFilter(rf"(?i)(?<!\w)(?:{words})(?!\w)", dropped("bad-words")))
@@ -267,7 +273,7 @@ def _normalized(document: Document) -> str:
     return " ".join(document.text.lower().split())
 
 
-def _begin(work: Path, settings: dict[str, Any], resume: bool) -> None:
+def _begin(work: Path, settings: Mapping[str, object], resume: bool) -> None:
     record = work / "settings.json"
     if record.is_file():
         if not resume:

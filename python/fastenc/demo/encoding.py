@@ -28,7 +28,7 @@ def run(texts: list[str]) -> dict:
     hugging_face = transformers.AutoModel.from_pretrained(folder).eval()
     patched = fastenc.patch(transformers.AutoModel.from_pretrained(folder).eval())
     native = Encoder.from_pretrained(folder)
-    ids = [encoding.ids[:256] for encoding in native.tokenizer.encode_batch(texts)]
+    ids = [encoding.ids[:256] for encoding in native.own_tokenizer().encode_batch(texts)]
     batches = [ids[start : start + BATCH] for start in range(0, len(ids), BATCH)]
     padded = [_pad(batch) for batch in batches]
     packed = [pack_sequences(batch) for batch in batches]

@@ -18,7 +18,7 @@ from fastenc.graphs.recording import (
 )
 from fastenc.graphs.token_buckets import Bucket, bucket_of, cut_to, pad_to
 from fastenc.models.pretrained import PretrainedModel
-from fastenc.ops import _dispatch
+from fastenc.ops import dispatch
 from fastenc.packing import PackedBatch
 
 
@@ -94,7 +94,7 @@ class InferenceRunner:
         device: torch.device,
         options: dict,
     ) -> _Recording:
-        precision = _dispatch.autocast_dtype(device.type)
+        precision = dispatch.autocast_dtype(device.type)
         key = (bucket, padded.token_type_ids is None, precision, *sorted(options.items()))
         if key in self._recordings:
             self._recordings.move_to_end(key)

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fastenc.nn.evaluation_mode import trains
-from fastenc.ops._gemm import linear
+from fastenc.ops.gemm import linear
 
 
 class LowRank(nn.Module):

@@ -7,10 +7,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fastenc._base import debug
-from fastenc.ops import _checks
-from fastenc.ops._dispatch import choose, declare
-from fastenc.ops._library import define
-from fastenc.ops._numerics import labels, normal, numerics_case, widened
+from fastenc.ops import checks
+from fastenc.ops.dispatch import choose, declare
+from fastenc.ops.library import define
+from fastenc.ops.numerics import labels, normal, numerics_case, widened
 from fastenc.reference import masked_cross_entropy as reference
 
 declare("masked_cross_entropy", "cpp", "cuda")
@@ -106,7 +106,7 @@ def check_labels(op: str, labels: Tensor, rows: Tensor, vocabulary: int, ignore_
             f"{op}: labels must be int64 of shape ({rows.shape[0]},), one class index a row, "
             f"got {labels.dtype} of shape {tuple(labels.shape)}"
         )
-    _checks.check_device(op, "labels", labels, rows)
+    checks.check_device(op, "labels", labels, rows)
     if not debug.may_read(labels):
         return
     outside = ((labels < 0) | (labels >= vocabulary)) & (labels != ignore_index)

@@ -4,9 +4,9 @@ import torch
 from torch import Tensor
 
 from fastenc._base import debug
-from fastenc.ops import _checks
-from fastenc.ops._dispatch import choose, declare
-from fastenc.ops._library import define
+from fastenc.ops import checks
+from fastenc.ops.dispatch import choose, declare
+from fastenc.ops.library import define
 from fastenc.reference import mlm_corruption as reference
 
 declare("mlm_corruption", "triton", dtypes=(torch.int64,))
@@ -69,7 +69,7 @@ def mlm_corruption(
                 f"mlm_corruption: {name} must be {dtype} of shape {tuple(shape)}, got {value.dtype} of shape "
                 f"{tuple(value.shape)}: see fastenc.objectives.MlmCorruption"
             )
-        _checks.check_device("mlm_corruption", name, value, input_ids)
+        checks.check_device("mlm_corruption", name, value, input_ids)
     vocabulary = is_special.shape[0]
     if not 0 <= mask_token_id < vocabulary:
         raise ValueError(

@@ -160,5 +160,8 @@ def retrieval_metrics(texts: Sequence[tuple[str, ...]], vectors: Tensor) -> dict
         ranks.append(
             1 + (~(similarities < of_partner)).sum(1)
         )  # ~(a < b) also counts NaN as better
-    found = torch.cat(ranks).double()
-    return {"mrr": float((1 / found).mean()), "recall@1": float((found == 1).double().mean())}
+    all_ranks = torch.cat(ranks).double()
+    return {
+        "mrr": float((1 / all_ranks).mean()),
+        "recall@1": float((all_ranks == 1).double().mean()),
+    }

@@ -52,7 +52,7 @@ class DataCollatorWithSeqlens:
         collator: returns a mapping with ``attention_mask`` (batch, length) and, if there are any, ``labels``.
     """
 
-    def __init__(self, collator: Callable[[Any], Any]):
+    def __init__(self, collator: Callable[..., Any]):
         self.collator = collator
 
     def __call__(self, features: Any) -> Any:

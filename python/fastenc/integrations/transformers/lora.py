@@ -8,12 +8,12 @@ from torch import Tensor, nn
 
 from fastenc.integrations.transformers.hooks import has_hooks
 from fastenc.nn.adaptation import LayerAdaptation
-from fastenc.ops._gemm import linear
+from fastenc.ops.gemm import linear
 
 
 def is_lora_linear(module: Any) -> bool:
-    kind = type(module)
-    return kind.__module__ == "peft.tuners.lora.layer" and kind.__name__ == "Linear"
+    module_class = type(module)
+    return module_class.__module__ == "peft.tuners.lora.layer" and module_class.__name__ == "Linear"
 
 
 def base_linear(module: Any) -> Any:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
@@ -19,11 +19,14 @@ from fastenc.models.encoder import Encoder
 from fastenc.nn.adaptation import LayerAdaptation
 from fastenc.nn.embeddings import embed, normalised_words
 from fastenc.nn.layer_call import Prepared
-from fastenc.nn.layer_spec import LayerWeights
+from fastenc.nn.layer_spec import LayerSpec, LayerWeights
 from fastenc.nn.pooling import pool
 from fastenc.nn.stack import StackModules
 from fastenc.packing import PackedBatch
-from fastenc.text.tokenizers import save_tokenizer
+from fastenc.text.tokenizers import TokenizerLike, save_tokenizer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 class PatchedEncoder(Encoder):
@@ -35,7 +38,9 @@ class PatchedEncoder(Encoder):
     the model itself do not compute it, until a LoRA is merged into the weights.
     """
 
-    def __init__(self, model: Any, live: LiveEncoder, tokenizer: Any = None):
+    def __init__(
+        self, model: "PreTrainedModel", live: LiveEncoder, tokenizer: TokenizerLike | None = None
+    ):
         nn.Module.__init__(self)
         self.model, self.live, self.tokenizer = model, live, tokenizer
         self.config, self.stack, self.frozen = live.config, live.stack, live.frozen
@@ -82,14 +87,14 @@ class PatchedEncoder(Encoder):
         pairs = zip(reading.layers, added, strict=True)
         return modules._replace(layers=[layer.with_added(each) for layer, each in pairs])
 
-    def layer_weights(self) -> Any:
+    def layer_weights(self) -> list[tuple[LayerWeights, LayerSpec]]:
         return FrozenOwner(self.model, self.live).layer_weights()
 
     def _pooled(self, x: Tensor, batch: PackedBatch) -> Tensor | None:
         if getattr(self.model, "pooler", None) is None or not batch.num_sequences:
             return None
         first = pool(x, batch.cu_seqlens, "cls")
-        return self.live.kind.live_pooled(self.model, first[:, None])
+        return self.live.architecture.live_pooled(self.model, first[:, None])
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Write the adaptation in use, as every :class:`fastenc.Encoder` does; without one, the model itself."""
@@ -179,7 +184,7 @@ class LiveEmbeddings:
         return self
 
 
-def backend_of(tokenizer: Any) -> Any:
+def backend_of(tokenizer: Any) -> TokenizerLike:
     """A ``tokenizers.Tokenizer`` without padding and truncation, from one or from transformers' fast tokenizer."""
     backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
     copy = type(backend).from_str(backend.to_str())

@@ -1,7 +1,7 @@
 """Vectors of texts: tokenization, batches of similar lengths, pooling."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -13,10 +13,13 @@ from fastenc.nn.evaluation_mode import without_dropout
 from fastenc.nn.pooling import check_pooling
 from fastenc.packing import length_sorted_batches, pack_sequences
 
+if TYPE_CHECKING:
+    from fastenc.models.encoder import Encoder
+
 
 @torch.inference_mode()
 def encode(
-    encoder: Any,
+    encoder: "Encoder",
     texts: str | Sequence[str],
     *,
     batch_size: int = 32,

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,8 +18,16 @@ from fastenc.nn import ScalarMix
 from fastenc.nn.evaluation_mode import evaluation_mode
 from fastenc.ops import segment_pool
 from fastenc.packing import PackedBatch, length_sorted_batches, pack_sequences
-from fastenc.text.tokenizers import ids_and_starts, special_tokens, tokenizer_for_words
+from fastenc.text.tokenizers import (
+    TokenizerLike,
+    ids_and_starts,
+    special_tokens,
+    tokenizer_for_words,
+)
 from fastenc.text.windows import cut_windows
+
+if TYPE_CHECKING:
+    from fastenc.models.encoder import Encoder
 
 LAYERS = (-4, -3, -2, -1)
 COMBINATIONS = ("mean", "sum", "concat", "last")
@@ -63,7 +71,7 @@ class _Window(NamedTuple):
 
 
 def embed_words(
-    encoder: Any,
+    encoder: "Encoder",
     sentences: Iterable[Sequence[str] | str],
     *,
     layers: Sequence[int] | None = None,
@@ -163,7 +171,10 @@ def resolve_layers(layers: Sequence[int], num_layers: int) -> list[int]:
 
 
 def visit_states(
-    encoder: Any, batch: PackedBatch, layers: Sequence[int], visit: Callable[[int, Tensor], None]
+    encoder: "Encoder",
+    batch: PackedBatch,
+    layers: Sequence[int],
+    visit: Callable[[int, Tensor], None],
 ) -> None:
     """Run the encoder and call ``visit(layer, state)`` with each state of ``layers`` as soon as it is computed.
 
@@ -181,7 +192,7 @@ def visit_states(
 
 
 def _check_options(
-    encoder: Any,
+    encoder: "Encoder",
     layers: Sequence[int],
     combine: str | ScalarMix,
     subwords: str,
@@ -244,10 +255,10 @@ def _words(sentence: Sequence[str] | str) -> Sequence[str]:
 
 def _pooling(
     combine: str | ScalarMix, layers: Sequence[int], subwords: str
-) -> Callable[[Any, PackedBatch, list[_Window]], Tensor]:
+) -> Callable[["Encoder", PackedBatch, list[_Window]], Tensor]:
     """A function that computes the vectors (words, width) of a batch's words."""
 
-    def run(encoder: Any, batch: PackedBatch, windows: list[_Window]) -> Tensor:
+    def run(encoder: "Encoder", batch: PackedBatch, windows: list[_Window]) -> Tensor:
         select = _selector(windows, subwords, batch)
         kept: dict[int, Tensor] = {}
         total: Tensor | None = None
@@ -299,17 +310,17 @@ def _selector(
 
 @torch.inference_mode()
 def _batches(
-    encoder: Any,
+    encoder: "Encoder",
     sentences: Iterable[Sequence[str] | str],
     layers: Sequence[int],
-    pool: Callable[[Any, PackedBatch, list[_Window]], Tensor],
+    pool: Callable[["Encoder", PackedBatch, list[_Window]], Tensor],
     batch_size: int,
     show_progress: bool | None,
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """For each batch (indices of its words among the words of all sentences, their vectors)."""
     device = encoder.embeddings.word.weight.device
     with evaluation_mode(encoder):
-        windows = _windows(sentences, encoder.tokenizer, encoder.positions)
+        windows = _windows(sentences, encoder.own_tokenizer(), encoder.positions)
         for chunk in progress_bar(windows, "embed words", "chunk", show_progress):
             lengths = [len(window.input_ids) for window in chunk]
             for indices in length_sorted_batches(lengths, batch_size):
@@ -325,7 +336,7 @@ def _batches(
 
 
 def _windows(
-    sentences: Iterable[Sequence[str] | str], tokenizer: Any, positions: int
+    sentences: Iterable[Sequence[str] | str], tokenizer: TokenizerLike, positions: int
 ) -> Iterator[list[_Window]]:
     """Lists of windows, one for every ``CHUNK`` sentences."""
     special = special_tokens(tokenizer)

@@ -13,18 +13,18 @@ from fastenc.ops import cross_attention
 from fastenc.packing import Documents
 
 
-def chunk_aggregator(kind: str, config: EncoderConfig, max_chunks: int) -> nn.Module:
+def chunk_aggregator(aggregation: str, config: EncoderConfig, max_chunks: int) -> nn.Module:
     """A module with forward(vectors (chunks, hidden_size), documents) -> (documents, hidden_size).
 
     Args:
-        kind: "mean", "max", "attention" or "transformer".
+        aggregation: "mean", "max", "attention" or "transformer".
         max_chunks: number of positions of the transformer.
     """
-    if kind == "attention":
+    if aggregation == "attention":
         return ChunkAttention(config)
-    if kind == "transformer":
+    if aggregation == "transformer":
         return ChunkTransformer(config, max_chunks)
-    return ChunkPooling(kind)
+    return ChunkPooling(aggregation)
 
 
 class ChunkPooling(nn.Module):

@@ -46,11 +46,13 @@ def define(schema: str, fake, triton: str | None = None) -> None:
     name = schema.split("(", 1)[0]
     torch.library.register_fake(f"fastenc::{name}")(fake)
     if triton is not None:
-        triton_kernels[name] = _when_called(*triton.split("."))
+        triton_kernels[name] = when_called(*triton.split("."))
         library.impl(name, triton_kernels[name], "CUDA")
 
 
-def _when_called(module: str, function: str):
+def when_called(module: str, function: str):
+    """A function of fastenc.kernels, imported at its first call, on the device of its first tensor."""
+
     def run(*arguments):
         kernels = importlib.import_module(f"fastenc.kernels.{module}")
         tensor = next(a for a in arguments if isinstance(a, torch.Tensor))

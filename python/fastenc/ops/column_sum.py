@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from fastenc.ops._library import define
+from fastenc.ops.library import define
 
 
 def column_sum(x: Tensor) -> Tensor:

@@ -1,5 +1,6 @@
 """The choice of an op's implementation (docs/design/0003-dispatch.md). Each op's file declares its kernels here."""
 
+import os
 import warnings
 from functools import cache
 from typing import NamedTuple
@@ -7,24 +8,35 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fastenc.ops._library import CPP_DTYPES, CUDA_DTYPES, HAS_CPP, HAS_CUDA, HAS_TRITON
+from fastenc.ops.library import CPP_DTYPES, CUDA_DTYPES, HAS_CPP, HAS_CUDA, HAS_TRITON
 
 IMPLEMENTATIONS = ("auto", "cpp", "cuda", "triton", "reference", "cudnn")
 
 
 class Kernels(NamedTuple):
-    """The implementations of an op beside its reference. ``dtypes``: those they take, if not those of most kernels."""
+    """The implementations of an op beside its reference.
+
+    Fields:
+        dtypes: those they take, if not those of most kernels.
+        switch: the environment variable without which "auto" takes none of them, because their gain is not measured.
+    """
 
     implementations: tuple[str, ...]
     dtypes: tuple[torch.dtype, ...] | None = None
+    switch: str | None = None
 
 
 DECLARED: dict[str, Kernels] = {}
 
 
-def declare(op: str, *implementations: str, dtypes: tuple[torch.dtype, ...] | None = None) -> None:
+def declare(
+    op: str,
+    *implementations: str,
+    dtypes: tuple[torch.dtype, ...] | None = None,
+    switch: str | None = None,
+) -> None:
     """Declare which kernels ("cpp", "triton", "cuda", "cudnn") an op has; :func:`choose` needs the declaration."""
-    DECLARED[op] = Kernels(implementations, dtypes)
+    DECLARED[op] = Kernels(implementations, dtypes, switch)
 
 
 def choose(
@@ -48,7 +60,7 @@ def choose(
     if impl == "auto":
         on_gpu = "cuda" if "cuda" in DECLARED[op].implementations else "triton"
         impl = "cpp" if x.device.type == "cpu" else on_gpu
-        reason = unsupported_reason(op, impl, x, cpp_limit, triton_limit)
+        reason = _switched_off(op) or unsupported_reason(op, impl, x, cpp_limit, triton_limit)
         if reason is not None and reference_cost is not None and not torch.compiler.is_compiling():
             _warn_once(
                 f"{op} takes its reference, {reference_cost}: impl={impl!r} cannot take this call: {reason}"
@@ -58,6 +70,14 @@ def choose(
     if reason is not None:
         raise ValueError(f"{op}: impl={impl!r} cannot take this call: {reason}")
     return impl
+
+
+def _switched_off(op: str) -> str | None:
+    """Why "auto" takes no kernel of this op on any device, or None."""
+    switch = DECLARED[op].switch
+    if switch is None or os.environ.get(switch, "0") != "0":
+        return None
+    return f"{switch}=1 would switch its kernels on"
 
 
 @cache
@@ -88,7 +108,7 @@ def unsupported_reason(
         if x.device.type != "cpu":
             return f"it runs on CPU tensors, got one on {x.device}"
         if x.dtype not in (kernels.dtypes or CPP_DTYPES):
-            return f"it takes float32 or bfloat16, got {x.dtype}"
+            return f"it takes {_names(kernels.dtypes or CPP_DTYPES)}, got {x.dtype}"
         return cpp_limit
     if impl == "triton" and not HAS_TRITON:
         return "triton is not installed"
@@ -97,7 +117,13 @@ def unsupported_reason(
     if x.device.type != "cuda":
         return f"it runs on CUDA tensors, got one on {x.device}"
     if x.dtype not in (kernels.dtypes or CUDA_DTYPES):
-        return f"it takes float32, float16 or bfloat16, got {x.dtype}"
+        return f"it takes {_names(kernels.dtypes or CUDA_DTYPES)}, got {x.dtype}"
     if torch.cuda.get_device_capability(x.device) < (8, 0):
         return "it needs a GPU of compute capability 8.0 or more"
     return triton_limit if impl == "triton" else None
+
+
+def _names(dtypes: tuple[torch.dtype, ...]) -> str:
+    """float32, float16 or bfloat16"""
+    *others, last = (str(dtype).removeprefix("torch.") for dtype in dtypes)
+    return f"{', '.join(others)} or {last}" if others else last

@@ -1,16 +1,13 @@
 """An encoder layer in inference on a CPU, in two ops over blocks of rows that stay in the cache.
 
 Separate ops would write every intermediate result to memory, often to newly mapped pages. Weights are given packed
-(:func:`fastenc.ops._gemm.pack_weight`), or plain, in which case each call packs them. For few rows the threads share
+(:func:`fastenc.ops.gemm.pack_weight`), or plain, in which case each call packs them. For few rows the threads share
 out the columns of each product, and plain weights are read without packing.
 """
 
 import torch
 
-from fastenc.ops import _library
-
-# Numbered as in csrc/activation.h.
-ACTIVATIONS = {"gelu": 0, "gelu_tanh": 1, "silu": 2, "relu": 3}
+from fastenc.ops import library
 
 
 def _fake_attention(x, qkv, bias, packed, few_rows, cu_seqlens, longest, num_heads, head_dim, *_):
@@ -24,7 +21,7 @@ def _fake_after_attention(attended, residual, *arguments):
 
 
 # attended = Attention(x W_qkv + b_qkv), float32 (total_tokens, num_heads * head_dim). x is float32 or bfloat16.
-_library.define(
+library.define(
     "encoder_layer_attention(Tensor x, Tensor[] qkv, Tensor? qkv_bias, bool packed, bool few_rows, Tensor cu_seqlens,"
     " int max_seqlen, int num_heads, int head_dim, float scale, Tensor? relative_bias, Tensor? rotary, int window_left,"
     " int window_right) -> Tensor",
@@ -33,7 +30,7 @@ _library.define(
 # s = residual + attended W_out + b_out, h = Norm(s), y = Norm(r + FFN(h)).
 # Post-norm: r = h, and the second result is empty. Pre-norm: r = s, and the second result is r + FFN(h), the next
 # layer's residual. Both results have the residual's dtype, float32 or bfloat16.
-_library.define(
+library.define(
     "encoder_layer_after_attention(Tensor attended, Tensor residual, Tensor[] attention_out,"
     " Tensor? attention_out_bias, Tensor attention_norm_weight, Tensor? attention_norm_bias, Tensor[] up,"
     " Tensor? up_bias, Tensor[] down, Tensor? down_bias, Tensor out_norm_weight, Tensor? out_norm_bias, bool packed,"

@@ -5,9 +5,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fastenc.ops import _checks
-from fastenc.ops._dispatch import choose
-from fastenc.ops._library import define
+from fastenc.ops import checks
+from fastenc.ops.dispatch import choose
+from fastenc.ops.library import define
 
 # Tokens of the longest sequence that the kernels for short sequences take, and tokens of a block of the other kernels.
 SHORT, BLOCK = 128, 64
@@ -56,7 +56,7 @@ def check_blocks(op: str, blocks: AttentionBlocks, q: Tensor) -> None:
                 f"{op}: blocks must be int32 of shape (blocks, 2), got {table.dtype} of shape {tuple(table.shape)}: "
                 "make them with attention_blocks"
             )
-        _checks.check_device(op, "blocks", table, q)
+        checks.check_device(op, "blocks", table, q)
 
 
 define(

@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fastenc.ops import _dispatch, _library
-from fastenc.ops._column_sum import column_sum
+from fastenc.ops import dispatch, library
+from fastenc.ops.column_sum import column_sum
 
 # The largest number of rows for which a weight is read without packing; csrc/gemm.cpp has the same number.
 FEW_ROWS = 128
@@ -25,7 +25,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
     Differentiable: all three.
     """
-    if _dispatch.autocast_dtype(x.device.type) or not _is_ours(x, weight.t()):
+    if dispatch.autocast_dtype(x.device.type) or not _is_ours(x, weight.t()):
         return F.linear(x, weight, bias)
     given = (x, weight) if bias is None else (x, weight, bias)
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given):
@@ -128,7 +128,7 @@ def _is_ours(a: Tensor, b: Tensor) -> bool:
     """Whether the product a b is computed by our kernels."""
     if (
         torch.compiler.is_compiling()
-        or not _library.HAS_CPP
+        or not library.HAS_CPP
         or a.device.type != "cpu"
         or a.dtype != b.dtype
         or a.dim() != 2
@@ -148,9 +148,9 @@ def _reads_weight_once(a: Tensor, b: Tensor) -> bool:
 def ours_is_faster() -> bool:
     """Whether the processor has AVX-512 and MKL does not use it; MKL's AVX2 code is not slower than ours."""
     return (
-        _library.HAS_CPP
+        library.HAS_CPP
         and torch.backends.mkl.is_available()
-        and not (built := _library._C.build_info())["intel_processor"]
+        and not (built := library._C.build_info())["intel_processor"]
         and built["instruction_set"] == "avx512"
     )
 
@@ -158,32 +158,32 @@ def ours_is_faster() -> bool:
 @cache
 def has_vectors() -> bool:
     """Whether the processor has vector instructions (AVX2 or more) for which the kernels were compiled."""
-    return _library.HAS_CPP and _library._C.build_info()["instruction_set"] != "baseline"
+    return library.HAS_CPP and library._C.build_info()["instruction_set"] != "baseline"
 
 
 @cache
 def emulates_bfloat16() -> bool:
     """Whether the processor has no bfloat16 units. PyTorch then emulates them; our kernel converts operands once."""
-    return _library.HAS_CPP and not _library._C.build_info()["bfloat16_units"]
+    return library.HAS_CPP and not library._C.build_info()["bfloat16_units"]
 
 
-_library.define(
+library.define(
     "gemm(Tensor a, Tensor b, Tensor? bias) -> Tensor",
     lambda a, b, bias: a.new_empty((a.shape[0], b.shape[1])),
 )
-_library.define("gemm_add_(Tensor(a!) c, Tensor a, Tensor b) -> ()", lambda c, a, b: None)
+library.define("gemm_add_(Tensor(a!) c, Tensor a, Tensor b) -> ()", lambda c, a, b: None)
 
 
 def _fake_packed(weights: list[Tensor]) -> Tensor:
-    width = {"avx512": 64, "avx2": 16}.get(_library._C.build_info()["instruction_set"], 8)
+    width = {"avx512": 64, "avx2": 16}.get(library._C.build_info()["instruction_set"], 8)
     columns = sum(weight.shape[0] for weight in weights)
     return weights[0].new_empty(
         (-(-columns // width), weights[0].shape[1], width), dtype=torch.float32
     )
 
 
-_library.define("pack_weight(Tensor[] weights) -> Tensor", _fake_packed)
-_library.define(
+library.define("pack_weight(Tensor[] weights) -> Tensor", _fake_packed)
+library.define(
     "gemm_packed(Tensor a, Tensor packed, Tensor? bias, int columns) -> Tensor",
     lambda a, packed, bias, columns: a.new_empty((a.shape[0], columns)),
 )

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 import fastenc.ops  # noqa: F401  (defines the ops)
-from fastenc.ops import _encoder_layer, _gemm  # noqa: F401
+from fastenc.ops import encoder_layer, gemm  # noqa: F401
 
 # {argument's name: value} of a call → FLOPs.
 Formula = Callable[[dict[str, Any]], float]
