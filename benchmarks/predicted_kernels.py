@@ -105,7 +105,7 @@ class Kernel(NamedTuple):
         """Instructions, or those of a kind, of all warps. Programs without work, as of short attention, cost none."""
         count = lambda part: self.usage[f"{part} {kind}".strip()]
         if self.name not in TILES:
-            return self.programs * self.usage["warps"] * count("" if kind else "instructions")
+            return self.programs * self.usage["warps"] * count("straight")
         trips = elements / math.prod(self.constants[name] for name in TILES[self.name])
         once = min(self.programs, trips) * count("straight")
         return self.usage["warps"] * (once + trips * count("loop"))

@@ -61,7 +61,7 @@ def test_executed_instructions_and_times_by_hand():
     # 65,536 registers hold four such programs, and 132 multiprocessors get two each.
     assert resident == 2
     assert executed == 264 * 4 * (10 + 4 * 50) and special == 264 * 4 * (1 + 4 * 2)
-    assert beside == 264 * 4 * 90
+    assert beside == 264 * 4 * 10
     rate = 132 * 4 * 1.755e9
     memory, others = 1e9 / (0.9 * 3.0e12), (executed + 8 * special) / rate
     assert alone == pytest.approx(memory + others / 2 + 2e-6)
