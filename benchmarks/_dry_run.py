@@ -1,10 +1,10 @@
-"""A benchmark as on an H200, without one, to find mistakes in it before a machine is lent. No figure comes out of it.
+"""Runs a benchmark as on an H200 without one, to find mistakes in it before a machine is lent. It gives no times.
 
     python -m benchmarks._dry_run MODULE [ARGUMENT ...]
 
-Ops on CPU tensors take their Triton kernels, which are compiled for sm_90 and started by Triton's own launcher on a
-driver that starts nothing (_fake_gpu.py), so results stay zeros. Sizes are small, models have a layer.
-Nothing is timed: of a case the report says only which kernels were started, and one that starts none is a failure.
+Ops on CPU tensors use their Triton kernels. These are compiled for sm_90, and Triton's own launcher starts them on a
+driver that starts nothing (_fake_gpu.py), so results stay zero. Sizes are small, and models have one layer. Nothing is
+timed: the report of a case lists the kernels that were started. A case that starts none has failed.
 """
 
 import os
@@ -48,11 +48,11 @@ def as_on_a_gpu() -> None:
     overrides = torch.library.Library("fastenc", "IMPL")
     kept.append(overrides)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it says that something is overridden
+        warnings.simplefilter("ignore")  # a warning that the kernel is overridden
         for name, kernel in library.triton_kernels.items():
             kernel = with_values(kernel) if name == "unpack" else kernel
             overrides.impl(name, kernel, "CPU", allow_override=True)
-    _device_constructors()  # a table of them, kept as they are at its first use
+    _device_constructors()  # torch makes a table of them at its first use; it must hold the originals
     for owner, name in ((torch, "empty"), (torch, "empty_like"), (torch.Tensor, "new_empty")):
         setattr(owner, name, zeroed(getattr(owner, name)))
     launch.architecture = lambda device: "sm_90"
@@ -63,7 +63,7 @@ def as_on_a_gpu() -> None:
 
 
 def with_values(unpack):
-    """``unpack`` with the reference's result: what runs next depends on the labels and masks of a padded batch."""
+    """``unpack`` with the reference's result: later steps depend on the labels and masks of a padded batch."""
     from fastenc.reference import packing as reference
 
     @wraps(unpack)
@@ -75,7 +75,7 @@ def with_values(unpack):
 
 
 def zeroed(new):
-    """``new`` with zeros: a step on whatever was in memory would end with a loss that is NaN."""
+    """``new`` with zeros: from uninitialised memory, a step could end with a NaN loss."""
 
     @wraps(new)
     def filled(*arguments, **options):
@@ -85,12 +85,12 @@ def zeroed(new):
     return filled
 
 
-kept: list = []  # a library's registrations end with it
-running = ""  # the benchmark or case, whose name begins with the op's
+kept: list = []  # keep them alive: a library's registrations end with it
+running = ""  # the benchmark or case; its name begins with the op's
 
 
 def compare(providers: dict, **options) -> dict:
-    """In place of ``_harness.compare``: each provider once."""
+    """Replaces ``_harness.compare``: calls each provider once."""
     rows = {}
     for name, call in providers.items():
         if isinstance(call, str):
@@ -123,10 +123,10 @@ def noted(cases: Iterable) -> Iterator:
 
 
 def started(name: str, call) -> dict:
-    """The kernels that a case started, and whether it failed; none of its figures."""
+    """The kernels that a case started, and whether it failed; without its figures."""
     global running
     running, before = name, len(_fake_gpu.launches())
-    with redirect_stdout(StringIO()), redirect_stderr(StringIO()):  # they tell times
+    with redirect_stdout(StringIO()), redirect_stderr(StringIO()):  # the output has times
         row = call()
     kernels = kernels_since(before)
     failed = {"failed": row["failed"]} if "failed" in row else unstarted(kernels, name)
@@ -135,7 +135,7 @@ def started(name: str, call) -> dict:
 
 
 def in_cuda(name: str) -> bool:
-    """Whether the case's op has its kernel in CUDA C++, which this driver is not asked for."""
+    """Whether the op's kernel is CUDA C++, which this driver does not start."""
     from fastenc.ops.dispatch import DECLARED
 
     op = name.partition(",")[0]
@@ -157,13 +157,13 @@ def small_sizes() -> None:
     )
     gpu_quick.FILE, gpu_quick.RUNNER = "dry_run.json", (MODULE,)
     gpu_quick.REMARKS, gpu_quick.noted = {"device": REMARK}, noted
-    # The sweep: a launch of each op, with every result right and every time the same.
+    # The sweep makes one launch for each op; every result counts as right, and every time is the same.
     sweep.ON_GPU = tune.ON_GPU = True
     tune.kernel_clock = lambda: lambda call, prepare: 1.0
     tune.Tuner._right = staticmethod(lambda result, truth, tolerance: True)
     modules = [import_module(f"benchmarks.{path.stem}") for path in FOLDER.glob("bench_*.py")]
     tuned = [module.tuned for module in modules if hasattr(module, "tuned")]
-    # Two of each: attention's are a long and a short one.
+    # Two of each; for attention a long and a short one.
     tune.problems = lambda dtype: (
         make for problems in tuned for make in islice(problems(dtype), 2)
     )
@@ -183,7 +183,7 @@ def main() -> None:
     sys.argv = sys.argv[1:]
     name = sys.argv[0]
     running = name.rpartition(".")[2].removeprefix("bench_")
-    # Not run as __main__, which would be a second copy of the module, with the sizes of a GPU.
+    # Not run as __main__: that would be a second copy of the module, with the sizes of a GPU.
     module = import_module(name)
     raise SystemExit(
         (module if hasattr(module, "main") else import_module(f"{name}.__main__")).main()

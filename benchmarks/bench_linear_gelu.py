@@ -1,4 +1,4 @@
-"""gelu(x W^T + b) V^T, forward and backward: bias and GELU in the products' epilogues, and as a pass of their own."""
+"""gelu(x W^T + b) V^T, forward and backward: with bias and GELU in the products' epilogues, and in a separate pass."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -27,7 +27,7 @@ SMALLEST = (8, 12, torch.float32)  # the shape that the tests measure
 ROWS = 16384 if ON_GPU else 1024
 MODELS = {"MiniLM": (384, 1536), "BERT-base": (768, 3072)}
 MODELS |= {"BERT-large": (1024, 4096)} if ON_GPU else {}
-# Without graphs: a graph's results are overwritten by its next replay.
+# Without graphs: the next replay would overwrite the results of a graph.
 AUTOTUNED = "max-autotune-no-cudagraphs"
 
 
@@ -42,7 +42,7 @@ def switched(switch: str, *inputs: Tensor, impl: str = "auto") -> Tensor:
 
 
 def inputs_of(rows: int, width: int, inner: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
-    """Weights that keep the products' variance at 1."""
+    """Weights with which the products keep the variance at 1."""
     new = lambda *shape: torch.randn(*shape, device=DEVICE)
     weights = new(inner, width) / width**0.5, new(inner), new(width, inner) / inner**0.5
     return tuple(t.to(dtype).requires_grad_() for t in (new(rows, width), *weights))
@@ -82,7 +82,7 @@ def main() -> None:
 
 
 def visited(size: problems.Size) -> Iterator[tuple[str, Callable[[], problems.Problem]]]:
-    """The two ways beside each other: the visit decides which one "auto" takes."""
+    """The two ways beside each other; the result decides which way "auto" takes."""
     for name, switch in (("in the epilogue", "1"), ("a pass of its own", "0")):
         yield f"linear_gelu, {name}", partial(visited_problem, size, switch)
 

@@ -27,7 +27,7 @@ LENGTHS = (16,) * 4
 # Tensors of a launch by the number of lists, elements of a block, blocks of a launch.
 TENSORS, ELEMENTS, BLOCKS = {1: 110, 2: 64, 3: 48, 4: 36, 5: 30}, 65536, 320
 LISTS = {"_foreach_copy_": 2, "_foreach_add_": 1, "_foreach_sub_": 2, "_fused_adamw_": 4}
-# What computes nothing there; a dry run fills new tensors with zeros.
+# Calls that compute nothing on a GPU; a dry run fills new tensors with zeros.
 NOT_COUNTED = ("empty", "new_empty", "empty_like", "detach", "zero_", "_local_scalar_dense")
 # The addresses of the gradients, which the host sends to the device.
 SENT = Counter({"copy to the device": 1})
@@ -50,7 +50,7 @@ class Calls(TorchDispatchMode):
 
 
 def multi_tensor_launches(sizes: Iterable[int], tensors: int) -> int:
-    """Launches for tensors of these sizes, with at most so many of them in one."""
+    """Launches for tensors of these sizes, with at most ``tensors`` of them in one launch."""
     launches = taken = blocks = 0
     for size in sizes:
         taken += 1

@@ -1,7 +1,7 @@
 """Attention with the rules for instructions of four warps, and with those for instructions of one.
 
-A new architecture is asked which of them it wants (``launch.warp_groups``). sm_90 has instructions of four warps, and
-older ones have none.
+On a new architecture this shows which rules are faster (``launch.warp_groups``). sm_90 has instructions of four warps;
+older architectures have none.
 """
 
 from collections.abc import Callable, Iterator
@@ -31,7 +31,7 @@ def cases(size: Size) -> Iterator[Case]:
 
 
 def with_rules(choice: str, name: str, make: Callable[[], Problem]) -> dict:
-    """Right before fast."""
+    """Times a problem only if its results are right."""
     with environment(VARIABLE, choice):
         launch.warp_groups.cache_clear()
         try:

@@ -189,3 +189,8 @@ def test_bad_input_is_named(tmp_path):
         ValueError, match=r"head has the labels .*, the data has \['O', 'B-Z'\] \(look at"
     ):
         TokenClassifier.from_pretrained(tmp_path / "tokens", label_names=["O", "B-Z"])
+
+
+def test_a_model_without_a_tokenizer_says_what_it_needs():
+    with pytest.raises(ValueError, match="must have a tokenizer, got none: load it from a folder"):
+        TokenClassifier(TINY, label_names=IOB2).own_tokenizer()

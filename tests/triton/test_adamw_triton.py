@@ -1,4 +1,4 @@
-"""AdamW's kernel beside torch's, and the copies that it writes: on a GPU, or interpreted."""
+"""AdamW's kernel and the copies that it writes, compared with torch's AdamW: on a GPU, or interpreted."""
 
 import copy
 import shutil
@@ -33,7 +33,7 @@ def parameters(device, dtype=torch.float32):
 
 
 def groups(tensors):
-    """Two groups with settings of their own."""
+    """Two groups, each with settings of its own."""
     decayed = {"params": tensors[:4], "weight_decay": 0.1, "betas": (0.8, 0.98)}
     return [decayed, {"params": tensors[4:], "weight_decay": 0.0, "eps": 1e-3}]
 
@@ -47,7 +47,7 @@ def give_gradients(step, *models):
 
 
 def test_steps_keep_the_budget(device):
-    """With decay, groups, a schedule and clipping, beside torch's fused kernel, and torch's formula in float64."""
+    """With decay, groups, a schedule and clipping, against torch's fused kernel, and torch's formula in float64."""
     ours, theirs, exact = parameters(device), parameters(device), parameters(device, torch.float64)
     copies = [torch.empty_like(p, dtype=torch.float16) for p in ours[1:]]
     optimizers = (
@@ -76,7 +76,7 @@ def test_steps_keep_the_budget(device):
 
 @pytest.mark.parametrize("beta", [0.0, 0.9, 0.999, 1 - 1e-6])
 def test_bias_corrections_keep_their_digits(device, beta):
-    """1 - beta^t, of which float32 would lose most digits where the power is near 1."""
+    """1 - beta^t: in float32 it would lose most digits where the power is near 1."""
     for step in (1, 3, 700, 100_000):
         p = torch.zeros(1, device=device).requires_grad_()
         w = torch.zeros(1, device=device, dtype=torch.float64).requires_grad_()
@@ -115,7 +115,7 @@ def test_found_inf_changes_nothing(device):
 )
 @pytest.mark.parametrize("ours_first", [True, False])
 def test_states_load_both_ways(device, ours_first, torchs):
-    """A run that goes on with the other optimiser gives what one optimiser gives."""
+    """A run that goes on with the other optimiser ends like a run with one optimiser."""
     make = {
         True: lambda tensors: AdamW(groups(tensors)),
         False: lambda tensors: torch.optim.AdamW(groups(tensors), **torchs),
@@ -193,7 +193,7 @@ def subject(device, monkeypatch):
 
 
 def rounded(written):
-    """The interpreter cuts numbers off when it makes bfloat16 of them, where a GPU rounds."""
+    """The interpreter truncates when it makes bfloat16, where a GPU rounds."""
 
     def write(parameters, copies):
         for parameter, kept in zip(parameters, copies, strict=True):
@@ -228,7 +228,7 @@ def forward_and_backward(model, optimizer):
 
 
 def weights(model):
-    """Those of which the layers' products read copies."""
+    """The weights of which the layers' products read copies."""
     return [
         m.weight
         for each in model.layers
@@ -241,7 +241,7 @@ def current(model):
 
 
 def casts(run):
-    """How many casts of several weights the call makes."""
+    """The number of casts of several weights at once in a call."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         run()
     return sum(
@@ -277,7 +277,7 @@ def test_training_is_that_of_torchs_adamw(subject):
     moved = [
         (a - b).detach().abs() for a, b in zip(model.parameters(), again.parameters(), strict=True)
     ]
-    # Adam makes whole steps of rounding errors where a gradient is nearly zero.
+    # Where a gradient is nearly zero, Adam makes whole steps of rounding errors.
     assert torch.cat([each.flatten() for each in moved]).mean() < 1e-5
 
 
@@ -334,7 +334,7 @@ def test_torchs_optimisers_keep_no_copies(device):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="CPU and GPU runs are not the same")
 def test_a_run_that_is_resumed_ends_alike(tmp_path, monkeypatch):
-    """Bit for bit, whether the copies are those of the step or new ones."""
+    """Bit for bit, with the copies of the step and with new ones."""
     steps = []
     monkeypatch.setattr(weight_copies, "written", rounded(weight_copies.written))
     monkeypatch.setattr(AdamW, "step", counted(AdamW.step, steps))
@@ -357,7 +357,7 @@ def counted(function, calls):
 
 
 def test_it_is_taken_where_it_is_safe(tmp_path, monkeypatch):
-    """In bfloat16 on a GPU, for whole tensors of float32, in steps without graphs."""
+    """In bfloat16 on a GPU, for whole float32 tensors, in steps without graphs."""
     model = torch.nn.Linear(3, 4)
     gpu = torch.device("cuda")
     monkeypatch.delenv("FASTENC_ADAMW", raising=False)

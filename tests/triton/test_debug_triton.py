@@ -58,7 +58,7 @@ OPS = {
 
 @pytest.mark.parametrize("name", OPS)
 def test_rows_behind_the_last_offset_are_nan_when_debugging(triton_kernels, monkeypatch, name):
-    """The ops themselves are called, as a compiled graph does, which checks no offsets."""
+    """The ops are called directly, as a compiled graph does, which checks no offsets."""
     monkeypatch.setattr(debug, "ENABLED", True)
     for result, values in OPS[name]().items():
         rows = values.flatten(1)

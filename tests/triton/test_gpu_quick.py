@@ -1,4 +1,4 @@
-"""The visit's scripts at small sizes, so that no mistake in them costs a visit."""
+"""The scripts for a GPU machine at small sizes: a mistake in them would waste the time of the machine."""
 
 import fnmatch
 import json
@@ -32,7 +32,7 @@ def hurried(monkeypatch):
 
 
 def run(section, tmp_path, size=gpu_quick.SMALL):
-    """The section's cases in this process: {case: row}."""
+    """Run the section's cases in this process: {case: row}."""
     written = _cases.Report(tmp_path / "report.json")
     assert _cases.run_cases(written, section, gpu_quick.cases_of(section, size)) == 0
     return json.loads((tmp_path / "report.json").read_text())[section]["cases"]
@@ -56,7 +56,7 @@ def test_every_section_runs_and_is_written(section, tmp_path, monkeypatch):
 
 
 def test_the_sections_run_on_the_kernels(triton_target, monkeypatch, tmp_path):
-    # The interpreter's bfloat16 is integers.
+    # The interpreter stores bfloat16 as integers.
     monkeypatch.setattr(problems, "DTYPE", torch.float32)
     assert all(row["right"] for row in run("check", tmp_path).values())
 
@@ -79,7 +79,7 @@ def test_one_wrong_row_of_thousands_is_wrong():
 
 
 def test_forwards_are_timed_as_in_training(monkeypatch):
-    """With gradients; a loss that forms its gradient with its value has to read and write, and no backward is left."""
+    """With gradients. A loss that computes its gradient in the forward reads and writes more, and has no backward."""
     seen = []
 
     def compare(providers, *, work, **options):
@@ -223,7 +223,7 @@ def test_a_new_architecture_is_asked_for_its_rules(monkeypatch):
 
 
 def test_cudnns_row_is_asked_for_as_the_op_takes_it(monkeypatch):
-    """Without a GPU it is refused for the device alone."""
+    """Without a GPU it is refused, only because of the device."""
     monkeypatch.setattr(bench_attention, "ON_GPU", True)
     case = bench_attention.Case("two", [5, 3], dtype=torch.bfloat16)
     row = bench_attention.Batch(case).providers()["fastenc, cuDNN"]
@@ -262,7 +262,7 @@ print(json.dumps(_dry_run.compare(providers)))
 
 
 def compiling(*arguments, **environment):
-    """A process without Triton's interpreter, which this one has chosen."""
+    """A process without Triton's interpreter, which the present process has chosen."""
     kept = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run(
         arguments, cwd=ROOT, env=kept | environment, capture_output=True, text=True
@@ -323,7 +323,7 @@ BY_PART = {
 
 @pytest.fixture
 def commands(tmp_path):
-    """Runs a part in a tree of its own with programs that note their arguments: (these, what was printed, code)."""
+    """Runs a part in a tree of its own, with programs that record their arguments: (arguments, output, exit code)."""
     tree, calls = tmp_path / "tree", tmp_path / "calls"
     for folder in ("benchmarks", "csrc/cpu", "python/fastenc", "kernels/tuned"):
         (tree / folder).mkdir(parents=True)
@@ -361,7 +361,7 @@ def commands(tmp_path):
 
 
 def module_of(command):
-    """(module, its arguments) of a command that has python -m MODULE in it, or None."""
+    """(module, its arguments) of a command that contains python -m MODULE, or None."""
     return (
         (command[(at := command.index("-m")) + 1], command[at + 2 :]) if "-m" in command else None
     )

@@ -1,4 +1,4 @@
-"""What docs/benchmarks-predicted.md is made from, and when it goes."""
+"""The computation behind docs/benchmarks-predicted.md, and when the page disappears."""
 
 import json
 import subprocess
@@ -10,7 +10,7 @@ from tests.helpers import ROOT
 
 pytest.importorskip("triton")
 
-# A masked loop, the main one inside of another, and what is behind them, as cuobjdump prints them.
+# A masked loop, the main loop inside another loop, and code after them, as cuobjdump prints them.
 CODE = """
         /*0000*/                   LDC R1, c[0x0][0x28] ;
         /*0010*/                   MUFU.EX2 R2, R2 ;

@@ -357,8 +357,8 @@ def bars(
         axes.set_xlabel(axis)
 
     columns: dict[str, Sequence[object]] = dict(groups)
-    for group, found in intervals.items():
-        low, high = zip(*found, strict=True)
+    for group, bounds in intervals.items():
+        low, high = zip(*bounds, strict=True)
         columns |= {f"{group}, low": low, f"{group}, high": high}
     columns |= extra or {}
     rows = list(zip(labels, *columns.values(), strict=True))

@@ -140,9 +140,9 @@ def _count(
     tree: Tree,
     starts: list[int],
     strongest: Tensor,
-    found: dict[tuple[str, str], RelationScores],
+    all_scores: dict[tuple[str, str], RelationScores],
 ) -> None:
-    """Add the pairs of a sentence to ``found``.
+    """Add the pairs of a sentence to ``all_scores``.
 
     Args:
         starts: index of each word's first token, and the number of tokens, [CLS] excluded.
@@ -160,9 +160,11 @@ def _count(
             (DIRECTIONS[1], head, dependent),
         ):
             key = (relation, direction)
-            if key not in found:
-                found[key] = RelationScores(0, torch.zeros(strongest.shape[:2], dtype=torch.int64))
-            scores = found[key]
+            if key not in all_scores:
+                all_scores[key] = RelationScores(
+                    0, torch.zeros(strongest.shape[:2], dtype=torch.int64)
+                )
+            scores = all_scores[key]
             scores.count += 1
             scores.heads += attended[..., one] == other
             scores.offsets[other - one] += 1

@@ -240,8 +240,8 @@ def static_figure(
         if compared is not None:
             rows[name] = compared
     for path in analogies:
-        found = compare_analogies(encoder, vectors, read_analogies(path))
-        rows |= {f"analogies, {section}": each for section, each in found.items()}
+        analogy_scores = compare_analogies(encoder, vectors, read_analogies(path))
+        rows |= {f"analogies, {section}": each for section, each in analogy_scores.items()}
     if not rows:
         raise ValueError(
             f"{vectors.name} must have the words of some pairs or questions, got none of them: give vectors of this "

@@ -98,8 +98,10 @@ class Pretrain(Command):
                 f"{self.teacher} for {self.objective.objective}"
             )
         process_state(self.training.device)
-        with open_output(Path(self.training.output), self.resume, self.overwrite) as found:
-            self._run(found)
+        with open_output(
+            Path(self.training.output), self.resume, self.overwrite
+        ) as checkpoint_folder:
+            self._run(checkpoint_folder)
 
     def _run(self, checkpoint_folder: Path | None) -> None:
         store = _store(self.train)

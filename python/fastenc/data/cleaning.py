@@ -126,10 +126,13 @@ def cleaning_stages(
     source = JsonlReader(f"{work}/filter", add_file_path=False)
     if "exact" in steps:
         config = ExactDedupConfig(_normalized, hash_config=SHA1)
-        signatures, found = f"{work}/exact-signatures", f"{work}/exact-duplicates"
+        signatures, duplicates = f"{work}/exact-signatures", f"{work}/exact-duplicates"
         add("exact-signatures", [source, ExactDedupSignature(signatures, config)])
-        add("exact-duplicates", [ExactFindDedups(signatures, found, config)], 1)
-        add("exact", [source, ExactDedupFilter(found, config, dropped("exact")), writer("exact")])
+        add("exact-duplicates", [ExactFindDedups(signatures, duplicates, config)], 1)
+        add(
+            "exact",
+            [source, ExactDedupFilter(duplicates, config, dropped("exact")), writer("exact")],
+        )
         source = JsonlReader(f"{work}/exact", add_file_path=False)
     if "near" in steps:
         hashes = MinhashConfig(hash_config=SHA1)

@@ -132,10 +132,10 @@ def _warn_of_unread_levels(
     read = {column or max(tags) for column in columns}
     unread = [
         number
-        for number, found in tags.items()
+        for number, column_tags in tags.items()
         if number not in read
-        and scheme_of(found)
-        and types & {tag.partition("-")[2] for tag in found}
+        and scheme_of(column_tags)
+        and types & {tag.partition("-")[2] for tag in column_tags}
     ]
     if unread:
         first, *inner = sorted(read.union(unread))

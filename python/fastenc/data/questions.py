@@ -182,11 +182,11 @@ def _squad_rows(path: Path, answers: bool) -> Iterator[tuple[str, Question]]:
             for paragraph in article["paragraphs"]:
                 for row in paragraph["qas"]:
                     spans = row["answers"] if answers else []
-                    found = [Answer(span["answer_start"], span["text"]) for span in spans]
+                    known = [Answer(span["answer_start"], span["text"]) for span in spans]
                     name = str(row["id"])
                     yield (
                         f"{path}, question {name!r}",
-                        Question(name, row["question"], paragraph["context"], found),
+                        Question(name, row["question"], paragraph["context"], known),
                     )
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise ValueError(f"{path}: damaged or not gzip ({error}): copy the file again") from error
@@ -203,8 +203,8 @@ def _table_rows(path: Path, answers: bool) -> Iterator[tuple[str, Question]]:
         try:
             spans = row["answers"] if answers else {"answer_start": [], "text": []}
             pairs = zip(spans["answer_start"], spans["text"], strict=True)
-            found = [Answer(*pair) for pair in pairs]
-            yield where, Question(str(row["id"]), row["question"], row["context"], found)
+            known = [Answer(*pair) for pair in pairs]
+            yield where, Question(str(row["id"]), row["question"], row["context"], known)
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(
                 f"{where}: answers must be an object with two lists of equal length, text and answer_start, got "

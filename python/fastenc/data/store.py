@@ -78,9 +78,9 @@ class TokenStore:
         for entry in self.shards:
             for array_name, (size, _) in entry["files"].items():
                 path = self._path(entry, array_name)
-                found = path.stat().st_size if path.is_file() else "no file"
-                if found != size:
-                    raise _damaged(path, f"{size} bytes", found)
+                actual = path.stat().st_size if path.is_file() else "no file"
+                if actual != size:
+                    raise _damaged(path, f"{size} bytes", actual)
         self._open: dict[int, SentenceTokens] = {}
 
     @property

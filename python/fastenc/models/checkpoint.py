@@ -210,7 +210,7 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
     file_of: dict[str, Path] = {}
     for file in files:
         try:
-            found = load_file(file)
+            of_file = load_file(file)
         except FileNotFoundError:
             raise ValueError(
                 f"the checkpoint is incomplete: {file} is named by {INDEX} but missing"
@@ -219,14 +219,14 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
             raise ValueError(
                 f"{file} is corrupt or incomplete ({error}): download or write it again"
             ) from error
-        for name in tensors.keys() & found.keys():
-            if not same(tensors[name], found[name]):
+        for name in tensors.keys() & of_file.keys():
+            if not same(tensors[name], of_file[name]):
                 raise ValueError(
                     f"{name} must have one value, got different ones in {file_of[name]} and {file}: write the "
                     "checkpoint again"
                 )
-        tensors |= found
-        file_of |= dict.fromkeys(found, file)
+        tensors |= of_file
+        file_of |= dict.fromkeys(of_file, file)
     return tensors
 
 

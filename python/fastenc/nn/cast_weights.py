@@ -48,10 +48,10 @@ def cast_weights(x: Tensor, layers: Iterable[LayerWeights]) -> list[CastWeights]
         return copy
 
     with torch.no_grad():
-        found = []
+        cast_layers = []
         for w in layers:
             bias = stack_biases(w.qkv_biases, w.qkv_weights)
-            found.append(
+            cast_layers.append(
                 CastWeights(
                     cast(*w.qkv_weights),
                     None if bias is None else cast(bias),
@@ -62,4 +62,4 @@ def cast_weights(x: Tensor, layers: Iterable[LayerWeights]) -> list[CastWeights]
             )
         if copies:
             torch._foreach_copy_(copies, sources)
-    return found
+    return cast_layers

@@ -147,13 +147,15 @@ def run_stack(
         of_layer, layer = inputs(number), modules.layers[index]
         if visit_input is not None:
             visit_input(number, state.x, of_layer)
-        call = (state, of_layer, layer_spec, dropouts[number])
+        arguments = (state, of_layer, layer_spec, dropouts[number])
         if recomputed[index]:
-            state = checkpoint(layer, *call, use_reentrant=False)
+            state = checkpoint(layer, *arguments, use_reentrant=False)
         elif modules.frozen is not None:
-            state = layer(*call, modules.frozen[index])
+            state = layer(*arguments, modules.frozen[index])
         else:
-            state = layer(*call, NOT_PREPARED if casts is None else Prepared(cast=casts[index]))
+            state = layer(
+                *arguments, NOT_PREPARED if casts is None else Prepared(cast=casts[index])
+            )
         # A pre-norm layer's output is the residual sum. The norm after it belongs to the next layer or ends the stack.
         yield state.residual if number < last else F.dropout(state.x, modules.final_dropout_p)
 

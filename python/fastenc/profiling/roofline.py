@@ -97,7 +97,7 @@ class Ceilings:
             measured["product_size"] = self.product_size
         return measured
 
-    def _median(self, call) -> float:
+    def _median(self, function) -> float:
         repeats = REPEATS[self.device.type]
-        call_seconds(call, self.device, max(2, repeats // 4))
-        return statistics.median(call_seconds(call, self.device, repeats))
+        call_seconds(function, self.device, max(2, repeats // 4))
+        return statistics.median(call_seconds(function, self.device, repeats))

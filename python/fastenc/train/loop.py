@@ -214,10 +214,10 @@ class Trainer:
             FloatingPointError if the loss or the gradient is not finite. OSError if a checkpoint cannot be written.
             TrainingInterrupted after SIGINT or SIGTERM, when a checkpoint of the last step has been written.
         """
-        with checkpoints.open_output(self.output_dir, resume, overwrite) as found:
+        with checkpoints.open_output(self.output_dir, resume, overwrite) as checkpoint_folder:
             if overwrite:
                 together(self._remove_earlier_run)
-            self._begin(found)
+            self._begin(checkpoint_folder)
             try:
                 with self.interruption:
                     self._run()
@@ -358,13 +358,13 @@ class Trainer:
             local.append((self.collate(chosen, step * self.micro_batches + index), index == slot))
         return local
 
-    def _begin(self, found: Path | None) -> None:
+    def _begin(self, folder: Path | None) -> None:
         """Load the checkpoint from which the run continues, if there is one, and open the log."""
-        if found is not None:
-            state = checkpoints.read_state(found)
-            check_same(state["settings"], self.fingerprint, str(found))
-            self.parallel.load(checkpoints.read_weights(found, self.model_class))
-            states = checkpoints.load_optimizer(found, self.plain_model, self.adamw)
+        if folder is not None:
+            state = checkpoints.read_state(folder)
+            check_same(state["settings"], self.fingerprint, str(folder))
+            self.parallel.load(checkpoints.read_weights(folder, self.model_class))
+            states = checkpoints.load_optimizer(folder, self.plain_model, self.adamw)
             self._restore_random_states(states, state["step"])
             self.step, self.best = state["step"], state["best"]
             self.evaluations_since_best = state.get("evaluations since best", 0)

@@ -247,7 +247,9 @@ class LiveEncoder:
             if self._is_partly_training(module, path):
                 return Reading(f"some modules of {path} are in training mode, and others are not")
             dropout = self._dropout(model, index) if module.training else NO_DROPOUT
-            without_lora = {name: tuple(map(base_linear, found)) for name, found in modules.items()}
+            without_lora = {
+                name: tuple(map(base_linear, several)) for name, several in modules.items()
+            }
             layers.append(LiveLayer(module, without_lora, dropout, _added(modules)))
         outside = {
             name: _found(model, paths[0])

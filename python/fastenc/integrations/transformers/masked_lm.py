@@ -53,10 +53,10 @@ class LiveHead:
         if reason is not None:
             return reason
         find = self._expected.get_submodule
-        found = (
+        differences = (
             weight_difference(model.get_submodule(p), find(p).weight.shape) for p in self._linears
         )
-        return next((reason for reason in found if reason is not None), None)
+        return next((reason for reason in differences if reason is not None), None)
 
     def _difference(self, model: "PreTrainedModel") -> str | None:
         last = self._last

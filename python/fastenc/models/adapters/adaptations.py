@@ -287,9 +287,9 @@ def merge_adaptation(model: "PretrainedModel") -> None:
     name, used, merged = adapted.current, adapted.in_use(), bool(adapted.unmerged_weights)
     if name is None or not isinstance(used, Lora) or merged:
         remedy = "unmerge it first" if merged else "call use_adaptation first"
-        found = "one that is merged already" if merged else used
+        given = "one that is merged already" if merged else used
         raise ValueError(
-            f"only a LoRA in use can be merged into the weights, got {found}: {remedy}"
+            f"only a LoRA in use can be merged into the weights, got {given}: {remedy}"
         )
     encoder.frozen.drop()
     for layer in _layers(encoder):

@@ -91,13 +91,13 @@ def read_settings(folder: Path, config: EncoderConfig) -> SentenceSettings | Non
         pooling = "last-four" if pooling == "mean" and equal else None
     prompt = _json(folder / MAIN).get("default_prompt_name") if (folder / MAIN).exists() else None
     if pooling is None or prompt:
-        found = (
+        cause = (
             f"a prompt before each text ({prompt})"
             if prompt
             else f"{values} after {module_types[:-1]}"
         )
         raise ValueError(
-            f"{folder} must pool by one of {', '.join(POOLINGS)} and add no prompt, got {found}: use "
+            f"{folder} must pool by one of {', '.join(POOLINGS)} and add no prompt, got {cause}: use "
             "sentence-transformers"
         )
     return SentenceSettings(
@@ -162,8 +162,8 @@ def _steps(path: Path) -> list[tuple[str, str]]:
 def _pooling(values: JsonObject) -> str | None:
     """The pooling in the config.json of a Pooling module, or None if it is not implemented here."""
     if "pooling_mode" in values:
-        found = values["pooling_mode"]
-        modes = found if isinstance(found, list) else [found]
+        named = values["pooling_mode"]
+        modes = named if isinstance(named, list) else [named]
     else:
         # Modes that are not implemented here keep their long names.
         short = {flag: pooling for pooling, flag in FLAGS.items()}

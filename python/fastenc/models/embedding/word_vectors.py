@@ -184,11 +184,11 @@ def visit_states(
     """
     wanted = set(layers)
 
-    def call(layer: int, state: Tensor) -> None:
+    def visit_wanted(layer: int, state: Tensor) -> None:
         if layer in wanted:
             visit(layer, state)
 
-    encoder(batch, visit=call)
+    encoder(batch, visit=visit_wanted)
 
 
 def _check_options(
