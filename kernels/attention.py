@@ -310,7 +310,15 @@ def _attention_delta_kernel(
         delta -= tl.load(dlse_ptr + indices, mask=mask_m, other=0.0)
     lse = tl.load(lse_ptr + indices, mask=mask_m, other=0.0)
     large = is_large(lse)
-    log_sum, base = tl.where(large, 0.0, lse) * LOG2_E, tl.zeros([BLOCK_M], tl.float32)
+    lse = tl.where(large, 0.0, lse)
+    NATURAL: tl.constexpr = WINDOW or not (
+        alibi_ptr is None and relative_ptr is None and key_bias_ptr is None
+    )
+    if NATURAL:  # nothing is rounded before the subtraction from a score
+        log_sum = tl.zeros([BLOCK_M], tl.float32)
+        base = tl.where(lse == float("-inf"), float("inf"), lse)  # a query that saw no key
+    else:
+        log_sum, base = lse * LOG2_E, tl.zeros([BLOCK_M], tl.float32)
     if tl.max(large.to(tl.int32), 0) > 0:
         first_k, length_k = sequence_bounds(cu_seqlens_k_ptr, sequence)
         shift = length_k - length_q

@@ -15,7 +15,7 @@ import triton.language as tl
 from fastenc.kernels.attention_tile import (
     LOG2_E,
     head_rows,
-    load_record,
+    load_record_once,
     load_rows,
     probabilities,
     score_gradients,
@@ -104,7 +104,9 @@ def _attention_bwd_relative_kernel(
             dout = load_rows(dout_base, offs_m, H * D, mask_m, D, BLOCK_D)
             k = load_rows(k_base, offs_n, stride_k, mask_n, D, BLOCK_D)
             v = load_rows(v_base, offs_n, stride_v, mask_n, D, BLOCK_D)
-            log_sum, base, second, one, two = load_record(record_ptr, statistics + offs_m, mask_m)
+            log_sum, base, second, one, two = load_record_once(
+                record_ptr, statistics + offs_m, mask_m
+            )
             delta = second.to(tl.float32, bitcast=True)
             columns = tl.where(mask_n, offs_n, length_k)  # one that does not exist
             s = tl.dot(q, k.T, input_precision=PRECISION)

@@ -2,8 +2,9 @@
 
 In the forward probabilities are exp2(product * scale * log2(e) - x), one multiply-add before the exponential; with a
 bias or a window exp2((score - x) * log2(e)), where nothing is rounded before the subtraction; x is the row's maximum.
-In the backward they are exp2((product - x) * scale * log2(e) - y), or the same of scores, without a scale. There y is
-the log-sum-exp and x is 0. Where rounding the log-sum-exp would show, x is the maximum and y is log2 of the row's sum.
+In the backward they are exp2((product - x) * scale * log2(e) - y), with x = 0 and y the log-sum-exp, or of scores
+exp2((score - x) * log2(e) - y), with x the log-sum-exp and y = 0. Where rounding the log-sum-exp would show, x is the
+maximum and y is log2 of the row's sum.
 Arguments travel in tuples:
 
     keys:     (k_base, v_base, stride_k_token, stride_v_token, length), from the sequence's first key
@@ -22,9 +23,8 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 HUGE = tl.constexpr(2.0**28)
 # A log-sum-exp whose rounding changes a probability by more than 3e-5 from here on.
 LARGE = tl.constexpr(1024.0)
-RECORD = tl.constexpr(
-    8
-)  # words of a query's record: log_sum, second, base, -, key of dropout (two), -, -
+# Words of a query's record: log_sum, second, base, -, key of dropout (two), -, -.
+RECORD = tl.constexpr(8)
 
 
 def new_record(lse: Tensor) -> Tensor:
@@ -236,9 +236,10 @@ def load_record(record_ptr, indices, valid):
 
 @triton.jit
 def load_record_once(record_ptr, indices, valid):
-    """As load_record, by a load for each word, for programs that read their records before their loop.
+    """As load_record, by a load for each word: for records that are read before a loop, or for queries by keys.
 
-    What load_record splits would be moved into another layout again in each turn of the loop.
+    What load_record splits would be moved into another layout again in each turn of the loop. Queries by keys, a thread
+    has few queries; without matrix instructions load_record takes so many registers that it spills.
     """
     words = record_ptr + indices.to(tl.int64) * RECORD
     log_sum = tl.load(words, mask=valid, other=0).to(tl.float32, bitcast=True)

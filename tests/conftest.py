@@ -53,7 +53,7 @@ def ours(request, monkeypatch):
     wanted = request.param == "our products"
     if wanted and _C is None:
         pytest.skip("the compiled extension is not available")
-    monkeypatch.setattr(gemm, "ours_is_faster", lambda: wanted)
+    monkeypatch.setattr(gemm, "cpp_product_is_faster", lambda: wanted)
     if not wanted:  # nor for few rows
         monkeypatch.setattr(gemm, "has_vectors", lambda: False)
     return wanted

@@ -20,6 +20,7 @@ from benchmarks import (
     numerics,
     other_libraries,
     plots,
+    step_launches,
     tables,
 )
 from benchmarks._harness import (
@@ -493,6 +494,24 @@ def test_what_a_visits_sanitizer_runs_names_every_op():
     assert done.returncode == 0, done.stderr
     ran = {line.split()[0] for line in done.stdout.splitlines()}
     assert ran == {"bias_gelu", "whole_model"}
+
+
+@pytest.mark.parametrize(
+    "sizes,tensors,launches",
+    [
+        ([], 110, 0),
+        ([1] * 110, 110, 1),
+        ([1] * 111, 110, 2),
+        ([320 * 65536], 64, 1),
+        ([320 * 65536 + 1], 64, 2),
+        ([319 * 65536, 65536, 1], 64, 2),
+        ([200 * 65536] * 8, 36, 5),
+        ([0, 0], 64, 0),
+    ],
+)
+def test_launches_of_many_tensors_are_counted_as_pytorch_makes_them(sizes, tensors, launches):
+    """A launch has at most so many tensors, and 320 blocks of 65,536 elements."""
+    assert step_launches.multi_tensor_launches(sizes, tensors) == launches
 
 
 def test_names_of_benchmarks():

@@ -37,7 +37,7 @@ ROOMS = {
         "objectives": "_base data models models/heads nn ops packing text",
         "tasks": "_base data models models/embedding models/heads nn objectives packing text",
         "analysis": "_base data models models/embedding nn ops packing text",
-        "train": "_base adapt data graphs models models/adapters models/architectures objectives tasks text",
+        "train": "_base adapt data graphs models models/adapters models/architectures nn objectives packing tasks text",
         "demo": "_base analysis data models objectives packing tasks train",
         "cli": "_base adapt analysis data models models/adapters ops profiling tasks testing text train",
     }.items()

@@ -7,7 +7,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fastenc.models import Encoder, EncoderConfig
 from fastenc.ops import library
-from fastenc.ops.gemm import gemm, gemm_packed, linear, ours_is_faster, pack_weight
+from fastenc.ops.gemm import cpp_product_is_faster, gemm, gemm_packed, linear, pack_weight
 from fastenc.packing import pack_sequences
 
 pytestmark = pytest.mark.usefixtures("ours", "instruction_set")
@@ -173,4 +173,4 @@ def test_which_processors_take_our_products(intel, instructions, expected, monke
         pytest.skip("this torch comes without MKL")
     built = {"intel_processor": intel, "instruction_set": instructions}
     monkeypatch.setattr(library._C, "build_info", lambda: built)
-    assert ours_is_faster.__wrapped__() is expected
+    assert cpp_product_is_faster.__wrapped__() is expected

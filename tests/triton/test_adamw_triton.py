@@ -1,6 +1,7 @@
 """AdamW's kernel and the copies that it writes, compared with torch's AdamW: on a GPU, or interpreted."""
 
 import copy
+import gc
 import shutil
 from functools import partial
 
@@ -340,7 +341,9 @@ def test_a_run_that_is_resumed_ends_alike(tmp_path, monkeypatch):
     monkeypatch.setattr(AdamW, "step", counted(AdamW.step, steps))
     monkeypatch.setattr(adamw, "runs_on", lambda device: True)
     run = lambda name: build(tmp_path / name, precision="bf16", max_steps=3, save_every=2)
-    run("whole").train()
+    trainer = run("whole")
+    trainer.train()
+    assert all(weight_copies.current(p, COPIES) is None for p in trainer.plain_model.parameters())
     half = tmp_path / "resumed" / "checkpoint-00000002"
     shutil.copytree(tmp_path / "whole" / half.name, half)
     run("resumed").train(resume=True)
@@ -354,6 +357,21 @@ def counted(function, calls):
         return function(*arguments)
 
     return run
+
+
+@pytest.mark.parametrize("end", ["released", "deleted"])
+def test_copies_end_with_the_optimiser(device, end):
+    model = new_model(device)
+    optimizer = AdamW(model.parameters())
+    forward_and_backward(model, optimizer)
+    assert None not in current(model)
+    if end == "released":
+        optimizer.release()
+    del optimizer
+    gc.collect()
+    assert current(model) == [None] * len(weights(model))
+    forward(model)
+    assert current(model) == [None] * len(weights(model))
 
 
 def test_it_is_taken_where_it_is_safe(tmp_path, monkeypatch):

@@ -19,7 +19,7 @@ from fastenc.cli.options import Command
 from fastenc.models import Encoder
 from fastenc.ops import library
 from fastenc.ops.dispatch import DECLARED, choose
-from fastenc.ops.gemm import ours_is_faster
+from fastenc.ops.gemm import cpp_product_is_faster
 from fastenc.testing import NumericsRow, numerics_report, ops_without_case
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -131,7 +131,7 @@ def here() -> dict[str, str]:
         "torch": torch.__version__,
         "cores, threads": f"{os.cpu_count()}, {torch.get_num_threads()}",
         "GPUs": ", ".join(gpus) or "none",
-        "float32 products on the CPU": "fastenc" if ours_is_faster() else "PyTorch",
+        "float32 products on the CPU": "fastenc" if cpp_product_is_faster() else "PyTorch",
         "bfloat16 matrix units": _bfloat16(),
     }
 

@@ -1,6 +1,7 @@
 """AdamW that writes the parameters' copies in autocast's dtype together with the parameters."""
 
 import os
+import weakref
 from collections.abc import Callable, Iterable
 from itertools import chain
 from typing import Any, NamedTuple
@@ -51,7 +52,9 @@ class AdamW(torch.optim.AdamW):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         super().add_param_group(param_group)
-        weight_copies.watch(self.param_groups[-1]["params"])
+        parameters = self.param_groups[-1]["params"]
+        weight_copies.watch(parameters)
+        weakref.finalize(self, weight_copies.unwatch, list(parameters)).atexit = False
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state of this class or of torch.optim.AdamW, whichever implementation it stepped with."""
@@ -62,6 +65,10 @@ class AdamW(torch.optim.AdamW):
     def forget_copies(self) -> None:
         """Drop the copies of all parameters; the next forward makes new ones."""
         weight_copies.forget(p for group in self.param_groups for p in group["params"])
+
+    def release(self) -> None:
+        """Drop the copies at the end of training, and write no more. The optimiser's end does the same."""
+        weight_copies.unwatch(p for group in self.param_groups for p in group["params"])
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]

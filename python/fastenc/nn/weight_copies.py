@@ -32,6 +32,12 @@ def watch(parameters: Iterable[Tensor]) -> None:
         _copies.setdefault(parameter, None)
 
 
+def unwatch(parameters: Iterable[Tensor]) -> None:
+    """Drop the copies of these parameters, and keep no more."""
+    for parameter in parameters:
+        _copies.pop(parameter, None)
+
+
 def keep(parameter: Tensor, copy: Tensor) -> None:
     """Keep a copy that has just been made, if the parameter is watched."""
     if parameter in _copies:

@@ -137,7 +137,7 @@ def _is_ours(a: Tensor, b: Tensor) -> bool:
         return False
     if a.dtype == torch.bfloat16:
         return emulates_bfloat16() or _reads_weight_once(a, b)
-    return a.dtype == torch.float32 and (ours_is_faster() or _reads_weight_once(a, b))
+    return a.dtype == torch.float32 and (cpp_product_is_faster() or _reads_weight_once(a, b))
 
 
 def _reads_weight_once(a: Tensor, b: Tensor) -> bool:
@@ -145,7 +145,7 @@ def _reads_weight_once(a: Tensor, b: Tensor) -> bool:
 
 
 @cache
-def ours_is_faster() -> bool:
+def cpp_product_is_faster() -> bool:
     """Whether the processor has AVX-512 and MKL does not use it; MKL's AVX2 code is not slower than ours."""
     return (
         library.HAS_CPP

@@ -70,10 +70,11 @@ def _check(x: Tensor, up_weight: Tensor, up_bias: Tensor, down_weight: Tensor) -
         raise ValueError(
             f"{op}: down_weight must have shape (out_features, {inner}), got {tuple(down_weight.shape)}"
         )
-    dtype = autocast_dtype(x.device.type)
     named = {"up_weight": up_weight, "up_bias": up_bias, "down_weight": down_weight}
     for name, value in named.items():
         checks.check_parameter(op, name, value, x)
+    dtype = autocast_dtype(x.device.type)
+    for name, value in named.items():
         if dtype is None and value.dtype != x.dtype:
             raise ValueError(
                 f"{op}: {name} must have x's dtype {x.dtype}, got {value.dtype}: cast one of them"

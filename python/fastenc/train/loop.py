@@ -554,6 +554,8 @@ class Trainer:
     def _finish(self) -> None:
         """Load the best checkpoint's weights into the model, and write the model, its metrics and its card."""
         self.parallel.finish()
+        if isinstance(self.adamw, AdamW):
+            self.adamw.release()
         if (folder := self._best_folder()) is not None:
             self.parallel.load(checkpoints.read_weights(folder, self.model_class))
         model = self.parallel.whole_model()

@@ -1,25 +1,23 @@
 """Vectors of texts: tokenization, batches of similar lengths, pooling."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from fastenc._base.progress import progress_bar
 from fastenc._base.transfer import send
+from fastenc.models.embedding.encoder_like import EncoderLike
 from fastenc.models.embedding.sentence_files import SentenceSettings
 from fastenc.nn.evaluation_mode import without_dropout
 from fastenc.nn.pooling import check_pooling
 from fastenc.packing import length_sorted_batches, pack_sequences
 
-if TYPE_CHECKING:
-    from fastenc.models.encoder import Encoder
-
 
 @torch.inference_mode()
 def encode(
-    encoder: "Encoder",
+    encoder: EncoderLike,
     texts: str | Sequence[str],
     *,
     batch_size: int = 32,

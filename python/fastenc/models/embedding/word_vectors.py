@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from fastenc._base.extras import require
 from fastenc._base.files import write_atomically
 from fastenc._base.progress import progress_bar
 from fastenc._base.transfer import send
+from fastenc.models.embedding.encoder_like import EncoderLike
 from fastenc.nn import ScalarMix
 from fastenc.nn.evaluation_mode import evaluation_mode
 from fastenc.ops import segment_pool
@@ -25,9 +26,6 @@ from fastenc.text.tokenizers import (
     tokenizer_for_words,
 )
 from fastenc.text.windows import cut_windows
-
-if TYPE_CHECKING:
-    from fastenc.models.encoder import Encoder
 
 LAYERS = (-4, -3, -2, -1)
 COMBINATIONS = ("mean", "sum", "concat", "last")
@@ -71,7 +69,7 @@ class _Window(NamedTuple):
 
 
 def embed_words(
-    encoder: "Encoder",
+    encoder: EncoderLike,
     sentences: Iterable[Sequence[str] | str],
     *,
     layers: Sequence[int] | None = None,
@@ -171,7 +169,7 @@ def resolve_layers(layers: Sequence[int], num_layers: int) -> list[int]:
 
 
 def visit_states(
-    encoder: "Encoder",
+    encoder: EncoderLike,
     batch: PackedBatch,
     layers: Sequence[int],
     visit: Callable[[int, Tensor], None],
@@ -192,7 +190,7 @@ def visit_states(
 
 
 def _check_options(
-    encoder: "Encoder",
+    encoder: EncoderLike,
     layers: Sequence[int],
     combine: str | ScalarMix,
     subwords: str,
@@ -255,10 +253,10 @@ def _words(sentence: Sequence[str] | str) -> Sequence[str]:
 
 def _pooling(
     combine: str | ScalarMix, layers: Sequence[int], subwords: str
-) -> Callable[["Encoder", PackedBatch, list[_Window]], Tensor]:
+) -> Callable[[EncoderLike, PackedBatch, list[_Window]], Tensor]:
     """A function that computes the vectors (words, width) of a batch's words."""
 
-    def run(encoder: "Encoder", batch: PackedBatch, windows: list[_Window]) -> Tensor:
+    def run(encoder: EncoderLike, batch: PackedBatch, windows: list[_Window]) -> Tensor:
         select = _selector(windows, subwords, batch)
         kept: dict[int, Tensor] = {}
         total: Tensor | None = None
@@ -310,10 +308,10 @@ def _selector(
 
 @torch.inference_mode()
 def _batches(
-    encoder: "Encoder",
+    encoder: EncoderLike,
     sentences: Iterable[Sequence[str] | str],
     layers: Sequence[int],
-    pool: Callable[["Encoder", PackedBatch, list[_Window]], Tensor],
+    pool: Callable[[EncoderLike, PackedBatch, list[_Window]], Tensor],
     batch_size: int,
     show_progress: bool | None,
 ) -> Iterator[tuple[Tensor, Tensor]]:
