@@ -29,16 +29,28 @@ class PackedWeights(NamedTuple):
     down: Tensor
 
 
+class Int8Weights(NamedTuple):
+    """A layer's weights, each packed by :func:`fastenc.ops._int8_linear.pack_int8`; ``gate`` is None without one."""
+
+    qkv: Tensor
+    attention_out: Tensor
+    up: Tensor
+    gate: Tensor | None
+    down: Tensor
+
+
 class Prepared(NamedTuple):
     """Copies of a layer's weights in the forms that the ways read; a form that was not made is None.
 
     Fields:
         packed: for CPU inference.
+        int8: for CPU inference in 8 bits.
         stacked: q, k and v in one tensor, and a gated ``up`` in one tensor, for ways that read plain weights.
         cast: in autocast's dtype, for the fused sublayers.
     """
 
     packed: PackedWeights | None = None
+    int8: Int8Weights | None = None
     stacked: LayerWeights | None = None
     cast: CastWeights | None = None
 
