@@ -30,13 +30,19 @@ class PackedWeights(NamedTuple):
 
 
 class Int8Weights(NamedTuple):
-    """A layer's weights, each packed by :func:`fastenc.ops._int8_linear.pack_int8`; ``gate`` is None without one."""
+    """A layer's weights, each packed by :func:`fastenc.ops._int8_linear.pack_int8`.
+
+    Fields:
+        gate: of a gated ``up`` the half that is not activated, or None.
+        bf16_attention: whether attention multiplies bfloat16.
+    """
 
     qkv: Tensor
     attention_out: Tensor
     up: Tensor
     gate: Tensor | None
     down: Tensor
+    bf16_attention: bool
 
 
 class Prepared(NamedTuple):

@@ -30,14 +30,29 @@ def pack(weights: LayerWeights, spec: LayerSpec) -> Int8Weights:
         up,
         _int8_linear.pack_int8(halves[1]) if spec.feed_forward.gated else None,
         _int8_linear.pack_int8(w.down_weight),
+        _int8_linear.attends_in_bfloat16(),
     )
 
 
 def unsupported_reason(call: LayerCall) -> str | None:
-    """Why the layer cannot run in these two ops, or None."""
+    """Why the layer cannot run in these two ops, or None.
+
+    Raises: ValueError for a layer that has no other weights (``from_pretrained(..., dtype="int8")``).
+    """
     if call.prepared.int8 is None:
         return "its weights are not frozen in int8"
-    if torch.compiler.is_compiling():
+    reason = call_reason(call)
+    if reason is not None and call.weights.down_weight.is_meta:
+        raise ValueError(
+            f'a model that was loaded with dtype="int8" has no other weights, and in this call {reason}: avoid that, '
+            "or load it without dtype"
+        )
+    return reason
+
+
+def call_reason(call: LayerCall) -> str | None:
+    """Why a layer with weights in 8 bits cannot run on them in this call, or None."""
+    if torch.compiler.is_compiling() and not call.weights.down_weight.is_meta:
         return "torch.compile sees through single ops only"
     if torch.is_grad_enabled():
         return "gradients are on"
@@ -46,7 +61,7 @@ def unsupported_reason(call: LayerCall) -> str | None:
         return "autocast is on"
     if x.dtype != torch.float32 or x.device.type != "cpu":
         return f"its input must be float32 on the CPU, got {x.dtype} on {x.device.type}"
-    return None
+    return "it has an adaptation" if call.adaptation is not None else None
 
 
 def weights_reason(weights: LayerWeights, spec: LayerSpec) -> str | None:
@@ -67,7 +82,8 @@ def run_int8_inference(call: LayerCall) -> LayerState:
     state, inputs, spec, w = call.state, call.inputs, call.spec, call.weights
     a, f, packed = spec.attention, spec.feed_forward, call.prepared.int8
     assert packed is not None
-    check_cu_seqlens(inputs.cu_seqlens, state.x.shape[0], inputs.max_seqlen)
+    if not torch.compiler.is_compiling():
+        check_cu_seqlens(inputs.cu_seqlens, state.x.shape[0], inputs.max_seqlen)
     attended = torch.ops.fastenc.int8_layer_attention(
         state.x,
         packed.qkv,
@@ -80,7 +96,7 @@ def run_int8_inference(call: LayerCall) -> LayerState:
         inputs.relative_bias,
         inputs.rotary,
         *a.window,
-        _int8_linear.attends_in_bfloat16(),
+        packed.bf16_attention,
     )
     y, residual = torch.ops.fastenc.int8_layer_after_attention(
         attended,

@@ -1,0 +1,170 @@
+"""Models in 8 bits: how they are asked for, what ends them, what they refuse, how near they are to float32."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import fastenc
+from fastenc.adapt import Lora, add_adaptation
+from fastenc.models import Encoder, SequenceClassifier
+from fastenc.ops import _int8_linear
+from tests.helpers.checkpoints import packed, save
+from tests.helpers.families import ENCODERS, model, padded_batch
+
+pytestmark = pytest.mark.skipif(
+    not _int8_linear.has_int8_products(), reason="this processor does not multiply 8 bits"
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return save(model("bert"), tmp_path_factory.mktemp("bert"))
+
+
+def hidden(encoder, batch):
+    with torch.no_grad():
+        return encoder(batch).last_hidden_state
+
+
+def nearness(found, expected):
+    return float(F.cosine_similarity(found, expected, dim=-1).min())
+
+
+@pytest.mark.parametrize("family", ENCODERS)
+def test_every_family_in_both_forms(family, tmp_path):
+    theirs = model(family)
+    batch = padded_batch(family, (12, 30, 7))
+    encoder = Encoder.from_pretrained(save(theirs, tmp_path))
+    exact = hidden(encoder, packed(batch))
+    assert fastenc.freeze(encoder, dtype="int8") is encoder
+    found = hidden(encoder, packed(batch))
+    assert not torch.equal(found, exact) and nearness(found, exact) > 0.97
+    loaded = Encoder.from_pretrained(tmp_path, dtype="int8")
+    assert torch.equal(hidden(loaded, packed(batch)), found)
+    patched = fastenc.freeze(fastenc.patch(copy.deepcopy(theirs)), dtype="int8")
+    with torch.no_grad():
+        states = patched(**batch)[0][batch["attention_mask"].bool()]
+    assert torch.equal(states, found)
+
+
+ENDS = {
+    "train": lambda m, batch: m.train().eval(),
+    "a call with gradients": lambda m, batch: m(batch),
+    "to": lambda m, batch: m.to(torch.bfloat16).to(torch.float32),
+    "load_state_dict": lambda m, batch: m.load_state_dict(m.state_dict()),
+    "unfreeze": lambda m, batch: fastenc.unfreeze(m),
+}
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_what_ends_a_freeze_ends_it(name, folder):
+    encoder, batch = Encoder.from_pretrained(folder), packed(padded_batch("bert"))
+    fastenc.freeze(encoder, dtype="int8")
+    in_8_bits = hidden(encoder, batch)
+    ENDS[name](encoder, batch)
+    assert not torch.equal(hidden(encoder, batch), in_8_bits)
+
+
+REFUSED = {
+    **{name: end for name, end in ENDS.items() if name != "load_state_dict"},
+    "load_state_dict": lambda m, batch: m.load_state_dict({}, strict=False),
+    "state_dict": lambda m, batch: m.state_dict(),
+    "save_pretrained": lambda m, batch: m.save_pretrained("nowhere"),
+    "freeze": lambda m, batch: fastenc.freeze(m),
+    "autocast": lambda m, batch: in_autocast(m, batch),
+    "an adaptation": lambda m, batch: (add_adaptation(m, Lora(rank=2)), hidden(m, batch)),
+}
+
+
+def in_autocast(m, batch):
+    with torch.autocast("cpu", torch.bfloat16):
+        hidden(m, batch)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_without_float32_weights_it_says_how_to_load(name, folder):
+    loaded, batch = Encoder.from_pretrained(folder, dtype="int8"), packed(padded_batch("bert"))
+    before = hidden(loaded, batch)
+    with pytest.raises(ValueError, match=r"loaded with dtype=.int8.* load it without dtype"):
+        REFUSED[name](loaded, batch)
+    if name == "an adaptation":
+        return
+    assert not any(module.training for module in loaded.modules())
+    assert torch.equal(hidden(loaded, batch), before)
+    assert torch.equal(hidden(loaded.to("cpu").eval(), batch), before)
+
+
+def test_copies_and_pickles_compute_the_same(folder):
+    loaded, batch = Encoder.from_pretrained(folder, dtype="int8"), packed(padded_batch("bert"))
+    for other in (copy.deepcopy(loaded), pickle.loads(pickle.dumps(loaded))):
+        assert torch.equal(hidden(other, batch), hidden(loaded, batch))
+        with pytest.raises(ValueError, match="load it without dtype"):
+            other.train()
+
+
+def test_torch_compile_computes_the_same(folder):
+    loaded, batch = Encoder.from_pretrained(folder, dtype="int8"), packed(padded_batch("bert"))
+    assert torch.equal(hidden(torch.compile(loaded, backend="eager"), batch), hidden(loaded, batch))
+
+
+def test_its_weights_take_a_quarter_of_float32s(tmp_path):
+    save(model("bert", hidden_size=384, intermediate_size=1536, num_attention_heads=12), tmp_path)
+    plain = Encoder.from_pretrained(tmp_path)
+    loaded = Encoder.from_pretrained(tmp_path, dtype="int8")
+    names = {name for name, _ in plain.named_parameters()}
+    dropped = names - {name for name, _ in loaded.named_parameters()}
+    assert len(dropped) == 4 * len(plain.layers)
+    floats = sum(p.numel() for name, p in plain.named_parameters() if name in dropped)
+    ours = [each.int8 for each in loaded.frozen._layers]
+    in_8_bits = sum(t.numel() for each in ours for t in each if isinstance(t, torch.Tensor))
+    assert floats < in_8_bits < 1.025 * floats  # bytes: 1 for a weight, and scales
+
+
+def test_a_head_in_8_bits(tmp_path):
+    folder = save(model("bert", "ForSequenceClassification"), tmp_path)
+    exact = SequenceClassifier.from_pretrained(folder)
+    loaded = SequenceClassifier.from_pretrained(folder, dtype="int8")
+    batch = packed(padded_batch("bert"))
+    with torch.no_grad():
+        logits = loaded(batch).logits
+        assert not torch.equal(logits, exact(batch).logits)
+        torch.testing.assert_close(logits, exact(batch).logits, atol=0.05, rtol=0.05)
+    with pytest.raises(ValueError, match="load it without dtype"):
+        loaded.train()
+    assert not loaded.training
+
+
+def refused(folder, match, change=lambda encoder: None, dtype="int8"):
+    encoder = Encoder.from_pretrained(folder)
+    change(encoder)
+    with pytest.raises(ValueError, match=match):
+        fastenc.freeze(encoder, dtype=dtype)
+    assert encoder.frozen._layers is None
+
+
+def test_what_it_refuses(folder, monkeypatch):
+    refused(folder, "call eval", lambda encoder: encoder.train())
+    refused(folder, "must be .int8. or None, got 'int4'", dtype="int4")
+    refused(folder, "float32 weights, they are torch.bfloat16", lambda e: e.to(torch.bfloat16))
+    refused(folder, "the weights are on meta", lambda encoder: encoder.to("meta"))
+
+    def spoil(encoder):
+        with torch.no_grad():
+            encoder.layers[1].up.weight[3, 2] = torch.inf
+
+    refused(folder, "finite weights.* in layer 1", spoil)
+    refused(folder, "layer 0 .*not merged", lambda encoder: add_adaptation(encoder, Lora(rank=2)))
+    with pytest.raises(ValueError, match=r"dtype must be a torch\.dtype or"):
+        Encoder.from_pretrained(folder, dtype="int4")
+    monkeypatch.setattr(_int8_linear, "has_int8_products", lambda: False)
+    refused(folder, "AVX512-VNNI")
+
+
+def test_widths_that_are_no_multiples_of_16(tmp_path):
+    folder = save(model("bert", intermediate_size=40), tmp_path)
+    refused(folder, "layer 0 .* multiples of 16")
+    encoder = Encoder.from_pretrained(folder)
+    assert all("multiples of 16" in reason for reason in encoder.int8_reasons())
