@@ -71,6 +71,12 @@ class PretrainedModel(nn.Module):
     def _frozen(self) -> FrozenWeights | None:
         return getattr(self._encoder(), "frozen", None)
 
+    @property
+    def in_8_bits(self) -> bool:
+        """Whether the encoder's layers are frozen in int8 (:func:`fastenc.freeze`)."""
+        frozen = self._frozen()
+        return frozen is not None and frozen.in_8_bits
+
     # Both ask before a module is changed, not when the encoder's turn comes.
     def train(self: Model, mode: bool = True) -> Model:
         frozen = self._frozen()

@@ -44,6 +44,10 @@ class FrozenWeights(nn.Module):
         """
         self._layers = frozen_layers(owner) if dtype is None else quantised_layers(owner, dtype)
 
+    @property
+    def in_8_bits(self) -> bool:
+        return any(layer.int8 is not None for layer in self._layers or ())
+
     def replace_weights(self, owner: Any) -> None:
         """Freeze in 8 bits, and drop the weights of the layers' linear modules.
 

@@ -151,18 +151,21 @@ class Task(ABC):
                 f"{self.max_length}: give less"
             )
 
-    def load(self, name: str | Path, train: Any = None) -> Any:
+    def load(
+        self, name: str | Path, train: Any = None, dtype: torch.dtype | str = torch.float32
+    ) -> Any:
         """The model of a checkpoint.
 
         Args:
             name: folder, or name on the hub.
             train: training set for which a new head is made; None: the checkpoint's head is loaded.
+            dtype: as :meth:`fastenc.Encoder.from_pretrained` takes it.
         Raises: ValueError for a checkpoint of another task, or without a tokenizer.
         """
         options = {} if train is None else self.model_options(train)
         if self.layers == MIX:
             options["layer_mix"] = True
-        model = self.model_class.from_pretrained(name, **options)
+        model = self.model_class.from_pretrained(name, dtype=dtype, **options)
         if model.tokenizer is None:
             raise ValueError(
                 f"{name} must have a tokenizer.json, got none: add the tokenizer that it was trained with"

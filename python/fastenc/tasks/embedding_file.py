@@ -85,7 +85,11 @@ def embed_file(
     width = encoder.config.hidden_size
     table = ParquetTable(width, store_as) if output.suffix == ".parquet" else None
     settings = {
-        "model": [model_name, file_stamp(Path(model_name), output.name) if model_name else []],
+        "model": [
+            model_name,
+            file_stamp(Path(model_name), output.name) if model_name else [],
+            *(["int8"] if encoder.in_8_bits else []),
+        ],
         "inputs": [str(inputs), file_stamp(Path(inputs), output.name)],
         "options": [text, quoting, store_as, batch_size, options],
     }
