@@ -1,6 +1,7 @@
 """Models in 8 bits: how they are asked for, what ends them, what they refuse, how near they are to float32."""
 
 import copy
+import gzip
 import pickle
 
 import pytest
@@ -9,6 +10,7 @@ import torch.nn.functional as F
 
 import fastenc
 from fastenc.adapt import Lora, add_adaptation
+from fastenc.demo.checkpoint import minilm_folder
 from fastenc.models import Encoder, SequenceClassifier
 from fastenc.ops import _int8_linear
 from tests.helpers.checkpoints import packed, save
@@ -168,3 +170,60 @@ def test_widths_that_are_no_multiples_of_16(tmp_path):
     refused(folder, "layer 0 .* multiples of 16")
     encoder = Encoder.from_pretrained(folder)
     assert all("multiples of 16" in reason for reason in encoder.int8_reasons())
+
+
+def texts_of_stsb(data_dir, every):
+    """Every so many sentences of the test set."""
+    with gzip.open(data_dir / "stsb" / "en_test.tsv.gz", "rt", encoding="utf-8") as file:
+        first, *rows = (line.rstrip("\n").split("\t") for line in file)
+    columns = [first.index(name) for name in ("sentence1", "sentence2")]
+    return [row[column] for row in rows for column in columns][::every]
+
+
+def test_vectors_of_real_texts(data_dir):
+    texts = texts_of_stsb(data_dir, 8)
+    exact, found = (
+        Encoder.from_pretrained(minilm_folder(), dtype=dtype).encode(texts)
+        for dtype in (torch.float32, "int8")
+    )
+    cosines = (exact * found).sum(1)
+    assert cosines.min() > 0.99 and cosines.mean() > 0.998
+
+
+class InProducts(torch.nn.Module):
+    """A linear layer in 8 bits whose inputs are multiplied, and its weights divided, by factors."""
+
+    def __init__(self, linear, factors):
+        super().__init__()
+        self.bias, self.columns, self.factors = linear.bias, linear.out_features, factors
+        self.packed = _int8_linear.pack_int8(linear.weight / factors)
+
+    def forward(self, x):
+        rows = (x * self.factors).flatten(0, -2)
+        y = _int8_linear.int8_linear(rows, self.packed, self.bias, self.columns)
+        return y.unflatten(0, x.shape[:-1])
+
+
+@torch.no_grad()
+def test_channels_that_stick_out(data_dir):
+    """Larger models have such channels by themselves. Here two of each norm's output are 32 times as large."""
+    transformers = pytest.importorskip("transformers")
+    exact = transformers.AutoModel.from_pretrained(minilm_folder())
+    changed, none = copy.deepcopy(exact), torch.ones(384)
+    for layer in changed.encoder.layer:
+        attention, factors = layer.attention.self, none.clone()
+        factors[torch.randperm(384)[:2]] = 32
+        for name in ("query", "key", "value"):
+            setattr(attention, name, InProducts(getattr(attention, name), factors))
+        layer.intermediate.dense = InProducts(layer.intermediate.dense, factors)
+        layer.attention.output.dense = InProducts(layer.attention.output.dense, none)
+        layer.output.dense = InProducts(layer.output.dense, torch.ones(1536))
+    tokenizer = transformers.AutoTokenizer.from_pretrained(minilm_folder())
+    texts = sorted(texts_of_stsb(data_dir, 16), key=len)
+    for start in range(0, len(texts), 32):
+        batch = tokenizer(texts[start : start + 32], padding=True, return_tensors="pt")
+        mask = batch["attention_mask"][..., None]
+        means = [
+            (m(**batch).last_hidden_state * mask).sum(1) / mask.sum(1) for m in (exact, changed)
+        ]
+        assert nearness(*means) > 0.97
