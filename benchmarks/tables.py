@@ -1,6 +1,6 @@
 """Tables from the committed results: python -m benchmarks.tables [--check | --output FILE]
 
-Without an option docs/benchmarks.md is written, and the tables between markers of the README and of docs/with. With
+Without an option docs/benchmarks.md is written, and the tables between markers of the README and the guides. With
 --check a difference is an error. --output writes the tables only, of the results below $FASTENC_RESULTS if that is set.
 """
 
@@ -18,6 +18,8 @@ ROOT = Path(__file__).parents[1]
 README, PAGE = ROOT / "README.md", ROOT / "docs" / "benchmarks.md"
 LIBRARIES = ROOT / "docs" / "with"
 MEASURED = re.compile(r"(<!-- measured: ([\w-]+) -->\n).*?(<!-- /measured -->)", re.DOTALL)
+GUIDE = ROOT / "docs" / "int8.md"
+IN_GUIDE = re.compile(r"(<!-- int8 -->\n).*?(<!-- /int8 -->)", re.DOTALL)
 MARKERS = re.compile(r"(<!-- (headline|speed|families) -->\n).*?(<!-- /\2 -->)", re.DOTALL)
 HEAD = """# Benchmarks
 
@@ -105,6 +107,33 @@ def encoder(data: dict) -> str:
         "The last row runs the matrix products of the packed tokens and nothing else. "
         + machine_line(data["machine"]),
         grid(data["cases"], columns, "speed-up", speedup),
+    )
+
+
+def int8(data: dict) -> str:
+    """Speed, then how near each provider's vectors are."""
+    speeds = {case: case for case in data["cases"] if case != "accuracy"}
+    lines = [
+        "| STS-B | Spearman | worst cosine | mean cosine |",
+        "|---|" + "---:|" * 3,
+    ]
+    for provider, row in data["cases"]["accuracy"].items():
+        cosines = "worst_cosine", "mean_cosine"
+        cells = (
+            [state(row)] * 3
+            if state(row)
+            else [f"{row['spearman']:.2f}", *(f"{row[name]:.4f}" for name in cosines)]
+        )
+        lines.append(f"| {provider} | {' | '.join(map(str, cells))} |")
+    return section(
+        "Inference in 8 bits: MiniLM (6 × 384)",
+        "FASTENC_DATA=... python -m benchmarks.run int8",
+        "Speed relative to Hugging Face sdpa in float32, with batches of 32 in the corpus's order; all others sort by "
+        "length. Below, Spearman's correlation with the scores of STS-B's 1,379 test pairs × 100, and cosines of the "
+        "2,758 texts' vectors with those of float32. OpenVINO's static ranges are measured on 300 texts of SST-2; "
+        "sentence-transformers' qint8 is its recipe for AVX512-VNNI. "
+        + machine_line(data["machine"]),
+        grid(data["cases"], speeds, "speed-up", speedup) + "\n\n" + "\n".join(lines),
     )
 
 
@@ -446,6 +475,7 @@ def op_sections() -> dict[str, Callable[[dict], str]]:
 
 SECTIONS: dict[str, Callable[[dict], str]] = {
     "encoder": encoder,
+    "int8": int8,
     **{
         f"models_{name}_{mode}": whole_model(name, mode)
         for name in MODELS
@@ -594,6 +624,46 @@ def families() -> str:
     return "\n".join(lines[:-1]) + "\n"
 
 
+def int8_by_processor() -> str:
+    """The guide's table: a row a workload and a peer, a column a device."""
+    devices = sorted(path for path in RESULTS.glob("*") if path.is_dir())
+    found = [data for device in devices if (data := load(device, "int8"))]
+    if not found:
+        return "Not measured yet.\n"
+    machines = [data["machine"] for data in found]
+    names = [f"{machine['device']}, {machine['threads']} threads" for machine in machines]
+    lines = [f"| MiniLM (6 × 384) | {' | '.join(names)} |", "|---|" + "---:|" * len(names)]
+    peers = {
+        "Hugging Face sdpa, float32, sorted": SORTED,
+        "fastenc float32, frozen": "fastenc float32, frozen",
+        "fastenc bfloat16, frozen": "fastenc bf16, frozen",
+        "OpenVINO int8, the faster of its ways": "OpenVINO int8",
+        "ONNX Runtime int8": "ONNX Runtime int8",
+        "sentence-transformers' qint8": "sentence-transformers' qint8",
+    }
+    for case in ("lengths of SST-2", "lengths 10 to 256", "one text of 20 tokens"):
+        lines.append(f"| **int8, {case}: times as fast as** |" + " |" * len(names))
+        for title, begin in peers.items():
+            cells = [_times_as_fast(data["cases"][case], "fastenc int8", begin) for data in found]
+            lines.append(f"| {title} | {' | '.join(cells)} |")
+    score = lambda data, name: f"{data['cases']['accuracy'][name]['spearman']:.2f}"
+    pairs = [
+        f"{score(data, 'fastenc int8')} of {score(data, 'Hugging Face sdpa')}" for data in found
+    ]
+    lines.append(f"| STS-B, Spearman × 100: int8 of float32 | {' | '.join(pairs)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _times_as_fast(rows: dict, provider: str, begin: str) -> str:
+    """Against the fastest of the peers whose names begin so."""
+    timed = [
+        row["median_ms"]
+        for name, row in rows.items()
+        if name.startswith(begin) and "median_ms" in row
+    ]
+    return f"{min(timed) / rows[provider]['median_ms']:.2f}×" if timed else "–"
+
+
 # page in docs/with: the first words of its cases
 CASES_OF = {
     "transformers": ("Trainer", "pipeline"),
@@ -641,6 +711,10 @@ def main() -> int:
     wanted = {
         README: MARKERS.sub(lambda match: match[1] + made[match[2]]() + match[3], readme),
         PAGE: HEAD + tables(),
+        GUIDE: IN_GUIDE.sub(
+            lambda match: match[1] + int8_by_processor() + match[2],
+            GUIDE.read_text(encoding="utf-8"),
+        ),
     }
     for path in sorted(LIBRARIES.glob("*.md")):
         wanted[path] = MEASURED.sub(

@@ -1,0 +1,52 @@
+"""A checkpoint in 8 bits by ONNX Runtime and OpenVINO: the graphs that they read, made once, and their sessions."""
+
+from pathlib import Path
+
+from benchmarks._harness import peer
+from benchmarks._peers import OnnxRuntime, OpenVino, export_onnx, padded
+
+CALIBRATION_TEXTS = 300
+
+
+def providers(
+    folder: Path, scratch: Path, heads: int, hidden: int, threads: int, samples: list[list[int]]
+) -> dict:
+    """{name: a callable from a padded batch to hidden states, or why there is none}.
+
+    Args:
+        folder: the checkpoint; scratch: where graphs are written.
+        samples: token ids of the texts by which static quantisation measures its ranges.
+    """
+    graph = export_onnx(folder, scratch / "float32.onnx")
+    make_onnx = lambda fused, recipe: (
+        lambda _: OnnxRuntime(graph, heads, hidden, threads, fused=fused, quantised=recipe)
+    )
+
+    def openvino(quantise, precision="f32", **options):
+        return lambda nncf: OpenVino(graph, threads, precision, quantise(nncf), **options)
+
+    def weights_in_8_bits(nncf):
+        return lambda model: nncf.compress_weights(model, mode=nncf.CompressWeightsMode.INT8_SYM)
+
+    def static(nncf):
+        inputs = [{k: v.numpy() for k, v in padded([ids]).items()} for ids in samples]
+        return lambda model: nncf.quantize(
+            model,
+            nncf.Dataset(inputs),
+            model_type=nncf.ModelType.TRANSFORMER,
+            preset=nncf.QuantizationPreset.MIXED,
+            subset_size=len(inputs),
+        )
+
+    row = {"DYNAMIC_QUANTIZATION_GROUP_SIZE": "128"}
+    return {
+        "OpenVINO int8 static, sorted": peer("nncf", openvino(static)),
+        "OpenVINO int8 static, rest bf16, sorted": peer("nncf", openvino(static, "bf16")),
+        "OpenVINO int8 dynamic, sorted": peer("nncf", openvino(weights_in_8_bits, **row)),
+        "ONNX Runtime int8 dynamic, fused, sorted": peer(
+            "onnxruntime", make_onnx(True, ("MatMul", "Attention"))
+        ),
+        # sentence-transformers' export_dynamic_quantized_onnx_model(model, "avx512_vnni"): every op that ONNX Runtime
+        # can quantise in the call, of the graph that is not fused.
+        "sentence-transformers' qint8, sorted": peer("onnxruntime", make_onnx(False, None)),
+    }
