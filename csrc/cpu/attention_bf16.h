@@ -89,10 +89,10 @@ static void pack_values(const float* v, int64_t stride, int64_t length, int64_t 
   for (int64_t j = 0; j < length; j += 2)
     for (int64_t d = 0; d < dim; d += kLanes) {
       const Vec low = load(v + j * stride + d), high = j + 1 < length ? load(v + (j + 1) * stride + d) : Vec{};
-      const __m512i l = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh((__m512)low));
-      const __m512i h = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh((__m512)high));
-      char* target = panels + d / kPanel * panel_bytes + j / 2 * kPairStep + d % kPanel * 4;
-      _mm512_storeu_si512(target, _mm512_or_si512(l, _mm512_slli_epi32(h, 16)));
+      const VecU l = __builtin_convertvector((VecH)_mm512_cvtneps_pbh((__m512)low), VecU);
+      const VecU h = __builtin_convertvector((VecH)_mm512_cvtneps_pbh((__m512)high), VecU);
+      const VecU pairs = l | (h << 16);
+      __builtin_memcpy(panels + d / kPanel * panel_bytes + j / 2 * kPairStep + d % kPanel * 4, &pairs, sizeof pairs);
     }
 }
 
