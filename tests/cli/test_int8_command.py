@@ -7,11 +7,11 @@ import pytest
 
 from fastenc.demo.checkpoint import minilm_folder
 from fastenc.models import SequenceClassifier
-from fastenc.ops import _int8_linear
+from fastenc.ops import int8_products
 from tests.helpers.commands import failure, run
 
 pytestmark = pytest.mark.skipif(
-    not _int8_linear.has_int8_products(), reason="this processor does not multiply 8 bits"
+    not int8_products.has_int8_products(), reason="this processor does not multiply 8 bits"
 )
 TEXTS = ("A river bank was muddy.", "The bank lends money.", "A dull film.", "A very fine film!")
 INT8 = ("--dtype", "int8")

@@ -12,12 +12,12 @@ import fastenc
 from fastenc.adapt import Lora, add_adaptation
 from fastenc.demo.checkpoint import minilm_folder
 from fastenc.models import Encoder, SequenceClassifier
-from fastenc.ops import _int8_linear
+from fastenc.ops import int8_products
 from tests.helpers.checkpoints import packed, save
 from tests.helpers.families import ENCODERS, model, padded_batch
 
 pytestmark = pytest.mark.skipif(
-    not _int8_linear.has_int8_products(), reason="this processor does not multiply 8 bits"
+    not int8_products.has_int8_products(), reason="this processor does not multiply 8 bits"
 )
 
 
@@ -161,7 +161,7 @@ def test_what_it_refuses(folder, monkeypatch):
     refused(folder, "layer 0 .*not merged", lambda encoder: add_adaptation(encoder, Lora(rank=2)))
     with pytest.raises(ValueError, match=r"dtype must be a torch\.dtype or"):
         Encoder.from_pretrained(folder, dtype="int4")
-    monkeypatch.setattr(_int8_linear, "has_int8_products", lambda: False)
+    monkeypatch.setattr(int8_products, "has_int8_products", lambda: False)
     refused(folder, "AVX512-VNNI")
 
 
@@ -196,11 +196,11 @@ class InProducts(torch.nn.Module):
     def __init__(self, linear, factors):
         super().__init__()
         self.bias, self.columns, self.factors = linear.bias, linear.out_features, factors
-        self.packed = _int8_linear.pack_int8(linear.weight / factors)
+        self.packed = int8_products.pack_int8(linear.weight / factors)
 
     def forward(self, x):
         rows = (x * self.factors).flatten(0, -2)
-        y = _int8_linear.int8_linear(rows, self.packed, self.bias, self.columns)
+        y = int8_products.int8_linear(rows, self.packed, self.bias, self.columns)
         return y.unflatten(0, x.shape[:-1])
 
 

@@ -7,12 +7,12 @@ import torch.nn.functional as F
 from fastenc.nn.layer_call import Prepared
 from fastenc.nn.ways import int8_inference
 from fastenc.nn.ways.int8_inference import pack, run_int8_inference, unsupported_reason
-from fastenc.ops import _int8_linear, _library
+from fastenc.ops import int8_products, library
 from fastenc.reference.int8_linear import int8_linear
 from tests.helpers.layers import KINDS, Layer, kind
 
 pytestmark = pytest.mark.skipif(
-    not _int8_linear.has_int8_products(), reason="this processor does not multiply 8 bits"
+    not int8_products.has_int8_products(), reason="this processor does not multiply 8 bits"
 )
 EVERY_KIND = pytest.mark.parametrize("name", KINDS)
 MANY, LONG, FEW = (20,) * 20, (130, 7, 250), (3, 0, 20)
@@ -36,9 +36,9 @@ def relative_error(found, expected):
 def attention(request, monkeypatch):
     """Attention in either of its dtypes, whichever the processor would choose; how far its results may be off."""
     bf16 = request.param == "bfloat16"
-    if bf16 and not _library._C.build_info()["bfloat16_dot_products"]:
+    if bf16 and not library._C.build_info()["bfloat16_dot_products"]:
         pytest.skip("this processor has no AVX512-BF16")
-    monkeypatch.setattr(_int8_linear, "attends_in_bfloat16", lambda: bf16)
+    monkeypatch.setattr(int8_products, "attends_in_bfloat16", lambda: bf16)
     # A value that rounds otherwise in front of a product moves by a step of 8 bits.
     return 0.012 if bf16 else 0.002
 
@@ -65,7 +65,7 @@ def test_every_kind(name, lengths, attention, monkeypatch):
 @pytest.mark.parametrize("inner", [48, 400, 448, 1024])
 @pytest.mark.parametrize("gated", [False, True], ids=["plain", "gated"])
 def test_inner_widths(inner, gated, monkeypatch):
-    monkeypatch.setattr(_int8_linear, "attends_in_bfloat16", lambda: False)
+    monkeypatch.setattr(int8_products, "attends_in_bfloat16", lambda: False)
     what = kind("silu" if gated else "gelu", inner=inner, gated=gated)
     for lengths in (MANY, FEW):
         check(Layer(what, lengths), 0.002, monkeypatch)
@@ -122,7 +122,7 @@ def test_what_it_cannot_take_it_says(monkeypatch):
     assert of_weights(layer) is None
     assert "multiples of 16" in of_weights(Layer(kind(inner=40), MANY))
     assert "float32" in of_weights(Layer(KINDS["bert"], MANY, torch.bfloat16))
-    monkeypatch.setattr(_int8_linear, "has_int8_products", lambda: False)
+    monkeypatch.setattr(int8_products, "has_int8_products", lambda: False)
     assert "AVX512-VNNI" in of_weights(layer)
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from fastenc.ops import _library
-from fastenc.ops._int8_linear import has_int8_products, int8_linear, pack_int8
+from fastenc.ops import library
+from fastenc.ops.int8_products import has_int8_products, int8_linear, pack_int8
 from fastenc.reference import int8_linear as reference
 from fastenc.testing import assert_within_budget
 from tests.helpers import ROOT
@@ -154,7 +154,7 @@ def test_opcheck():
 
 
 @pytest.mark.skipif(
-    _library.HAS_CPP and _library._C.build_info()["instruction_set"] != "avx512",
+    library.HAS_CPP and library._C.build_info()["instruction_set"] != "avx512",
     reason="compares with AVX512-VNNI",
 )
 def test_amx_and_avx_vnni_emulated_give_the_same_bits(tmp_path):

@@ -1,16 +1,17 @@
 """Copies of weights, packed or stacked for the kernels once, on the promise that the weights do not change."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 from torch.autograd import forward_ad
 
+from fastenc.nn.adaptation import LayerAdaptation
 from fastenc.nn.layer_call import Prepared
-from fastenc.nn.layer_spec import stacked
+from fastenc.nn.layer_spec import LayerSpec, LayerWeights, stacked
 from fastenc.nn.ways import cpu_inference, int8_inference
 
 INT8 = "int8"
@@ -20,6 +21,16 @@ INT8 = "int8"
 _during_call: ContextVar[dict[int, list[Prepared]] | None] = ContextVar(
     "frozen weights of a call", default=None
 )
+
+
+class WeightsOwner(Protocol):
+    """An encoder, or what reads the weights of one."""
+
+    def layer_weights(self) -> Sequence[tuple[LayerWeights, LayerSpec]]:
+        """(weights, description) of every module that computes layers."""
+
+    def layer_adaptations(self) -> Sequence[LayerAdaptation | None]:
+        """What is added to each of these modules (PEFT's LoRA, :mod:`fastenc.adapt`), or None."""
 
 
 class FrozenWeights(nn.Module):
@@ -37,7 +48,7 @@ class FrozenWeights(nn.Module):
         self._layers: list[Prepared] | None = None
         self._replaces_weights = False
 
-    def freeze(self, owner: Any, dtype: str | None = None) -> None:
+    def freeze(self, owner: WeightsOwner, dtype: str | None = None) -> None:
         """Make the copies, in 8 bits if ``dtype`` is "int8".
 
         Raises: ValueError for another dtype, and for "int8" if a layer cannot run in 8 bits.
@@ -48,16 +59,14 @@ class FrozenWeights(nn.Module):
     def in_8_bits(self) -> bool:
         return any(layer.int8 is not None for layer in self._layers or ())
 
-    def replace_weights(self, owner: Any) -> None:
+    def replace_weights(self, owner: WeightsOwner, layers: Iterable[nn.Module]) -> None:
         """Freeze in 8 bits, and drop the weights of the layers' linear modules.
 
-        Args: owner: an encoder of ours, in evaluation mode on a CPU.
+        Args: owner: an encoder of ours, in evaluation mode on a CPU; layers: its layers.
         """
         self.freeze(owner, INT8)
         self._replaces_weights = True
-        linears = (
-            m for layer in owner.layers for m in layer.children() if isinstance(m, nn.Linear)
-        )
+        linears = (m for layer in layers for m in layer.children() if isinstance(m, nn.Linear))
         for linear in linears:
             # Shape and dtype stay. It is no parameter any more: to() would fail for want of values.
             without_values = torch.empty_like(linear.weight, device="meta")
@@ -72,7 +81,7 @@ class FrozenWeights(nn.Module):
                 "only: load it without dtype"
             )
 
-    def check_move(self, fn: Any) -> None:
+    def check_move(self, fn: Callable[[torch.Tensor], torch.Tensor]) -> None:
         """Raises: ValueError if ``fn``, applied to every tensor of the model, would end computing in 8 bits."""
         if self._replaces_weights:
             moved = fn(torch.empty(0))
@@ -92,8 +101,8 @@ class FrozenWeights(nn.Module):
             self.require_weights("a call with gradients (without torch.no_grad())")
             self.drop()
 
-    def current(self, owner: Any) -> list[Prepared] | None:
-        """The frozen layers that this call may use, one for each module of ``owner.layer_weights()``; None: none."""
+    def current(self) -> list[Prepared] | None:
+        """The frozen layers that this call may use, one for each module that computes layers; None: none."""
         self.drop_in_call_with_gradients()
         if torch.is_grad_enabled() or (
             torch.compiler.is_compiling() and not self._replaces_weights
@@ -103,7 +112,7 @@ class FrozenWeights(nn.Module):
         return self._layers if of_call is None else of_call
 
     @contextmanager
-    def during_call(self, owner: Any, calls: int) -> Iterator[None]:
+    def during_call(self, owner: WeightsOwner, calls: int) -> Iterator[None]:
         """Inside the block, take the weights as frozen, if the encoder is to be called at least twice in it.
 
         A single call would not gain from it, because it packs the weights once anyway.
@@ -156,12 +165,8 @@ def _replacing(layers: list[Prepared]) -> FrozenWeights:
     return frozen.eval()
 
 
-def frozen_layers(owner: Any) -> list[Prepared]:
-    """The packed weights of every layer, or its stacked weights if it does not run on packed ones.
-
-    Args:
-        owner: an object whose ``layer_weights()`` returns (weights, description) of every module that computes layers.
-    """
+def frozen_layers(owner: WeightsOwner) -> list[Prepared]:
+    """The packed weights of every layer, or its stacked weights if it does not run on packed ones."""
     with torch.no_grad():
         return [
             Prepared(stacked=stacked(weights))
@@ -171,10 +176,9 @@ def frozen_layers(owner: Any) -> list[Prepared]:
         ]
 
 
-def quantised_layers(owner: Any, dtype: str) -> list[Prepared]:
+def quantised_layers(owner: WeightsOwner, dtype: str) -> list[Prepared]:
     """The weights of every layer in 8 bits.
 
-    Args: owner: as for :func:`frozen_layers`; ``layer_adaptations()`` returns what is added to each of the modules.
     Raises: ValueError for a dtype other than "int8", and for a layer that cannot run in 8 bits.
     """
     if dtype != INT8:
@@ -196,7 +200,7 @@ def quantised_layers(owner: Any, dtype: str) -> list[Prepared]:
         return [Prepared(int8=int8_inference.pack(weights, spec)) for weights, spec in layers]
 
 
-def int8_reasons(owner: Any) -> list[str | None]:
+def int8_reasons(owner: WeightsOwner) -> list[str | None]:
     """For each module that computes layers: why it cannot run in 8 bits, or None."""
     return [
         int8_inference.weights_reason(weights, spec)

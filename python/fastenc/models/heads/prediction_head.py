@@ -8,7 +8,8 @@ from fastenc.models.architectures.base import HeadSpec
 from fastenc.models.config import EncoderConfig
 from fastenc.nn.embeddings import make_norm
 from fastenc.nn.layer import activate_plain
-from fastenc.nn.layer_spec import ACTIVATIONS, NormSpec
+from fastenc.nn.layer_spec import NormSpec
+from fastenc.ops.activation import ACTIVATIONS
 
 
 class PredictionHead(nn.ModuleDict):

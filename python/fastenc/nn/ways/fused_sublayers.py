@@ -24,11 +24,11 @@ from fastenc.nn.layer_spec import (
     stack,
     stack_biases,
 )
-from fastenc.ops import _checks, _dispatch
-from fastenc.ops._column_sum import column_sum
-from fastenc.ops._gemm import gemm
+from fastenc.ops import activation, checks, dispatch
 from fastenc.ops.attention import TENSORS, self_attention_call
-from fastenc.ops.bias_glu import ACTIVATIONS as GLU_ACTIVATIONS
+from fastenc.ops.column_sum import column_sum
+from fastenc.ops.gemm import gemm
+from fastenc.ops.linear_gelu import in_epilogue
 from fastenc.packing import check_cu_seqlens
 
 # The features of a call that these nodes compute.
@@ -39,13 +39,13 @@ TAKES = frozenset(
 )
 
 
-def unsupported_reason(call: LayerCall) -> str | None:
+def unsupported_reason(layer_call: LayerCall) -> str | None:
     """Why the layer cannot run as fused autograd nodes, or None."""
-    x, inputs = call.state.x, call.inputs
-    given = (x, call.state.residual, inputs.relative_bias, *call.weights.tensors())
+    x, inputs = layer_call.state.x, layer_call.inputs
+    given = (x, layer_call.state.residual, inputs.relative_bias, *layer_call.weights.tensors())
     if not any(tensor is not None and tensor.requires_grad for tensor in given):
         return "nothing requires a gradient"
-    return mode_reason() or shape_reason(x, call.spec)
+    return mode_reason() or shape_reason(x, layer_call.spec)
 
 
 def mode_reason() -> str | None:
@@ -69,21 +69,25 @@ def shape_reason(x: Tensor, spec: LayerSpec) -> str | None:
         return f"head_dim must be a multiple of 16 up to 128, it is {head_dim}"
     if x.shape[-1] > 8192:
         return f"the hidden size must be at most 8192, it is {x.shape[-1]}"
-    if _dispatch.choose("attention", "auto", x) == "reference":
+    if dispatch.choose("attention", "auto", x) == "reference":
         return f"there is no attention kernel for {x.dtype} on {x.device.type}"
     return None
 
 
-def run_fused_sublayers(call: LayerCall) -> LayerState:
+def run_fused_sublayers(layer_call: LayerCall) -> LayerState:
     """:func:`fastenc.nn.layer.run_single_ops` with two autograd nodes, and with the same dropout masks."""
     state, inputs, spec, dropout = (
-        in_autocast_dtype(call.state),
-        call.inputs,
-        call.spec,
-        call.dropout,
+        in_autocast_dtype(layer_call.state),
+        layer_call.inputs,
+        layer_call.spec,
+        layer_call.dropout,
     )
-    x, w, cast = state.x, call.prepared.stacked or call.weights, call.prepared.cast
-    _checks.check_device("encoder_layer", "cu_seqlens", inputs.cu_seqlens, x)
+    x, w, cast = (
+        state.x,
+        layer_call.prepared.stacked or layer_call.weights,
+        layer_call.prepared.cast,
+    )
+    checks.check_device("encoder_layer", "cu_seqlens", inputs.cu_seqlens, x)
     check_cu_seqlens(inputs.cu_seqlens, x.shape[0], inputs.max_seqlen)
     h = _Attention.apply(
         *_distinct(state),
@@ -128,8 +132,8 @@ def _state(results, spec: LayerSpec) -> LayerState:
 
 def _mask(x: Tensor, dropout_p: float, state: Tensor | None) -> tuple[Tensor | None, float]:
     """(seed and offset of the dropout mask or None without dropout, probability)."""
-    _checks.check_dropout("encoder_layer", dropout_p)
-    return _checks.mask_rng_state("encoder_layer", state, dropout_p, x), dropout_p
+    checks.check_dropout("encoder_layer", dropout_p)
+    return checks.mask_rng_state("encoder_layer", state, dropout_p, x), dropout_p
 
 
 class _Attention(torch.autograd.Function):
@@ -172,7 +176,7 @@ class _Attention(torch.autograd.Function):
         rng_state, dropout_p = _mask(x, dropout.attention, dropout.rng_states[0])
         bias = None if relative_bias is None else relative_bias.float()
         all_blocks, long_blocks = inputs.blocks or (None, None)
-        call = self_attention_call(
+        attention_call = self_attention_call(
             inputs.cu_seqlens,
             inputs.max_seqlen,
             scale=spec.scale,
@@ -187,7 +191,7 @@ class _Attention(torch.autograd.Function):
             window_right=spec.window[1],
         )
         ctx.bias_dtype = None if relative_bias is None else relative_bias.dtype
-        attended, lse = torch.ops.fastenc.attention_fwd(*qkv.unbind(1), *call)
+        attended, lse = torch.ops.fastenc.attention_fwd(*qkv.unbind(1), *attention_call)
         projected = gemm(attended.flatten(1), out_weight.t())
         out_dropout = _mask(x, dropout.attention_out, dropout.rng_states[1])
         ctx.norm, ctx.dropout_p = norm, out_dropout[1]
@@ -203,10 +207,10 @@ class _Attention(torch.autograd.Function):
             qkv if needs_attention else None,
             attended if needs_out or needs_attention else None,
             lse if needs_attention else None,
-            *(call.tensors() if needs_attention else ()),
+            *(attention_call.tensors() if needs_attention else ()),
             *saved,
         )
-        ctx.call = call.without_tensors() if needs_attention else None
+        ctx.attention_call = attention_call.without_tensors() if needs_attention else None
         ctx.set_materialize_grads(False)
         return results
 
@@ -214,7 +218,7 @@ class _Attention(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx, dy: Tensor | None, dsum: Tensor | None = None):
         x, qkv_weight, out_weight, qkv, attended, lse, *rest = ctx.saved_tensors
-        of_call = 0 if ctx.call is None else TENSORS
+        of_call = 0 if ctx.attention_call is None else TENSORS
         tensors, saved = rest[:of_call], rest[of_call:]
         needs = ctx.needs_input_grad
         needs_x, needs_qkv, needs_qkv_bias, needs_out = needs[0], needs[2], needs[3], needs[4]
@@ -232,7 +236,7 @@ class _Attention(torch.autograd.Function):
                     attended,
                     lse,
                     *qkv.unbind(1),
-                    *ctx.call.with_tensors(tensors),
+                    *ctx.attention_call.with_tensors(tensors),
                     True,
                     needs_relative_bias,
                     needs_qkv_bias,
@@ -279,9 +283,16 @@ class _FeedForward(torch.autograd.Function):
         if cast is not None:
             up_weight, down_weight = cast.up_weight, cast.down_weight
         up_weight, down_weight = up_weight.to(x.dtype), down_weight.to(x.dtype)
-        up = gemm(x, up_weight.t())
-        _checks.check_vector("encoder_layer", "up_bias", up_bias, up)
-        inner, mask = drop(_activate(up, up_bias, spec), dropout.inner)
+        # What linear_gelu computes: erf-GELU of a product with a bias.
+        is_linear_gelu = not spec.gated and spec.activation == "gelu" and not dropout.inner
+        ctx.in_epilogue = False
+        if up_bias is not None and is_linear_gelu and in_epilogue(x):
+            ctx.in_epilogue, mask = True, None
+            inner, up = torch.ops.fastenc.linear_gelu_fwd(x, up_weight, up_bias.to(x.dtype))
+        else:
+            up = gemm(x, up_weight.t())
+            checks.check_vector("encoder_layer", "up_bias", up_bias, up)
+            inner, mask = drop(_activate(up, up_bias, spec), dropout.inner)
         projected = gemm(inner, down_weight.t())
         ctx.spec, ctx.inner_dropout_p = spec, dropout.inner
         down_dropout = _mask(x, dropout.down, dropout.rng_states[2])
@@ -316,11 +327,14 @@ class _FeedForward(torch.autograd.Function):
             if needs_down:
                 ddown_weight = gemm(dprojected.t(), inner, dtype=ctx.dtypes[2])
             if needs_x or needs_up or needs_up_bias:
-                dinner = gemm(dprojected, down_weight)
-                if mask is not None:
-                    scale = 1 / (1 - ctx.inner_dropout_p)
-                    dinner = torch.ops.aten.native_dropout_backward(dinner, mask, scale)
-                dup, dup_bias = _activate_backward(dinner, up, up_bias, ctx.spec)
+                if ctx.in_epilogue:
+                    dup, dup_bias = torch.ops.fastenc.linear_gelu_bwd(dprojected, down_weight, up)
+                else:
+                    dinner = gemm(dprojected, down_weight)
+                    if mask is not None:
+                        scale = 1 / (1 - ctx.inner_dropout_p)
+                        dinner = torch.ops.aten.native_dropout_backward(dinner, mask, scale)
+                    dup, dup_bias = _activate_backward(dinner, up, up_bias, ctx.spec)
                 if needs_up:
                     dup_weight = gemm(dup.t(), x, dtype=ctx.dtypes[0])
                 if needs_x and ctx.one_input:
@@ -333,8 +347,8 @@ class _FeedForward(torch.autograd.Function):
 
 
 def _activate(up: Tensor, bias: Tensor | None, spec: FeedForwardSpec) -> Tensor:
-    number = GLU_ACTIVATIONS.index(spec.activation) if spec.activation != "relu" else None
-    if spec.gated and number is not None:
+    if spec.gated and spec.activation in activation.GATED:
+        number = activation.NUMBERS[spec.activation]
         return torch.ops.fastenc.bias_glu_fwd(up, bias, number)
     if not spec.gated and spec.activation in ("gelu", "gelu_tanh"):
         return torch.ops.fastenc.bias_gelu_fwd(up, bias, spec.activation == "gelu_tanh")
@@ -344,8 +358,8 @@ def _activate(up: Tensor, bias: Tensor | None, spec: FeedForwardSpec) -> Tensor:
 def _activate_backward(
     dinner: Tensor, up: Tensor, bias: Tensor | None, spec: FeedForwardSpec
 ) -> tuple[Tensor, Tensor | None]:
-    if spec.gated and spec.activation != "relu":
-        number = GLU_ACTIVATIONS.index(spec.activation)
+    if spec.gated and spec.activation in activation.GATED:
+        number = activation.NUMBERS[spec.activation]
         return torch.ops.fastenc.bias_glu_bwd(dinner, up, bias, number)
     if not spec.gated and spec.activation in ("gelu", "gelu_tanh"):
         return torch.ops.fastenc.bias_gelu_bwd(dinner, up, bias, spec.activation == "gelu_tanh")
@@ -366,9 +380,9 @@ def _formula(biased: Tensor, spec: FeedForwardSpec) -> Tensor:
 def _norm_forward(projected, residual, x_bias, weight, bias, norm, dropout):
     """(y or with pre-norm (y, sum), tensors that the backward needs)."""
     spec, pre_norm = norm
-    _checks.check_like("encoder_layer", "residual", residual, projected)
+    checks.check_like("encoder_layer", "residual", residual, projected)
     for name, value in (("x_bias", x_bias), ("weight", weight), ("bias", bias)):
-        _checks.check_vector("encoder_layer", name, value, projected)
+        checks.check_vector("encoder_layer", name, value, projected)
     rng_state, dropout_p = dropout
     y, h, mean, rstd = torch.ops.fastenc.layer_norm_fwd(
         projected, residual, x_bias, weight, bias, rng_state, dropout_p, spec.eps,
@@ -402,7 +416,7 @@ def _norm_backward(dy, dsum, saved, ctx, needs):
 def _no_autocast(x: Tensor):
     """A context without autocast: a backward that is called inside autocast computes in the forward's dtype too."""
     device = x.device.type
-    if _dispatch.autocast_dtype(device) is None:
+    if dispatch.autocast_dtype(device) is None:
         return nullcontext()
     return torch.autocast(device, enabled=False)
 

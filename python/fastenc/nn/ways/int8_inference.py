@@ -10,7 +10,7 @@ from fastenc.nn.features import given_fields
 from fastenc.nn.layer_call import Int8Weights, LayerCall
 from fastenc.nn.layer_spec import LayerSpec, LayerState, LayerWeights, stack_biases
 from fastenc.nn.ways import cpu_inference
-from fastenc.ops import _dispatch, _encoder_layer, _int8_linear
+from fastenc.ops import activation, dispatch, int8_products
 from fastenc.packing import check_cu_seqlens
 
 # The features of a call that these ops compute.
@@ -23,14 +23,14 @@ def pack(weights: LayerWeights, spec: LayerSpec) -> Int8Weights:
     halves = [
         half for each in w.up_weights for half in each.split(spec.feed_forward.intermediate_size)
     ]
-    up = _int8_linear.pack_int8(halves[0])
+    up = int8_products.pack_int8(halves[0])
     return Int8Weights(
-        _int8_linear.pack_int8(*w.qkv_weights),
-        _int8_linear.pack_int8(w.attention_out_weight),
+        int8_products.pack_int8(*w.qkv_weights),
+        int8_products.pack_int8(w.attention_out_weight),
         up,
-        _int8_linear.pack_int8(halves[1]) if spec.feed_forward.gated else None,
-        _int8_linear.pack_int8(w.down_weight),
-        _int8_linear.attends_in_bfloat16(),
+        int8_products.pack_int8(halves[1]) if spec.feed_forward.gated else None,
+        int8_products.pack_int8(w.down_weight),
+        int8_products.attends_in_bfloat16(),
     )
 
 
@@ -57,7 +57,7 @@ def call_reason(call: LayerCall) -> str | None:
     if torch.is_grad_enabled():
         return "gradients are on"
     x = call.state.x
-    if _dispatch.autocast_dtype(x.device.type):
+    if dispatch.autocast_dtype(x.device.type):
         return "autocast is on"
     if x.dtype != torch.float32 or x.device.type != "cpu":
         return f"its input must be float32 on the CPU, got {x.dtype} on {x.device.type}"
@@ -69,7 +69,7 @@ def weights_reason(weights: LayerWeights, spec: LayerSpec) -> str | None:
     reason = cpu_inference.weights_reason(weights, spec)
     if reason is not None:
         return reason
-    if not _int8_linear.has_int8_products():
+    if not int8_products.has_int8_products():
         return "this processor multiplies 8 bits neither by AVX512-VNNI nor by AVX-VNNI nor by AMX"
     if weights.down_weight.dtype != torch.float32:
         return f"int8 is made from float32 weights, they are {weights.down_weight.dtype}"
@@ -113,7 +113,7 @@ def run_int8_inference(call: LayerCall) -> LayerState:
         w.out_norm_weight,
         w.out_norm_bias,
         f.intermediate_size,
-        _encoder_layer.ACTIVATIONS[f.activation],
+        activation.NUMBERS[f.activation],
         spec.pre_norm,
         spec.attention_norm.norm_type == "rms",
         spec.attention_norm.eps,
