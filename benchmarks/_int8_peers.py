@@ -1,28 +1,20 @@
-"""A checkpoint in 8 bits by ONNX Runtime and OpenVINO: the graphs that they read, made once, and their sessions."""
+"""An encoder in 8 bits by OpenVINO and ONNX Runtime.
+
+Each function returns {name: a callable from a padded batch to hidden states, or why there is none}.
+"""
 
 from pathlib import Path
 
 from benchmarks._harness import peer
-from benchmarks._peers import OnnxRuntime, OpenVino, export_onnx, padded
+from benchmarks._peers import OnnxRuntime, OpenVino, padded
 
 CALIBRATION_TEXTS = 300
 
 
-def providers(
-    folder: Path, scratch: Path, heads: int, hidden: int, threads: int, samples: list[list[int]]
-) -> dict:
-    """{name: a callable from a padded batch to hidden states, or why there is none}.
+def openvino(graph: Path, threads: int, samples: list[list[int]]) -> dict:
+    """Args: samples: token ids of the texts by which static quantisation measures its ranges."""
 
-    Args:
-        folder: the checkpoint; scratch: where graphs are written.
-        samples: token ids of the texts by which static quantisation measures its ranges.
-    """
-    graph = export_onnx(folder, scratch / "float32.onnx")
-    make_onnx = lambda fused, recipe: (
-        lambda _: OnnxRuntime(graph, heads, hidden, threads, fused=fused, quantised=recipe)
-    )
-
-    def openvino(quantise, precision="f32", **options):
+    def make(quantise, precision="f32", **options):
         return lambda nncf: OpenVino(graph, threads, precision, quantise(nncf), **options)
 
     def weights_in_8_bits(nncf):
@@ -40,13 +32,21 @@ def providers(
 
     row = {"DYNAMIC_QUANTIZATION_GROUP_SIZE": "128"}
     return {
-        "OpenVINO int8 static, sorted": peer("nncf", openvino(static)),
-        "OpenVINO int8 static, rest bf16, sorted": peer("nncf", openvino(static, "bf16")),
-        "OpenVINO int8 dynamic, sorted": peer("nncf", openvino(weights_in_8_bits, **row)),
+        "OpenVINO int8 static, sorted": peer("nncf", make(static)),
+        "OpenVINO int8 static, rest bf16, sorted": peer("nncf", make(static, "bf16")),
+        "OpenVINO int8 dynamic, sorted": peer("nncf", make(weights_in_8_bits, **row)),
+    }
+
+
+def onnx_runtime(graph: Path, heads: int, hidden: int, threads: int) -> dict:
+    def make(fused, ops):
+        return lambda _: OnnxRuntime(graph, heads, hidden, threads, fused=fused, quantised=ops)
+
+    return {
         "ONNX Runtime int8 dynamic, fused, sorted": peer(
-            "onnxruntime", make_onnx(True, ("MatMul", "Attention"))
+            "onnxruntime", make(True, ("MatMul", "Attention"))
         ),
         # sentence-transformers' export_dynamic_quantized_onnx_model(model, "avx512_vnni"): every op that ONNX Runtime
         # can quantise in the call, of the graph that is not fused.
-        "sentence-transformers' qint8, sorted": peer("onnxruntime", make_onnx(False, None)),
+        "sentence-transformers' qint8, sorted": peer("onnxruntime", make(False, None)),
     }

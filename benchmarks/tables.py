@@ -127,14 +127,33 @@ def int8(data: dict) -> str:
         )
         lines.append(f"| {provider} | {' | '.join(map(str, cells))} |")
     return section(
-        "Inference in 8 bits: MiniLM (6 × 384)",
+        "Inference in 8 bits: MiniLM (6 × 384) and BERT-base",
         "FASTENC_DATA=... python -m benchmarks.run int8",
         "Speed relative to Hugging Face sdpa in float32, with batches of 32 in the corpus's order; all others sort by "
         "length. Below, Spearman's correlation with the scores of STS-B's 1,379 test pairs × 100, and cosines of the "
         "2,758 texts' vectors with those of float32. OpenVINO's static ranges are measured on 300 texts of SST-2; "
-        "sentence-transformers' qint8 is its recipe for AVX512-VNNI. "
+        "sentence-transformers' qint8 is its recipe for AVX512-VNNI. BERT-base has random weights. "
         + machine_line(data["machine"]),
         grid(data["cases"], speeds, "speed-up", speedup) + "\n\n" + "\n".join(lines),
+    )
+
+
+def int8_tasks(data: dict) -> str:
+    lines = ["| | metric | float32 | int8 | changed answers |", "|---|---|---:|---:|---:|"]
+    for case, rows in data["cases"].items():
+        exact, found = rows["float32"], rows["int8"]
+        if "changed" in found:
+            changed = f"{found['changed']:,} of {found['answers']:,}"
+        else:
+            changed = f"{found['answers']:,} scores, at most {found['largest_difference']:.3f} off"
+        scores = [f"{100 * row['score']:.2f}" for row in (exact, found)]
+        lines.append(f"| {case} | {exact['metric']} | {' | '.join(scores)} | {changed} |")
+    return section(
+        "Fine-tuned models in 8 bits: MiniLM",
+        "FASTENC_DATA=... python -m benchmarks.studies.int8_tasks",
+        "Fine-tuned in float32, then evaluated on test (SST-2: on dev) in float32 and in int8. Scores × 100. "
+        + machine_line(data["machine"]),
+        "\n".join(lines),
     )
 
 
@@ -479,6 +498,7 @@ def op_sections() -> dict[str, Callable[[dict], str]]:
 SECTIONS: dict[str, Callable[[dict], str]] = {
     "encoder": encoder,
     "int8": int8,
+    "int8_tasks": int8_tasks,
     **{
         f"models_{name}_{mode}": whole_model(name, mode)
         for name in MODELS
@@ -627,44 +647,58 @@ def families() -> str:
     return "\n".join(lines[:-1]) + "\n"
 
 
+# What multiplies 8 bits on a processor, as machine() names it → such processors.
+INT8_PRODUCTS = {
+    "AVX512-VNNI": "AVX512-VNNI (AMD since Zen 4, Intel since Cascade Lake)",
+    "AVX-VNNI": "AVX-VNNI (Intel since Alder Lake)",
+    "AMX": "AMX (Intel since Sapphire Rapids)",
+}
+INT8_PEERS = {
+    "Hugging Face sdpa, float32, sorted": SORTED,
+    "fastenc float32, frozen": "fastenc float32, frozen",
+    "fastenc bfloat16, frozen": "fastenc bf16, frozen",
+    "OpenVINO int8, the fastest of its ways": "OpenVINO int8",
+    "ONNX Runtime int8": "ONNX Runtime int8",
+    "sentence-transformers' qint8": "sentence-transformers' qint8",
+}
+
+
 def int8_by_processor() -> str:
-    """The guide's table: a row a workload and a peer, a column a device."""
+    """The guide's table: a row for each workload and peer, a column for each device; then what was not measured."""
     devices = sorted(path for path in RESULTS.glob("*") if path.is_dir())
     found = [data for device in devices if (data := load(device, "int8"))]
+    measured = {data["machine"]["int8_products"] for data in found}
+    missing = [title for name, title in INT8_PRODUCTS.items() if name not in measured]
+    not_measured = f"Not measured yet: {'; '.join(missing)}." if missing else ""
     if not found:
-        return "Not measured yet.\n"
+        return f"{not_measured}\n"
     machines = [data["machine"] for data in found]
-    names = [f"{machine['device']}, {machine['threads']} threads" for machine in machines]
-    lines = [f"| MiniLM (6 × 384) | {' | '.join(names)} |", "|---|" + "---:|" * len(names)]
-    peers = {
-        "Hugging Face sdpa, float32, sorted": SORTED,
-        "fastenc float32, frozen": "fastenc float32, frozen",
-        "fastenc bfloat16, frozen": "fastenc bf16, frozen",
-        "OpenVINO int8, the faster of its ways": "OpenVINO int8",
-        "ONNX Runtime int8": "ONNX Runtime int8",
-        "sentence-transformers' qint8": "sentence-transformers' qint8",
-    }
-    for case in ("lengths of SST-2", "lengths 10 to 256", "one text of 20 tokens"):
-        lines.append(f"| **int8, {case}: times as fast as** |" + " |" * len(names))
-        for title, begin in peers.items():
-            cells = [_times_as_fast(data["cases"][case], "fastenc int8", begin) for data in found]
-            lines.append(f"| {title} | {' | '.join(cells)} |")
+    names = [f"{m['device']}, {m['int8_products']}, {m['threads']} threads" for m in machines]
+    lines = [f"| int8 is so many times as fast as | {' | '.join(names)} |"]
+    lines.append("|---|" + "---:|" * len(names))
+    for case in dict.fromkeys(name for data in found for name in data["cases"]):
+        if case == "accuracy":
+            continue
+        model = "" if case.startswith("BERT-base") else "MiniLM, "
+        lines.append(f"| **{model}{case}** |" + " |" * len(names))
+        for title, begin in INT8_PEERS.items():
+            cells = [_times_as_fast(data["cases"].get(case, {}), begin) for data in found]
+            if set(cells) != {"–"}:
+                lines.append(f"| {title} | {' | '.join(cells)} |")
     score = lambda data, name: f"{data['cases']['accuracy'][name]['spearman']:.2f}"
     pairs = [
         f"{score(data, 'fastenc int8')} of {score(data, 'Hugging Face sdpa')}" for data in found
     ]
-    lines.append(f"| STS-B, Spearman × 100: int8 of float32 | {' | '.join(pairs)} |")
-    return "\n".join(lines) + "\n"
+    lines.append(f"| MiniLM on STS-B, Spearman × 100: int8 of float32 | {' | '.join(pairs)} |")
+    return "\n".join([*lines, "", not_measured]).rstrip() + "\n"
 
 
-def _times_as_fast(rows: dict, provider: str, begin: str) -> str:
-    """Against the fastest of the peers whose names begin so."""
-    timed = [
-        row["median_ms"]
-        for name, row in rows.items()
-        if name.startswith(begin) and "median_ms" in row
-    ]
-    return f"{min(timed) / rows[provider]['median_ms']:.2f}×" if timed else "–"
+def _times_as_fast(rows: dict, begin: str) -> str:
+    """How many times as fast int8 is as the fastest of the peers whose names begin so."""
+    timed = {name: row["median_ms"] for name, row in rows.items() if "median_ms" in row}
+    peers = [time for name, time in timed.items() if name.startswith(begin)]
+    ours = timed.get("fastenc int8")
+    return f"{min(peers) / ours:.2f}×" if peers and ours else "–"
 
 
 # page in docs/with: how the names of its cases begin

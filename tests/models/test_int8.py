@@ -70,6 +70,34 @@ def test_what_ends_a_freeze_ends_it(name, folder):
     assert not torch.equal(hidden(encoder, batch), in_8_bits)
 
 
+@pytest.mark.filterwarnings("ignore:.*:Warning:(sentence_transformers|transformers)")
+def test_models_of_sentence_transformers(tmp_path):
+    sentence_transformers = pytest.importorskip("sentence_transformers")
+    transformers = pytest.importorskip("transformers")
+    texts = ["A bank lends money.", "A river bank was muddy.", "Third"]
+    bi = sentence_transformers.SentenceTransformer(str(minilm_folder()), device="cpu")
+    exact = bi.encode(texts, convert_to_tensor=True)
+    assert fastenc.freeze(fastenc.patch(bi), dtype="int8") is bi
+    found = bi.encode(texts, convert_to_tensor=True)
+    assert not torch.equal(found, exact) and nearness(found, exact) > 0.99
+
+    head = transformers.AutoModelForSequenceClassification.from_pretrained(
+        minilm_folder(), num_labels=1
+    )
+    head.save_pretrained(tmp_path)
+    transformers.AutoTokenizer.from_pretrained(minilm_folder()).save_pretrained(tmp_path)
+    cross = sentence_transformers.CrossEncoder(str(tmp_path), device="cpu")
+    pairs = [(texts[0], text) for text in texts]
+    exact = cross.predict(pairs, convert_to_tensor=True)
+    fastenc.freeze(fastenc.patch(cross), dtype="int8")
+    found = cross.predict(pairs, convert_to_tensor=True)
+    assert not torch.equal(found, exact)
+    torch.testing.assert_close(found, exact, atol=0.01, rtol=0)
+    fastenc.unfreeze(cross)
+    unfrozen = cross.predict(pairs, convert_to_tensor=True)
+    torch.testing.assert_close(unfrozen, exact, atol=1e-5, rtol=0)
+
+
 REFUSED = {
     **{name: end for name, end in ENDS.items() if name != "load_state_dict"},
     "load_state_dict": lambda m, batch: m.load_state_dict({}, strict=False),

@@ -115,9 +115,8 @@ class EncoderLayer(nn.Module):
         dropout: LayerDropout,
         prepared: Prepared = NOT_PREPARED,
     ) -> LayerState:
-        return run_layer(
-            LayerCall(state, inputs, self.weights(), spec, dropout, self.adapted(), prepared)
-        )
+        weights = self.weights() if prepared.weights is None else prepared.weights
+        return run_layer(LayerCall(state, inputs, weights, spec, dropout, self.adapted(), prepared))
 
 
 class Encoder(PretrainedModel):

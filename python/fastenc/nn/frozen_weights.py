@@ -64,14 +64,18 @@ class FrozenWeights(nn.Module):
 
         Args: owner: an encoder of ours, in evaluation mode on a CPU; layers: its layers.
         """
-        self.freeze(owner, INT8)
-        self._replaces_weights = True
+        quantised = quantised_layers(owner, INT8)
         linears = (m for layer in layers for m in layer.children() if isinstance(m, nn.Linear))
         for linear in linears:
             # Shape and dtype stay. It is no parameter any more: to() would fail for want of values.
             without_values = torch.empty_like(linear.weight, device="meta")
             del linear.weight
             linear.weight = without_values
+        self._layers = [
+            each._replace(weights=weights)
+            for each, (weights, _) in zip(quantised, owner.layer_weights(), strict=True)
+        ]
+        self._replaces_weights = True
 
     def require_weights(self, what: str) -> None:
         """Raises: ValueError if these copies are all that the model has of its layers' weights."""
@@ -169,9 +173,9 @@ def frozen_layers(owner: WeightsOwner) -> list[Prepared]:
     """The packed weights of every layer, or its stacked weights if it does not run on packed ones."""
     with torch.no_grad():
         return [
-            Prepared(stacked=stacked(weights))
+            Prepared(weights, stacked=stacked(weights))
             if cpu_inference.weights_reason(weights, spec) or cpu_inference.packing_reason(weights)
-            else Prepared(packed=cpu_inference.pack(weights))
+            else Prepared(weights, packed=cpu_inference.pack(weights))
             for weights, spec in owner.layer_weights()
         ]
 
@@ -197,7 +201,9 @@ def quantised_layers(owner: WeightsOwner, dtype: str) -> list[Prepared]:
                         f"int8 needs finite weights, got a weight of shape {tuple(tensor.shape)} with NaN or infinity "
                         f"in layer {number}: load other weights"
                     )
-        return [Prepared(int8=int8_inference.pack(weights, spec)) for weights, spec in layers]
+        return [
+            Prepared(weights, int8=int8_inference.pack(weights, spec)) for weights, spec in layers
+        ]
 
 
 def int8_reasons(owner: WeightsOwner) -> list[str | None]:

@@ -49,12 +49,14 @@ class Prepared(NamedTuple):
     """Copies of a layer's weights in the forms that the ways read; a form that was not made is None.
 
     Fields:
+        weights: the layer's weights themselves as they were then, so that a frozen layer does not look them up again.
         packed: for CPU inference.
         int8: for CPU inference in 8 bits.
         stacked: q, k and v in one tensor, and a gated ``up`` in one tensor, for ways that read plain weights.
         cast: in autocast's dtype, for the fused sublayers.
     """
 
+    weights: LayerWeights | None = None
     packed: PackedWeights | None = None
     int8: Int8Weights | None = None
     stacked: LayerWeights | None = None

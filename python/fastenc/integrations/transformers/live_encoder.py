@@ -114,9 +114,8 @@ class LiveLayer:
         dropout: LayerDropout,
         prepared: Prepared = NOT_PREPARED,
     ) -> LayerState:
-        return run_layer(
-            LayerCall(state, inputs, self.weights(), spec, dropout, self.adapted(), prepared)
-        )
+        weights = self.weights() if prepared.weights is None else prepared.weights
+        return run_layer(LayerCall(state, inputs, weights, spec, dropout, self.adapted(), prepared))
 
 
 class Reading(NamedTuple):
