@@ -42,8 +42,11 @@ def picture(data: dict, name: str, text: str) -> str:
 
 def machine_line(machine: dict) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
-    threads = "1 thread" if machine["threads"] == 1 else f"{machine['threads']} threads"
-    return f"{machine['device']}, {threads}; {versions}; {machine['date']}."
+    return f"{machine['device']}, {threads_of(machine)}; {versions}; {machine['date']}."
+
+
+def threads_of(machine: dict) -> str:
+    return "1 thread" if machine["threads"] == 1 else f"{machine['threads']} threads"
 
 
 def grid(cases: dict, columns: dict[str, str], unit: str, form) -> str:
@@ -673,7 +676,7 @@ def int8_by_processor() -> str:
     if not found:
         return f"{not_measured}\n"
     machines = [data["machine"] for data in found]
-    names = [f"{m['device']}, {m['int8_products']}, {m['threads']} threads" for m in machines]
+    names = [f"{m['device']}, {m['int8_products']}, {threads_of(m)}" for m in machines]
     lines = [f"| int8 is so many times as fast as | {' | '.join(names)} |"]
     lines.append("|---|" + "---:|" * len(names))
     for case in dict.fromkeys(name for data in found for name in data["cases"]):
