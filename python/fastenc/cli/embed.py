@@ -7,7 +7,7 @@ from pathlib import Path
 from fastenc._base.extras import require
 from fastenc._base.options import REQUIRED, argument, option
 from fastenc.cli.options import Command
-from fastenc.cli.outputs import DEVICE, check_suffix, device_named, write
+from fastenc.cli.outputs import DEVICE, DTYPE, check_suffix, device_named, dtype_named, write
 from fastenc.data.columns import iterate_words
 from fastenc.models import Encoder
 from fastenc.tasks.base import QUOTING
@@ -81,6 +81,7 @@ class Embed(Command):
     )
     batch_size: int = option(32, "Number of sequences in a batch.")
     device: str | None = option(None, DEVICE)
+    dtype: str = option("float32", DTYPE)
     quoting: str | None = option(None, QUOTING)
     resume: bool = option(False, "Continue an unfinished run after what it has kept.")
 
@@ -91,7 +92,7 @@ class Embed(Command):
         check_suffix(self.output, OUTPUTS)
         if self.output.suffix == ".parquet":
             require("pyarrow", extra="parquet")
-        model = Encoder.from_pretrained(self.model).to(device_named(self.device))
+        model = self._model()
         written = embed_file(
             model,
             self.inputs,
@@ -121,11 +122,15 @@ class Embed(Command):
                     f"--{name.replace('_', '-')} is for the vectors of {kinds[0]}, not of {kinds[1]}: leave it out"
                 )
 
+    def _model(self) -> Encoder:
+        dtype, device = dtype_named(self.dtype), device_named(self.device, self.dtype)
+        return Encoder.from_pretrained(self.model, dtype=dtype).to(device)
+
     def _embed_words(self) -> None:
         check_suffix(self.output, (".npy",))
         numpy = require("numpy", extra="train")
         sentences = _Sentences(self.inputs)
-        model = Encoder.from_pretrained(self.model).to(device_named(self.device))
+        model = self._model()
         vectors = model.embed_words(
             sentences,
             layers=self.layers or None,

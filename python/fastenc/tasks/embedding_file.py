@@ -90,7 +90,11 @@ def embed_file(
     width = options.get("truncate_dim") or encoder.config.hidden_size
     table = ParquetTable(width, store_as) if output.suffix == ".parquet" else None
     settings = {
-        "model": [model_name, file_stamp(Path(model_name), output.name) if model_name else []],
+        "model": [
+            model_name,
+            file_stamp(Path(model_name), output.name) if model_name else [],
+            *(["int8"] if encoder.in_8_bits else []),
+        ],
         "inputs": [str(inputs), file_stamp(Path(inputs), output.name)],
         "options": [text, quoting, store_as, batch_size, options],
     }
