@@ -14,7 +14,17 @@ from fastenc.tasks.base import QUOTING
 from fastenc.tasks.embedding_file import OUTPUTS, embed_file
 
 # Options that have no effect on the vectors of the other kind.
-OF_TEXTS = ("text", "store_as", "pooling", "normalize", "quoting", "resume")
+OF_TEXTS = (
+    "text",
+    "store_as",
+    "pooling",
+    "normalize",
+    "prompt",
+    "prompt_name",
+    "truncate_dim",
+    "quoting",
+    "resume",
+)
 OF_WORDS = ("layers", "combine", "subwords")
 
 
@@ -51,6 +61,11 @@ class Embed(Command):
     )
     normalize: bool | None = option(
         None, "Scale vectors to length 1. Default: as the checkpoint says, else yes."
+    )
+    prompt: str | None = option(None, 'Text to put before each text, such as "query: ".')
+    prompt_name: str | None = option(None, "Name of one of the checkpoint's prompts.")
+    truncate_dim: int | None = option(
+        None, "Keep the first dimensions only, for models that were trained so (Matryoshka)."
     )
     words: bool = option(False, "Compute a vector for each word instead of each text.")
     layers: tuple[int, ...] = option(
@@ -90,6 +105,9 @@ class Embed(Command):
             quoting=self.quoting,
             pooling=self.pooling,
             normalize=self.normalize,
+            prompt=self.prompt,
+            prompt_name=self.prompt_name,
+            truncate_dim=self.truncate_dim,
         )
         ids = f", ids in {written.ids}" if written.ids else ""
         print(f"{written.number} vectors of {written.width} numbers in {self.output}{ids}")
