@@ -165,6 +165,24 @@ def attention(rng: Random) -> Call:
     return Call(op, arguments, by_reference(op), leaves=("qkv", "relative_bias"))
 
 
+def disentangled_attention(rng: Random) -> Call:
+    lengths, heads, dim = lengths_of(rng, 70), rng.randint(1, 3), rng.choice((8, 16, 32, 64))
+    reach, rows, dtype = rng.choice((0, 3, 100)), rng.randint(1, 9), dtype_of(rng)
+    draw = lambda *shape: laid_out(rng, torch.randn(*shape, heads, dim).to(dtype))
+    arguments = {
+        "qkv": draw(sum(lengths), 3),
+        "cu_seqlens": offsets_of(lengths),
+        "max_seqlen": max(lengths, default=0) + rng.randint(0, 3),
+        "slots": torch.randint(rows, (2 * reach + 1,)).int(),
+        "position_keys": maybe(rng, draw(rows)),
+        "position_queries": maybe(rng, draw(rows)),
+        "dropout_p": rng.choice((0.0, 0.0, 0.2)),
+        "softmax_scale": rng.choice((None, 0.3)),
+    }
+    op = ops.disentangled_attention
+    return Call(op, arguments, by_reference(op))
+
+
 def cross_attention(rng: Random) -> Call:
     queries, heads, dim = lengths_of(rng, 70), rng.randint(1, 3), rng.choice((8, 16, 32, 64))
     keys = [rng.choice((0, 1, rng.randint(1, 70))) for _ in queries]
@@ -404,6 +422,7 @@ CALLS: dict[str, Callable[[Random], Call]] = {
     "crf_log_likelihood": crf_log_likelihood,
     "crf_marginals": crf_marginals,
     "cross_attention": cross_attention,
+    "disentangled_attention": disentangled_attention,
     "embedding_layer_norm": embedding_layer_norm,
     "head_statistics": head_statistics,
     "layer_norm": partial(norm, ops.layer_norm),

@@ -224,7 +224,7 @@ class PretrainedModel(nn.Module):
     def init_weights(self, module: nn.Module, name: str = "") -> None:
         """Initialise one module: weights normally distributed (the architecture gives the standard deviation for the
         module's name), biases 0, norms 1."""
-        if isinstance(module, nn.Linear | nn.Embedding):
+        if isinstance(module, nn.Linear | nn.Embedding | nn.Conv1d):
             kind = self.config.architecture
             std = kind.initial_std(self.config, name.rpartition(".")[2])
             cutoff = kind.initial_cutoff(self.config)

@@ -20,8 +20,8 @@ from fastenc.integrations.transformers.live_model import (
     weight_difference,
 )
 from fastenc.models.architectures import Architecture
+from fastenc.models.architectures.base import HeadSpec
 from fastenc.nn.layer import activate_plain
-from fastenc.nn.layer_spec import ACTIVATIONS
 from fastenc.ops import layer_norm, linear_masked_cross_entropy, masked_cross_entropy
 from fastenc.ops._gemm import linear
 from fastenc.packing import PackedBatch
@@ -34,9 +34,8 @@ def is_masked_lm(model: Any, kind: Architecture) -> bool:
 class LiveHead:
     """What :func:`fastenc.patch` stores for the masked-LM head of a live model."""
 
-    def __init__(self, model: Any, kind: Architecture):
-        assert kind.lm_head is not None  # is_masked_lm() has seen it
-        names = kind.lm_head.names
+    def __init__(self, model: Any, live: LiveEncoder):
+        names = _head(live).names
         self._linears = [names[name] for name in ("dense", "decoder") if name in names]
         self._expected = new_of_same_class(model)
         self._last: tuple[Snapshot, str | None] | None = None
@@ -106,8 +105,9 @@ def forward(
     wanted = base_model.wanted_states(encoder, live, arguments)
     packed = base_model.run(encoder, live, reading, arguments, metadata, wanted)
     hidden, decoder = packed.last, _module(model, live, "decoder")
-    tied = decoder.weight is reading.modules["embeddings.word"].weight
+    tied = decoder is None or decoder.weight is reading.modules["embeddings.word"].weight
     weight = packed.tied_weight if tied else decoder.weight
+    bias = _bias(model, live) if decoder is None else decoder.bias
     targets = None if labels is None else _of_real_tokens(labels, packed.batch)
     loss = logits = None
     if targets is not None and labelled_logits_only:
@@ -118,11 +118,11 @@ def forward(
         transformed = _transform(model, live, hidden)
         max_labels = None if metadata is None else metadata.labelled
         loss = linear_masked_cross_entropy(
-            transformed, weight, decoder.bias, targets, max_labels=max_labels
+            transformed, weight, bias, targets, max_labels=max_labels
         )
         loss = _nan_without_labels(loss, targets)
     else:
-        logits = linear(_transform(model, live, hidden), weight, decoder.bias)
+        logits = linear(_transform(model, live, hidden), weight, bias)
         if targets is not None:
             loss = _nan_without_labels(masked_cross_entropy(logits, targets), targets)
         logits = packed.padded(logits)
@@ -135,10 +135,8 @@ def forward(
 
 def _transform(model: Any, live: LiveEncoder, hidden: Tensor) -> Tensor:
     """LayerNorm(act(x W + b)), or without the norm if the head has none."""
-    kind, config = live.kind, live.config
     dense, norm = _module(model, live, "dense"), _module(model, live, "norm")
-    assert kind.lm_head is not None  # is_masked_lm() has seen it
-    name = ACTIVATIONS[kind.head(config, kind.lm_head).activation or config.activation]
+    name = _head(live).kernel_activation(live.config.activation)
     x = activate_plain(linear(hidden, dense.weight), dense.bias, name)
     if norm is None:
         return x
@@ -146,9 +144,19 @@ def _transform(model: Any, live: LiveEncoder, hidden: Tensor) -> Tensor:
 
 
 def _module(model: Any, live: LiveEncoder, name: str) -> Any:
-    assert live.kind.lm_head is not None  # is_masked_lm() has seen it
-    path = live.kind.lm_head.names.get(name)
+    path = _head(live).names.get(name)
     return None if path is None else model.get_submodule(path)
+
+
+def _bias(model: Any, live: LiveEncoder) -> Tensor:
+    """The bias of a head that has no decoder module."""
+    module, _, name = _head(live).names["bias"].rpartition(".")
+    return getattr(model.get_submodule(module), name)
+
+
+def _head(live: LiveEncoder) -> HeadSpec:
+    assert live.kind.lm_head is not None  # is_masked_lm() has seen it
+    return live.kind.head(live.config, live.kind.lm_head)
 
 
 def _of_real_tokens(labels: Tensor, batch: PackedBatch) -> Tensor:
