@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fastenc.nn.adaptation import Bottleneck, LayerAdaptation
-from fastenc.nn.layer_call import LayerCall
+from fastenc.nn.layer_call import DISENTANGLED, LayerCall
 from fastenc.nn.layer_spec import (
     AttentionInputs,
     AttentionSpec,
@@ -38,10 +38,9 @@ from fastenc.ops._gemm import linear
 # The features of a call that single ops compute.
 TAKES = frozenset(
     {"window", "rotary", "relative_bias", "pre_norm", "norm_type=rms", "gated", "adaptation"}
-    | {"position_terms", "relative_positions", "positions_dropout"}
-    | {f"position_{name}" for name in ("key_weight", "key_bias", "query_weight", "query_bias")}
+    | DISENTANGLED
     | {f"activation={name}" for name in ("gelu_tanh", "silu", "relu")}
-    | {f"{name}_dropout" for name in ("attention", "attention_out", "inner", "down")}
+    | {f"{name}_dropout" for name in ("attention", "attention_out", "inner", "down", "positions")}
 )
 
 # Inference on a CPU computes the layer after attention in blocks of this many rows, because larger intermediate results
@@ -125,7 +124,7 @@ def _attend(
     dropout: LayerDropout,
     added: LayerAdaptation,
 ) -> Tensor:
-    qkv = _stacked_linear(x, w.qkv_weights, w.qkv_biases)
+    qkv = stacked_linear(x, w.qkv_weights, w.qkv_biases)
     qkv = added.to_output("qkv", qkv, x).view(x.shape[0], 3, spec.num_heads, spec.head_dim)
     if spec.position_terms:
         assert inputs.relative_positions is not None  # the stack makes them for every such layer
@@ -191,7 +190,7 @@ def project_positions(
         keys, queries = (None if m is None else linear(x, m, b).view(shape) for m, b in own)
         return keys, queries
     if added is not None and "qkv" in added.low_rank:
-        qkv = added.to_output("qkv", _stacked_linear(x, w.qkv_weights, w.qkv_biases), x)
+        qkv = added.to_output("qkv", stacked_linear(x, w.qkv_weights, w.qkv_biases), x)
         queries, keys, _ = qkv.view(x.shape[0], 3, *shape[1:]).unbind(1)
     elif len(w.qkv_weights) == 1:
         rows, bias = 2 * shape[1] * shape[2], w.qkv_biases[0]
@@ -202,7 +201,7 @@ def project_positions(
     return keys if wanted[0] else None, queries if wanted[1] else None
 
 
-def _stacked_linear(
+def stacked_linear(
     x: Tensor, weights: tuple[Tensor, ...], biases: tuple[Tensor | None, ...]
 ) -> Tensor:
     """x W^T + b for the stacked weights W and biases b.
@@ -237,7 +236,7 @@ def _after_attention(
         added.after_attention,
     )
     # The bias of the linear layer before the activation is added by the activation's kernel.
-    product = _stacked_linear(h.x, w.up_weights, (None,) * len(w.up_weights))
+    product = stacked_linear(h.x, w.up_weights, (None,) * len(w.up_weights))
     up = added.to_output("up", product, h.x)
     # Without gradients nothing else uses the product, so it may be overwritten.
     up_bias = stack_biases(w.up_biases, w.up_weights)

@@ -5,11 +5,13 @@ from torch import Tensor
 
 from fastenc.ops import _checks
 from fastenc.ops._dispatch import choose, declare
+from fastenc.ops._library import define
+from fastenc.ops._numerics import LONG_LENGTHS, normal, numerics_case, offsets
 from fastenc.packing import check_cu_seqlens
 from fastenc.reference import disentangled_attention as reference
 
 OP = "disentangled_attention"
-declare(OP)
+declare(OP, "cpp")
 
 
 def disentangled_attention(
@@ -45,10 +47,12 @@ def disentangled_attention(
         softmax_scale: (head_dim * number of terms) ** -0.5 if None.
         rng_state: int64 (2,), seed and offset of dropout's mask, on qkv's device; the same state gives the mask of
             :func:`attention`. None: random, from the device's default generator.
-        impl: "auto" or "reference".
+        impl: "auto", "cpp" (head_dim a multiple of 16 up to 128) or "reference".
     Returns: (total_tokens, num_heads, head_dim), dtype of qkv.
     Raises: ValueError stating rule, received value, remedy.
-    Numerics: fp32 arithmetic. Deterministic: yes.
+    Numerics: fp32 arithmetic. Deterministic: yes; no result depends on the number of threads.
+    Memory: C++ keeps nothing of size length x length; its backward has up to 32 sums of the tables' gradients, each of
+        2 * length - 1 rows of one head.
     Differentiable: qkv, position_keys, position_queries.
     Source: He et al. 2020, arXiv:2006.03654; He et al. 2021, arXiv:2111.09543 (one table of slots for both terms).
     """
@@ -66,22 +70,53 @@ def disentangled_attention(
         terms = 1 + (position_keys is not None) + (position_queries is not None)
         softmax_scale = (qkv.shape[3] * terms) ** -0.5
     rng_state = _checks.mask_rng_state(OP, rng_state, dropout_p, qkv)
-    choose(OP, impl, qkv)
+    cpp_limit, head_dim = None, qkv.shape[3]
+    if head_dim % 16 or not 0 < head_dim <= 128:
+        cpp_limit = f"head_dim must be a multiple of 16 up to 128, got {head_dim}"
     q, k, v = qkv.unbind(1)
-    out, _ = reference.disentangled_attention(
-        q,
-        k,
-        v,
-        position_keys,
-        position_queries,
-        slots,
-        cu_seqlens,
-        max_seqlen,
-        softmax_scale=softmax_scale,
-        dropout_p=dropout_p,
-        rng_state=rng_state,
-    )
-    return out
+    tensors = (position_keys, position_queries, slots, cu_seqlens, rng_state)
+    numbers = (max_seqlen, dropout_p, softmax_scale)
+    if choose(OP, impl, qkv, cpp_limit=cpp_limit) == "reference":
+        out, _ = reference.disentangled_attention(
+            q,
+            k,
+            v,
+            *tensors[:4],
+            max_seqlen,
+            softmax_scale=softmax_scale,
+            dropout_p=dropout_p,
+            rng_state=rng_state,
+        )
+        return out
+    given = (qkv, position_keys, position_queries)
+    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in given):
+        return _DisentangledAttention.apply(qkv, *tensors, *numbers)
+    return torch.ops.fastenc.disentangled_attention_fwd(q, k, v, *tensors, *numbers)[0]
+
+
+class _DisentangledAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, qkv, *call):
+        out, lse = torch.ops.fastenc.disentangled_attention_fwd(*qkv.unbind(1), *call)
+        # The backward computes the probabilities again.
+        ctx.save_for_backward(lse, qkv, *call[:TENSORS])
+        ctx.numbers = call[TENSORS:]
+        return out
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, dout):
+        lse, qkv, *tensors = ctx.saved_tensors
+        dqkv, dkeys, dqueries, _ = torch.ops.fastenc.disentangled_attention_bwd(
+            dout, lse, *qkv.unbind(1), *tensors, *ctx.numbers, False
+        )
+        keys, queries = tensors[:2]
+        return (
+            dqkv,
+            None if keys is None else dkeys,
+            None if queries is None else dqueries,
+            *(None,) * (TENSORS + len(ctx.numbers) - 2),
+        )
 
 
 def _check_tables(qkv: Tensor, keys: Tensor | None, queries: Tensor | None) -> int | None:
@@ -118,3 +153,76 @@ def _check_slots(slots: Tensor, qkv: Tensor, rows: int | None) -> None:
         raise ValueError(
             f"{OP}: slots must be in [0, {rows}), the rows of the tables, got {low if low < 0 else high}"
         )
+
+
+TENSORS = 5
+_CALL = (
+    "Tensor q, Tensor k, Tensor v, Tensor? position_keys, Tensor? position_queries, Tensor slots, Tensor cu_seqlens, "
+    "Tensor? rng_state, SymInt max_seqlen, float dropout_p, float scale"
+)
+
+
+def _fake_forward(q, *call):
+    return q.new_empty(q.shape), q.new_empty((q.shape[1], q.shape[0]), dtype=torch.float32)
+
+
+def _fake_backward(dout, lse, q, k, v, position_keys, position_queries, *rest):
+    tables = (position_keys, position_queries)
+    return (
+        q.new_empty((q.shape[0], 3, *q.shape[1:])),
+        *(q.new_empty(0 if table is None else table.shape) for table in tables),
+        q.new_empty(3 * q.shape[1] * q.shape[2] if rest[-1] else 0, dtype=torch.float32),
+    )
+
+
+define(f"disentangled_attention_fwd({_CALL}) -> (Tensor out, Tensor lse)", _fake_forward)
+# wants_bias: return the gradient of the projection's bias too, the sum of dqkv over the tokens, float32
+# (3 * num_heads * head_dim,).
+define(
+    f"disentangled_attention_bwd(Tensor dout, Tensor lse, {_CALL}, bool wants_bias) -> (Tensor dqkv, "
+    "Tensor dposition_keys, Tensor dposition_queries, Tensor dbias)",
+    _fake_backward,
+)
+
+
+REACH = 64  # distances on each side, less than the longest sequence
+
+
+def _inputs(generator: torch.Generator) -> dict[str, Tensor]:
+    tables = {name: normal(generator, 2 * REACH, 12, 64) for name in ("keys", "queries")}
+    qkv = normal(generator, sum(LONG_LENGTHS), 3, 12, 64)
+    return {"qkv": qkv, "cu_seqlens": offsets(LONG_LENGTHS), **tables}
+
+
+def _slots(length: int, device: torch.device) -> Tensor:
+    """(2 * length - 1,): a row for each distance, as DeBERTa's first version has them."""
+    distance = torch.arange(1 - length, length, device=device)
+    return (REACH - distance).clamp(0, 2 * REACH - 1)
+
+
+def _ours(qkv: Tensor, cu_seqlens: Tensor, keys: Tensor, queries: Tensor) -> Tensor:
+    longest = max(LONG_LENGTHS)
+    slots = _slots(longest, qkv.device).int()
+    return disentangled_attention(
+        qkv, cu_seqlens, longest, slots, position_keys=keys, position_queries=queries
+    )
+
+
+def _plain(qkv: Tensor, cu_seqlens: Tensor, keys: Tensor, queries: Tensor) -> Tensor:
+    """One sequence at a time, as DeBERTa's own code computes: products with all rows, of which scores are gathered."""
+    outputs, scale = [], (qkv.shape[3] * 3) ** -0.5
+    for part in qkv.split(LONG_LENGTHS):
+        q, k, v = part.permute(1, 2, 0, 3).unbind(0)  # each (num_heads, length, head_dim)
+        length = len(part)
+        position = torch.arange(length, device=qkv.device)
+        row = _slots(length, qkv.device)[position - position[:, None] + length - 1].expand(
+            12, -1, -1
+        )
+        by_query = (q @ keys.permute(1, 2, 0)).gather(2, row)
+        by_key = (k @ queries.permute(1, 2, 0)).gather(2, row.mT).mT
+        scores = scale * (q @ k.mT + by_query + by_key)
+        outputs.append((scores.softmax(2) @ v).transpose(0, 1))
+    return torch.cat(outputs)
+
+
+numerics_case(OP, _inputs, _ours, _plain)

@@ -233,8 +233,8 @@ class NewModel:
         family = architecture_named(self.family or objective.family)
         if self.embedding_size is not None and "embedding_size" not in family.config_names:
             raise ValueError(
-                f"embedding_size is an option of ELECTRA, ALBERT and DeBERTa, got {self.embedding_size} for another family: "
-                "leave it out"
+                f"embedding_size is an option of ELECTRA, ALBERT and DeBERTa, got {self.embedding_size} for another "
+                "family: leave it out"
             )
         if self.generator_size is not None and objective is not OBJECTIVES["electra"]:
             raise ValueError(
